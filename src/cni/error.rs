@@ -1,0 +1,150 @@
+//! What a plugin answers when it fails, and the one table of codes.
+
+use serde::Serialize;
+
+/// Every code this plugin can answer with.
+///
+/// 1 to 99 belong to the CNI specification (SPEC.md, "Error", and the reference library's
+/// `pkg/types`); 100 and above are this plugin's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Code {
+    /// The configuration's `cniVersion` is not one that is spoken here, or does not allow the command.
+    IncompatibleVersion = 1,
+    /// A field that can't be served was asked for.
+    UnsupportedField = 2,
+    /// An environment variable is missing or malformed, or the command is unknown.
+    Environment = 4,
+    /// Reading or writing failed.
+    Io = 5,
+    /// Text that should be JSON is not.
+    Decode = 6,
+    /// The configuration, an annotation or a reference is wrong. Trying again won't help.
+    InvalidConfig = 7,
+    /// `CNI_NETNS` is not a network namespace, or is the plugin's own.
+    InvalidNetns = 8,
+    /// What may come yet: an API that does not answer, a lock, a kubeconfig not written so far.
+    TryAgain = 11,
+    /// STATUS: an ADD can't be served now.
+    NotAvailable = 50,
+    /// STATUS: an ADD can't be served now, and pods that run may have lost connectivity.
+    NotAvailableLimited = 51,
+    /// The pod is not known to the cluster, or the one that is known is another one of that name.
+    PodUnknown = 100,
+    /// The credentials are refused (401) or lack a right (403).
+    Forbidden = 101,
+    /// The kernel refused the rules, an address or a route.
+    KernelRefused = 102,
+    /// CHECK: what is in the kernel is not what the attachments ask for.
+    Drift = 103,
+    /// CHECK: there was no ADD of this attachment.
+    NoAdd = 104,
+    /// What was kept of an earlier ADD can't be read.
+    State = 105,
+    /// An executable in the chain failed without a code of its own.
+    Delegate = 106,
+    /// Rules of another tool stand in the way.
+    ForeignRules = 107,
+    /// The pod's network namespace is not as it must be (no address, for one).
+    Sandbox = 108,
+    /// A fault of this plugin's own.
+    Internal = 109,
+}
+
+impl Code {
+    /// All codes, in the order of their numbers.
+    pub const ALL: [Self; 20] = [
+        Self::IncompatibleVersion,
+        Self::UnsupportedField,
+        Self::Environment,
+        Self::Io,
+        Self::Decode,
+        Self::InvalidConfig,
+        Self::InvalidNetns,
+        Self::TryAgain,
+        Self::NotAvailable,
+        Self::NotAvailableLimited,
+        Self::PodUnknown,
+        Self::Forbidden,
+        Self::KernelRefused,
+        Self::Drift,
+        Self::NoAdd,
+        Self::State,
+        Self::Delegate,
+        Self::ForeignRules,
+        Self::Sandbox,
+        Self::Internal,
+    ];
+
+    /// The number that goes on the wire.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+/// A failed command: one line for people, a code for programs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.line())]
+pub struct Error {
+    /// Which kind of failure.
+    pub code: Code,
+    /// What failed, on what, and the next step.
+    pub msg: String,
+    /// More, where there is more.
+    pub details: String,
+}
+
+impl Error {
+    /// An error without details.
+    pub fn new(code: Code, msg: impl Into<String>) -> Self {
+        Self { code, msg: msg.into(), details: String::new() }
+    }
+
+    /// The same error with details.
+    #[must_use]
+    pub fn with_details(mut self, details: impl Into<String>) -> Self {
+        self.details = details.into();
+        self
+    }
+
+    fn line(&self) -> String {
+        if self.details.is_empty() { self.msg.clone() } else { format!("{}: {}", self.msg, self.details) }
+    }
+
+    /// The JSON object that goes to stdout (SPEC.md, "Error").
+    #[must_use]
+    pub fn to_json(&self, cni_version: &str) -> serde_json::Value {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Wire<'a> {
+            cni_version: &'a str,
+            code: u32,
+            msg: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            details: &'a str,
+        }
+        let wire = Wire { cni_version, code: self.code.number(), msg: &self.msg, details: &self.details };
+        serde_json::to_value(wire).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_never_999() {
+        let numbers: Vec<u32> = Code::ALL.iter().map(|c| c.number()).collect();
+        assert!(numbers.windows(2).all(|w| w[0] < w[1]), "{numbers:?}");
+        assert!(!numbers.contains(&999));
+    }
+
+    #[test]
+    fn json_leaves_out_empty_details() {
+        let e = Error::new(Code::Decode, "no");
+        assert_eq!(e.to_json("1.0.0").to_string(), r#"{"cniVersion":"1.0.0","code":6,"msg":"no"}"#);
+        let e = e.with_details("why");
+        assert_eq!(e.to_json("1.0.0")["details"], "why");
+    }
+}

@@ -1,0 +1,6 @@
+//! detour
+
+pub mod cluster;
+pub mod cni;
+pub mod pod;
+pub mod policy;

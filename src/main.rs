@@ -1,0 +1,3 @@
+//! The `detour` binary.
+
+fn main() {}

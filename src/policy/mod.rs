@@ -1,0 +1,58 @@
+//! What is redirected and who is exempt, for one pod: values that every sub-plugin adds to and
+//! that [`crate::firewall`] turns into rules. Nothing here knows of Kubernetes or of the kernel.
+
+mod exclusion;
+mod redirect;
+mod union;
+
+pub use exclusion::{Exclusion, IdRange, Owner, Protocol};
+pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
+pub use union::Conflict;
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// What one attachment asks for, or several together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// The redirection to the sidecar.
+    pub interception: Interception,
+    /// What leaves untouched although the pod is redirected.
+    pub exclusions: BTreeSet<Exclusion>,
+    /// Whether somebody else's redirection captures this pod's DNS, as far as the pod's facts
+    /// tell; `None` where there are no facts.
+    pub dns_captured_elsewhere: Option<bool>,
+}
+
+/// Whether a redirection is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Interception {
+    /// Nothing is said: whoever redirects this pod, if anyone, is somebody else.
+    #[default]
+    Unsaid,
+    /// `interceptionMode: NONE`: there are no rules at all, exclusions included.
+    Off,
+    /// This redirection.
+    On(Box<Redirect>),
+}
+
+impl Policy {
+    /// Whether there is nothing to write into the kernel.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self.interception {
+            Interception::Off => true,
+            Interception::Unsaid => self.exclusions.is_empty(),
+            Interception::On(_) => false,
+        }
+    }
+
+    /// The redirection, where one is asked for.
+    #[must_use]
+    pub fn redirect(&self) -> Option<&Redirect> {
+        match &self.interception {
+            Interception::On(redirect) => Some(redirect),
+            Interception::Unsaid | Interception::Off => None,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Several attachments on one container: what all of them ask for together.
+
+use super::{DnsCapture, Groups, Interception, Policy, Ports, Ranges, Redirect};
+use std::fmt::Debug;
+
+/// A setting that can have one value only and was given two.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{setting} is {first} in one and {second} in the other")]
+pub struct Conflict {
+    /// The setting's name, as in the `istio-redirect` block.
+    pub setting: &'static str,
+    /// One value.
+    pub first: String,
+    /// The other one.
+    pub second: String,
+}
+
+impl Policy {
+    /// What `self` and `other` ask for together, in whichever order they are given; exclusions
+    /// that another one covers are left out.
+    ///
+    /// # Errors
+    /// A setting of the redirection that can have one value only has two.
+    pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
+        let interception = self.interception.union(&other.interception)?;
+        let all = || self.exclusions.iter().chain(&other.exclusions);
+        let needed = all().filter(|e| !all().any(|by| by != *e && by.covers(e)));
+        let dns_captured_elsewhere = match (self.dns_captured_elsewhere, other.dns_captured_elsewhere) {
+            (Some(a), Some(b)) => Some(a || b),
+            (a, b) => a.or(b),
+        };
+        Ok(Self { interception, exclusions: needed.cloned().collect(), dns_captured_elsewhere })
+    }
+}
+
+impl Interception {
+    fn union(&self, other: &Self) -> Result<Self, Conflict> {
+        match (self, other) {
+            (Self::Unsaid, said) | (said, Self::Unsaid) => Ok(said.clone()),
+            (Self::Off, Self::Off) => Ok(Self::Off),
+            (Self::On(a), Self::On(b)) => Ok(Self::On(Box::new(a.union(b)?))),
+            (Self::On(r), Self::Off) => Err(mode_conflict(format!("{:?}", r.inbound_interception_mode), "None".into())),
+            (Self::Off, Self::On(r)) => Err(mode_conflict("None".into(), format!("{:?}", r.inbound_interception_mode))),
+        }
+    }
+}
+
+fn mode_conflict(first: String, second: String) -> Conflict {
+    Conflict { setting: "inbound_interception_mode", first: first.to_uppercase(), second: second.to_uppercase() }
+}
+
+impl Redirect {
+    fn union(&self, other: &Self) -> Result<Self, Conflict> {
+        macro_rules! same {
+            ($($field:ident),+) => { $(same(stringify!($field), &self.$field, &other.$field)?;)+ };
+        }
+        same!(
+            inbound_interception_mode,
+            proxy_port,
+            inbound_capture_port,
+            inbound_tunnel_port,
+            inbound_tproxy_mark,
+            inbound_tproxy_route_table,
+            drop_invalid,
+            ipv6,
+            host_ipv4_loopback_cidr
+        );
+        Ok(Self {
+            proxy_uid: merge(&self.proxy_uid, &other.proxy_uid),
+            proxy_gid: merge(&self.proxy_gid, &other.proxy_gid),
+            inbound_ports_include: self.inbound_ports_include.union(&other.inbound_ports_include),
+            inbound_ports_exclude: self.inbound_ports_exclude.union(&other.inbound_ports_exclude),
+            outbound_ports_include: self.outbound_ports_include.union(&other.outbound_ports_include),
+            outbound_ports_exclude: self.outbound_ports_exclude.union(&other.outbound_ports_exclude),
+            outbound_ip_ranges_include: self.outbound_ip_ranges_include.union(&other.outbound_ip_ranges_include),
+            outbound_ip_ranges_exclude: self.outbound_ip_ranges_exclude.union(&other.outbound_ip_ranges_exclude),
+            owner_groups_include: self.owner_groups_include.union(&other.owner_groups_include),
+            owner_groups_exclude: merge(&self.owner_groups_exclude, &other.owner_groups_exclude),
+            reroute_virtual_interfaces: merge(&self.reroute_virtual_interfaces, &other.reroute_virtual_interfaces),
+            exclude_interfaces: merge(&self.exclude_interfaces, &other.exclude_interfaces),
+            dns: self.dns.union(&other.dns),
+            ..self.clone()
+        })
+    }
+}
+
+fn same<T: PartialEq + Debug>(setting: &'static str, a: &T, b: &T) -> Result<(), Conflict> {
+    if a == b { Ok(()) } else { Err(Conflict { setting, first: format!("{a:?}"), second: format!("{b:?}") }) }
+}
+
+/// Both lists as one without repetitions. Two lists that hold the same in another order give one
+/// result whichever comes first: equal lists keep their order, others are sorted.
+fn merge<T: Clone + Ord>(a: &[T], b: &[T]) -> Vec<T> {
+    if a == b {
+        return a.to_vec();
+    }
+    let both: std::collections::BTreeSet<_> = a.iter().chain(b).cloned().collect();
+    both.into_iter().collect()
+}
+
+macro_rules! union_of_lists {
+    ($($kind:ident),+) => { $(
+        impl $kind {
+            fn union(&self, other: &Self) -> Self {
+                match (self, other) {
+                    (Self::All, _) | (_, Self::All) => Self::All,
+                    (Self::List(a), Self::List(b)) => Self::List(merge(a, b)),
+                }
+            }
+        }
+    )+ };
+}
+union_of_lists!(Ports, Ranges, Groups);
+
+impl DnsCapture {
+    fn union(&self, other: &Self) -> Self {
+        match (self, other) {
+            (Self::All, _) | (_, Self::All) => Self::All,
+            (Self::Off, x) | (x, Self::Off) => x.clone(),
+            (Self::Servers { v4: a4, v6: a6 }, Self::Servers { v4: b4, v6: b6 }) => {
+                Self::Servers { v4: merge(a4, b4), v6: merge(a6, b6) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Exclusion, IdRange, Owner, PortRange, Protocol};
+    use super::*;
+
+    fn on(redirect: Redirect) -> Policy {
+        Policy { interception: Interception::On(Box::new(redirect)), ..Policy::default() }
+    }
+
+    #[test]
+    fn lists_are_united_in_any_order() {
+        let a = on(Redirect { exclude_interfaces: vec!["b".into()], ..Redirect::default() });
+        let b = on(Redirect { exclude_interfaces: vec!["a".into()], dns: DnsCapture::All, ..Redirect::default() });
+        let both = a.union(&b).expect("no conflict");
+        assert_eq!(both, b.union(&a).expect("no conflict"));
+        let redirect = both.redirect().expect("a redirection");
+        assert_eq!(redirect.exclude_interfaces, ["a", "b"]);
+        assert_eq!(redirect.dns, DnsCapture::All);
+    }
+
+    #[test]
+    fn two_values_of_one_setting_are_a_conflict_that_names_it() {
+        let other = on(Redirect { proxy_port: 1, ..Redirect::default() });
+        let conflict = on(Redirect::default()).union(&other).expect_err("a conflict");
+        assert_eq!(conflict.to_string(), "proxy_port is 15001 in one and 1 in the other");
+        let off = Policy { interception: Interception::Off, ..Policy::default() };
+        assert_eq!(off.union(&other).expect_err("a conflict").first, "NONE");
+        assert!(off.union(&off).expect("no conflict").is_empty());
+    }
+
+    #[test]
+    fn what_another_one_covers_is_left_out() {
+        let all =
+            Exclusion { owner: Owner::Uid(IdRange::one(1)), destination: None, protocol: None, ports: Vec::new() };
+        let dns = Exclusion { protocol: Some(Protocol::Udp), ports: vec![PortRange::one(53)], ..all.clone() };
+        let with = |e: &Exclusion| Policy { exclusions: [e.clone()].into(), ..Policy::default() };
+        assert_eq!(with(&all).union(&with(&dns)).expect("no conflict").exclusions, [all.clone()].into());
+        assert_eq!(with(&dns).union(&with(&all)).expect("no conflict").exclusions, [all].into());
+    }
+}
