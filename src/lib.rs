@@ -2,5 +2,8 @@
 
 pub mod cluster;
 pub mod cni;
+pub mod firewall;
 pub mod pod;
 pub mod policy;
+pub mod sandbox;
+pub mod state;
