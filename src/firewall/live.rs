@@ -40,6 +40,16 @@ impl LiveRule {
     }
 }
 
+impl std::fmt::Display for LiveRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.rule {
+            Ok(rule) => rule.fmt(f),
+            Err(Some(chain)) => write!(f, "(a foreign rule, handle {}) -j {chain}", self.handle),
+            Err(None) => write!(f, "(a foreign rule, handle {})", self.handle),
+        }
+    }
+}
+
 /// A chain in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LiveChain {

@@ -3,6 +3,7 @@
 
 mod commit;
 mod detour;
+mod drift;
 mod iptables;
 mod istio;
 mod live;
@@ -13,6 +14,7 @@ mod ruleset;
 mod text;
 
 pub use commit::commit;
+pub use drift::{Difference, Drift, drift, foreign_rules};
 pub use live::{Live, LiveChain, LiveRule};
 pub use plan::{Change, Made, Step, changes};
 pub use ruleset::{Ruleset, TableRules};

@@ -79,23 +79,44 @@ impl Made {
 /// chain whose name starts with `DETOUR_`.
 #[must_use]
 pub fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
+    let steps = plans(live, previous, desired, made, Between::Nothing);
+    steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
+}
+
+/// The steps by table that would lead from `live` to `desired` if foreign rules that stand between
+/// ours may stay there: none where nothing of ours has changed.
+pub(super) fn check_steps(live: &Live, desired: &Ruleset, made: &Made) -> Vec<((Family, Table), Vec<Step>)> {
+    plans(live, desired, desired, made, Between::ForeignRules)
+}
+
+/// What may stand between the exclusions and the redirection that they stand before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Between {
+    Nothing,
+    ForeignRules,
+}
+
+fn plans(
+    live: &Live,
+    previous: &Ruleset,
+    desired: &Ruleset,
+    made: &Made,
+    between: Between,
+) -> Vec<((Family, Table), Vec<Step>)> {
     let keys: BTreeSet<(Family, Table)> =
         live.tables.keys().chain(previous.tables.keys()).chain(desired.tables.keys()).copied().collect();
     let nothing = TableRules::default();
     let no_table = LiveTable::new();
-    let mut all = Vec::new();
-    for key in keys {
-        let plan = Plan {
-            key,
-            exists: live.tables.contains_key(&key),
-            live: live.tables.get(&key).unwrap_or(&no_table),
-            previous: previous.tables.get(&key).unwrap_or(&nothing),
-            desired: desired.tables.get(&key).unwrap_or(&nothing),
-            made,
-        };
-        all.extend(plan.steps().into_iter().map(|step| (key, step)));
-    }
-    all
+    let plan = |key| Plan {
+        key,
+        exists: live.tables.contains_key(&key),
+        live: live.tables.get(&key).unwrap_or(&no_table),
+        previous: previous.tables.get(&key).unwrap_or(&nothing),
+        desired: desired.tables.get(&key).unwrap_or(&nothing),
+        made,
+        between,
+    };
+    keys.into_iter().map(|key| (key, plan(key).steps())).collect()
 }
 
 struct Plan<'a> {
@@ -105,6 +126,7 @@ struct Plan<'a> {
     previous: &'a TableRules,
     desired: &'a TableRules,
     made: &'a Made,
+    between: Between,
 }
 
 impl Plan<'_> {
@@ -212,7 +234,7 @@ impl Plan<'_> {
         let mut edit = Edit::of(&others, &wanted, |rule| self.is_our_rule(hook, rule));
         let wants_exclusions = wanted.len() != Self::rules_of(self.desired, hook).len();
         let present: Vec<&LiveRule> = live.iter().filter(|rule| exempts(rule)).collect();
-        if wants_exclusions && present.len() == 1 && edit.stands_right(live, present[0]) {
+        if wants_exclusions && present.len() == 1 && edit.stands_right(live, present[0], self.between) {
             edit.write(chain, deletions, rules);
             return;
         }
@@ -258,14 +280,14 @@ impl Edit {
     }
 
     /// Whether `exempting` stands directly before the first rule that will enter a redirection.
-    fn stands_right(&self, live: &[LiveRule], exempting: &LiveRule) -> bool {
+    fn stands_right(&self, live: &[LiveRule], exempting: &LiveRule, between: Between) -> bool {
         let survivors: Vec<&LiveRule> = live.iter().filter(|rule| !self.deleted.contains(&rule.handle)).collect();
         let at = survivors.iter().position(|rule| rule.handle == exempting.handle);
         let first = survivors.iter().position(|rule| enters_redirection(rule));
         let Some(at) = at else { return false };
         let inserted = self.inserted.iter().find(|(_, rule)| rule.enters_redirection());
         match (first, inserted) {
-            (Some(first), None) => first == at + 1,
+            (Some(first), None) => first == at + 1 || (between == Between::ForeignRules && first > at),
             (None, None) => true,
             (None, Some((None, _))) => at + 1 == survivors.len() && self.inserted.len() == 1,
             _ => false,

@@ -17,6 +17,15 @@ impl Family {
     /// Both, in the order in which they are written.
     pub const ALL: [Self; 2] = [Self::Ip, Self::Ip6];
 
+    /// The name in the kernel.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+        }
+    }
+
     /// Whether `net` belongs to it.
     #[must_use]
     pub const fn has(self, net: &IpNet) -> bool {

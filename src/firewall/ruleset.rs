@@ -89,6 +89,12 @@ impl Ruleset {
         self.tables.entry((family, table)).or_default()
     }
 
+    /// Whether a chain of this name is among them.
+    #[must_use]
+    pub fn has_chain(&self, family: Family, table: Table, chain: &str) -> bool {
+        self.tables.get(&(family, table)).is_some_and(|t| t.chains.iter().any(|(name, _)| name == chain))
+    }
+
     /// Whether there is nothing to write.
     #[must_use]
     pub fn is_empty(&self) -> bool {
