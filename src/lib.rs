@@ -2,5 +2,7 @@
 
 pub mod cluster;
 pub mod cni;
+pub mod logging;
+pub mod plugin;
 pub mod pod;
 pub mod policy;
