@@ -3,6 +3,8 @@
 pub mod cluster;
 pub mod cni;
 pub mod firewall;
+pub mod logging;
+pub mod plugin;
 pub mod pod;
 pub mod policy;
 pub mod sandbox;
