@@ -1,5 +1,6 @@
 //! detour
 
+pub mod chain;
 pub mod cluster;
 pub mod cni;
 pub mod firewall;
