@@ -42,10 +42,8 @@ fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
             Some(body) => ("200 OK", body),
             None => ("404 Not Found", not_found(&path)),
         };
-        let head = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all((head + &body).as_bytes())?;
     }
     Ok(())

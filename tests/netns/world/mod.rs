@@ -12,14 +12,13 @@ mod directory;
 mod iptables;
 mod links;
 mod place;
-mod plugin;
 mod places;
+mod plugin;
 
 pub(crate) use arrival::Arrival;
 pub(crate) use conntrack::Entry;
 pub(crate) use iptables::{Family, Ruleset};
 pub(crate) use places::*;
-pub(crate) use plugin::PluginOutput;
 
 use crate::pod::PROXY;
 use directory::Directory;
