@@ -259,7 +259,7 @@ work=$(mktemp -d)
 say "building the static binary and the traffic tool (minutes, the first time)"
 build_static --bin detour
 build_static --example probe
-built="$(cargo metadata --locked --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]+)".*/\1/')/$target/release"
+built="$(target_directory)/$target/release"
 detour="$built/detour" probe="$built/examples/probe"
 
 say "making a pod and a world around it"

@@ -68,3 +68,8 @@ need_components() {
 build_static() {
     cargo build --locked --release --target "$target" "$@" </dev/null
 }
+
+# Where cargo puts what it builds.
+target_directory() {
+    cargo metadata --locked --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
+}
