@@ -1,0 +1,80 @@
+//! As much of a Kubernetes API as a GET needs: `DIR/PATH.json` is what `GET /PATH` answers.
+
+use anyhow::Context;
+use serde_json::json;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Component, Path, PathBuf};
+use std::thread;
+
+#[derive(clap::Args)]
+pub(crate) struct Api {
+    /// Where to listen; port 0 picks a free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Where the files are: api/v1/namespaces/NS.json, api/v1/namespaces/NS/pods/POD.json, …
+    dir: PathBuf,
+}
+
+impl Api {
+    /// Prints `ready ADDR:PORT` once it answers.
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(self.listen).with_context(|| format!("listen on {}", self.listen))?;
+        println!("ready {}", listener.local_addr()?);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let dir = self.dir.clone();
+                thread::spawn(move || {
+                    if let Err(error) = serve(&dir, &stream) {
+                        eprintln!("probe: api: {error:#}");
+                    }
+                });
+            }
+        });
+        crate::wait_for_end_of_stdin()
+    }
+}
+
+fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
+    let mut reader = BufReader::new(stream);
+    while let Some(path) = read_request(&mut reader)? {
+        let (status, body) = match find(dir, &path) {
+            Some(body) => ("200 OK", body),
+            None => ("404 Not Found", not_found(&path)),
+        };
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes())?;
+    }
+    Ok(())
+}
+
+/// The path of the next GET, query left out; `None` at the end of the connection.
+fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
+    let mut request = String::new();
+    if reader.read_line(&mut request)? == 0 {
+        return Ok(None);
+    }
+    let mut header = String::new();
+    while reader.read_line(&mut header)? > 2 {
+        header.clear();
+    }
+    let path = request.split(' ').nth(1).context("a request without a path")?;
+    Ok(Some(path.split('?').next().unwrap_or_default().to_owned()))
+}
+
+fn find(dir: &Path, path: &str) -> Option<String> {
+    let relative = Path::new(path.trim_start_matches('/'));
+    if !relative.components().all(|part| matches!(part, Component::Normal(_))) {
+        return None;
+    }
+    std::fs::read_to_string(dir.join(format!("{}.json", relative.display()))).ok()
+}
+
+fn not_found(path: &str) -> String {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+        "message": format!("{path} not found"),
+    })
+    .to_string()
+}

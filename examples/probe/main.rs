@@ -1,0 +1,40 @@
+//! The traffic tool of the netns tests, the demo and the bench: answers in one network namespace,
+//! sends in another, and says where what was sent arrived.
+
+mod api;
+mod endpoint;
+mod send;
+mod serve;
+mod user;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(about, version)]
+enum Probe {
+    /// Answer every connection and datagram with one line of JSON, until stdin ends
+    Serve(serve::Serve),
+    /// Send one token as a user and print the answer
+    Send(send::Send),
+    /// Serve JSON files as a Kubernetes API over plain HTTP, until stdin ends
+    Api(api::Api),
+}
+
+fn main() -> ExitCode {
+    let done = match Probe::parse() {
+        Probe::Serve(serve) => serve.run().map(|()| ExitCode::SUCCESS),
+        Probe::Send(send) => send.run(),
+        Probe::Api(api) => api.run().map(|()| ExitCode::SUCCESS),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("probe: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+/// Blocks until whoever started this process has closed its stdin, so that it can't outlive them.
+fn wait_for_end_of_stdin() -> anyhow::Result<()> {
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}

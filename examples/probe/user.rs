@@ -1,0 +1,23 @@
+//! The user that packets are from.
+
+use anyhow::Context;
+use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
+
+#[derive(clap::Args)]
+pub(crate) struct User {
+    /// The UID that packets are from
+    #[arg(long)]
+    uid: u32,
+    /// The GID that packets are from
+    #[arg(long)]
+    gid: u32,
+}
+
+impl User {
+    /// Gives up every other identity, for good.
+    pub(crate) fn become_it(&self) -> anyhow::Result<()> {
+        setgroups(&[]).context("drop groups")?;
+        setgid(Gid::from_raw(self.gid)).with_context(|| format!("become gid {}", self.gid))?;
+        setuid(Uid::from_raw(self.uid)).with_context(|| format!("become uid {}", self.uid))
+    }
+}

@@ -1,0 +1,204 @@
+#!/usr/bin/env bash
+# What one call costs, beside the tools that could have applied the same rules: medians over fresh
+# network namespaces. In every round each contender runs once, so that noise hits all alike.
+#
+# Usage: hack/bench.sh [ROUNDS]     (default 30)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source-path=SCRIPTDIR source=machine.sh
+source hack/machine.sh
+
+rounds=${1:-30}
+netns="detour-bench-$$"
+work=''
+api=''
+
+clean_up() {
+    local status=$?
+    trap - EXIT
+    trap '' INT TERM
+    if [[ -n $api ]]; then
+        kill "$api" 2>/dev/null || true
+        wait "$api" 2>/dev/null || true
+    fi
+    if [[ -e /run/netns/$netns ]]; then
+        ip netns delete "$netns" || true
+    fi
+    if [[ -n $work ]]; then
+        rm -rf "$work"
+    fi
+    exit "$status"
+}
+
+make_pod_netns() {
+    ip netns add "$netns"
+    ip -n "$netns" -batch - <<EOF
+link set lo up
+link add eth0 type veth peer name peer0
+link set peer0 up
+link set eth0 up
+addr add 10.88.0.2/24 dev eth0
+addr add fd88::2/64 dev eth0 nodad
+EOF
+}
+
+pod_uid=8e5bd6a4-9a35-4f0e-9d2b-1c33a5b0a001
+pod='{
+  "apiVersion": "v1", "kind": "Pod",
+  "metadata": {
+    "name": "web-0", "namespace": "shop", "uid": "'$pod_uid'",
+    "annotations": { "sidecar.istio.io/status": "{}", "k8s.v1.cni.cncf.io/networks": "default/istio-cni" }
+  },
+  "spec": {
+    "nodeName": "node-1",
+    "initContainers": [ { "name": "vault-agent-init", "image": "vault", "securityContext": { "runAsUser": 1337 } } ],
+    "containers": [
+      { "name": "web", "image": "web", "securityContext": { "runAsUser": 1000650000 } },
+      {
+        "name": "istio-proxy", "image": "proxyv2", "args": [ "proxy", "sidecar" ],
+        "env": [ { "name": "ISTIO_META_DNS_CAPTURE", "value": "true" } ],
+        "securityContext": { "runAsUser": 1000659999, "runAsGroup": 1000659999 }
+      }
+    ]
+  }
+}'
+namespace='{
+  "apiVersion": "v1", "kind": "Namespace",
+  "metadata": { "name": "shop", "annotations": { "openshift.io/sa.scc.uid-range": "1000650000/10000" } }
+}'
+
+# conf FILE DIALECT KUBERNETES-KEY VALUE: the configuration of the story.
+conf() {
+    cat >"$work/$1" <<EOF
+{
+  "cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "log_level": "error", "dialect": "$2",
+  "kubernetes": { "$3": "$4", "exclude_namespaces": ["kube-system"] },
+  "chain": [
+    { "type": "istio-redirect" },
+    { "type": "uid-exclude", "uids": ["1337"] },
+    { "type": "dns-exclude", "uids": ["1337"] }
+  ]
+}
+EOF
+}
+
+write_files() {
+    mkdir -p "$work/manifests" "$work/api/api/v1/namespaces/shop/pods"
+    tee "$work/manifests/pod.json" >"$work/api/api/v1/namespaces/shop/pods/web-0.json" <<<"$pod"
+    tee "$work/manifests/namespace.json" >"$work/api/api/v1/namespaces/shop.json" <<<"$namespace"
+    conf manifests.conf auto manifests_dir "$work/manifests"
+    conf native.conf nftables manifests_dir "$work/manifests"
+    conf api.conf auto kubeconfig "$work/kubeconfig"
+    printf 'fn main() {}\n' >"$work/empty.rs"
+    rustc --target "$target" -O -C strip=symbols -o "$work/empty" "$work/empty.rs"
+}
+
+start_api() {
+    local ready='' address
+    mkfifo "$work/alive" "$work/ready"
+    exec 3<>"$work/alive"
+    "$probe" api "$work/api" <"$work/alive" >"$work/ready" 3>&- &
+    api=$!
+    read -r -t 10 ready address <"$work/ready" || true
+    [[ $ready == ready ]] || die "the API can't listen"
+    cat >"$work/kubeconfig" <<EOF
+{
+  "apiVersion": "v1", "kind": "Config", "current-context": "bench",
+  "clusters": [ { "name": "bench", "cluster": { "server": "http://$address" } } ],
+  "users": [ { "name": "bench", "user": { "token": "bench" } } ],
+  "contexts": [ { "name": "bench", "context": { "cluster": "bench", "user": "bench" } } ]
+}
+EOF
+}
+
+# cni COMMAND NAMESPACE PROGRAM…: runs it as Multus would run the plugin.
+cni() {
+    local command=$1 arguments="K8S_POD_NAMESPACE=$2;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$netns;K8S_POD_UID=$pod_uid"
+    shift 2
+    env -i PATH= \
+        CNI_COMMAND="$command" CNI_CONTAINERID="$netns" CNI_NETNS="/var/run/netns/$netns" CNI_IFNAME=net1 \
+        CNI_PATH=/opt/cni/bin CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" "$@"
+}
+
+# What an ADD leaves in the kernel, for the tools that are to apply the same.
+record_rules() {
+    make_pod_netns
+    cni ADD shop "$detour" <"$work/manifests.conf" >/dev/null
+    ip netns exec "$netns" iptables-save | tee "$work/rules.v4" | grep -q '^-A' || die "ADD left no rules to compare with"
+    ip netns exec "$netns" ip6tables-save >"$work/rules.v6"
+    cni DEL shop "$detour" <"$work/manifests.conf"
+    ip netns delete "$netns"
+    make_pod_netns
+    cni ADD shop "$detour" <"$work/native.conf" >/dev/null
+    ip netns exec "$netns" nft list ruleset >"$work/rules.nft"
+    cni DEL shop "$detour" <"$work/native.conf"
+    ip netns delete "$netns"
+}
+
+# run LABEL STDIN PROGRAM…: measured in this network namespace.
+run() {
+    local label=$1 stdin=$2
+    shift 2
+    "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "$@"
+}
+
+# The same in the pod's.
+run_inside() {
+    local label=$1 stdin=$2
+    shift 2
+    ip netns exec "$netns" "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "$@"
+}
+
+# add LABEL CONF NAMESPACE: an ADD, and unmeasured the DEL that takes its state away.
+add() {
+    cni ADD "$3" "$measure" run --label "$1" --out "$work/costs" --stdin "$work/$2" -- "$detour"
+    cni DEL "$3" "$detour" <"$work/$2"
+}
+
+contenders=9
+
+# contend NUMBER: one contender's turn, in a network namespace that is as good as new.
+contend() {
+    case $1 in
+        0) add "detour ADD, facts from an API" api.conf shop ;;
+        1) add "detour ADD, facts from files" manifests.conf shop ;;
+        2) add "detour ADD, facts from files, nftables" native.conf shop ;;
+        3) add "detour ADD, excluded namespace" api.conf kube-system ;;
+        4) cni VERSION shop "$measure" run --label "detour VERSION" --out "$work/costs" --stdin "$work/api.conf" -- "$detour" ;;
+        5) run_inside "nft -f, both families" /dev/null nft -f "$work/rules.nft" ;;
+        6) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
+        7) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
+        8) run "an empty static program" /dev/null "$work/empty" ;;
+    esac
+}
+
+need_root
+need_commands gcc=build-essential ip=iproute2 iptables-nft-restore=iptables nft=nftables
+need_rust
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+work=$(mktemp -d)
+
+say "building"
+build_static --bin detour
+build_static --example probe --example measure
+built="$(target_directory)/$target/release"
+detour="$built/detour" probe="$built/examples/probe" measure="$built/examples/measure"
+write_files
+start_api
+record_rules
+
+say "$rounds rounds of $contenders contenders, a fresh network namespace for each"
+for ((round = 0; round < rounds; round++)); do
+    for ((turn = 0; turn < contenders; turn++)); do
+        make_pod_netns
+        # Whoever comes first in one round comes later in the next.
+        contend $(((round + turn) % contenders))
+        ip netns delete "$netns"
+    done
+done
+"$measure" table "$work/costs"
+echo
+echo "rules applied: $(grep -hc '^-A' "$work/rules.v4" "$work/rules.v6" | paste -sd+ | sed 's/+/ (IPv4) + /; s/$/ (IPv6)/')"
+echo "binary: $(stat -c %s "$detour") bytes ($target)"

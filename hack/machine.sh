@@ -1,0 +1,75 @@
+# What the scripts beside this one need of the machine. Sourced, never run.
+# shellcheck shell=bash
+
+# The static binary's target; ring's C parts are compiled by the machine's own gcc.
+target="$(uname -m)-unknown-linux-musl"
+export "CC_${target//-/_}=gcc"
+
+export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+
+if [[ -t 1 && -z "${NO_COLOR:-}" ]]; then
+    bold=$'\e[1m' green=$'\e[32m' red=$'\e[31m' plain=$'\e[0m'
+else
+    bold='' green='' red='' plain=''
+fi
+# Not every script uses every colour.
+: "$green" "$red"
+
+say() {
+    printf '%s==> %s%s\n' "$bold" "$*" "$plain"
+}
+
+die() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+need_root() {
+    [[ $(id -u) -eq 0 ]] || die "network namespaces and rules need root: run it with sudo"
+}
+
+# need_commands COMMAND=PACKAGE…: installs the packages of those that are missing.
+need_commands() {
+    local pair missing=()
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
+    done
+    [[ ${#missing[@]} -gt 0 ]] || return 0
+    command -v apt-get >/dev/null || die "install ${missing[*]} first: there is no apt-get here"
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq </dev/null
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+}
+
+# Cargo and the static target.
+need_rust() {
+    if ! command -v cargo >/dev/null; then
+        command -v rustup >/dev/null || die "neither cargo nor rustup is here: install rustup (https://rustup.rs)"
+        say "installing the stable Rust toolchain"
+        rustup toolchain install stable --profile minimal </dev/null
+        rustup default stable
+    fi
+    if command -v rustup >/dev/null; then
+        rustup target add "$target" </dev/null
+    elif [[ ! -d "$(rustc --print target-libdir --target "$target")" ]]; then
+        die "this Rust has no target $target, and there is no rustup to add it"
+    fi
+}
+
+# need_components COMPONENT…: of the Rust toolchain; one that has no rustup must have them already.
+need_components() {
+    if command -v rustup >/dev/null; then
+        rustup component add "$@" </dev/null
+    fi
+}
+
+# build_static [--example NAME]…: what cargo builds by release profile for the static target.
+build_static() {
+    cargo build --locked --release --target "$target" "$@" </dev/null
+}
+
+# Where cargo puts what it builds.
+target_directory() {
+    cargo metadata --locked --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
+}

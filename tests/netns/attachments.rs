@@ -1,0 +1,94 @@
+//! Several attachments of one pod, in any order and any number of times.
+
+use crate::configuration::{exclude_1337, excludedns, istio_cni, story};
+use crate::expectations::*;
+use crate::istio::{Dns, ruleset};
+use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+use std::path::PathBuf;
+
+fn world() -> (World, PathBuf) {
+    let world = World::new(Families::Both);
+    let manifests = story(&world, Dns::Captured, &[]);
+    (world, manifests)
+}
+
+fn rules(world: &World) -> Vec<Ruleset> {
+    world.families().iter().map(|&family| world.iptables_save(family)).collect()
+}
+
+fn one_chain() -> Vec<Ruleset> {
+    let (world, manifests) = world();
+    world.add(&exclude_1337(&manifests));
+    rules(&world)
+}
+
+#[test]
+fn istio_cni_then_excludedns_is_what_one_chain_is() {
+    let (world, manifests) = world();
+    world.call("ADD", &istio_cni(&manifests)).interface("net1").run().expect_success();
+    world.call("ADD", &excludedns()).interface("net2").run().expect_success();
+    assert_eq!(rules(&world), one_chain());
+    dns_is_direct(&world, VAULT_INIT, RESOLVER);
+    dns_is_captured(&world, APP_PROCESS, RESOLVER);
+}
+
+#[test]
+fn excludedns_then_istio_cni_is_what_one_chain_is() {
+    let (world, manifests) = world();
+    world.call("ADD", &excludedns()).interface("net1").run().expect_success();
+    world.call("ADD", &istio_cni(&manifests)).interface("net2").run().expect_success();
+    assert_eq!(rules(&world), one_chain());
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+}
+
+#[test]
+fn del_of_one_takes_its_part() {
+    let (world, manifests) = world();
+    world.call("ADD", &istio_cni(&manifests)).interface("net1").run().expect_success();
+    world.call("ADD", &excludedns()).interface("net2").run().expect_success();
+    world.call("DEL", &excludedns()).interface("net2").run().expect_success();
+    for (&family, rules) in world.families().iter().zip(rules(&world)) {
+        assert_eq!(rules, ruleset(family, Dns::Captured, PROXY.uid));
+    }
+    world.call("DEL", &istio_cni(&manifests)).interface("net1").run().expect_success();
+    assert!(rules(&world).iter().all(Ruleset::is_empty), "{:?}", rules(&world));
+}
+
+#[test]
+fn adding_again_changes_nothing() {
+    let (world, manifests) = world();
+    world.add(&exclude_1337(&manifests));
+    let first = rules(&world);
+    world.add(&exclude_1337(&manifests));
+    assert_eq!(rules(&world), first);
+}
+
+#[test]
+fn check_is_content_until_a_rule_is_gone() {
+    let (world, manifests) = world();
+    let configuration = exclude_1337(&manifests);
+    world.add(&configuration);
+    world.call("CHECK", &configuration).run().expect_success();
+    let (deleted, printed) = world.iptables(Family::V6, &["-t", "nat", "-D", "ISTIO_OUTPUT", "-j", "ISTIO_REDIRECT"]);
+    assert!(deleted, "{printed}");
+    assert_eq!(world.call("CHECK", &configuration).run().expect_code(), 103);
+}
+
+#[test]
+fn an_excluded_namespace_needs_no_facts() {
+    let world = World::new(Families::Both);
+    let nowhere = PathBuf::from("/nonexistent");
+    let arguments = "IgnoreUnknown=1;K8S_POD_NAMESPACE=kube-system;K8S_POD_NAME=web-0";
+    world.call("ADD", &exclude_1337(&nowhere)).env("CNI_ARGS", arguments).run().expect_success();
+    assert!(rules(&world).iter().all(Ruleset::is_empty), "{:?}", rules(&world));
+}
+
+/// As Multus needs it: an empty result in the version of the call (SPEC.md, "Success").
+#[test]
+fn without_a_prev_result_the_result_is_empty() {
+    let (world, manifests) = world();
+    let output = world.call("ADD", &exclude_1337(&manifests)).run().expect_success();
+    assert_eq!(output.stdout["cniVersion"], "1.0.0");
+    assert!(output.stdout.get("interfaces").is_none_or(|i| i == &serde_json::json!([])), "{}", output.stdout);
+}

@@ -1,0 +1,82 @@
+//! A shell plugin that inserts a RETURN of its own at the head of nat OUTPUT, as people run beside
+//! Istio today, works whether it runs before this one or after it.
+
+use crate::configuration::excludedns;
+use crate::configuration::{exclude_1337, story};
+use crate::expectations::*;
+use crate::istio::{Dns, redirected_world};
+use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+
+const BATCH: Process = Process { uid: 2000, gid: 2000 };
+const RULE: &str = "-m owner --uid-owner 2000 -j RETURN";
+
+fn insert_its_rule(world: &World) {
+    for &family in world.families() {
+        let arguments: Vec<&str> = ["-t", "nat", "-I", "OUTPUT"].into_iter().chain(RULE.split(' ')).collect();
+        let (inserted, printed) = world.iptables(family, &arguments);
+        assert!(inserted, "{printed}");
+    }
+}
+
+#[track_caller]
+fn its_rule_is_first_and_works(world: &World) {
+    for &family in world.families() {
+        let rules = world.iptables_save(family);
+        assert_eq!(rules.chain("nat", "OUTPUT").first(), Some(&RULE), "{rules}");
+    }
+    tcp_is_direct(world, BATCH);
+    tcp_is_captured(world, APP_PROCESS);
+    tcp_is_direct(world, VAULT_INIT);
+}
+
+#[test]
+fn after_this_one() {
+    let world = World::new(Families::Both);
+    world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
+    insert_its_rule(&world);
+    its_rule_is_first_and_works(&world);
+}
+
+#[test]
+fn before_this_one() {
+    let world = World::new(Families::Both);
+    insert_its_rule(&world);
+    world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
+    its_rule_is_first_and_works(&world);
+}
+
+#[test]
+fn its_rule_is_what_del_leaves() {
+    let world = World::new(Families::Both);
+    let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
+    insert_its_rule(&world);
+    let before: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
+    world.add(&configuration);
+    world.call("DEL", &configuration).run().expect_success();
+    let after: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
+    assert_eq!(before, after);
+}
+
+/// Where istio-init or the real istio-cni redirects, exclusions work as well, and go away alone.
+#[test]
+fn exclusions_beside_somebody_elses_redirection() {
+    let world = redirected_world(Dns::Captured);
+    let before: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
+    world.add(&excludedns());
+    tcp_is_direct(&world, VAULT_INIT);
+    dns_is_direct(&world, VAULT_INIT, RESOLVER);
+    tcp_is_captured(&world, APP_PROCESS);
+    dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    dns_is_direct(&world, PROXY, RESOLVER);
+    world.call("DEL", &excludedns()).run().expect_success();
+    let after: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn beside_somebody_elses_redirection_a_query_leaves_one_replied_entry() {
+    let world = redirected_world(Dns::Captured);
+    world.add(&excludedns());
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+}

@@ -1,0 +1,52 @@
+//! Where something that was sent arrived.
+
+use super::SIDECAR;
+use serde::Deserialize;
+use std::net::{IpAddr, SocketAddr};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// At the sidecar. UDP has no original destination.
+    Sidecar { port: u16, original_destination: Option<SocketAddr> },
+    /// Where it was sent to, or at least not at the sidecar.
+    Direct { at: SocketAddr, from: IpAddr },
+    /// Nowhere that answers: `timeout`, `refused`, …
+    Lost(String),
+}
+
+/// The lines that `probe` prints.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Answer { label: String, local: SocketAddr, peer: SocketAddr, original_destination: Option<SocketAddr> },
+    Lost { error: String },
+}
+
+impl Arrival {
+    /// At the sidecar's `port`, with `to` as the original destination of a TCP connection.
+    pub(crate) fn captured(port: u16, to: SocketAddr) -> Self {
+        Self::Sidecar { port, original_destination: Some(to) }
+    }
+
+    /// At the sidecar's `port` as a datagram.
+    pub(crate) fn captured_datagram(port: u16) -> Self {
+        Self::Sidecar { port, original_destination: None }
+    }
+
+    /// At `at`, where it was sent to, from `from`'s own address.
+    pub(crate) fn direct(at: SocketAddr, from: IpAddr) -> Self {
+        Self::Direct { at, from }
+    }
+
+    pub(super) fn parse(answer: &[u8]) -> serde_json::Result<Self> {
+        Ok(match serde_json::from_slice(answer)? {
+            Line::Answer { label, local, original_destination, .. }
+                if label == "pod" && SIDECAR.contains(&local.port()) =>
+            {
+                Self::Sidecar { port: local.port(), original_destination }
+            }
+            Line::Answer { local, peer, .. } => Self::Direct { at: local, from: peer.ip() },
+            Line::Lost { error } => Self::Lost(error),
+        })
+    }
+}

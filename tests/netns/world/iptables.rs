@@ -1,0 +1,116 @@
+//! The pod's rules through the real iptables tools, which is how people look at them.
+
+use super::place::Place;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::process::Command;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    fn program(self, suffix: &str) -> Command {
+        let name = match self {
+            Self::V4 => "iptables",
+            Self::V6 => "ip6tables",
+        };
+        Command::new(format!("{name}{suffix}"))
+    }
+}
+
+/// What `iptables-save` prints, without comment lines and counters and without what an untouched
+/// table looks like. Chains are in the order of their names, rules in their own.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Ruleset {
+    tables: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+}
+
+impl Ruleset {
+    /// The same from text; `[…]` counters, `#` lines and policies are left out.
+    pub(crate) fn parse(save: &str) -> Self {
+        let mut tables: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
+        let mut table = String::new();
+        for line in save.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = name.to_owned();
+            } else if let Some(chain) = line.strip_prefix(':') {
+                let (chain, policy) = chain.split_once(' ').expect("a chain has a policy, or `-`");
+                let rules = tables.entry(table.clone()).or_default().entry(chain.to_owned()).or_default();
+                assert!(rules.is_empty() && !policy.starts_with("DROP"), "{line}");
+            } else if let Some(rule) = line.strip_prefix("-A ") {
+                let chain = rule.split(' ').next().expect("split yields at least one");
+                let chains = tables.get_mut(&table).expect("a rule stands in a table");
+                chains.get_mut(chain).expect("chains come first").push(rule.to_owned());
+            }
+        }
+        for chains in tables.values_mut() {
+            chains.retain(|chain, rules| !rules.is_empty() || !is_built_in(chain));
+        }
+        tables.retain(|_, chains| !chains.is_empty());
+        Self { tables }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// The rules of a chain, without `-A CHAIN`.
+    pub(crate) fn chain(&self, table: &str, chain: &str) -> Vec<&str> {
+        let rules = self.tables.get(table).and_then(|chains| chains.get(chain));
+        rules.into_iter().flatten().map(|rule| rule[chain.len()..].trim_start()).collect()
+    }
+
+    /// Every rule with its table, as `CHAIN -m …`.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (&str, &str)> {
+        let chains = self.tables.iter().flat_map(|(table, chains)| chains.values().map(move |rules| (table, rules)));
+        chains.flat_map(|(table, rules)| rules.iter().map(move |rule| (table.as_str(), rule.as_str())))
+    }
+}
+
+fn is_built_in(chain: &str) -> bool {
+    ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
+}
+
+/// In the form that `iptables-restore` reads, one line a rule, so that a failed assertion can be read.
+impl fmt::Display for Ruleset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (table, chains) in &self.tables {
+            writeln!(f, "*{table}")?;
+            for chain in chains.keys() {
+                let policy = if is_built_in(chain) { "ACCEPT" } else { "-" };
+                writeln!(f, ":{chain} {policy} [0:0]")?;
+            }
+            for rule in chains.values().flatten() {
+                writeln!(f, "-A {rule}")?;
+            }
+            writeln!(f, "COMMIT")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Ruleset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n{self}")
+    }
+}
+
+pub(super) fn save(pod: &Place, family: Family) -> Ruleset {
+    let output = pod.run(&mut family.program("-save"), "");
+    assert!(output.status.success(), "{output:?}");
+    Ruleset::parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+pub(super) fn restore(pod: &Place, family: Family, text: &str) {
+    let output = pod.run(family.program("-restore").arg("--noflush"), text);
+    assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+}
+
+pub(super) fn run(pod: &Place, family: Family, arguments: &[&str]) -> (bool, String) {
+    let output = pod.run(family.program("").args(arguments), "");
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&printed).into_owned())
+}

@@ -1,0 +1,152 @@
+//! A pod and what is outside of it, as two network namespaces:
+//!
+//! ```text
+//! pod  (app, sidecar)  eth0 10.88.0.2, fd88::2 ──── eth0 10.88.0.1, fd88::1  outside (resolvers, servers)
+//! ```
+//!
+//! Whatever is sent is answered by whoever it reaches, so that a test can assert on the [`Arrival`].
+
+mod arrival;
+mod conntrack;
+mod directory;
+mod iptables;
+mod links;
+mod place;
+mod places;
+mod plugin;
+
+pub(crate) use arrival::Arrival;
+pub(crate) use conntrack::Entry;
+pub(crate) use iptables::{Family, Ruleset};
+pub(crate) use places::*;
+
+use crate::pod::PROXY;
+use directory::Directory;
+use place::Place;
+use plugin::Attachment;
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Which addresses the pod and the outside have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Families {
+    V4,
+    V6,
+    Both,
+}
+
+impl Families {
+    /// The families there are, one by one.
+    pub(crate) fn each(self) -> &'static [Family] {
+        match self {
+            Self::V4 => &[Family::V4],
+            Self::V6 => &[Family::V6],
+            Self::Both => &[Family::V4, Family::V6],
+        }
+    }
+}
+
+/// Who sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+const ROOT: Process = Process { uid: 0, gid: 0 };
+
+/// Over what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// A pod and its outside. Everything of it is gone when it is dropped, attachments first.
+pub(crate) struct World {
+    /// Unique on this machine; the container ID of plugin calls.
+    pub(crate) name: String,
+    families: Families,
+    attachments: RefCell<Vec<Attachment>>,
+    pod: Place,
+    outside: Place,
+    directory: Directory,
+}
+
+impl World {
+    pub(crate) fn new(families: Families) -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("detour-test-{}-{number}", std::process::id());
+        let mut pod = Place::new(&format!("{name}-pod"));
+        let mut outside = Place::new(&format!("{name}-out"));
+        links::join(&pod, &outside, families);
+        pod.listen("pod", PROXY, &pod_endpoints(families));
+        outside.listen("outside", ROOT, &outside_endpoints(families));
+        pod.wait_until_ready();
+        outside.wait_until_ready();
+        let directory = Directory::new(&name);
+        Self { name, families, attachments: RefCell::default(), pod, outside, directory }
+    }
+
+    /// The families this world was made with, one by one.
+    pub(crate) fn families(&self) -> &'static [Family] {
+        self.families.each()
+    }
+
+    /// Where it arrives when `process` in the pod sends to `to`.
+    pub(crate) fn pod_sends(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
+        self.pod.send(process, protocol, to)
+    }
+
+    /// Where it arrives when somebody outside sends to `to`.
+    pub(crate) fn outside_sends(&self, protocol: Protocol, to: SocketAddr) -> Arrival {
+        self.outside.send(ROOT, protocol, to)
+    }
+
+    /// What the pod's connection tracking holds.
+    pub(crate) fn conntrack(&self) -> Vec<Entry> {
+        conntrack::read(self.pod.pid())
+    }
+
+    /// The tracked UDP flows whose first packet was for `to`.
+    pub(crate) fn datagrams_to(&self, to: SocketAddr) -> Vec<Entry> {
+        let is_for = |e: &Entry| e.protocol == "udp" && (e.destination, e.destination_port) == (to.ip(), to.port());
+        self.conntrack().into_iter().filter(is_for).collect()
+    }
+
+    /// The pod's rules as `iptables-save` or `ip6tables-save` prints them.
+    pub(crate) fn iptables_save(&self, family: Family) -> Ruleset {
+        iptables::save(&self.pod, family)
+    }
+
+    /// Adds rules to the pod's with `iptables-restore --noflush`.
+    pub(crate) fn iptables_restore(&self, family: Family, text: &str) {
+        iptables::restore(&self.pod, family, text);
+    }
+
+    /// Runs `iptables` or `ip6tables` in the pod and says whether it succeeded, and what it printed.
+    pub(crate) fn iptables(&self, family: Family, arguments: &[&str]) -> (bool, String) {
+        iptables::run(&self.pod, family, arguments)
+    }
+
+    /// Where the pod's network namespace is mounted.
+    pub(crate) fn netns(&self) -> PathBuf {
+        self.pod.path()
+    }
+
+    /// Writes manifests to a new directory, for `manifests_dir`.
+    pub(crate) fn manifests(&self, manifests: &[&str]) -> PathBuf {
+        self.directory.write(manifests)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for attachment in self.attachments.take().iter().rev() {
+            attachment.delete();
+        }
+    }
+}

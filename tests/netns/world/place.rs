@@ -1,0 +1,103 @@
+//! One network namespace, whoever listens in it, and commands that run in it.
+
+use super::{Arrival, Process, Protocol};
+use netns_rs::NetNs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+
+pub(super) struct Place {
+    name: String,
+    /// Taken out when it is removed.
+    netns: Option<NetNs>,
+    listener: Option<Child>,
+}
+
+impl Place {
+    pub(super) fn new(name: &str) -> Self {
+        // The first one makes /run/netns a mount point of its own, which must not happen twice.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let netns = NetNs::new(name).unwrap_or_else(|e| panic!("make network namespace {name} (are you root?): {e}"));
+        Self { name: name.to_owned(), netns: Some(netns), listener: None }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// As runtimes spell it.
+    pub(super) fn path(&self) -> PathBuf {
+        Path::new("/var/run/netns").join(&self.name)
+    }
+
+    /// Starts to listen; [`Self::wait_until_ready`] says when it does.
+    pub(super) fn listen(&mut self, label: &str, process: Process, endpoints: &[String]) {
+        let mut command = Command::new(probe());
+        command.args(["serve", "--label", label]).args(as_user(process)).args(endpoints);
+        self.listener = Some(self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())));
+    }
+
+    pub(super) fn wait_until_ready(&mut self) {
+        let stdout = self.listener.as_mut().and_then(|l| l.stdout.as_mut()).expect("it was told to listen");
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("read from probe");
+        assert_eq!(line.trim(), "ready", "{}: probe could not listen, see its stderr", self.name);
+    }
+
+    /// The process that listens.
+    pub(super) fn pid(&self) -> u32 {
+        self.listener.as_ref().expect("it was told to listen").id()
+    }
+
+    pub(super) fn send(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
+        let scheme = match protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        };
+        let mut command = Command::new(probe());
+        command.arg("send").args(as_user(process)).arg(format!("{scheme}:{to}"));
+        let output = self.run(&mut command, "");
+        Arrival::parse(&output.stdout).unwrap_or_else(|e| panic!("probe send {scheme}:{to}: {e}: {output:?}"))
+    }
+
+    /// Runs a command in this network namespace, with `stdin`, to its end.
+    pub(super) fn run(&self, command: &mut Command, stdin: &str) -> Output {
+        let mut child = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()));
+        child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("write to stdin");
+        child.wait_with_output().expect("wait for a child")
+    }
+
+    fn spawn(&self, command: &mut Command) -> Child {
+        let netns = self.netns.as_ref().expect("it is there until it is dropped");
+        let child = netns.run(|_| command.spawn()).expect("enter a network namespace");
+        child.unwrap_or_else(|e| panic!("run {}: {e}", command.get_program().display()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(mut listener) = self.listener.take() {
+            let killed = listener.kill().and_then(|()| listener.wait());
+            if let Err(error) = killed {
+                eprintln!("{}: stop probe: {error}", self.name);
+            }
+        }
+        if let Some(Err(error)) = self.netns.take().map(NetNs::remove) {
+            eprintln!("{}: remove: {error}", self.name);
+        }
+    }
+}
+
+fn as_user(process: Process) -> [String; 2] {
+    [format!("--uid={}", process.uid), format!("--gid={}", process.gid)]
+}
+
+/// The example binary that sends and answers; `cargo test` builds it beside the plugin.
+fn probe() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_detour")).with_file_name("examples").join("probe");
+    assert!(path.exists(), "{} is missing: run `cargo build --examples`", path.display());
+    path
+}

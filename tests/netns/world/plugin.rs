@@ -1,0 +1,130 @@
+//! Calls of the plugin as Multus makes them for an attachment.
+
+use super::World;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// A call that is being put together.
+pub(crate) struct Call<'w> {
+    world: &'w World,
+    environment: BTreeMap<String, String>,
+    configuration: String,
+}
+
+/// What a call left behind.
+#[derive(Debug)]
+pub(crate) struct PluginOutput {
+    pub(crate) success: bool,
+    /// What stdout holds; `Null` where it is empty.
+    pub(crate) stdout: Value,
+    pub(crate) stderr: String,
+}
+
+impl PluginOutput {
+    /// # Panics
+    /// Where the call failed.
+    #[track_caller]
+    pub(crate) fn expect_success(self) -> Self {
+        assert!(self.success, "{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// The CNI error code.
+    ///
+    /// # Panics
+    /// Where the call succeeded or gave no code.
+    #[track_caller]
+    pub(crate) fn expect_code(&self) -> u64 {
+        assert!(!self.success, "it succeeded: {}", self.stdout);
+        self.stdout["code"].as_u64().unwrap_or_else(|| panic!("no code: {}\n{}", self.stdout, self.stderr))
+    }
+}
+
+/// An ADD to be undone when the world ends.
+pub(super) struct Attachment {
+    environment: BTreeMap<String, String>,
+    configuration: String,
+}
+
+impl Attachment {
+    pub(super) fn delete(&self) {
+        let mut environment = self.environment.clone();
+        environment.insert("CNI_COMMAND".to_owned(), "DEL".to_owned());
+        let output = execute(&environment, &self.configuration);
+        if !output.success {
+            eprintln!("DEL at the end of a world: {} {}", output.stdout, output.stderr);
+        }
+    }
+}
+
+impl World {
+    /// A call as Multus makes it for the first attachment of pod `web-0` in namespace `shop`: net1
+    /// as the interface, every CNI argument doubled, no prevResult.
+    pub(crate) fn call(&self, command: &str, configuration: &Value) -> Call<'_> {
+        let netns = self.netns().display().to_string();
+        let pod = format!(
+            "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+            self.name,
+            crate::pod::UID
+        );
+        let environment = [
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", &self.name),
+            ("CNI_NETNS", &netns),
+            ("CNI_IFNAME", "net1"),
+            ("CNI_PATH", "/var/lib/cni/bin:/opt/cni/bin"),
+            ("CNI_ARGS", &format!("IgnoreUnknown=true;{pod};IgnoreUnknown=1;{pod}")),
+            ("PATH", ""),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Call { world: self, environment: environment.into(), configuration: configuration.to_string() }
+    }
+
+    /// An ADD as [`Self::call`] makes it, which must succeed.
+    #[track_caller]
+    pub(crate) fn add(&self, configuration: &Value) {
+        self.call("ADD", configuration).run().expect_success();
+    }
+}
+
+impl Call<'_> {
+    pub(crate) fn env(mut self, key: &str, value: &str) -> Self {
+        self.environment.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    pub(crate) fn interface(self, name: &str) -> Self {
+        self.env("CNI_IFNAME", name)
+    }
+
+    pub(crate) fn run(self) -> PluginOutput {
+        let output = execute(&self.environment, &self.configuration);
+        if self.environment["CNI_COMMAND"] == "ADD" {
+            let attachment = Attachment { environment: self.environment, configuration: self.configuration };
+            self.world.attachments.borrow_mut().push(attachment);
+        }
+        output
+    }
+}
+
+fn execute(environment: &BTreeMap<String, String>, configuration: &str) -> PluginOutput {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
+        .env_clear()
+        .envs(environment)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("run detour");
+    // A plugin that fails early may not read all of it.
+    let _ = child.stdin.take().expect("it is piped").write_all(configuration.as_bytes());
+    let output = child.wait_with_output().expect("wait for detour");
+    let stdout = match output.stdout.as_slice() {
+        [] => Value::Null,
+        text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("stdout is not JSON: {e}: {output:?}")),
+    };
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    PluginOutput { success: output.status.success(), stdout, stderr }
+}
