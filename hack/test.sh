@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 source hack/machine.sh
 
 need_root
-need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables strace=strace
+need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables strace=strace \
+    /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 say "running all tests"
 cargo test --locked "$@" </dev/null
