@@ -36,6 +36,14 @@ pub struct Network {
 }
 
 impl Network {
+    /// Whether all its plugins can be found, before anything is changed.
+    ///
+    /// # Errors
+    /// The first that can't.
+    pub fn find(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
+        self.plugins.iter().try_for_each(|plugin| runner.find(call, &plugin.kind))
+    }
+
     /// ADD, in order: each plugin's result is the next one's `prevResult`, and `previous` the
     /// first one's. The last one's is returned, labelled with the network's version. A plugin that
     /// prints nothing leaves the result as it is; `None` where there never was one.

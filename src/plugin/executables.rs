@@ -3,7 +3,7 @@
 
 use crate::chain;
 use crate::cni::{Block, Error, NetConf, Request};
-use crate::delegate::{Call, Executables, Network, Plugin, find};
+use crate::delegate::{Call, Executables, Network, Plugin};
 use serde_json::Value;
 
 /// The executables of one call.
@@ -35,7 +35,7 @@ impl InChain {
     /// # Errors
     /// Which can't.
     pub(super) fn find(&self) -> Result<(), Error> {
-        self.network.plugins.iter().try_for_each(|plugin| find(&plugin.kind, &self.call.path).map(drop))
+        self.network.find(&Executables, &self.call)
     }
 
     /// The result of the last one, or `result` where none has one.
