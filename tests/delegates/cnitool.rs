@@ -48,7 +48,7 @@ fn scenes() -> Vec<Scene> {
                             "capabilities": {"mac": true, "ips": false, "absent": true}, "args": {"cni": {"k": "v"}},
                         },
                         {"type": "two", "capabilities": {"ips": true, "portMappings": true}},
-                        {"type": "silent-but-for-a-result"},
+                        {"type": "three"},
                     ],
                 }),
             )],
@@ -65,7 +65,7 @@ fn scenes() -> Vec<Scene> {
                         "disableCheck": "TRUE", "plugins": [{"type": "one"}],
                     }),
                 ),
-                ("recorded/20.conf", json!({"type": "silent-but-for-a-result"})),
+                ("recorded/20.conf", json!({"type": "three"})),
                 ("recorded/10.conf", json!({"type": "two"})),
                 ("recorded/15.json", json!({"type": "not-loaded"})),
             ],
@@ -134,7 +134,7 @@ fn set(scene: &Scene) -> (Recorders, PathBuf) {
     let recorders = Recorders::new()
         .with("one", &add_prints(&scene.result))
         .with("two", &add_prints(&second))
-        .with("silent-but-for-a-result", &add_prints(&scene.result));
+        .with("three", &add_prints(&scene.result));
     let directory = recorders.bin().with_file_name("net.d");
     for (name, conf) in &scene.files {
         let path = directory.join(name);
