@@ -1,3 +1,50 @@
-//! The `detour` binary.
+//! The `detour` binary: a CNI plugin where a runtime calls it, a command line where a person does.
 
-fn main() {}
+mod cli;
+
+use detour_cni::{cni, plugin};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::{env, fmt};
+
+fn main() -> ExitCode {
+    let called_by_runtime = env::var_os("CNI_COMMAND").is_some_and(|command| !command.is_empty());
+    let mut arguments = env::args_os();
+    let program = arguments.next().unwrap_or_default();
+    if called_by_runtime {
+        answer(plugin::call(env::vars_os(), io::stdin(), &file_name(&program)))
+    } else if arguments.len() == 0 {
+        let about = format!("CNI plugin detour v{}\n{}", env!("CARGO_PKG_VERSION"), protocols());
+        print(io::stderr(), about, ExitCode::SUCCESS)
+    } else {
+        cli::run()
+    }
+}
+
+/// The one answer of the plugin, and its exit code.
+fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
+    match answer {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(result)) => print(io::stdout(), result, ExitCode::SUCCESS),
+        Err(error) => print(io::stdout(), error, ExitCode::FAILURE),
+    }
+}
+
+/// Writes a line. One that can't be written is a failure: the caller waits for it.
+fn print(mut to: impl Write, line: impl fmt::Display, code: ExitCode) -> ExitCode {
+    let written = to.write_all(format!("{line}\n").as_bytes()).and_then(|()| to.flush());
+    if written.is_ok() { code } else { ExitCode::FAILURE }
+}
+
+/// What the reference library says of a plugin (`pkg/skel`); runtimes' tools look for it.
+fn protocols() -> String {
+    format!("CNI protocol versions supported: {}", cni::version::SUPPORTED.join(", "))
+}
+
+/// The name under which the binary was started, less its directory.
+fn file_name(program: &OsString) -> String {
+    Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -1,11 +1,21 @@
 //! The CNI protocol as values: request, configuration, result, versions, errors and their codes.
 
+mod args;
 mod block;
+mod document;
 mod error;
 mod list;
+mod names;
+mod nameservers;
 mod netconf;
+mod request;
+pub mod result;
+pub mod version;
 
+pub use args::Args;
 pub use block::{Block, Reader};
+pub use document::Document;
 pub use error::{Code, Error};
 pub use list::List;
 pub use netconf::{Dialect, Kubernetes, LogLevel, NetConf, ValidAttachment};
+pub use request::{Command, Request, variables};

@@ -1,19 +1,26 @@
 //! The configuration on stdin, understood as far as it isn't a sub-plugin's.
 
-use super::Block;
-use serde_json::{Map, Value};
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+mod chain;
+mod kubernetes;
+mod log_level;
 
-/// A network configuration. Sub-plugins' blocks stay raw: [`crate::chain`] understands them.
+pub use kubernetes::Kubernetes;
+pub use log_level::LogLevel;
+
+use super::list::wrong_type;
+use super::names::is_identifier;
+use super::{Block, Code, Command, Document, Error, Reader, version};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// A network configuration. Sub-plugins' blocks stay raw: `chain` understands them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConf {
     /// `cniVersion`; absent or empty is `0.1.0` (SPEC.md).
     pub cni_version: String,
     /// `name`: the network's.
     pub name: String,
-    /// `type`: `detour`, `istio-cni`, `excludedns`.
+    /// `type`: `detour`, `istio-cni`, `excludedns`, or any other where there is a chain.
     pub kind: String,
     /// `log_level`, or istio-cni's `plugin_log_level`.
     pub log_level: LogLevel,
@@ -31,8 +38,10 @@ pub struct NetConf {
     pub runtime_config: Map<String, Value>,
     /// `prevResult`, as it came.
     pub prev_result: Option<Value>,
-    /// `cni.dev/valid-attachments`, for GC; `None` where the key is absent.
+    /// `cni.dev/valid-attachments`, for GC; `None` where the runtime gives no list.
     pub valid_attachments: Option<Vec<ValidAttachment>>,
+    /// istio-cni's `ambient_enabled`: what it asks for is not done here.
+    pub ambient_enabled: bool,
     /// What was ignored and should be looked at, one line each.
     pub warnings: Vec<String>,
 }
@@ -48,21 +57,6 @@ pub enum Dialect {
     Nftables,
 }
 
-/// From which severity on a line is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogLevel {
-    /// Nothing (istio-cni's `none`).
-    Off,
-    /// Failures.
-    Error,
-    /// What should be looked at.
-    Warn,
-    /// What was decided, one line a call.
-    Info,
-    /// How it came about.
-    Debug,
-}
-
 /// An attachment that the runtime still knows (SPEC.md, "GC").
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ValidAttachment {
@@ -72,25 +66,247 @@ pub struct ValidAttachment {
     pub ifname: String,
 }
 
-/// The `kubernetes` block: where facts of pods come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kubernetes {
-    /// `kubeconfig`, or `istio-cni-kubeconfig` in istio-cni's `cni_agent_run_dir`.
-    pub kubeconfig: Option<PathBuf>,
-    /// `agent_socket`.
-    pub agent_socket: Option<PathBuf>,
-    /// `manifests_dir`: YAML and JSON files instead of an API.
-    pub manifests_dir: Option<PathBuf>,
-    /// `exclude_namespaces`, here or at the top level.
-    pub exclude_namespaces: Vec<String>,
-    /// `cni_bin_dir`: stands in front of `CNI_PATH` for executables.
-    pub cni_bin_dir: Option<PathBuf>,
-    /// `timeout_seconds`: how long an ADD may wait for facts, all tries together.
-    pub timeout: Duration,
-    /// `agent_namespace`, or istio-cni's `pod_namespace`.
-    pub agent_namespace: Option<String>,
-    /// `agent_pod_prefixes`.
-    pub agent_pod_prefixes: Vec<String>,
-    /// `cluster_dns`.
-    pub cluster_dns: Vec<IpAddr>,
+impl NetConf {
+    /// Understands stdin's text. `program` is the name under which the binary was started; it
+    /// stands in for a missing `type`.
+    ///
+    /// # Errors
+    /// As [`Document::parse`] and [`NetConf::understand`].
+    pub fn parse(stdin: &[u8], command: Command, program: &str) -> Result<Self, Error> {
+        Self::understand(&Document::parse(stdin)?, command, program)
+    }
+
+    /// Checks name and version as the reference library does (`pkg/skel`), then understands the
+    /// keys that are this plugin's. Others are ignored (SPEC.md).
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`] with the key's path and what is accepted; the version's errors are
+    /// those of [`version::check`].
+    pub fn understand(document: &Document, command: Command, program: &str) -> Result<Self, Error> {
+        let keys = document.block.reader();
+        let name = name(&keys)?;
+        version::check(&document.cni_version, command)?;
+        refuse_primary_mode(&keys)?;
+        let kind = chain::kind(&keys, program)?;
+        let mut warnings = Vec::new();
+        let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
+        if ambient_enabled {
+            warnings.push("ambient_enabled: ambient mode is not done here; pods without a sidecar get nothing".into());
+        }
+        Ok(Self {
+            cni_version: document.cni_version.clone(),
+            name,
+            log_level: LogLevel::read(&keys)?,
+            log_file: absolute(&keys, "log_file")?,
+            kubernetes: Kubernetes::read(&keys, &mut warnings)?,
+            dialect: Dialect::read(&keys)?,
+            chain: chain::chain(&keys, &kind)?,
+            kind,
+            args: match keys.block("args")? {
+                Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
+                None => Map::new(),
+            },
+            runtime_config: keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default(),
+            prev_result: keys.value("prevResult").cloned(),
+            valid_attachments: valid_attachments(&keys)?,
+            ambient_enabled,
+            warnings,
+        })
+    }
+}
+
+impl Dialect {
+    /// `dialect`, else istio-cni's `native_nftables`.
+    fn read(keys: &Reader<'_>) -> Result<Self, Error> {
+        let native = keys.boolean("native_nftables")?.unwrap_or(false);
+        let words = [("auto", Self::Auto), ("iptables", Self::Iptables), ("nftables", Self::Nftables)];
+        let written = keys.one_of("dialect", &words)?;
+        Ok(written.unwrap_or(if native { Self::Nftables } else { Self::Auto }))
+    }
+}
+
+fn name(keys: &Reader<'_>) -> Result<String, Error> {
+    let invalid = |msg: &str| Error::new(Code::InvalidConfig, msg);
+    match text(keys, "name")? {
+        None => Err(invalid("missing network name")),
+        Some(name) if is_identifier(name) => Ok(name.to_owned()),
+        Some(name) => Err(invalid("invalid characters found in network name").with_details(name)),
+    }
+}
+
+/// A configuration with these keys, Multus's own, makes the cluster network, too.
+fn refuse_primary_mode(keys: &Reader<'_>) -> Result<(), Error> {
+    let Some(key) = ["clusterNetwork", "delegates"].into_iter().find(|key| keys.value(key).is_some()) else {
+        return Ok(());
+    };
+    let msg = format!(
+        "{key}: running the cluster network and delegates (primary mode) is not in this build; \
+         leave that to Multus and attach this plugin by a NetworkAttachmentDefinition or in a plugin list"
+    );
+    Err(Error::new(Code::InvalidConfig, msg))
+}
+
+/// What the runtime still knows. The second name is SPEC.md's own until libcni 1.2.3
+/// (containernetworking/cni#1101).
+fn valid_attachments(keys: &Reader<'_>) -> Result<Option<Vec<ValidAttachment>>, Error> {
+    for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
+        let items = match keys.value(key) {
+            None => continue,
+            Some(Value::Array(items)) => items,
+            Some(other) => return Err(wrong_type(key, other, "an array of objects with containerID and ifname")),
+        };
+        let attachment = |(i, item)| {
+            let block = Block::new(format!("{key}[{i}]"), item)?;
+            let required = |name| match text(&block.reader(), name)? {
+                Some(value) => Ok(value.to_owned()),
+                None => Err(Error::new(Code::InvalidConfig, format!("{key}[{i}].{name}: it is missing"))),
+            };
+            Ok(ValidAttachment { container_id: required("containerID")?, ifname: required("ifname")? })
+        };
+        return items.iter().enumerate().map(attachment).collect::<Result<_, _>>().map(Some);
+    }
+    Ok(None)
+}
+
+/// A string. istio-cni's agent writes empty ones for what is not set: they count as absent.
+fn text<'a>(keys: &Reader<'a>, key: &'static str) -> Result<Option<&'a str>, Error> {
+    Ok(keys.string(key)?.filter(|text| !text.is_empty()))
+}
+
+/// A path. A runtime starts plugins in a directory of its own choice, so it must be absolute.
+fn absolute(keys: &Reader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
+    let Some(text) = text(keys, key)? else { return Ok(None) };
+    if !Path::new(text).is_absolute() {
+        return Err(wrong_type(&keys.place(key), &Value::from(text), "an absolute path"));
+    }
+    Ok(Some(PathBuf::from(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(conf: &Value) -> Result<NetConf, Error> {
+        NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour")
+    }
+
+    /// A small configuration with one more key.
+    fn with(key: &str, value: Value) -> Result<NetConf, Error> {
+        let mut conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour"});
+        conf[key] = value;
+        parse(&conf)
+    }
+
+    #[test]
+    fn the_smallest_configuration_has_all_defaults() {
+        let conf = parse(&json!({"name": "n"})).expect("accepted");
+        assert_eq!((conf.cni_version.as_str(), conf.name.as_str(), conf.kind.as_str()), ("0.1.0", "n", "detour"));
+        assert_eq!((conf.log_level, conf.log_file), (LogLevel::Info, None));
+        assert_eq!(conf.dialect, Dialect::Auto);
+        assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
+        assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
+        assert!(conf.warnings.is_empty() && !conf.ambient_enabled);
+    }
+
+    #[test]
+    fn name_then_version_then_the_rest() {
+        let refused = |conf: Value| parse(&conf).expect_err("refused");
+        let error = refused(json!({"cniVersion": "9", "chain": 7}));
+        assert_eq!(error, Error::new(Code::InvalidConfig, "missing network name"));
+        assert_eq!(refused(json!({"name": ""})).msg, "missing network name");
+        let error = refused(json!({"name": "a/b", "cniVersion": "9"}));
+        let wanted = Error::new(Code::InvalidConfig, "invalid characters found in network name").with_details("a/b");
+        assert_eq!(error, wanted);
+        assert_eq!(refused(json!({"name": "a", "cniVersion": "9", "chain": 7})).code, Code::IncompatibleVersion);
+        assert_eq!(refused(json!({"name": 7})).msg, "name: 7 is not accepted; accepted: a string");
+        let old = json!({"name": "a", "cniVersion": "0.3.1"}).to_string();
+        assert!(NetConf::parse(old.as_bytes(), Command::Check, "detour").is_err());
+    }
+
+    #[test]
+    fn istio_cnis_own_configuration() {
+        let conf = parse(&json!({
+            "cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni", "plugin_log_level": "debug",
+            "cni_agent_run_dir": "/var/run/istio-cni", "ambient_enabled": false, "enablement_selectors": [],
+            "exclude_namespaces": ["istio-system", "kube-system"], "pod_namespace": "istio-system",
+            "native_nftables": true, "enable_ambient_detection_retry": false, "ipam": {}, "dns": {},
+        }))
+        .expect("accepted");
+        assert_eq!((conf.log_level, conf.dialect), (LogLevel::Debug, Dialect::Nftables));
+        assert_eq!(conf.kubernetes.kubeconfig, Some("/var/run/istio-cni/istio-cni-kubeconfig".into()));
+        assert_eq!(conf.kubernetes.exclude_namespaces, ["istio-system", "kube-system"]);
+        assert_eq!(conf.kubernetes.agent_namespace.as_deref(), Some("istio-system"));
+        assert_eq!(conf.warnings, [""; 0]);
+    }
+
+    #[test]
+    fn an_enabled_ambient_mode_is_a_warning() {
+        let conf = with("ambient_enabled", json!(true)).expect("accepted");
+        assert!(conf.ambient_enabled);
+        assert!(conf.warnings[0].starts_with("ambient_enabled: "), "{:?}", conf.warnings);
+    }
+
+    #[test]
+    fn own_keys_win_over_istio_cnis() {
+        let conf = parse(&json!({
+            "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
+        }));
+        let conf = conf.expect("accepted");
+        assert_eq!((conf.dialect, conf.log_level), (Dialect::Auto, LogLevel::Warn));
+    }
+
+    #[test]
+    fn what_runtimes_and_multus_add() {
+        let conf = parse(&json!({
+            "name": "n", "args": {"cni": {"uid-exclude": {"uids": [7]}}, "other": 1}, "capabilities": {"dns": true},
+            "runtimeConfig": {"dns": {"servers": []}}, "prevResult": {"ips": []}, "unknown": [],
+        }));
+        let conf = conf.expect("accepted");
+        assert_eq!(Value::Object(conf.args), json!({"uid-exclude": {"uids": [7]}}));
+        assert_eq!(Value::Object(conf.runtime_config), json!({"dns": {"servers": []}}));
+        assert_eq!(conf.prev_result, Some(json!({"ips": []})));
+    }
+
+    #[test]
+    fn the_attachments_that_are_left_under_either_name() {
+        let list = json!([{"containerID": "c", "ifname": "eth0"}]);
+        let wanted = ValidAttachment { container_id: "c".into(), ifname: "eth0".into() };
+        for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
+            assert_eq!(
+                with(key, list.clone()).expect("accepted").valid_attachments,
+                Some(vec![wanted.clone()]),
+                "{key}"
+            );
+        }
+        let none = with("cni.dev/valid-attachments", json!([])).expect("accepted");
+        assert_eq!(none.valid_attachments, Some(Vec::new()));
+        assert_eq!(with("cni.dev/valid-attachments", Value::Null).expect("accepted").valid_attachments, None);
+        let error = with("cni.dev/valid-attachments", json!([{"containerID": "c"}])).expect_err("refused");
+        assert_eq!(error.msg, "cni.dev/valid-attachments[0].ifname: it is missing");
+    }
+
+    #[test]
+    fn errors_name_the_key_and_what_is_accepted() {
+        for (key, value, wanted) in [
+            ("dialect", json!("nft"), r#"dialect: "nft" is not accepted; accepted: auto, iptables, nftables"#),
+            ("log_file", json!("a.log"), r#"log_file: "a.log" is not accepted; accepted: an absolute path"#),
+            ("native_nftables", json!("yes"), r#"native_nftables: "yes" is not accepted; accepted: true or false"#),
+            ("args", json!([]), "args: [] is not accepted; accepted: an object"),
+            ("args", json!({"cni": 1}), "args.cni: 1 is not accepted; accepted: an object"),
+            ("runtimeConfig", json!(1), "runtimeConfig: 1 is not accepted; accepted: an object"),
+        ] {
+            let error = with(key, value).expect_err("refused");
+            assert_eq!((error.code, error.msg.as_str()), (Code::InvalidConfig, wanted));
+        }
+    }
+
+    #[test]
+    fn primary_mode_is_said_to_be_missing() {
+        for (key, value) in [("clusterNetwork", json!("x")), ("delegates", json!([]))] {
+            let error = with(key, value).expect_err("refused");
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(key) && error.msg.contains("primary mode) is not in this build"), "{error}");
+        }
+    }
 }

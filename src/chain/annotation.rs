@@ -1,0 +1,39 @@
+//! Annotations, with the place where each stands.
+
+use super::scene::{Author, name_of};
+use crate::cni::List;
+use crate::pod::{Facts, Pod};
+
+/// An annotation that is there, though its value may be empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Annotation<'a> {
+    /// For messages: its key, and whose it is.
+    pub place: String,
+    /// Its value.
+    pub value: &'a str,
+    /// Whose it is.
+    pub author: Author,
+}
+
+impl<'a> Annotation<'a> {
+    /// The pod's.
+    pub(super) fn of_pod(pod: &'a Pod, key: &str) -> Option<Self> {
+        let value = pod.annotations.get(key)?;
+        Some(Self { place: format!("annotation {key:?} of pod {}", name_of(pod)), value, author: Author::Pod })
+    }
+
+    /// The pod's or, where the pod has none, its namespace's.
+    pub(super) fn of_pod_or_namespace(facts: &'a Facts, key: &str) -> Option<Self> {
+        Self::of_pod(&facts.pod, key).or_else(|| {
+            let namespace = facts.namespace.as_ref()?;
+            let value = namespace.annotations.get(key)?;
+            let place = format!("annotation {key:?} of namespace {}", namespace.name);
+            Some(Self { place, value, author: Author::Administrator })
+        })
+    }
+
+    /// Its value as a comma list.
+    pub(super) fn list(&self) -> List {
+        List::from_text(&self.place, self.value)
+    }
+}

@@ -1,0 +1,217 @@
+//! Sub-plugins: facts of a pod and configuration → contributions to one traffic policy.
+//!
+//! Everything here is a pure function: no file, no socket, no kernel. That is why the order of
+//! the blocks can't matter, and why what will happen to a pod can be told without touching it.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `sub_plugin`, `note` | the blocks of a chain, and what of the pod's wishes is not heard |
+//! | `decision` | who is redirected |
+//! | `istio_redirect` | the redirection, from four layers of `settings`: the block, `proxy_container`, `args.cni`, `istio_annotations` |
+//! | `uid_exclude`, `dns_exclude` | who is exempt |
+//! | `ids`, `rules`, `destinations`, `ports`, `protocols`, `ranges`, `interfaces`, `groups` | how each kind of list is written |
+//! | `scene`, `annotation`, `parse_bool` | what lists and flags are resolved against |
+
+mod annotation;
+mod decision;
+mod destinations;
+mod dns_exclude;
+mod groups;
+mod ids;
+mod interfaces;
+mod istio_annotations;
+mod istio_redirect;
+mod note;
+mod parse_bool;
+mod ports;
+mod protocols;
+mod proxy_container;
+mod ranges;
+mod rules;
+mod scene;
+mod settings;
+mod sub_plugin;
+mod uid_exclude;
+
+pub use decision::{Decision, Reason};
+pub use note::{Note, Severity};
+pub use sub_plugin::SubPlugin;
+
+use crate::cni::{Block, Code, Error, Reader};
+use crate::pod::Facts;
+use crate::policy::{Conflict, Exclusion, Interception, Policy};
+use dns_exclude::DnsExclude;
+use istio_redirect::Above;
+use scene::{Author, SOURCES, Scene};
+use serde_json::{Map, Value};
+use settings::Settings;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use sub_plugin::{Chain, argument};
+use uid_exclude::UidExclude;
+
+/// Everything that a chain knows of one pod.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// The pod and its namespace; `None` where the attachment has no source of facts.
+    pub facts: Option<&'a Facts>,
+    /// `args.cni`: the pod's blocks, by sub-plugin.
+    pub args: &'a Map<String, Value>,
+    /// What `resolv-conf` can mean.
+    pub resolvers: Resolvers<'a>,
+    /// The GID of a group of the host's `/etc/group`.
+    pub group_id: &'a dyn Fn(&str) -> Option<u32>,
+}
+
+/// Addresses of DNS servers, by where they are known from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Resolvers<'a> {
+    /// `runtimeConfig.dns.servers`: the pod's, as the runtime has them.
+    pub runtime: &'a [IpAddr],
+    /// `kubernetes.cluster_dns`.
+    pub cluster_dns: &'a [IpAddr],
+    /// `prevResult.dns.nameservers`.
+    pub previous: &'a [IpAddr],
+}
+
+/// What a chain asks for, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// All sub-plugins' contributions together.
+    pub policy: Policy,
+    /// Whether the pod is redirected by this chain.
+    pub decision: Decision,
+    /// What should be said to people, none twice.
+    pub notes: Vec<Note>,
+}
+
+/// Which facts a chain can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wants {
+    /// The pod's.
+    pub pod: bool,
+    /// Its namespace's.
+    pub namespace: bool,
+}
+
+/// Which facts the sub-plugins in `chain` can use.
+#[must_use]
+pub fn wants(chain: &[Block]) -> Wants {
+    let own: BTreeSet<_> = chain.iter().filter_map(SubPlugin::of).collect();
+    let namespace = own.contains(&SubPlugin::UidExclude) || own.contains(&SubPlugin::DnsExclude);
+    Wants { pod: !own.is_empty(), namespace }
+}
+
+/// The blocks that are not a sub-plugin's, each with its `type`, in their order.
+pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
+    let foreign = chain.iter().filter(|block| SubPlugin::of(block).is_none());
+    foreign.filter_map(|block| Some((block.keys.get("type")?.as_str()?, block)))
+}
+
+/// Runs the sub-plugins in `chain`; executables are passed over.
+///
+/// # Errors
+/// A block, an annotation or what they refer to is wrong ([`Code::InvalidConfig`]); the message
+/// names its place and what is accepted. A block is read whatever the pod; the pod's annotations
+/// and `args.cni` only where the pod has a sidecar.
+pub fn run(chain: &[Block], input: &Input<'_>) -> Result<Output, Error> {
+    let chain = Chain::parse(chain, input.group_id)?;
+    let mut notes = Vec::new();
+    let mut decision = decide(&chain, input)?;
+    let pod = input.facts.map(|facts| &facts.pod);
+    let mut policy = Policy { dns_captured_elsewhere: pod.map(proxy_container::captures_dns), ..Policy::default() };
+    if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
+        let mut silenced = pod.is_some_and(istio_annotations::wants_none);
+        if decision == Decision::Redirect {
+            policy.interception = interception(&chain, input, &mut notes)?;
+            silenced = policy.interception == Interception::Off;
+        }
+        if silenced {
+            decision = Decision::LeaveAlone(Reason::ModeNone);
+        } else {
+            policy.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
+        }
+        notes.extend(note::unheard(&chain, input));
+    }
+    let policy = policy.union(&Policy::default()).map_err(internal)?;
+    let mut said = Vec::new();
+    for note in notes {
+        if !said.contains(&note) {
+            said.push(note);
+        }
+    }
+    Ok(Output { policy, decision, notes: said })
+}
+
+fn decide(chain: &Chain, input: &Input<'_>) -> Result<Decision, Error> {
+    let decision = input.facts.map(|facts| decision::decide(&facts.pod));
+    match (chain.redirects.first(), decision) {
+        (Some(_), Some(decision)) => Ok(decision),
+        (Some(entry), None) => {
+            let name = SubPlugin::IstioRedirect.name();
+            let msg = format!("{}: {name} needs facts of the pod: {SOURCES}", entry.path);
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+        (None, Some(decision @ Decision::LeaveAlone(Reason::HostNetwork | Reason::NoProxy))) => Ok(decision),
+        (None, _) => Ok(Decision::LeaveAlone(Reason::NotInChain)),
+    }
+}
+
+fn interception(chain: &Chain, input: &Input<'_>, notes: &mut Vec<Note>) -> Result<Interception, Error> {
+    let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
+        return Ok(Interception::Unsaid);
+    };
+    let mut parts: Vec<(&str, Policy)> = Vec::new();
+    for entry in &chain.redirects {
+        let parse = |r: &Reader<'_>| Settings::parse(r, input.group_id);
+        let args = if entry.pod_overrides { argument(SubPlugin::IstioRedirect, input, parse)? } else { None };
+        let above = Above { pod, proxy, args, annotations: entry.pod_overrides };
+        let interception = istio_redirect::interception(&entry.path, &entry.own, above, notes)?;
+        let part = Policy { interception, ..Policy::default() };
+        for (path, other) in &parts {
+            other.union(&part).map_err(|conflict| {
+                let msg = format!("{path} and {} contradict each other: {conflict}", entry.path);
+                Error::new(Code::InvalidConfig, msg)
+            })?;
+        }
+        parts.push((&entry.path, part));
+    }
+    let whole = parts.iter().try_fold(Policy::default(), |whole, (_, part)| whole.union(part));
+    Ok(whole.map_err(internal)?.interception)
+}
+
+fn exclusions(
+    chain: &Chain,
+    input: &Input<'_>,
+    policy: &Policy,
+    notes: &mut Vec<Note>,
+) -> Result<BTreeSet<Exclusion>, Error> {
+    let (facts, resolvers) = (input.facts, input.resolvers);
+    let scene = Scene { facts, resolvers, redirect: policy.redirect() };
+    let mut exclusions = BTreeSet::new();
+    for entry in &chain.uid_excludes {
+        exclusions.extend(entry.own.exclusions(&scene, notes)?);
+        if entry.pod_overrides {
+            let argument = argument(SubPlugin::UidExclude, input, |r| UidExclude::parse(r, Author::Pod))?;
+            let annotated = facts.map(UidExclude::annotated).transpose()?;
+            for asked in argument.iter().chain(&annotated) {
+                exclusions.extend(asked.exclusions(&scene, notes)?);
+            }
+        }
+    }
+    for entry in &chain.dns_excludes {
+        exclusions.extend(entry.own.exclusions(&scene, notes)?);
+        if entry.pod_overrides {
+            let argument = argument(SubPlugin::DnsExclude, input, |r| DnsExclude::parse(r, Author::Pod))?;
+            let annotated = facts.map(|facts| entry.own.annotated(facts)).transpose()?.flatten();
+            for asked in argument.iter().chain(&annotated) {
+                exclusions.extend(asked.exclusions(&scene, notes)?);
+            }
+        }
+    }
+    Ok(exclusions)
+}
+
+fn internal(conflict: Conflict) -> Error {
+    Error::new(Code::Internal, format!("contributions that agree could not be united: {conflict}"))
+}

@@ -1,0 +1,158 @@
+//! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
+//! documents, JSON files, lists of objects.
+
+use super::{Cluster, another_uid, wire};
+use crate::cni::{Code, Error};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a file's name ends with when it is read.
+const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// A directory of manifests.
+#[derive(Debug)]
+pub(super) struct Manifests {
+    /// The directory; its subdirectories are not read.
+    pub(super) dir: PathBuf,
+}
+
+/// One object of a file.
+#[derive(Debug)]
+struct Manifest {
+    file: PathBuf,
+    /// Which of the file's documents, counted from 0.
+    document: usize,
+    /// Whether it is an item of a `List`.
+    listed: bool,
+    object: Value,
+}
+
+impl Cluster for Manifests {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        let (manifests, broken) = self.read()?;
+        let found = self.pod(&manifests, wanted).and_then(|pod| {
+            let namespace = if with_namespace { Some(self.namespace(&manifests, wanted)?) } else { None };
+            Ok(Facts { pod, namespace })
+        });
+        match (found, broken.first()) {
+            // What is missing may stand in the file that can't be read.
+            (Err(Error { code: Code::PodUnknown, msg, .. }), Some(error)) => Err(error.clone().with_details(msg)),
+            (found, _) => {
+                broken.iter().for_each(|error| tracing::warn!("{error}"));
+                found
+            }
+        }
+    }
+}
+
+impl Manifests {
+    /// All objects, in the order of the files' names, and what can't be read.
+    fn read(&self) -> Result<(Vec<Manifest>, Vec<Error>), Error> {
+        let failed = |error: io::Error| {
+            let msg = format!("kubernetes.manifests_dir: {} can't be read; accepted: a directory", self.dir.display());
+            Error::new(Code::InvalidConfig, msg).with_details(error.to_string())
+        };
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.extension().is_some_and(|e| EXTENSIONS.iter().any(|known| e == *known)) {
+                files.push(path);
+            }
+        }
+        files.sort();
+        let (mut manifests, mut broken) = (Vec::new(), Vec::new());
+        for file in &files {
+            broken.extend(documents(file, &mut manifests).err());
+        }
+        Ok((manifests, broken))
+    }
+
+    fn pod(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Pod, Error> {
+        let PodRef { namespace, name, .. } = wanted;
+        let mut another = None;
+        for manifest in manifests.iter().filter(|m| m.is("Pod", Some(namespace), name)) {
+            let pod = Pod::from(manifest.read::<wire::Pod>()?);
+            if pod.is(wanted) {
+                return Ok(pod);
+            }
+            another = Some((pod, manifest));
+        }
+        let dir = self.dir.display();
+        let msg = match another {
+            Some((pod, manifest)) => format!(
+                "pod {namespace}/{name}: {} in {}; correct metadata.uid or leave it out",
+                another_uid(&pod, wanted),
+                manifest.file.display()
+            ),
+            None => {
+                format!("pod {namespace}/{name}: no manifest of this Pod in {dir} (*.yaml, *.yml, *.json); add one")
+            }
+        };
+        Err(Error::new(Code::PodUnknown, msg))
+    }
+
+    fn namespace(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Namespace, Error> {
+        let PodRef { namespace, name, .. } = wanted;
+        let found = manifests.iter().find(|m| m.is("Namespace", None, namespace)).ok_or_else(|| {
+            let dir = self.dir.display();
+            let msg = format!(
+                "pod {namespace}/{name}: no manifest of Namespace {namespace} in {dir} (*.yaml, *.yml, *.json); add one"
+            );
+            Error::new(Code::PodUnknown, msg)
+        })?;
+        Ok(found.read::<wire::Namespace>()?.into())
+    }
+}
+
+impl Manifest {
+    fn is(&self, kind: &str, namespace: Option<&str>, name: &str) -> bool {
+        let text = |key: &str| self.object.pointer(key).and_then(Value::as_str);
+        text("/kind") == Some(kind)
+            && text("/apiVersion").is_none_or(|version| version == "v1")
+            && text("/metadata/name") == Some(name)
+            && namespace.is_none_or(|namespace| text("/metadata/namespace").unwrap_or("default") == namespace)
+    }
+
+    fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        serde_json::from_value(self.object.clone()).map_err(|error| {
+            let line = if self.listed { None } else { self.line::<T>() };
+            broken(&self.file, line.unwrap_or_else(|| error.to_string()))
+        })
+    }
+
+    /// What is wrong and in which line: an error in a value knows no line, so the text is read again.
+    fn line<T: DeserializeOwned>(&self) -> Option<String> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let result = yaml::<T>(&mut text.as_bytes()).nth(self.document)?;
+        result.err().map(|error| error.to_string())
+    }
+}
+
+/// Adds a file's objects to `all`, those of a list one by one.
+fn documents(file: &Path, all: &mut Vec<Manifest>) -> Result<(), Error> {
+    let text = fs::read_to_string(file).map_err(|error| broken(file, error))?;
+    for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
+        let mut object = result.map_err(|error| broken(file, error))?;
+        let manifest = |listed, object| Manifest { file: file.to_owned(), document, listed, object };
+        let is_list = object["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+        match object.get_mut("items") {
+            Some(Value::Array(items)) if is_list => all.extend(items.drain(..).map(|item| manifest(true, item))),
+            _ => all.push(manifest(false, object)),
+        }
+    }
+    Ok(())
+}
+
+fn yaml<'a, T: DeserializeOwned + 'a>(
+    text: &'a mut &[u8],
+) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
+    serde_saphyr::read_with_options(text, serde_saphyr::options! { with_snippet: false })
+}
+
+fn broken(file: &Path, cause: impl std::fmt::Display) -> Error {
+    Error::new(Code::InvalidConfig, format!("manifest {}: {cause}", file.display()))
+}

@@ -1,0 +1,169 @@
+//! How long an answer is waited for: which failure is worth another try, and when.
+
+use crate::cni;
+use std::time::{Duration, Instant};
+
+/// One try may hang for so long; then the next one gets a connection of its own.
+const TRY: Duration = Duration::from_secs(3);
+/// What is not there is asked for again for so long: the API server's cache, or the one of the
+/// proxy before it, may lag behind the kubelet.
+const LAG: Duration = Duration::from_secs(2);
+/// The first wait between two tries; each is twice the one before.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// The longest wait between two tries that nobody asked for.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// A last try is made so long before the end, rather than a wait that nothing follows.
+const LAST_TRY: Duration = Duration::from_millis(100);
+
+/// Why a try failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The object is not there, or only an earlier one of that name: it may appear.
+    Missing(String),
+    /// The API server could not be asked or could not answer.
+    Trouble {
+        /// What happened, in the words of whoever noticed.
+        cause: String,
+        /// `Retry-After`.
+        after: Option<Duration>,
+    },
+    /// Another try can't help.
+    Hopeless(cni::Error),
+}
+
+/// The end of all tries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct GaveUp {
+    /// What the last try came to.
+    pub(super) last: Failure,
+    /// How many there were.
+    pub(super) tries: u32,
+    /// How long they took, waits included.
+    pub(super) waited: Duration,
+}
+
+/// The times of the tries for one object.
+#[derive(Debug)]
+struct Schedule {
+    started: Instant,
+    deadline: Instant,
+    missing_since: Option<Instant>,
+    tries: u32,
+}
+
+impl Schedule {
+    fn new(started: Instant, total: Duration) -> Self {
+        Self { started, deadline: started + total, missing_since: None, tries: 0 }
+    }
+
+    /// How long a try that starts at `now` may take.
+    fn cap(&self, now: Instant) -> Duration {
+        TRY.min(self.deadline.saturating_duration_since(now))
+    }
+
+    /// How long to wait before the next try after one that failed at `now`; `None` for no more.
+    fn wait(&mut self, now: Instant, failure: &Failure) -> Option<Duration> {
+        let (end, asked) = match failure {
+            Failure::Hopeless(_) => return None,
+            Failure::Missing(_) => (self.deadline.min(*self.missing_since.get_or_insert(now) + LAG), None),
+            Failure::Trouble { after, .. } => (self.deadline, *after),
+        };
+        let left = end.saturating_duration_since(now);
+        let growing = FIRST_WAIT * 2_u32.pow(self.tries.saturating_sub(1).min(8));
+        let wait = asked.unwrap_or(Duration::ZERO).max(growing.min(LONGEST_WAIT));
+        (left > LAST_TRY).then(|| wait.min(left - LAST_TRY))
+    }
+}
+
+/// Tries until `attempt` succeeds or its failure is not worth another try, for `total` after
+/// `started` at the longest.
+pub(super) async fn retry<T>(
+    started: Instant,
+    total: Duration,
+    mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
+) -> Result<T, GaveUp> {
+    let mut schedule = Schedule::new(started, total);
+    loop {
+        schedule.tries += 1;
+        let cap = schedule.cap(Instant::now());
+        let last = match tokio::time::timeout(cap, attempt()).await {
+            Ok(Ok(found)) => return Ok(found),
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::Trouble { cause: format!("no answer within {:.1} s", cap.as_secs_f32()), after: None },
+        };
+        let now = Instant::now();
+        match schedule.wait(now, &last) {
+            Some(wait) => tokio::time::sleep(wait).await,
+            None => return Err(GaveUp { last, tries: schedule.tries, waited: now - schedule.started }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{Code, Error};
+
+    const TOTAL: Duration = Duration::from_secs(10);
+
+    fn trouble() -> Failure {
+        Failure::Trouble { cause: "no".into(), after: None }
+    }
+
+    /// The moments of the tries, in milliseconds, when each fails at once in the same way.
+    fn tries(total: Duration, failure: &Failure) -> Vec<u128> {
+        let started = Instant::now();
+        let (mut schedule, mut now, mut moments) = (Schedule::new(started, total), started, Vec::new());
+        loop {
+            schedule.tries += 1;
+            moments.push((now - started).as_millis());
+            match schedule.wait(now, failure) {
+                Some(wait) => now += wait,
+                None => return moments,
+            }
+        }
+    }
+
+    #[test]
+    fn trouble_is_retried_for_the_whole_wait_and_once_more_just_before_its_end() {
+        let moments = tries(TOTAL, &trouble());
+        assert_eq!(moments[..6], [0, 100, 300, 700, 1500, 2500]);
+        assert_eq!(moments.last(), Some(&9900));
+        assert_eq!(tries(Duration::from_secs(1), &trouble()), [0, 100, 300, 700, 900]);
+    }
+
+    #[test]
+    fn what_is_missing_is_asked_for_during_two_seconds_from_the_first_time() {
+        let missing = Failure::Missing("no".into());
+        assert_eq!(tries(TOTAL, &missing), [0, 100, 300, 700, 1500, 1900]);
+        assert_eq!(tries(Duration::from_millis(500), &missing), [0, 100, 300, 400]);
+
+        let started = Instant::now();
+        let mut schedule = Schedule::new(started, TOTAL);
+        let late = started + Duration::from_secs(5);
+        schedule.tries = 1;
+        assert!(schedule.wait(late, &missing).is_some(), "trouble before does not count");
+        assert_eq!(schedule.wait(late + LAG, &missing), None);
+    }
+
+    #[test]
+    fn retry_after_is_honoured_up_to_what_is_left() {
+        let asked = |seconds| Failure::Trouble { cause: "busy".into(), after: Some(Duration::from_secs(seconds)) };
+        assert_eq!(tries(TOTAL, &asked(4)), [0, 4000, 8000, 9900]);
+        assert_eq!(tries(TOTAL, &asked(60)), [0, 9900]);
+    }
+
+    #[test]
+    fn what_is_hopeless_is_tried_once() {
+        assert_eq!(tries(TOTAL, &Failure::Hopeless(Error::new(Code::Forbidden, "no"))), [0]);
+    }
+
+    #[test]
+    fn a_try_never_outlives_the_wait() {
+        let started = Instant::now();
+        let schedule = Schedule::new(started, TOTAL);
+        assert_eq!(schedule.cap(started), TRY);
+        assert_eq!(schedule.cap(started + Duration::from_secs(9)), Duration::from_secs(1));
+        assert_eq!(schedule.cap(started + Duration::from_secs(11)), Duration::ZERO);
+    }
+}

@@ -1,0 +1,218 @@
+//! Kubernetes' objects as far as they are read, in the form that its API and manifests have
+//! (k8s.io/api, `core/v1`): of a pod's hundreds of fields only those that decide something here.
+
+use crate::pod;
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny};
+use std::collections::BTreeMap;
+
+/// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
+pub(super) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A `Pod`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Pod {
+    metadata: Metadata,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    spec: PodSpec,
+}
+
+/// A `Namespace`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Namespace {
+    metadata: Metadata,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    name: String,
+    namespace: Option<String>,
+    uid: Option<String>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    labels: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    #[serde(deserialize_with = "null_is_empty")]
+    host_network: bool,
+    #[serde(deserialize_with = "null_is_empty")]
+    security_context: SecurityContext,
+    #[serde(deserialize_with = "null_is_empty")]
+    dns_config: DnsConfig,
+    #[serde(deserialize_with = "null_is_empty")]
+    init_containers: Vec<Container>,
+    #[serde(deserialize_with = "null_is_empty")]
+    containers: Vec<Container>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SecurityContext {
+    run_as_user: Option<i64>,
+    run_as_group: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct DnsConfig {
+    #[serde(deserialize_with = "null_is_empty")]
+    nameservers: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Container {
+    name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    args: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    env: Vec<Variable>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    security_context: SecurityContext,
+    restart_policy: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Variable {
+    name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    value: String,
+    value_from: Option<IgnoredAny>,
+}
+
+impl From<Pod> for pod::Pod {
+    fn from(Pod { metadata, spec }: Pod) -> Self {
+        Self {
+            // What is not said is `default` (kubectl's and the API's rule for manifests).
+            namespace: metadata.namespace.unwrap_or_else(|| "default".to_owned()),
+            name: metadata.name,
+            uid: metadata.uid,
+            labels: metadata.labels,
+            annotations: metadata.annotations,
+            host_network: spec.host_network,
+            run_as_user: spec.security_context.run_as_user,
+            run_as_group: spec.security_context.run_as_group,
+            dns_nameservers: spec.dns_config.nameservers,
+            init_containers: spec.init_containers.into_iter().map(Into::into).collect(),
+            containers: spec.containers.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<Container> for pod::Container {
+    fn from(container: Container) -> Self {
+        let literal = |v: Variable| v.value_from.is_none().then_some((v.name, v.value));
+        Self {
+            name: container.name,
+            args: container.args,
+            env: container.env.into_iter().filter_map(literal).collect(),
+            run_as_user: container.security_context.run_as_user,
+            run_as_group: container.security_context.run_as_group,
+            restarts_always: container.restart_policy.as_deref() == Some("Always"),
+        }
+    }
+}
+
+impl From<Namespace> for pod::Namespace {
+    fn from(Namespace { metadata }: Namespace) -> Self {
+        Self { name: metadata.name, annotations: metadata.annotations }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(value: Value) -> pod::Pod {
+        serde_json::from_value::<Pod>(value).expect("a pod").into()
+    }
+
+    #[test]
+    fn every_field_that_is_read_arrives() {
+        let read = pod(json!({
+            "kind": "Pod",
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
+            "spec": {
+                "hostNetwork": true,
+                "securityContext": {"runAsUser": 4_294_967_294_u32, "runAsGroup": 8, "fsGroup": 9},
+                "dnsConfig": {"nameservers": ["10.0.0.10"], "searches": ["x"]},
+                "initContainers": [
+                    {"name": "istio-proxy", "restartPolicy": "Always", "args": ["proxy"]},
+                    {"name": "init", "restartPolicy": null}
+                ],
+                "containers": [{
+                    "name": "app",
+                    "securityContext": {"runAsUser": 1, "runAsGroup": 2},
+                    "env": [
+                        {"name": "A", "value": "1"},
+                        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                        {"name": "C"}
+                    ]
+                }]
+            },
+            "status": {"phase": "Pending"}
+        }));
+        let container = |name: &str| pod::Container { name: name.into(), ..pod::Container::default() };
+        let expected = pod::Pod {
+            namespace: "n".into(),
+            name: "p".into(),
+            uid: Some("u".into()),
+            labels: [("l".into(), "1".into())].into(),
+            annotations: [("a".into(), "2".into())].into(),
+            host_network: true,
+            run_as_user: Some(4_294_967_294),
+            run_as_group: Some(8),
+            dns_nameservers: vec!["10.0.0.10".into()],
+            init_containers: vec![
+                pod::Container { args: vec!["proxy".into()], restarts_always: true, ..container("istio-proxy") },
+                container("init"),
+            ],
+            containers: vec![pod::Container {
+                env: vec![("A".into(), "1".into()), ("C".into(), String::new())],
+                run_as_user: Some(1),
+                run_as_group: Some(2),
+                ..container("app")
+            }],
+        };
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn null_and_absent_are_empty() {
+        let bare = pod(json!({"metadata": {"name": "p"}}));
+        let null = pod(json!({
+            "metadata": {"name": "p", "namespace": null, "uid": null, "labels": null, "annotations": null},
+            "spec": {"hostNetwork": null, "securityContext": null, "dnsConfig": null, "initContainers": null,
+                     "containers": null}
+        }));
+        let expected = pod::Pod { namespace: "default".into(), name: "p".into(), ..pod::Pod::default() };
+        assert_eq!((bare, null), (expected.clone(), expected));
+
+        let null = pod(json!({
+            "metadata": {"name": "p"},
+            "spec": {"dnsConfig": {"nameservers": null}, "containers": [
+                {"name": "c", "args": null, "env": [{"name": "A", "value": null, "valueFrom": null}],
+                 "securityContext": null}
+            ]}
+        }));
+        assert_eq!(null.containers[0].env, [("A".to_owned(), String::new())]);
+    }
+
+    #[test]
+    fn an_object_without_a_name_is_none() {
+        assert!(serde_json::from_value::<Pod>(json!({"kind": "Status", "metadata": {}, "code": 200})).is_err());
+        assert!(serde_json::from_value::<Namespace>(json!({"metadata": {}})).is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! The environment of a call as a value.
+
+use super::names::{check_interface_name, is_identifier};
+use super::{Args, Code, Error};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// What is to be done: every `CNI_COMMAND` that comes with a configuration. `VERSION` comes
+/// without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// `ADD`
+    Add,
+    /// `DEL`
+    Del,
+    /// `CHECK`
+    Check,
+    /// `GC`
+    Gc,
+    /// `STATUS`
+    Status,
+}
+
+impl Command {
+    /// By its name in `CNI_COMMAND`, which is in upper case.
+    fn named(name: &str) -> Option<Self> {
+        [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status].into_iter().find(|c| c.to_string() == name)
+    }
+
+    /// Whether it is about one container, not about the node.
+    fn is_for_a_container(self) -> bool {
+        matches!(self, Self::Add | Self::Del | Self::Check)
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+        })
+    }
+}
+
+/// A call, by its environment (SPEC.md, "Parameters").
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// `CNI_COMMAND`.
+    pub command: Command,
+    /// `CNI_CONTAINERID`; empty for GC and STATUS.
+    pub container_id: String,
+    /// `CNI_NETNS`; DEL may come without.
+    pub netns: Option<PathBuf>,
+    /// `CNI_IFNAME`; empty for GC and STATUS.
+    pub ifname: String,
+    /// `CNI_ARGS`, for ADD and CHECK. What ADD refuses must not keep DEL from tidying up.
+    pub args: Args,
+    /// `CNI_PATH`: where executables are looked for, first one first.
+    pub path: Vec<PathBuf>,
+    /// `CNI_NETNS_OVERRIDE`: `CNI_NETNS` may be the plugin's own network namespace.
+    pub netns_override: bool,
+}
+
+/// The CNI variables of an environment.
+///
+/// # Errors
+/// [`Code::Environment`]: one is not UTF-8.
+pub fn variables(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<HashMap<String, String>, Error> {
+    let mut variables = HashMap::new();
+    for (name, value) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("CNI_")) else { continue };
+        let Ok(value) = value.into_string() else { return Err(refuse(format!("{name}: the value is not UTF-8"))) };
+        variables.insert(name.to_owned(), value);
+    }
+    Ok(variables)
+}
+
+impl Request {
+    /// Reads and checks the variables that the command needs, in the order and with the words of
+    /// the reference library (`pkg/skel`). An empty variable counts as missing.
+    ///
+    /// # Errors
+    /// [`Code::Environment`]: the command is unknown, variables are missing or malformed.
+    pub fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let mut variables = Variables { read: variable, missing: Vec::new() };
+        let name = variables.optional("CNI_COMMAND").unwrap_or_default();
+        let command = Command::named(&name).ok_or_else(|| refuse(format!("unknown CNI_COMMAND: {name}")))?;
+        let (mut container_id, mut netns, mut ifname) = (String::new(), None, String::new());
+        if command.is_for_a_container() {
+            container_id = variables.required("CNI_CONTAINERID");
+            if !container_id.is_empty() && !is_identifier(&container_id) {
+                return Err(refuse("invalid characters in containerID").with_details(container_id));
+            }
+            netns = match command {
+                Command::Del => variables.optional("CNI_NETNS"),
+                _ => Some(variables.required("CNI_NETNS")),
+            };
+            ifname = variables.required("CNI_IFNAME");
+            if !ifname.is_empty() {
+                check_interface_name(&ifname)?;
+            }
+        }
+        let path = variables.required("CNI_PATH");
+        if !variables.missing.is_empty() {
+            return Err(refuse(format!("required env variables [{}] missing", variables.missing.join(","))));
+        }
+        let args = match command {
+            Command::Add | Command::Check => Args::parse(&variables.optional("CNI_ARGS").unwrap_or_default())?,
+            Command::Del | Command::Gc | Command::Status => Args::default(),
+        };
+        let netns_override = variables.optional("CNI_NETNS_OVERRIDE");
+        Ok(Self {
+            command,
+            container_id,
+            netns: netns.map(PathBuf::from),
+            ifname,
+            args,
+            path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
+            netns_override: netns_override.is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
+        })
+    }
+}
+
+/// Reads variables and notes which are missing.
+struct Variables<F> {
+    read: F,
+    missing: Vec<&'static str>,
+}
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    fn optional(&self, name: &str) -> Option<String> {
+        (self.read)(name).filter(|value| !value.is_empty())
+    }
+
+    fn required(&mut self, name: &'static str) -> String {
+        self.optional(name).unwrap_or_else(|| {
+            self.missing.push(name);
+            String::new()
+        })
+    }
+}
+
+fn refuse(msg: impl Into<String>) -> Error {
+    Error::new(Code::Environment, msg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    const WHOLE: [(&str, &str); 6] = [
+        ("CNI_CONTAINERID", "c1"),
+        ("CNI_NETNS", "/run/netns/x"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_ARGS", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"),
+        ("CNI_PATH", "/a::/b"),
+        ("CNI_NETNS_OVERRIDE", ""),
+    ];
+
+    /// A call with all variables, but for some.
+    fn call(command: &str, changed: &[(&str, &str)]) -> Result<Request, Error> {
+        Request::parse(|name| {
+            let value = |list: &[(&str, &str)]| list.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+            if name == "CNI_COMMAND" { Some(command.to_owned()) } else { value(changed).or_else(|| value(&WHOLE)) }
+        })
+    }
+
+    #[test]
+    fn a_whole_call() {
+        let request = call("ADD", &[]).expect("accepted");
+        assert_eq!(request.command, Command::Add);
+        assert_eq!(request.netns, Some(PathBuf::from("/run/netns/x")));
+        assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("c1", "eth0"));
+        assert_eq!(request.path, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert!(request.args.pod.is_some() && !request.netns_override);
+    }
+
+    #[test]
+    fn each_command_has_variables_of_its_own() {
+        let none = WHOLE.map(|(name, _)| (name, ""));
+        for (command, missing) in [
+            ("ADD", "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"),
+            ("CHECK", "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"),
+            ("DEL", "CNI_CONTAINERID,CNI_IFNAME,CNI_PATH"),
+            ("GC", "CNI_PATH"),
+            ("STATUS", "CNI_PATH"),
+        ] {
+            let error = call(command, &none).expect_err("nothing is there");
+            assert_eq!(error, refuse(format!("required env variables [{missing}] missing")));
+        }
+        assert_eq!(call("DEL", &[("CNI_NETNS", "")]).expect("accepted").netns, None);
+    }
+
+    #[test]
+    fn what_is_malformed_comes_before_what_is_missing_after_it() {
+        let error = call("ADD", &[("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", "")]).expect_err("refused");
+        assert_eq!(error, refuse("invalid characters in containerID").with_details("a/b"));
+        let error = call("ADD", &[("CNI_CONTAINERID", ""), ("CNI_IFNAME", "..")]).expect_err("refused");
+        assert_eq!(error, refuse("interface name is . or .."));
+        let error = call("ADD", &[("CNI_PATH", ""), ("CNI_ARGS", "x")]).expect_err("refused");
+        assert_eq!(error, refuse("required env variables [CNI_PATH] missing"));
+    }
+
+    #[test]
+    fn what_a_command_does_not_need_is_not_looked_at() {
+        let odd = [("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", ".."), ("CNI_ARGS", "x")];
+        assert_eq!(call("GC", &odd).expect("accepted").container_id, "");
+        assert!(call("STATUS", &odd).is_ok());
+        assert_eq!(call("DEL", &[("CNI_ARGS", "x")]).expect("accepted").args, Args::default());
+        assert!(call("ADD", &[("CNI_ARGS", "x")]).is_err());
+    }
+
+    #[test]
+    fn commands_are_in_upper_case() {
+        assert_eq!(call("add", &[]).expect_err("refused").msg, "unknown CNI_COMMAND: add");
+        assert_eq!(call("", &[]).expect_err("refused").msg, "unknown CNI_COMMAND: ");
+    }
+
+    #[test]
+    fn the_override_is_1_or_true() {
+        for (value, wanted) in
+            [("1", true), ("true", true), ("TRUE", true), ("True", true), ("yes", false), ("", false)]
+        {
+            let request = call("ADD", &[("CNI_NETNS_OVERRIDE", value)]).expect("accepted");
+            assert_eq!(request.netns_override, wanted, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_cni_variable_that_is_not_text_is_named() {
+        let bad = || OsString::from_vec(vec![0xff]);
+        let error = variables([("CNI_ARGS".into(), bad())]).expect_err("refused");
+        assert_eq!(error, refuse("CNI_ARGS: the value is not UTF-8"));
+        let kept = variables([("OTHER".into(), bad()), (bad(), bad()), ("CNI_PATH".into(), "/".into())]);
+        assert_eq!(kept, Ok([("CNI_PATH".to_owned(), "/".to_owned())].into()));
+    }
+}

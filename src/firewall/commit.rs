@@ -1,0 +1,67 @@
+//! Changes as netlink messages, sent as one transaction.
+
+use super::iptables;
+use super::live::Live;
+use super::nfnetlink::attributes::Attributes;
+use super::nfnetlink::{Error, Message, NLM_F_APPEND, NLM_F_CREATE, Socket, Verb};
+use super::plan::{Change, Step};
+use super::rule::{Family, Hook, Rule, Table};
+
+/// Commits `changes`, all or nothing, on top of what `live` has read.
+///
+/// # Errors
+/// The kernel refuses, or somebody changed the rules since.
+pub fn commit(socket: &mut Socket, live: &Live, changes: &[Change]) -> Result<(), Error> {
+    let messages: Vec<Message> = changes.iter().map(|((family, table), step)| message(*family, *table, step)).collect();
+    socket.transact(&messages, live.generation)
+}
+
+fn message(family: Family, table: Table, step: &Step) -> Message {
+    let named = || Attributes::new().text(1, table.name());
+    let (verb, flags, attributes) = match step {
+        Step::Table => (Verb::NewTable, NLM_F_CREATE, named()),
+        Step::Hook(hook) => (Verb::NewChain, NLM_F_CREATE, built_in(named(), table, *hook)),
+        Step::Chain(name) => (Verb::NewChain, NLM_F_CREATE, named().text(3, name)),
+        Step::Rule { chain, before, rule } => {
+            let attributes = with_rule(named().text(2, chain), rule, family);
+            match before {
+                Some(handle) => (Verb::NewRule, NLM_F_CREATE, attributes.be64(6, *handle)),
+                None => (Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, attributes),
+            }
+        }
+        Step::DeleteRule { chain, handle } => (Verb::DelRule, 0, named().text(2, chain).be64(3, *handle)),
+        Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(3, name)),
+        Step::DeleteTable => (Verb::DelTable, 0, named()),
+    };
+    Message { verb, flags, family: family.number(), attributes }
+}
+
+/// What iptables-nft gives its built-in chains: hook (linux/netfilter.h), priority
+/// (linux/netfilter_ipv4.h), policy and type.
+fn built_in(attributes: Attributes, table: Table, hook: Hook) -> Attributes {
+    const NF_ACCEPT: u32 = 1;
+    let number = match hook {
+        Hook::Prerouting => 0,
+        Hook::Output => 3,
+    };
+    let priority: i32 = match table {
+        Table::Raw => -300,
+        Table::Mangle => -150,
+        Table::Nat => -100,
+    };
+    let kind = match (table, hook) {
+        (Table::Nat, _) => "nat",
+        (Table::Mangle, Hook::Output) => "route",
+        _ => "filter",
+    };
+    let where_to = Attributes::new().be32(1, number).bytes(2, &priority.to_be_bytes());
+    attributes.text(3, hook.chain()).nested(4, &where_to).be32(5, NF_ACCEPT).text(7, kind)
+}
+
+fn with_rule(attributes: Attributes, rule: &Rule, family: Family) -> Attributes {
+    let attributes = attributes.nested(4, &iptables::expressions(rule, family));
+    match iptables::compat(rule) {
+        Some(compat) => attributes.nested(5, &compat),
+        None => attributes,
+    }
+}

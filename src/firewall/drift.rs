@@ -1,0 +1,102 @@
+//! How the kernel differs from what it should hold, in words; and what is there besides.
+
+use super::live::{Live, LiveRule};
+use super::plan::{Made, Step, check_steps};
+use super::rule::{Family, Hook, Table};
+use super::ruleset::Ruleset;
+use std::fmt;
+
+/// One difference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drift {
+    /// Of which family.
+    pub family: Family,
+    /// In which table.
+    pub table: Table,
+    /// What differs.
+    pub what: Difference,
+}
+
+/// What differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Difference {
+    /// There is no such chain.
+    NoChain(String),
+    /// A chain of ours that nobody asked for.
+    ExtraChain(String),
+    /// A rule, as `CHAIN rule`, is not there.
+    Missing(String),
+    /// A rule is there that nobody asked for.
+    Extra(String),
+    /// A rule is there, but not in its place.
+    Moved(String),
+}
+
+impl fmt::Display for Drift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (family, table) = (self.family.name(), self.table.name());
+        match &self.what {
+            Difference::NoChain(chain) => write!(f, "missing: {family} {table} chain {chain}"),
+            Difference::ExtraChain(chain) => write!(f, "extra: {family} {table} chain {chain}"),
+            Difference::Missing(rule) => write!(f, "missing: {family} {table} -A {rule}"),
+            Difference::Extra(rule) => write!(f, "extra: {family} {table} -A {rule}"),
+            Difference::Moved(rule) => write!(f, "moved: {family} {table} -A {rule}"),
+        }
+    }
+}
+
+/// How `live` differs from `desired`: in our chains in every rule and its place, in the built-in
+/// chains in our rules and the order among them. Foreign rules between them are no difference.
+#[must_use]
+pub fn drift(live: &Live, desired: &Ruleset) -> Vec<Drift> {
+    let mut found = Vec::new();
+    for ((family, table), steps) in check_steps(live, desired, &Made::default()) {
+        let differences = differences(live, family, table, steps);
+        found.extend(differences.into_iter().map(|what| Drift { family, table, what }));
+    }
+    found
+}
+
+fn differences(live: &Live, family: Family, table: Table, steps: Vec<Step>) -> Vec<Difference> {
+    let (mut missing, mut extra, mut chains) = (Vec::new(), Vec::new(), Vec::new());
+    for step in steps {
+        match step {
+            Step::Chain(name) => chains.push(Difference::NoChain(name)),
+            Step::DeleteChain(name) => chains.push(Difference::ExtraChain(name)),
+            Step::Rule { chain, rule, .. } => missing.push(format!("{chain} {rule}")),
+            Step::DeleteRule { chain, handle } => {
+                let rule = live.rules(family, table, &chain).iter().find(|rule| rule.handle == handle);
+                extra.push(format!("{chain} {}", rule.map(LiveRule::to_string).unwrap_or_default()));
+            }
+            Step::Table | Step::Hook(_) | Step::DeleteTable => {}
+        }
+    }
+    for rule in missing {
+        match extra.iter().position(|other| *other == rule) {
+            Some(at) => chains.push(Difference::Moved(extra.remove(at))),
+            None => chains.push(Difference::Missing(rule)),
+        }
+    }
+    chains.extend(extra.into_iter().map(Difference::Extra));
+    chains
+}
+
+/// Rules in the built-in chains that are none of ours, one line each.
+#[must_use]
+pub fn foreign_rules(live: &Live, desired: &Ruleset) -> Vec<String> {
+    let mut found = Vec::new();
+    for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
+        let ours = desired.tables.get(&(family, table));
+        let hook = Hook::ALL.into_iter().find(|hook| hook.chain() == name);
+        let is_ours = |rule: &LiveRule| {
+            ours.is_some_and(|ours| {
+                let into_ours = rule.goes_to().is_some_and(|to| ours.chains.iter().any(|(chain, _)| chain == to));
+                let asked_for = hook.and_then(|hook| ours.hooks.get(&hook));
+                into_ours || asked_for.is_some_and(|rules| rule.rule.as_ref().is_ok_and(|r| rules.contains(r)))
+            })
+        };
+        let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
+        found.extend(foreign.map(|rule| format!("{} {} -A {name} {rule}", family.name(), table.name())));
+    }
+    found
+}

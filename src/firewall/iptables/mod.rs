@@ -1,0 +1,271 @@
+//! A rule in the `iptables` dialect: the expressions that iptables-nft itself would write, in its
+//! order, and back.
+
+mod expression;
+mod xt;
+
+use super::nfnetlink::attributes::Attributes;
+use super::rule::{Family, Is, Match, Rule, Target};
+use crate::policy::{PortRange, Protocol};
+use expression::{Base, Expression, Meta, Verdict};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// `NFTA_RULE_COMPAT_PROTO`, `NFTA_RULE_COMPAT_FLAGS`.
+const COMPAT_PROTOCOL: u16 = 1;
+const COMPAT_FLAGS: u16 = 2;
+
+/// What of a rule goes into `NFTA_RULE_EXPRESSIONS`.
+#[must_use]
+pub(super) fn expressions(rule: &Rule, family: Family) -> Attributes {
+    encode(rule, family).iter().fold(Attributes::new(), |list, expression| expression.write(list))
+}
+
+/// What of a rule goes into `NFTA_RULE_COMPAT`: extensions check that they may see the protocol.
+#[must_use]
+pub(super) fn compat(rule: &Rule) -> Option<Attributes> {
+    let number = u32::from(protocol_number(rule.protocol?));
+    Some(Attributes::new().be32(COMPAT_PROTOCOL, number).be32(COMPAT_FLAGS, 0))
+}
+
+/// A rule as the kernel lists it: one of this crate's vocabulary, or the chain that it goes to.
+///
+/// # Errors
+/// It is none that this crate would write; the value is the chain that it goes to, if any.
+pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>> {
+    let read: Vec<Option<Expression>> = Expression::read_all(list).collect();
+    let goes_to = read.iter().find_map(|e| match e {
+        Some(Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) => Some(chain.clone()),
+        _ => None,
+    });
+    let known: Option<Vec<Expression>> = read.into_iter().collect();
+    let rule = known.as_ref().and_then(|known| Some((known, Decoder { family, left: known }.rule()?)));
+    // Equal as a value must mean equal in the kernel.
+    rule.filter(|(known, rule)| encode(rule, family) == **known).map(|(_, rule)| rule).ok_or(goes_to)
+}
+
+const fn protocol_number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+    }
+}
+
+fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
+    let mut out = Vec::new();
+    interface(&mut out, Meta::InInterface, rule.in_interface.as_ref());
+    interface(&mut out, Meta::OutInterface, rule.out_interface.as_ref());
+    if let Some(protocol) = rule.protocol {
+        let value = vec![protocol_number(protocol)];
+        out.extend([Expression::Meta(Meta::Protocol), Expression::Compare { not: false, value }]);
+    }
+    address(&mut out, Side::Source, rule.source.as_ref(), family);
+    address(&mut out, Side::Destination, rule.destination.as_ref(), family);
+    for condition in &rule.matches {
+        match condition {
+            Match::SourcePort(ports) => port(&mut out, 0, ports),
+            Match::DestinationPort(ports) => port(&mut out, 2, ports),
+            Match::Mark(Is { not, value }) => {
+                let value = value.to_ne_bytes().to_vec();
+                out.extend([Expression::Meta(Meta::Mark), Expression::Compare { not: *not, value }]);
+            }
+            other => out.extend(xt::of_match(other).map(Expression::Match)),
+        }
+    }
+    out.push(Expression::Counter);
+    out.push(match &rule.target {
+        Target::Accept => Expression::Verdict(Verdict::Accept),
+        Target::Drop => Expression::Verdict(Verdict::Drop),
+        Target::Return => Expression::Verdict(Verdict::Return),
+        Target::Jump(chain) => Expression::Verdict(Verdict::Jump(chain.clone())),
+        other => match xt::of_target(other, family) {
+            Some(extension) => Expression::Target(extension),
+            None => return out,
+        },
+    });
+    out
+}
+
+/// A name with its end mark, or without it where a `+` stands for whatever follows.
+fn interface(out: &mut Vec<Expression>, key: Meta, name: Option<&Is<String>>) {
+    if let Some(Is { not, value }) = name {
+        let bytes = match value.strip_suffix('+') {
+            Some(prefix) => prefix.as_bytes().to_vec(),
+            None => [value.as_bytes(), &[0]].concat(),
+        };
+        out.extend([Expression::Meta(key), Expression::Compare { not: *not, value: bytes }]);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Source,
+    Destination,
+}
+
+/// Where an address stands in the IP header, and how long it is.
+const fn place(side: Side, family: Family) -> (u32, usize) {
+    match (family, side) {
+        (Family::Ip, Side::Source) => (12, 4),
+        (Family::Ip, Side::Destination) => (16, 4),
+        (Family::Ip6, Side::Source) => (8, 16),
+        (Family::Ip6, Side::Destination) => (24, 16),
+    }
+}
+
+/// Whole bytes are compared as they are; a prefix that ends within a byte needs a mask.
+fn address(out: &mut Vec<Expression>, side: Side, net: Option<&Is<IpNet>>, family: Family) {
+    let Some(Is { not, value: net }) = net else { return };
+    let octets = match net.network() {
+        std::net::IpAddr::V4(a) => a.octets().to_vec(),
+        std::net::IpAddr::V6(a) => a.octets().to_vec(),
+    };
+    let prefix = usize::from(net.prefix_len());
+    let (offset, whole) = place(side, family);
+    let length = if prefix.is_multiple_of(8) { prefix / 8 } else { whole };
+    if length == 0 {
+        return;
+    }
+    out.push(Expression::Payload { base: Base::Network, offset, length: u32::try_from(length).unwrap_or_default() });
+    if !prefix.is_multiple_of(8) {
+        let mask = match net.netmask() {
+            std::net::IpAddr::V4(a) => a.octets().to_vec(),
+            std::net::IpAddr::V6(a) => a.octets().to_vec(),
+        };
+        out.push(Expression::Mask(mask));
+    }
+    out.push(Expression::Compare { not: *not, value: octets.into_iter().take(length).collect() });
+}
+
+fn port(out: &mut Vec<Expression>, offset: u32, ports: &Is<PortRange>) {
+    out.push(Expression::Payload { base: Base::Transport, offset, length: 2 });
+    let PortRange { first, last } = ports.value;
+    let bytes = |port: u16| port.to_be_bytes().to_vec();
+    out.push(if first == last {
+        Expression::Compare { not: ports.not, value: bytes(first) }
+    } else {
+        Expression::Range { not: ports.not, from: bytes(first), to: bytes(last) }
+    });
+}
+
+/// Reads expressions from the front.
+struct Decoder<'a> {
+    family: Family,
+    left: &'a [Expression],
+}
+
+impl Decoder<'_> {
+    fn rule(mut self) -> Option<Rule> {
+        let mut rule = Rule::new(Target::Accept);
+        loop {
+            let (first, rest) = self.left.split_first()?;
+            self.left = rest;
+            match first {
+                Expression::Meta(Meta::InInterface) => rule.in_interface = Some(self.interface()?),
+                Expression::Meta(Meta::OutInterface) => rule.out_interface = Some(self.interface()?),
+                Expression::Meta(Meta::Protocol) => rule.protocol = Some(self.protocol()?),
+                Expression::Meta(Meta::Mark) => {
+                    let Is { not, value } = self.compare()?;
+                    let value = u32::from_ne_bytes(value.as_slice().try_into().ok()?);
+                    rule.matches.push(Match::Mark(Is { not, value }));
+                }
+                Expression::Payload { base: Base::Transport, offset, length: 2 } => {
+                    let ports = self.ports()?;
+                    rule.matches.push(match offset {
+                        0 => Match::SourcePort(ports),
+                        2 => Match::DestinationPort(ports),
+                        _ => return None,
+                    });
+                }
+                Expression::Payload { base: Base::Network, offset, length } => {
+                    let net = self.address(usize::try_from(*length).ok()?)?;
+                    if *offset == place(Side::Source, self.family).0 {
+                        rule.source = Some(net);
+                    } else if *offset == place(Side::Destination, self.family).0 {
+                        rule.destination = Some(net);
+                    } else {
+                        return None;
+                    }
+                }
+                Expression::Match(extension) => rule.matches.push(xt::to_match(extension)?),
+                Expression::Counter => {
+                    rule.target = self.target()?;
+                    return Some(rule);
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<&Expression> {
+        let (first, rest) = self.left.split_first()?;
+        self.left = rest;
+        Some(first)
+    }
+
+    fn compare(&mut self) -> Option<Is<Vec<u8>>> {
+        match self.next()? {
+            Expression::Compare { not, value } => Some(Is { not: *not, value: value.clone() }),
+            _ => None,
+        }
+    }
+
+    fn interface(&mut self) -> Option<Is<String>> {
+        let Is { not, value } = self.compare()?;
+        let name = match value.strip_suffix(&[0]) {
+            Some(name) => String::from_utf8(name.to_vec()).ok()?,
+            None => String::from_utf8(value).ok()? + "+",
+        };
+        Some(Is { not, value: name })
+    }
+
+    fn protocol(&mut self) -> Option<Protocol> {
+        let found = self.compare().filter(|c| !c.not)?.value;
+        [Protocol::Tcp, Protocol::Udp].into_iter().find(|p| found == [protocol_number(*p)])
+    }
+
+    fn ports(&mut self) -> Option<Is<PortRange>> {
+        let number = |bytes: &[u8]| bytes.try_into().ok().map(u16::from_be_bytes);
+        match self.next()? {
+            Expression::Compare { not, value } => Some(Is { not: *not, value: PortRange::one(number(value)?) }),
+            Expression::Range { not, from, to } => {
+                Some(Is { not: *not, value: PortRange { first: number(from)?, last: number(to)? } })
+            }
+            _ => None,
+        }
+    }
+
+    fn address(&mut self, length: usize) -> Option<Is<IpNet>> {
+        let mut prefix = u8::try_from(8 * length).ok()?;
+        if let Some(Expression::Mask(mask)) = self.left.first() {
+            prefix = u8::try_from(mask.iter().map(|b| b.count_ones()).sum::<u32>()).ok()?;
+            self.left = &self.left[1..];
+        }
+        let Is { not, mut value } = self.compare()?;
+        value.resize(place(Side::Source, self.family).1, 0);
+        let net = match self.family {
+            Family::Ip => {
+                let octets: [u8; 4] = value.try_into().ok()?;
+                Ipv4Net::new(Ipv4Addr::from(octets), prefix).ok()?.into()
+            }
+            Family::Ip6 => {
+                let octets: [u8; 16] = value.try_into().ok()?;
+                Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?.into()
+            }
+        };
+        Some(Is { not, value: net })
+    }
+
+    fn target(&mut self) -> Option<Target> {
+        let family = self.family;
+        let target = match self.next()? {
+            Expression::Verdict(Verdict::Accept) => Target::Accept,
+            Expression::Verdict(Verdict::Drop) => Target::Drop,
+            Expression::Verdict(Verdict::Return) => Target::Return,
+            Expression::Verdict(Verdict::Jump(chain)) => Target::Jump(chain.clone()),
+            Expression::Target(extension) => xt::to_target(extension, family)?,
+            _ => return None,
+        };
+        self.left.is_empty().then_some(target)
+    }
+}

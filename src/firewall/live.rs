@@ -1,0 +1,127 @@
+//! What the kernel holds: the tables that iptables-nft manages, read in one go.
+
+use super::iptables;
+use super::nfnetlink::attributes::{find, find_be64, find_text};
+use super::nfnetlink::{Error, Socket, Verb};
+use super::rule::{Family, Rule, Table};
+use std::collections::BTreeMap;
+
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6`.
+const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
+
+impl Family {
+    /// `NFPROTO_…`.
+    pub(super) const fn number(self) -> u8 {
+        match self {
+            Self::Ip => NFPROTO_IPV4,
+            Self::Ip6 => NFPROTO_IPV6,
+        }
+    }
+}
+
+/// A rule in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveRule {
+    /// By which it is deleted, and others are put in front of it.
+    pub handle: u64,
+    /// What it is; where it is no rule that this crate would write, the chain that it goes to.
+    pub rule: Result<Rule, Option<String>>,
+}
+
+impl LiveRule {
+    /// The chain that it goes to.
+    #[must_use]
+    pub fn goes_to(&self) -> Option<&str> {
+        match &self.rule {
+            Ok(rule) => rule.goes_to(),
+            Err(chain) => chain.as_deref(),
+        }
+    }
+}
+
+impl std::fmt::Display for LiveRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.rule {
+            Ok(rule) => rule.fmt(f),
+            Err(Some(chain)) => write!(f, "(a foreign rule, handle {}) -j {chain}", self.handle),
+            Err(None) => write!(f, "(a foreign rule, handle {})", self.handle),
+        }
+    }
+}
+
+/// A chain in the kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LiveChain {
+    /// Whether the kernel enters it by itself: iptables' built-in chains.
+    pub built_in: bool,
+    /// Its rules in order.
+    pub rules: Vec<LiveRule>,
+}
+
+/// The chains of one table by name.
+pub(super) type LiveTable = BTreeMap<String, LiveChain>;
+
+/// What the kernel holds in the tables raw, mangle and nat of `ip` and `ip6`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Of which generation this is.
+    pub generation: u32,
+    /// The tables that there are.
+    pub tables: BTreeMap<(Family, Table), LiveTable>,
+}
+
+impl Live {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// Netlink fails, or somebody changed the rules meanwhile.
+    pub fn read(socket: &mut Socket) -> Result<Self, Error> {
+        let generation = socket.generation()?;
+        let mut live = Self { generation, ..Self::default() };
+        socket.dump(Verb::GetTable, |family, body| {
+            if let Some(key) = table_of(family, find_text(body, 1)) {
+                live.tables.entry(key).or_default();
+            }
+        })?;
+        if live.tables.is_empty() {
+            return Ok(live);
+        }
+        socket.dump(Verb::GetChain, |family, body| {
+            let table = table_of(family, find_text(body, 1)).and_then(|key| live.tables.get_mut(&key));
+            if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
+                table.entry(name.to_owned()).or_default().built_in = find(body, 4).is_some();
+            }
+        })?;
+        socket.dump(Verb::GetRule, |number, body| {
+            let key = table_of(number, find_text(body, 1));
+            let chain = key.and_then(|key| live.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
+            if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
+                let rule = iptables::decode(find(body, 4).unwrap_or_default(), family);
+                chain.rules.push(LiveRule { handle, rule });
+            }
+        })?;
+        if socket.generation()? == generation { Ok(live) } else { Err(Error::Changed) }
+    }
+
+    /// A chain's rules; none where there is no such chain.
+    #[must_use]
+    pub fn rules(&self, family: Family, table: Table, chain: &str) -> &[LiveRule] {
+        let chain = self.tables.get(&(family, table)).and_then(|t| t.get(chain));
+        chain.map_or(&[], |c| c.rules.as_slice())
+    }
+
+    /// Every chain, with where it stands.
+    pub fn chains(&self) -> impl Iterator<Item = (Family, Table, &str, &LiveChain)> {
+        self.tables.iter().flat_map(|((family, table), chains)| {
+            chains.iter().map(|(name, chain)| (*family, *table, name.as_str(), chain))
+        })
+    }
+}
+
+fn table_of(family: u8, name: Option<&str>) -> Option<(Family, Table)> {
+    let family = Family::ALL.into_iter().find(|f| f.number() == family)?;
+    let name = name?;
+    let table = Table::ALL.into_iter().find(|t| t.name() == name)?;
+    Some((family, table))
+}

@@ -1,0 +1,8 @@
+//! Netlink to nf_tables: attributes, messages, the socket. It knows nothing of rules.
+
+pub mod attributes;
+mod message;
+mod socket;
+
+pub use message::{Message, NLM_F_APPEND, NLM_F_CREATE, Verb};
+pub use socket::{Error, Socket};

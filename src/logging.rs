@@ -1,0 +1,127 @@
+//! Log lines: `key=value` pairs, one line an event, on stderr and in a file. Never on stdout: that
+//! belongs to the CNI result.
+
+use crate::cni::LogLevel;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Starts logging for the rest of the process; a second start changes nothing. Each line has the
+/// pairs of `context`. Events of dependencies are logged from warnings on.
+///
+/// A file that can't be opened is a warning on stderr: a full or missing disk must not keep pods
+/// from starting.
+pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)]) {
+    let level = match level {
+        LogLevel::Off => return,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    };
+    let opened = file.map(|path| open(path).map_err(|error| (path, error))).transpose();
+    let writer = match &opened {
+        Ok(Some(file)) => BoxMakeWriter::new(io::stderr.and(Arc::clone(file))),
+        Ok(None) | Err(_) => BoxMakeWriter::new(io::stderr),
+    };
+    // Where stderr is closed, the layer's own report of that to stderr would be a panic.
+    let layer = tracing_subscriber::fmt::layer()
+        .event_format(Line { context: pairs(context) })
+        .with_writer(writer)
+        .log_internal_errors(false);
+    let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
+    let filter = Targets::new().with_target(ours, level).with_default(level.min(LevelFilter::WARN));
+    let started = tracing_subscriber::registry().with(filter).with(layer).try_init();
+    if let (Ok(()), Err((path, error))) = (started, opened) {
+        tracing::warn!(file = %path.display(), %error, "log_file can't be opened; logging to stderr only");
+    }
+}
+
+fn open(path: &Path) -> io::Result<Arc<File>> {
+    OpenOptions::new().create(true).append(true).mode(0o640).open(path).map(Arc::new)
+}
+
+fn pairs(context: &[(&str, &str)]) -> String {
+    let mut line = String::new();
+    for (key, value) in context.iter().filter(|(_, value)| !value.is_empty()) {
+        // Writing to a string can't fail.
+        let _ = pair(&mut line, key, value);
+    }
+    line
+}
+
+/// ` key=value`, the value in quotes where it would not stay one word of one line.
+fn pair(line: &mut dyn fmt::Write, key: &str, value: &str) -> fmt::Result {
+    let plain = |c: char| !c.is_whitespace() && !c.is_control() && c != '"' && c != '=';
+    if !value.is_empty() && value.chars().all(plain) {
+        write!(line, " {key}={value}")
+    } else {
+        write!(line, " {key}={value:?}")
+    }
+}
+
+/// How an event is written.
+struct Line {
+    context: String,
+}
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        writer.write_str("time=")?;
+        SystemTime.format_time(&mut writer)?;
+        write!(writer, " level={}", event.metadata().level().as_str().to_ascii_lowercase())?;
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        pair(&mut writer, "msg", &fields.message)?;
+        writeln!(writer, "{}{}", fields.others, self.context)
+    }
+}
+
+/// What an event says.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: String,
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            name => drop(pair(&mut self.others, name, value)),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_stays_on_one_line_and_is_one_word_or_quoted() {
+        let pairs = pairs(&[("a", "x/y:1"), ("empty", ""), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")]);
+        assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
+    }
+}

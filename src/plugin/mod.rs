@@ -1,0 +1,88 @@
+//! One call of the plugin, from its environment and stdin to what goes to stdout. A verb a file;
+//! the order of things is known here and nowhere else.
+
+mod add;
+mod check;
+mod del;
+mod gc;
+mod own_netns;
+mod panics;
+mod status;
+mod version;
+
+use crate::cni::version::NEWEST;
+use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
+use crate::logging;
+use serde_json::Value;
+use std::ffi::OsString;
+use std::io::Read;
+
+/// Serves a call. `program` is the name under which the binary was started.
+///
+/// # Errors
+/// The error object for stdout (SPEC.md, "Error"), in the configuration's version where that is
+/// known by then. From here on, a panic of any thread prints such an object and exits with 1.
+pub fn call(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    stdin: impl Read,
+    program: &str,
+) -> Result<Option<Value>, Value> {
+    let in_newest = |error: Error| error.to_json(NEWEST);
+    let variables = variables(environment).map_err(in_newest)?;
+    if variables.get("CNI_COMMAND").is_some_and(|command| command == "VERSION") {
+        return Ok(Some(version::answer()));
+    }
+    panics::answer_in(NEWEST);
+    let request = Request::parse(|name| variables.get(name).cloned()).map_err(in_newest)?;
+    let document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
+    panics::answer_in(document.spoken_version());
+    serve(&request, &document, program).map_err(|error| error.to_json(document.spoken_version()))
+}
+
+fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
+    let mut text = Vec::new();
+    match stdin.read_to_end(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(Error::new(Code::Io, format!("error reading from stdin: {error}"))),
+    }
+}
+
+fn serve(request: &Request, document: &Document, program: &str) -> Result<Option<Value>, Error> {
+    let conf = NetConf::understand(document, request.command, program)?;
+    start_logging(request, &conf);
+    for warning in &conf.warnings {
+        tracing::warn!("{warning}");
+    }
+    let answer = own_netns::refuse(request).and_then(|()| run(request, &conf));
+    if let Err(error) = &answer {
+        tracing::error!(code = error.code.number(), "{error}");
+    }
+    answer
+}
+
+fn start_logging(request: &Request, conf: &NetConf) {
+    let pod = request.args.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+    let context = [
+        ("command", request.command.to_string()),
+        ("network", conf.name.clone()),
+        ("container", request.container_id.clone()),
+        ("ifname", request.ifname.clone()),
+        ("pod", pod),
+    ];
+    let context: Vec<_> = context.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    logging::start(conf.log_level, conf.log_file.as_deref(), &context);
+}
+
+/// Does what the call asks for; the value, where there is one, goes to stdout.
+///
+/// # Errors
+/// Why it could not be done, for stdout.
+pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    match request.command {
+        Command::Add => add::run(request, conf),
+        Command::Check => check::run(request, conf),
+        Command::Del => del::run(request, conf),
+        Command::Gc => gc::run(request, conf),
+        Command::Status => status::run(request, conf),
+    }
+}

@@ -1,0 +1,24 @@
+//! The network namespace of a pod is never the plugin's own.
+
+use crate::cni::{Code, Error, Request};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Refuses a call whose `CNI_NETNS` is the network namespace that the plugin runs in, the host's
+/// as a rule, before anything is done there. The reference library (`pkg/skel`) looks only
+/// afterwards. A path that can't be looked at is for whoever enters it to report.
+pub(super) fn refuse(request: &Request) -> Result<(), Error> {
+    let Some(netns) = request.netns.as_deref().filter(|_| !request.netns_override) else { return Ok(()) };
+    let own = identity(Path::new("/proc/self/ns/net"));
+    if own.is_some() && own == identity(netns) {
+        let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+        return Err(Error::new(Code::InvalidNetns, msg));
+    }
+    Ok(())
+}
+
+/// A namespace is known by device and inode, not by its path (namespaces(7)).
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}

@@ -1,0 +1,92 @@
+//! Addresses of the namespace that the calling thread is in.
+
+use crate::cni::{Code, Error};
+use futures_util::TryStreamExt;
+use netlink_packet_route::address::AddressAttribute;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use rtnetlink::Handle;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// The IPv6 address that the proxy sends from when it passes an inbound connection on as it is.
+/// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
+pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+
+/// The kernel gives lo this index in every namespace (net/core/dev.c: it is made first).
+const LO: u32 = 1;
+
+/// Whether the pod has addresses of its own, neither loopback nor link-local, of either family.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct OwnFamilies {
+    /// An IPv4 address.
+    pub ip: bool,
+    /// An IPv6 address.
+    pub ip6: bool,
+    /// [`PROXY_LOOPBACK`] is there.
+    pub proxy_loopback: bool,
+}
+
+/// Looks at every interface.
+///
+/// # Errors
+/// The kernel does not list them.
+pub fn own_families() -> Result<OwnFamilies, Error> {
+    let interfaces = getifaddrs().map_err(|e| failed("the pod's addresses can't be listed", &e))?;
+    let mut found = OwnFamilies::default();
+    for interface in interfaces {
+        let Some(address) = interface.address else { continue };
+        let ip4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        let Some(ip) = ip4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip()))) else { continue };
+        let loopback = ip.is_loopback() || interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        match ip {
+            IpAddr::V4(ip) => found.ip |= !loopback && !ip.is_link_local(),
+            IpAddr::V6(ip) => found.ip6 |= !loopback && !ip.is_unicast_link_local(),
+        }
+        found.proxy_loopback |= ip == PROXY_LOOPBACK;
+    }
+    Ok(found)
+}
+
+/// Gives lo the address [`PROXY_LOOPBACK`].
+///
+/// # Errors
+/// The kernel refuses; that it has the address already is none.
+pub fn add_proxy_loopback() -> Result<(), Error> {
+    run(async |handle| match handle.address().add(LO, PROXY_LOOPBACK.into(), 128).execute().await {
+        Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -(nix::errno::Errno::EEXIST as i32) => Ok(()),
+        other => other,
+    })
+    .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+}
+
+/// Takes [`PROXY_LOOPBACK`] from lo.
+///
+/// # Errors
+/// The kernel refuses; that there is no such address is none.
+pub fn remove_proxy_loopback() -> Result<(), Error> {
+    run(async |handle| {
+        let mut all = std::pin::pin!(handle.address().get().set_link_index_filter(LO).execute());
+        while let Some(address) = all.try_next().await? {
+            if address.attributes.contains(&AddressAttribute::Address(PROXY_LOOPBACK.into())) {
+                return handle.address().del(address).execute().await;
+            }
+        }
+        Ok(())
+    })
+    .map_err(|e| failed("the address ::6 can't be taken from lo", &e))
+}
+
+/// Talks to the kernel from the calling thread, whose namespace the socket will belong to.
+fn run<T>(work: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error>) -> Result<T, rtnetlink::Error> {
+    let failed = |e: std::io::Error| rtnetlink::Error::NamespaceError(e.to_string());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(failed)?;
+        tokio::spawn(connection);
+        work(handle).await
+    })
+}
+
+fn failed(what: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::new(Code::KernelRefused, format!("{what}: {why}"))
+}

@@ -1,0 +1,241 @@
+//! What is kept of each attachment for as long as its network namespace can live: one file an
+//! attachment, one directory a container, written whole or not at all.
+
+use crate::cni::{Code, Error};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// Where state lives unless told otherwise: it goes with a reboot, as the namespaces do.
+pub const ROOT: &str = "/run/detour/attachments";
+
+/// An attachment, as CNI knows one (SPEC.md, "Deletion"): container, network, interface. Each
+/// part is checked by [`crate::cni`] before it comes here and holds no `/`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attachment {
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// The configuration's `name`.
+    pub network: String,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+}
+
+impl std::fmt::Display for Attachment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "attachment {}/{} of container {}", self.network, self.ifname, self.container_id)
+    }
+}
+
+/// The directory in which all is kept.
+#[derive(Debug, Clone)]
+pub struct Store {
+    root: PathBuf,
+}
+
+/// Between network and interface in a file's name: no network's name can hold it.
+const SEPARATOR: char = '@';
+const SUFFIX: &str = ".json";
+
+impl Store {
+    /// State below `root`, which need not exist.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    fn directory(&self, container_id: &str) -> PathBuf {
+        self.root.join(container_id)
+    }
+
+    fn file(&self, attachment: &Attachment) -> PathBuf {
+        let name = format!("{}{SEPARATOR}{}{SUFFIX}", attachment.network, attachment.ifname);
+        self.directory(&attachment.container_id).join(name)
+    }
+
+    /// What was kept of one attachment.
+    ///
+    /// # Errors
+    /// It can't be read or understood.
+    pub fn read<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
+        let path = self.file(attachment);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("read", &path, &error)),
+        };
+        serde_json::from_slice(&text).map(Some).map_err(|error| {
+            let msg = format!(
+                "{}: what was kept of the {attachment} can't be understood ({error}); delete the pod, or this file if the pod is gone",
+                path.display()
+            );
+            Error::new(Code::State, msg)
+        })
+    }
+
+    /// The attachments of a container of which something is kept, in the order of their names.
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn of_container(&self, container_id: &str) -> Result<Vec<Attachment>, Error> {
+        let names = names_in(&self.directory(container_id))?;
+        let parse = |name: &String| {
+            let (network, ifname) = name.strip_suffix(SUFFIX)?.split_once(SEPARATOR)?;
+            let (network, ifname) = (network.to_owned(), ifname.to_owned());
+            Some(Attachment { container_id: container_id.to_owned(), network, ifname })
+        };
+        Ok(names.iter().filter_map(parse).collect())
+    }
+
+    /// The containers of which something is kept.
+    ///
+    /// # Errors
+    /// The directory can't be read.
+    pub fn containers(&self) -> Result<Vec<String>, Error> {
+        names_in(&self.root)
+    }
+
+    /// Keeps `record`, in place of what was kept.
+    ///
+    /// # Errors
+    /// The directory or file can't be written.
+    pub fn write<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<(), Error> {
+        let path = self.file(attachment);
+        let text = serde_json::to_vec(record).map_err(|e| failed("write", &path, &e.into()))?;
+        self.replace(&path, &text).map_err(|e| failed("write", &path, &e))
+    }
+
+    fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
+        // Starts with a dot and has another suffix: a leftover is never taken for a record.
+        let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(path)));
+        let written = write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    /// Forgets an attachment, and the container's directory with the last of them.
+    ///
+    /// # Errors
+    /// The file can't be removed; that there is none is no error.
+    pub fn remove(&self, attachment: &Attachment) -> Result<(), Error> {
+        let path = self.file(attachment);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("remove", &path, &error)),
+            _ => {}
+        }
+        let directory = self.directory(&attachment.container_id);
+        if self.of_container(&attachment.container_id)?.is_empty() {
+            // What a killed call left behind goes too.
+            for leftover in names_in(&directory)?.iter().filter(|name| name.starts_with('.')) {
+                let _ = fs::remove_file(directory.join(leftover));
+            }
+            // Another attachment may have been added meanwhile; then the directory stays.
+            let _ = fs::remove_dir(&directory);
+        }
+        Ok(())
+    }
+
+    /// Whether a record could be kept now.
+    ///
+    /// # Errors
+    /// The directory can't be made or written to.
+    pub fn probe(&self) -> Result<(), Error> {
+        let path = self.root.join(format!(".probe.{}", std::process::id()));
+        let written = write_in_directory(&path, b"").and_then(|()| fs::remove_file(&path));
+        written.map_err(|e| failed("write", &path, &e))
+    }
+}
+
+fn file_name(path: &Path) -> &str {
+    path.file_name().and_then(OsStr::to_str).unwrap_or_default()
+}
+
+/// Another call may remove the directory just after it was made, so it is made as often as needed.
+fn write_in_directory(path: &Path, text: &[u8]) -> io::Result<()> {
+    let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
+    loop {
+        match fs::write(path, text) {
+            Err(error) if error.kind() == ErrorKind::NotFound => fs::create_dir_all(directory)?,
+            other => return other,
+        }
+    }
+}
+
+fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed("read", directory, &error)),
+    };
+    let names = entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    Ok(names)
+}
+
+fn failed(what: &str, path: &Path, why: &io::Error) -> Error {
+    Error::new(Code::Io, format!("{}: can't {what} it: {why}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(container_id: &str, network: &str, ifname: &str) -> Attachment {
+        let owned = |text: &str| text.to_owned();
+        Attachment { container_id: owned(container_id), network: owned(network), ifname: owned(ifname) }
+    }
+
+    fn store(name: &str) -> Store {
+        let root = std::env::temp_dir().join(format!("detour-state-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        Store::new(root)
+    }
+
+    #[test]
+    fn what_is_kept_is_found_until_it_is_removed() {
+        let store = store("keep");
+        let (one, two) = (attachment("c", "istio-cni", "net1"), attachment("c", "a.b", "net2@x"));
+        assert_eq!(store.read::<u32>(&one).expect("readable"), None);
+        store.write(&one, &1).expect("writable");
+        store.write(&two, &2).expect("writable");
+        store.write(&one, &3).expect("writable");
+        assert_eq!(store.read(&one).expect("readable"), Some(3));
+        assert_eq!(store.of_container("c").expect("readable"), [two.clone(), one.clone()]);
+        store.remove(&one).expect("removable");
+        store.remove(&one).expect("removable twice");
+        assert_eq!(store.containers().expect("readable"), ["c"]);
+        store.remove(&two).expect("removable");
+        assert!(store.containers().expect("readable").is_empty());
+        let _ = fs::remove_dir_all(&store.root);
+    }
+
+    #[test]
+    fn a_truncated_file_is_an_error_that_names_it() {
+        let store = store("truncated");
+        let one = attachment("c", "n", "net1");
+        store.write(&one, &"text").expect("writable");
+        fs::write(store.file(&one), "\"te").expect("writable");
+        let error = store.read::<String>(&one).expect_err("truncated");
+        assert_eq!(error.code, Code::State);
+        assert!(error.msg.contains("/c/n@net1.json: "), "{error}");
+        store.remove(&one).expect("removable");
+        let _ = fs::remove_dir_all(&store.root);
+    }
+
+    #[test]
+    fn a_leftover_of_a_killed_call_is_no_attachment_and_goes_with_the_last() {
+        let store = store("leftover");
+        let one = attachment("c", "n", "net1");
+        store.write(&one, &1).expect("writable");
+        fs::write(store.directory("c").join(".7.n@net9.json"), "").expect("writable");
+        assert_eq!(store.of_container("c").expect("readable").len(), 1);
+        store.remove(&one).expect("removable");
+        assert!(!store.directory("c").exists());
+        let _ = fs::remove_dir_all(&store.root);
+    }
+}

@@ -1,0 +1,176 @@
+//! An API that does not answer, or not at once.
+
+use crate::scene::{GET_POD, api, facts, facts_by, knows_both, kubeconfig, pod, status, wanted};
+use crate::server::{Answer, Request, Server, closed_port};
+use detour_cni::cluster;
+use detour_cni::cni::{Code, Error};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// A server whose answers about the pod are these, the last one for ever.
+fn server(answers: impl Fn(usize) -> Option<Answer> + Send + Sync + 'static) -> Server {
+    Server::plain(move |request: &Request| match request.line.as_str() {
+        GET_POD => answers(request.nth).unwrap_or_else(|| knows_both(request)),
+        _ => knows_both(request),
+    })
+}
+
+/// The error, and how long it took.
+fn fails(test: &str, server: &str, timeout: Duration) -> (Error, Duration) {
+    let path = kubeconfig(test, &json!({"server": server}), &json!({"token": "t"}));
+    let started = Instant::now();
+    let error = facts(&api(&path, timeout)).expect_err("an error");
+    for part in ["shop/web-0", server, path.to_str().expect("a path")] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
+    (error, started.elapsed())
+}
+
+/// How often the pod was asked for.
+fn tries(server: &Server) -> usize {
+    server.lines().iter().filter(|line| *line == GET_POD).count()
+}
+
+const LONG: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_secs(1);
+const BRIEF: Duration = Duration::from_millis(300);
+
+#[test]
+fn what_heals_is_tried_again() {
+    type Row = (&'static str, fn() -> Answer);
+    let rows: [Row; 8] = [
+        ("404", || status(404, "pods \"web-0\" not found")),
+        ("500", || status(500, "etcd leader changed")),
+        ("429", || Answer::Reply(429, "Retry-After: 0\r\n".into(), b"Too many requests".to_vec())),
+        ("broken-body", || Answer::text(200, "{\"metadata\":")),
+        ("not-a-pod", || Answer::text(200, "<html>")),
+        ("closed", || Answer::Close),
+        ("stale", || Answer::json(200, &pod("uid-0"))),
+        ("cut-off", || Answer::Reply(200, "content-length: 9999\r\nconnection: close\r\n".into(), b"{".to_vec())),
+    ];
+    for (name, answer) in rows {
+        let server = server(move |nth| (nth == 0).then(answer));
+        let path = kubeconfig(&format!("heals-{name}"), &json!({"server": server.http()}), &json!({}));
+        let facts = facts_by(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(facts.pod.uid.as_deref(), Some("uid-1"), "{name}");
+        assert_eq!(tries(&server), 2, "{name}");
+    }
+}
+
+#[test]
+fn an_unknown_pod_is_asked_for_during_two_seconds() {
+    let server = server(|_| Some(status(404, "pods \"web-0\" not found")));
+    let (error, took) = fails("404", &server.http(), LONG);
+    assert_eq!(error.code, Code::PodUnknown);
+    assert!(error.details.contains("pods \"web-0\" not found"), "{error}");
+    assert!(took > Duration::from_millis(1800) && took < Duration::from_secs(4), "{took:?}");
+    assert_eq!(tries(&server), 6);
+}
+
+#[test]
+fn another_pod_of_that_name_is_unknown_and_both_uids_are_named() {
+    let server = server(|_| Some(Answer::json(200, &pod("uid-0"))));
+    let (error, _) = fails("stale", &server.http(), BRIEF);
+    assert_eq!(error.code, Code::PodUnknown);
+    assert!(error.details.contains("uid-0") && error.details.contains("uid-1"), "{error}");
+}
+
+#[test]
+fn an_unknown_namespace_is_an_error() {
+    let server = Server::plain(|request| match request.line.as_str() {
+        GET_POD => knows_both(request),
+        _ => status(404, "namespaces \"shop\" not found"),
+    });
+    let (error, _) = fails("namespace", &server.http(), BRIEF);
+    assert_eq!(error.code, Code::PodUnknown);
+    assert!(error.msg.contains("GET") && error.msg.contains("/api/v1/namespaces/shop ("), "{error}");
+}
+
+#[test]
+fn trouble_is_waited_out_to_the_end() {
+    let server = server(|_| Some(status(500, "etcdserver: no leader")));
+    let (error, took) = fails("500", &server.http(), SHORT);
+    assert_eq!(error.code, Code::TryAgain);
+    assert!(error.details.contains("500, etcdserver: no leader"), "{error}");
+    assert!(error.msg.contains(&format!("{} tries", tries(&server))), "{error}");
+    assert_eq!(tries(&server), 5);
+    assert!(took > Duration::from_millis(800) && took < Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn a_server_that_names_its_time_is_given_it() {
+    let server = server(|nth| (nth == 0).then(|| Answer::Reply(429, "Retry-After: 1\r\n".into(), Vec::new())));
+    let path = kubeconfig("retry-after", &json!({"server": server.http()}), &json!({}));
+    let started = Instant::now();
+    facts_by(&path).expect("facts");
+    assert!(started.elapsed() >= SHORT);
+    assert_eq!(tries(&server), 2);
+}
+
+#[test]
+fn a_server_that_hangs_is_given_up_in_time() {
+    let server = server(|_| Some(Answer::Hang));
+    let (error, took) = fails("hangs", &server.http(), BRIEF);
+    assert_eq!(error.code, Code::TryAgain);
+    assert!(error.details.contains("no answer within 0.3 s"), "{error}");
+    assert!(took < SHORT, "{took:?}");
+}
+
+#[test]
+fn a_connection_that_hangs_is_left_for_another() {
+    let server = server(|nth| (nth == 0).then_some(Answer::Hang));
+    let path = kubeconfig("one-hangs", &json!({"server": server.http()}), &json!({}));
+    let started = Instant::now();
+    facts_by(&path).expect("facts");
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(tries(&server), 2);
+}
+
+#[test]
+fn a_refused_connection_is_trouble() {
+    let (error, took) = fails("refused", &format!("http://{}", closed_port()), BRIEF);
+    assert_eq!(error.code, Code::TryAgain);
+    assert!(error.details.contains("refused"), "{error}");
+    assert!(took < SHORT, "{took:?}");
+}
+
+#[test]
+fn credentials_that_are_refused_are_not_tried_again() {
+    let said = "pods \"web-0\" is forbidden: User \"u\" cannot get resource \"pods\"";
+    for (code, expected) in [(401, "not accepted"), (403, "get on pods in namespace shop")] {
+        let server = server(move |_| Some(status(code, said)));
+        let (error, took) = fails(&format!("credentials-{code}"), &server.http(), LONG);
+        assert_eq!(error.code, Code::Forbidden);
+        assert!(error.msg.contains(expected) && error.details.contains(said), "{error}");
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        assert_eq!(tries(&server), 1);
+    }
+    let server = Server::plain(|request| match request.line.as_str() {
+        GET_POD => Answer::Hang,
+        _ => status(403, "no"),
+    });
+    let (error, took) = fails("credentials-namespace", &server.http(), LONG);
+    assert_eq!(error.code, Code::Forbidden);
+    assert!(error.msg.contains("get on namespaces"), "{error}");
+    assert!(took < Duration::from_secs(1), "the pod's answer was waited for: {took:?}");
+}
+
+#[test]
+fn what_is_no_api_is_named_at_once() {
+    let server = server(|_| Some(Answer::Reply(301, "location: /login\r\n".into(), b"<html>moved</html>".to_vec())));
+    let (error, took) = fails("301", &server.http(), LONG);
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("301") && error.details.contains("moved"), "{error}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn a_name_that_is_no_name_never_reaches_the_server() {
+    let server = Server::plain(knows_both);
+    let path = kubeconfig("traversal", &json!({"server": server.http()}), &json!({}));
+    let mut wanted = wanted();
+    wanted.name = "../secrets/x".into();
+    let source = cluster::source(&api(&path, SHORT)).expect("a source");
+    assert_eq!(source.facts(&wanted, true).expect_err("no name").code, Code::Environment);
+    assert_eq!(server.connections(), 0);
+}

@@ -1,0 +1,142 @@
+//! Kubeconfigs that are wrong, row by row.
+
+use crate::scene::{directory, facts_by, kubeconfig};
+use detour_cni::cni::Code;
+use serde_json::{Value, json};
+use std::fs;
+
+/// A PEM certificate with nothing in it.
+const EMPTY: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
+
+#[test]
+fn one_that_is_not_written_yet_may_come() {
+    let path = directory("absent").join("kubeconfig");
+    let error = facts_by(&path).expect_err("no file");
+    assert_eq!(error.code, Code::TryAgain);
+    assert!(error.msg.contains(path.to_str().expect("a path")) && error.msg.contains("agent"), "{error}");
+}
+
+#[test]
+fn one_that_is_a_directory_cannot_be_read() {
+    let path = directory("a-directory");
+    let error = facts_by(&path).expect_err("a directory");
+    assert_eq!(error.code, Code::Io);
+    assert!(error.msg.contains(path.to_str().expect("a path")), "{error}");
+}
+
+#[test]
+fn wrong_text_is_named_with_its_place() {
+    let rows = [
+        ("syntax", "clusters: [\n  a: b: c\n", "line"),
+        ("empty", "", "current-context"),
+        ("json", "{\"clusters\": [{]}", "line"),
+        ("scalar", "hello", "not one"),
+        ("wrong-type", "apiVersion: v1\nclusters:\n- name: k\n  cluster: {server: [1]}\n", "line 4"),
+        ("no-context", "clusters: null\nusers: null\ncontexts:\n- {name: a}\n- {name: b}\n", "accepted: a, b"),
+        ("context", "current-context: x\ncontexts:\n- {name: a}\n", "current-context"),
+        (
+            "cluster",
+            "current-context: a\ncontexts: [{name: a, context: {cluster: x}}]\nclusters: [{name: k}]\n",
+            "contexts[a].context.cluster: there is no cluster \"x\"; accepted: k",
+        ),
+        (
+            "user",
+            "current-context: a\ncontexts: [{name: a, context: {cluster: k, user: x}}]\n\
+             clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: u}]\n",
+            "contexts[a].context.user: there is no user \"x\"; accepted: u",
+        ),
+    ];
+    for (test, text, expected) in rows {
+        let path = directory(&format!("text-{test}")).join("kubeconfig");
+        fs::write(&path, text).expect("a file");
+        let error = facts_by(&path).expect_err(test);
+        assert_eq!(error.code, Code::InvalidConfig, "{test}: {error}");
+        let line = error.to_string();
+        assert!(line.contains(path.to_str().expect("a path")) && line.contains(expected), "{test}: {line}");
+        assert_eq!(line.lines().count(), 1, "{test}: {line}");
+    }
+}
+
+#[test]
+fn an_error_in_the_text_never_shows_what_stands_there() {
+    for (test, text) in [
+        ("secret-type", "users:\n- name: u\n  user: s3cr3t\n"),
+        ("secret-map", "users:\n- name: u\n  user: {token: {a: s3cr3t}}\n"),
+        ("secret-syntax", "users:\n- name: u\n  user: {token: s3cr3t\n"),
+        ("secret-tab", "users:\n- name: u\n  user:\n\ttoken: s3cr3t: x\n"),
+    ] {
+        let path = directory(test).join("kubeconfig");
+        fs::write(&path, text).expect("a file");
+        let error = facts_by(&path).expect_err(test).to_string();
+        assert!(!error.contains("s3cr3t"), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_cluster_is_named_by_its_key() {
+    let server = "https://127.0.0.1:1";
+    let rows = [
+        ("server-absent", json!({}), "server"),
+        ("server-bare", json!({"server": "10.0.0.1:6443"}), "server"),
+        ("server-scheme", json!({"server": "ftp://10.0.0.1"}), "server"),
+        ("server-blank", json!({"server": "https://a b"}), "server"),
+        ("ca-base64", json!({"server": server, "certificate-authority-data": "!!"}), "certificate-authority-data"),
+        (
+            "ca-no-pem",
+            json!({"server": server, "certificate-authority-data": "aGVsbG8="}),
+            "certificate-authority-data",
+        ),
+        ("ca-empty", json!({"server": server, "certificate-authority-data": EMPTY}), "certificate-authority"),
+        ("ca-absent", json!({"server": server, "certificate-authority": "no.crt"}), "certificate-authority"),
+        (
+            "ca-insecure",
+            json!({"server": server, "certificate-authority-data": EMPTY, "insecure-skip-tls-verify": true}),
+            "insecure-skip-tls-verify",
+        ),
+        (
+            "name",
+            json!({"server": server, "insecure-skip-tls-verify": true, "tls-server-name": "a b"}),
+            "tls-server-name",
+        ),
+        ("proxy-scheme", json!({"server": server, "proxy-url": "socks5://127.0.0.1:1"}), "proxy-url"),
+        ("proxy-bare", json!({"server": server, "proxy-url": "127.0.0.1:1"}), "proxy-url"),
+    ];
+    for (test, cluster, key) in rows {
+        is_wrong(&format!("cluster-{test}"), &cluster, &json!({}), key);
+    }
+}
+
+#[test]
+fn a_wrong_user_is_named_by_its_key() {
+    let cluster = json!({"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": true});
+    let pem = "aGVsbG8=";
+    let rows = [
+        ("exec", json!({"exec": {"command": "aws"}}), "users[u].user.exec"),
+        ("auth-provider", json!({"auth-provider": {"name": "gcp"}}), "users[u].user.auth-provider"),
+        ("password", json!({"username": "a", "password": "b"}), "users[u].user.username"),
+        ("as", json!({"token": "t", "as": "root"}), "users[u].user.as"),
+        ("token", json!({"token": "a\u{7}b"}), "users[u].user.token"),
+        ("token-file", json!({"tokenFile": "absent"}), "users[u].user.tokenFile"),
+        ("no-key", json!({"client-certificate-data": pem}), "client-key"),
+        ("no-certificate", json!({"client-key-data": pem}), "client-certificate"),
+        ("base64", json!({"client-certificate-data": "!", "client-key-data": pem}), "client-certificate"),
+        ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "client-key"),
+        ("no-pem", json!({"client-certificate-data": pem, "client-key-data": pem}), "client-certificate"),
+        ("file", json!({"client-certificate": "absent.crt", "client-key-data": pem}), "absent.crt"),
+        ("key-file", json!({"client-certificate-data": pem, "client-key": "absent.key"}), "absent.key"),
+    ];
+    for (test, user, key) in rows {
+        is_wrong(&format!("user-{test}"), &cluster, &user, key);
+    }
+    let error = is_wrong("user-accepted", &cluster, &json!({"exec": {}}), "exec");
+    assert!(error.contains("accepted: token, tokenFile, client-certificate(-data)"), "{error}");
+}
+
+fn is_wrong(test: &str, cluster: &Value, user: &Value, key: &str) -> String {
+    let path = kubeconfig(test, cluster, user);
+    let error = facts_by(&path).expect_err(test);
+    assert_eq!(error.code, Code::InvalidConfig, "{test}: {error}");
+    let line = error.to_string();
+    assert!(line.contains(path.to_str().expect("a path")) && line.contains(key), "{test}: {line}");
+    line
+}

@@ -1,0 +1,120 @@
+//! Facts from a directory.
+
+use crate::scene::{api, directory, facts, manifests, wanted};
+use detour_cni::cluster;
+use detour_cni::cni::{Code, Error};
+use detour_cni::pod::{Facts, PodRef};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, annotations: {a: '1'}}\n";
+const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, namespace: shop}\n\
+                   spec:\n  containers:\n  - name: istio-proxy\n";
+
+/// Facts from these files.
+fn read(test: &str, files: &[(&str, &str)]) -> Result<Facts, Error> {
+    let dir = directory(test);
+    for (name, text) in files {
+        fs::write(dir.join(name), text).expect("a file");
+    }
+    facts(&manifests(&dir))
+}
+
+fn is_found(test: &str, files: &[(&str, &str)]) {
+    let facts = read(test, files).unwrap_or_else(|error| panic!("{test}: {error}"));
+    assert_eq!((facts.pod.namespace.as_str(), facts.pod.name.as_str()), ("shop", "web-0"), "{test}");
+    assert_eq!(facts.pod.containers[0].name, "istio-proxy", "{test}");
+    assert_eq!(facts.namespace.expect("a namespace").annotations["a"], "1", "{test}");
+}
+
+#[test]
+fn objects_are_found_however_they_are_written() {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web-0, namespace: shop}\nspec: 5\n";
+    let both = format!("# pods\n---\n{service}---\n{POD}---\n---\n{NAMESPACE}");
+    is_found("documents", &[("all.yaml", &both)]);
+    is_found("two-files", &[("a.yml", POD), ("b.yaml", NAMESPACE), ("README.md", "---\n: not YAML")]);
+    let indented = |text: &str| format!("- {}\n", text.trim_end().replace('\n', "\n  "));
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n{}{}", indented(POD), indented(NAMESPACE));
+    is_found("list", &[("list.yaml", &list)]);
+    let json = r#"{"kind": "PodList", "items": [{"kind": "Pod", "metadata": {"name": "web-0", "namespace": "shop"},
+                   "spec": {"containers": [{"name": "istio-proxy"}]}}]}"#;
+    is_found("json", &[("pods.json", json), ("n.yaml", NAMESPACE)]);
+    let elsewhere = POD.replace("shop", "other").replace("istio-proxy", "x");
+    is_found("namesake", &[("a.yaml", &elsewhere), ("b.yaml", POD), ("c.yaml", NAMESPACE)]);
+    let knative = POD.replace("v1", "example.com/v1").replace("istio-proxy", "x");
+    is_found("another-pod-kind", &[("a.yaml", &knative), ("b.yaml", POD), ("c.yaml", NAMESPACE)]);
+}
+
+#[test]
+fn a_pod_without_a_namespace_is_in_default() {
+    let dir = directory("default");
+    fs::write(dir.join("pod.yaml"), "kind: Pod\nmetadata: {name: web-0}\n").expect("a file");
+    let source = cluster::source(&manifests(&dir)).expect("a source");
+    let wanted = PodRef { namespace: "default".into(), ..wanted() };
+    let facts = source.facts(&wanted, false).expect("facts");
+    assert_eq!((facts.pod.namespace.as_str(), facts.namespace), ("default", None));
+}
+
+#[test]
+fn the_uid_is_compared() {
+    let with = |uid: &str| POD.replace("namespace: shop", &format!("namespace: shop, uid: {uid}"));
+    is_found("uid", &[("a.yaml", &with("uid-0")), ("b.yaml", &with("uid-1")), ("c.yaml", NAMESPACE)]);
+    let error = read("uid-wrong", &[("a.yaml", &with("uid-0")), ("c.yaml", NAMESPACE)]).expect_err("another UID");
+    assert_eq!(error.code, Code::PodUnknown);
+    for part in ["uid-0", "uid-1", "a.yaml"] {
+        assert!(error.msg.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_unknown() {
+    let error = read("no-pod", &[("n.yaml", NAMESPACE)]).expect_err("no pod");
+    assert_eq!(error.code, Code::PodUnknown);
+    assert!(error.msg.contains("shop/web-0") && error.msg.contains("no-pod"), "{error}");
+    let error = read("no-namespace", &[("p.yaml", POD)]).expect_err("no namespace");
+    assert_eq!(error.code, Code::PodUnknown);
+    assert!(error.msg.contains("Namespace shop"), "{error}");
+}
+
+#[test]
+fn a_broken_file_counts_only_where_something_is_missing() {
+    let broken = "kind: Pod\nmetadata: {name: web-0\nspec: }{\n";
+    let error = read("broken", &[("a.yaml", broken), ("n.yaml", NAMESPACE)]).expect_err("a broken file");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("a.yaml") && error.msg.contains("line 3"), "{error}");
+    assert!(error.details.contains("shop/web-0"), "{error}");
+    is_found("broken-other", &[("a.yaml", broken), ("b.yaml", POD), ("n.yaml", NAMESPACE)]);
+}
+
+#[test]
+fn a_pod_of_the_wrong_shape_is_named_with_its_line() {
+    let wrong = format!("{NAMESPACE}---\n{POD}  hostNetwork: [1]\n");
+    let error = read("shape", &[("a.yaml", &wrong)]).expect_err("a wrong type");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("a.yaml") && error.msg.contains("line 11"), "{error}");
+    let listed = r#"{"kind": "List", "items": [{"kind": "Pod", "metadata": {"name": "web-0", "namespace": "shop"},
+                     "spec": {"hostNetwork": 5}}]}"#;
+    let error = read("shape-list", &[("l.json", listed)]).expect_err("a wrong type");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("l.json"), "{error}");
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_wrong() {
+    let dir = directory("parent").join("absent");
+    let error = facts(&manifests(&dir)).expect_err("no directory");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("kubernetes.manifests_dir") && error.msg.contains("absent"), "{error}");
+}
+
+#[test]
+fn a_directory_wins_over_a_kubeconfig_and_neither_is_no_source() {
+    let dir = directory("wins");
+    fs::write(dir.join("p.yaml"), format!("{POD}---\n{NAMESPACE}")).expect("a file");
+    let mut conf = manifests(&dir);
+    conf.kubeconfig = api(Path::new("/absent"), Duration::ZERO).kubeconfig;
+    facts(&conf).expect("facts");
+    (conf.kubeconfig, conf.manifests_dir) = (None, None);
+    assert!(cluster::source(&conf).is_none());
+}

@@ -1,0 +1,98 @@
+//! What the tests start from: a directory of their own, a configuration, a pod.
+
+use crate::server::{Answer, Request};
+use detour_cni::cluster;
+use detour_cni::cni::{self, Error};
+use detour_cni::pod::{Facts, PodRef};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The pod of all tests.
+pub(crate) fn wanted() -> PodRef {
+    PodRef { namespace: "shop".into(), name: "web-0".into(), uid: Some("uid-1".into()) }
+}
+
+pub(crate) const GET_POD: &str = "GET /api/v1/namespaces/shop/pods/web-0 HTTP/1.1";
+pub(crate) const GET_NAMESPACE: &str = "GET /api/v1/namespaces/shop HTTP/1.1";
+
+pub(crate) fn pod(uid: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web-0", "namespace": "shop", "uid": uid},
+        "spec": {"containers": [{"name": "istio-proxy"}]}
+    })
+}
+
+pub(crate) fn namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "annotations": {"a": "1"}}})
+}
+
+pub(crate) fn status(code: u16, message: &str) -> Answer {
+    Answer::json(code, &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}))
+}
+
+/// The script of an API server that has pod and namespace.
+pub(crate) fn knows_both(request: &Request) -> Answer {
+    match request.line.as_str() {
+        GET_POD => Answer::json(200, &pod("uid-1")),
+        GET_NAMESPACE => Answer::json(200, &namespace()),
+        _ => status(404, "no such thing"),
+    }
+}
+
+/// A new directory for the test of this name.
+pub(crate) fn directory(test: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cluster").join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).expect("a directory");
+    dir
+}
+
+/// A kubeconfig with these keys of its cluster and its user.
+pub(crate) fn kubeconfig(test: &str, cluster: &Value, user: &Value) -> PathBuf {
+    let path = directory(test).join("kubeconfig");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+    });
+    fs::write(&path, text.to_string()).expect("a file");
+    path
+}
+
+fn settings(timeout: Duration) -> cni::Kubernetes {
+    cni::Kubernetes {
+        kubeconfig: None,
+        agent_socket: None,
+        manifests_dir: None,
+        exclude_namespaces: Vec::new(),
+        cni_bin_dir: None,
+        timeout,
+        agent_namespace: None,
+        agent_pod_prefixes: Vec::new(),
+        cluster_dns: Vec::new(),
+    }
+}
+
+/// The configuration of an API.
+pub(crate) fn api(kubeconfig: &Path, timeout: Duration) -> cni::Kubernetes {
+    cni::Kubernetes { kubeconfig: Some(kubeconfig.to_owned()), ..settings(timeout) }
+}
+
+/// The configuration of a directory of manifests.
+pub(crate) fn manifests(dir: &Path) -> cni::Kubernetes {
+    cni::Kubernetes { manifests_dir: Some(dir.to_owned()), ..settings(Duration::ZERO) }
+}
+
+/// Facts of the wanted pod and its namespace.
+pub(crate) fn facts(conf: &cni::Kubernetes) -> Result<Facts, Error> {
+    cluster::source(conf).expect("a source").facts(&wanted(), true)
+}
+
+/// Facts of the wanted pod and its namespace, from a kubeconfig, within ten seconds.
+pub(crate) fn facts_by(kubeconfig: &Path) -> Result<Facts, Error> {
+    facts(&api(kubeconfig, Duration::from_secs(10)))
+}

@@ -1,0 +1,166 @@
+//! An API server for tests: HTTP/1.1 on loopback, plain or TLS, which answers by a script and
+//! remembers what it was asked.
+
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// A request's head.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    /// For example `GET /api/v1/namespaces/a HTTP/1.1`.
+    pub(crate) line: String,
+    /// By lower-case name.
+    pub(crate) headers: BTreeMap<String, String>,
+    /// How many requests with this line came before.
+    pub(crate) nth: usize,
+}
+
+/// What a script does with a request.
+pub(crate) enum Answer {
+    /// A status, headers (each with its line end), a body.
+    Reply(u16, String, Vec<u8>),
+    /// No answer, and the connection stays.
+    Hang,
+    /// No answer, and the connection ends.
+    Close,
+}
+
+impl Answer {
+    pub(crate) fn json(status: u16, body: &Value) -> Self {
+        Self::Reply(status, String::new(), body.to_string().into_bytes())
+    }
+
+    pub(crate) fn text(status: u16, body: &str) -> Self {
+        Self::Reply(status, String::new(), body.into())
+    }
+}
+
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    requests: Arc<Mutex<Vec<Request>>>,
+    connections: Arc<Mutex<usize>>,
+}
+
+impl Server {
+    pub(crate) fn plain(script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+        Self::start(None, script)
+    }
+
+    pub(crate) fn tls(config: ServerConfig, script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+        Self::start(Some(Arc::new(config)), script)
+    }
+
+    fn start(tls: Option<Arc<ServerConfig>>, script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = Self {
+            address: listener.local_addr().expect("an address"),
+            requests: Arc::default(),
+            connections: Arc::default(),
+        };
+        let (requests, connections, script) = (server.requests.clone(), server.connections.clone(), Arc::new(script));
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                *connections.lock().expect("no panic while locked") += 1;
+                let (requests, script, tls) = (requests.clone(), script.clone(), tls.clone());
+                thread::spawn(move || match tls {
+                    None => serve(stream, &requests, &*script),
+                    Some(config) => {
+                        let tls = ServerConnection::new(config).expect("a TLS configuration");
+                        serve(StreamOwned::new(tls, stream), &requests, &*script);
+                    }
+                });
+            }
+        });
+        server
+    }
+
+    /// Everything that was asked so far.
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.requests.lock().expect("no panic while locked").clone()
+    }
+
+    /// The first lines of everything that was asked so far, sorted.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.requests().into_iter().map(|r| r.line).collect();
+        lines.sort();
+        lines
+    }
+
+    /// How many connections there were.
+    pub(crate) fn connections(&self) -> usize {
+        *self.connections.lock().expect("no panic while locked")
+    }
+
+    /// `http://ADDRESS`.
+    pub(crate) fn http(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// `https://ADDRESS`.
+    pub(crate) fn https(&self) -> String {
+        format!("https://{}", self.address)
+    }
+}
+
+/// A port on which nothing listens.
+pub(crate) fn closed_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port")
+}
+
+fn serve(stream: impl Read + Write, requests: &Mutex<Vec<Request>>, script: &dyn Fn(&Request) -> Answer) {
+    let mut stream = BufReader::new(stream);
+    while let Some((line, headers)) = head(&mut stream) {
+        let request = {
+            let mut requests = requests.lock().expect("no panic while locked");
+            let nth = requests.iter().filter(|r| r.line == line).count();
+            requests.push(Request { line, headers, nth });
+            requests.last().cloned().expect("just pushed")
+        };
+        match script(&request) {
+            Answer::Close => return,
+            Answer::Hang => {
+                let _ = stream.read(&mut [0]);
+                return;
+            }
+            Answer::Reply(status, headers, body) => {
+                let length = if request.line.starts_with("CONNECT") {
+                    String::new()
+                } else {
+                    format!("content-length: {}\r\n", body.len())
+                };
+                let out = stream.get_mut();
+                let head = format!("HTTP/1.1 {status} x\r\n{headers}{length}\r\n");
+                if out
+                    .write_all(head.as_bytes())
+                    .and_then(|()| out.write_all(&body))
+                    .and_then(|()| out.flush())
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn head(stream: &mut impl BufRead) -> Option<(String, BTreeMap<String, String>)> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let first = lines.first()?.clone();
+    let headers = lines[1..].iter().filter_map(|l| l.split_once(": ")).map(|(k, v)| (k.to_lowercase(), v.to_owned()));
+    Some((first, headers.collect()))
+}

@@ -1,0 +1,161 @@
+//! TLS: who is trusted, and who asks.
+
+use crate::scene::{api, facts, facts_by, knows_both, kubeconfig};
+use crate::server::Server;
+use detour_cni::cni::{Code, Error};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use serde_json::{Value, json};
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+type Authority = CertifiedIssuer<'static, KeyPair>;
+
+fn authority() -> Authority {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA")
+}
+
+fn for_names(names: &[&str]) -> CertificateParams {
+    CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("names")
+}
+
+/// A server certificate of `authority`.
+fn serving(authority: &Authority, params: &CertificateParams) -> ServerConfig {
+    config(authority, params, None)
+}
+
+fn config(authority: &Authority, params: &CertificateParams, clients: Option<&Authority>) -> ServerConfig {
+    let key = KeyPair::generate().expect("a key");
+    let certificate = params.signed_by(&key, authority).expect("a certificate");
+    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
+    let builder = match clients {
+        None => ServerConfig::builder().with_no_client_auth(),
+        Some(clients) => {
+            let mut roots = RootCertStore::empty();
+            roots.add(clients.der().clone()).expect("a root");
+            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().expect("a verifier");
+            ServerConfig::builder().with_client_cert_verifier(verifier)
+        }
+    };
+    builder.with_single_cert(vec![certificate.der().clone()], key).expect("a certificate and its key")
+}
+
+fn base64(text: &str) -> String {
+    let bytes = k8s_openapi::ByteString(text.as_bytes().to_vec());
+    serde_json::to_value(bytes).expect("base64").as_str().expect("text").to_owned()
+}
+
+fn trusting(server: &Server, authority: &Authority) -> Value {
+    json!({"server": server.https(), "certificate-authority-data": base64(&authority.pem())})
+}
+
+/// A failure that is known at once, after one connection for each of the two objects at most.
+fn fails_at_once(test: &str, server: &Server, cluster: &Value, user: &Value) -> Error {
+    let started = Instant::now();
+    let error = facts_by(&kubeconfig(test, cluster, user)).expect_err("an error");
+    assert_eq!(error.code, Code::InvalidConfig, "{error}");
+    assert!(error.msg.contains("shop/web-0") && error.msg.contains(&server.https()), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(server.connections() <= 2);
+    assert_eq!(server.lines(), [""; 0]);
+    error
+}
+
+#[test]
+fn an_authority_is_given_inline_or_as_a_file_beside_the_kubeconfig() {
+    let ca = authority();
+    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), knows_both);
+    facts_by(&kubeconfig("ca-data", &trusting(&server, &ca), &json!({"token": "t"}))).expect("facts");
+
+    let cluster = json!({"server": server.https(), "certificate-authority": "ca.crt"});
+    let path = kubeconfig("ca-file", &cluster, &json!({}));
+    let two = format!("another one first\n{}{}", authority().pem(), ca.pem());
+    fs::write(path.with_file_name("ca.crt"), two).expect("a file");
+    facts_by(&path).expect("facts");
+}
+
+#[test]
+fn an_ipv4_address_in_brackets_is_checked_against_the_certificate() {
+    let ca = authority();
+    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), knows_both);
+    let mut cluster = trusting(&server, &ca);
+    cluster["server"] = json!(format!("https://[127.0.0.1]:{}", server.address.port()));
+    facts_by(&kubeconfig("brackets", &cluster, &json!({}))).expect("facts");
+}
+
+#[test]
+fn a_name_to_check_can_be_given() {
+    let ca = authority();
+    let server = Server::tls(serving(&ca, &for_names(&["kubernetes.default.svc"])), knows_both);
+    let mut cluster = trusting(&server, &ca);
+    let error = fails_at_once("name-wrong", &server, &cluster, &json!({}));
+    assert!(error.msg.contains("tls-server-name") && error.details.contains("kubernetes.default.svc"), "{error}");
+    cluster["tls-server-name"] = json!("kubernetes.default.svc");
+    facts_by(&kubeconfig("name-right", &cluster, &json!({}))).expect("facts");
+}
+
+#[test]
+fn a_server_that_nobody_vouches_for_is_refused_at_once() {
+    let (ca, other) = (authority(), authority());
+    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), knows_both);
+    let error = fails_at_once("ca-wrong", &server, &trusting(&server, &other), &json!({}));
+    assert!(error.msg.contains("certificate-authority"), "{error}");
+    let cluster = json!({"server": server.https(), "insecure-skip-tls-verify": true});
+    facts_by(&kubeconfig("insecure", &cluster, &json!({}))).expect("facts");
+}
+
+#[test]
+fn an_expired_certificate_and_one_of_an_authority_are_named() {
+    let ca = authority();
+    let mut expired = for_names(&["127.0.0.1"]);
+    (expired.not_before, expired.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+    let server = Server::tls(serving(&ca, &expired), knows_both);
+    let error = fails_at_once("expired", &server, &trusting(&server, &ca), &json!({}));
+    assert!(error.msg.contains("has expired"), "{error}");
+
+    let mut its_own = for_names(&["127.0.0.1"]);
+    its_own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let server = Server::tls(serving(&ca, &its_own), knows_both);
+    let error = fails_at_once("ca-as-server", &server, &trusting(&server, &ca), &json!({}));
+    assert!(error.msg.contains("CA:FALSE"), "{error}");
+}
+
+#[test]
+fn a_client_certificate_is_presented_inline_or_from_files() {
+    let ca = authority();
+    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), knows_both);
+    let key = KeyPair::generate().expect("a key");
+    let certificate = for_names(&[]).signed_by(&key, &ca).expect("a certificate").pem();
+    let key = key.serialize_pem();
+
+    let inline = json!({"client-certificate-data": base64(&certificate), "client-key-data": base64(&key)});
+    facts_by(&kubeconfig("client-inline", &trusting(&server, &ca), &inline)).expect("facts");
+
+    let files = json!({"client-certificate": "client.crt", "client-key": "client.key"});
+    let path = kubeconfig("client-files", &trusting(&server, &ca), &files);
+    fs::write(path.with_file_name("client.crt"), certificate).expect("a file");
+    fs::write(path.with_file_name("client.key"), key).expect("a file");
+    facts_by(&path).expect("facts");
+}
+
+#[test]
+fn a_client_certificate_that_the_server_misses_is_named_at_once() {
+    let ca = authority();
+    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), knows_both);
+    let error = fails_at_once("client-none", &server, &trusting(&server, &ca), &json!({"token": "t"}));
+    assert!(error.msg.contains("client-certificate"), "{error}");
+}
+
+#[test]
+fn a_server_that_speaks_no_tls_is_trouble() {
+    let server = Server::plain(knows_both);
+    let cluster = json!({"server": server.https(), "insecure-skip-tls-verify": true});
+    let path = kubeconfig("no-tls", &cluster, &json!({}));
+    let conf = api(&path, Duration::from_millis(300));
+    assert_eq!(facts(&conf).expect_err("an error").code, Code::TryAgain);
+}

@@ -1,0 +1,68 @@
+//! The configurations in `conf/`, and what their table says.
+
+use detour_cni::cni::{Command, NetConf};
+use serde_json::{Value, json};
+
+const FULL: &str = include_str!("../conf/full.conf");
+const TABLE: &str = include_str!("../conf/README.md");
+
+fn parse(conf: &Value) -> NetConf {
+    NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("accepted")
+}
+
+fn types(conf: &NetConf) -> Vec<&str> {
+    conf.chain.iter().filter_map(|block| block.keys["type"].as_str()).collect()
+}
+
+const ALL_THREE: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
+
+#[test]
+fn the_attachments_are_accepted_without_a_warning() {
+    for (text, chain) in [
+        (include_str!("../conf/openshift-istio-cni.conf"), &ALL_THREE[..]),
+        (include_str!("../conf/99-exclude-dns.conf"), &ALL_THREE[1..]),
+    ] {
+        let conf = NetConf::parse(text.as_bytes(), Command::Add, "x").expect("accepted");
+        assert_eq!(types(&conf), chain);
+        assert!(conf.kubernetes.excludes("kube-system"));
+        assert_eq!(conf.warnings, [""; 0]);
+    }
+}
+
+#[test]
+fn the_last_member_of_the_plugin_list_is_accepted() {
+    let list: Value = serde_json::from_str(include_str!("../conf/chained.conflist")).expect("JSON");
+    let plugins = list["plugins"].as_array().expect("an array");
+    let mut last = plugins.last().expect("a member").clone();
+    last["name"] = list["name"].clone();
+    last["cniVersion"] = list["cniVersion"].clone();
+    let conf = parse(&last);
+    assert_eq!((conf.kind.as_str(), types(&conf)), ("detour", ALL_THREE.to_vec()));
+    assert_eq!(conf.warnings, [""; 0]);
+}
+
+#[test]
+fn the_full_one_spells_out_the_defaults() {
+    let full: Value = serde_json::from_str(FULL).expect("JSON");
+    let short = json!({"cniVersion": "1.1.0", "name": full["name"], "type": "detour", "chain": full["chain"]});
+    assert_eq!(parse(&full), parse(&short));
+    assert_eq!(types(&parse(&full)), ALL_THREE);
+}
+
+#[test]
+fn the_table_has_every_key_of_the_full_one() {
+    fn keys(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(object) => object.iter().for_each(|(key, value)| {
+                found.push(format!("`{key}`"));
+                keys(value, found);
+            }),
+            Value::Array(items) => items.iter().for_each(|item| keys(item, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    keys(&serde_json::from_str(FULL).expect("JSON"), &mut found);
+    let missing: Vec<_> = found.iter().filter(|key| !TABLE.contains(*key)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

@@ -1,0 +1,452 @@
+//! The binary as a runtime sees it: an environment and stdin go in; stdout, stderr and an exit code
+//! come out. Messages and codes are those of the reference library (`pkg/skel`).
+
+use netns_rs::NetNs;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// A call that lacks nothing.
+const WHOLE: [(&str, &str); 5] = [
+    ("CNI_CONTAINERID", "protocol-test"),
+    ("CNI_NETNS", "/run/netns/protocol-test-none"),
+    ("CNI_IFNAME", "net1"),
+    ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=kube-system;K8S_POD_NAME=p"),
+    ("CNI_PATH", "/opt/cni/bin"),
+];
+
+/// Runs the binary with nothing in its environment but `environment`.
+fn run(environment: &[(&str, &str)], arguments: &[&str], stdin: Stdio) -> Output {
+    let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
+    detour.env_clear().envs(environment.iter().copied()).args(arguments).stdin(stdin);
+    detour.stdout(Stdio::piped()).stderr(Stdio::piped());
+    detour.output().expect("the binary starts")
+}
+
+fn pipe(text: &str) -> Stdio {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(text.as_bytes()).expect("it fits into the pipe");
+    reader.into()
+}
+
+/// A whole call, but for `changed`; an empty value takes a variable away.
+fn call(command: &str, changed: &[(&str, &str)], stdin: &str) -> Output {
+    let mut environment = vec![("CNI_COMMAND", command)];
+    environment.extend(WHOLE.iter().filter(|(name, _)| !changed.iter().any(|(n, _)| n == name)));
+    environment.extend(changed.iter().filter(|(_, value)| !value.is_empty()));
+    run(&environment, &[], pipe(stdin))
+}
+
+fn json(output: &Output) -> Value {
+    let text = std::str::from_utf8(&output.stdout).expect("UTF-8");
+    assert_eq!(text.lines().count(), 1, "one line on stdout: {text:?}");
+    serde_json::from_str(text).expect("JSON on stdout")
+}
+
+/// The error object of a failed call, whose form is checked.
+fn error(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = json(output);
+    let keys: Vec<_> = error.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert!(keys == ["cniVersion", "code", "msg"] || keys == ["cniVersion", "code", "msg", "details"], "{error}");
+    assert!(VERSIONS.iter().any(|v| error["cniVersion"] == *v), "{error}");
+    assert_ne!(error["code"], 999);
+    error
+}
+
+/// Code and message of a failed call.
+fn refusal(output: &Output) -> (u64, String) {
+    let error = error(output);
+    (error["code"].as_u64().expect("a number"), error["msg"].as_str().expect("a string").to_owned())
+}
+
+fn succeeds(output: &Output) {
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+fn silent(output: &Output) {
+    succeeds(output);
+    assert!(output.stdout.is_empty(), "{output:?}");
+}
+
+/// A configuration of the given version that does nothing in kube-system.
+fn conf(version: &str) -> String {
+    let conf = json!({
+        "cniVersion": version, "name": "n", "type": "detour", "exclude_namespaces": ["kube-system"], "log_level": "none",
+    });
+    conf.to_string()
+}
+
+#[test]
+fn without_a_command_it_says_what_it_is() {
+    for environment in [&[][..], &[("CNI_COMMAND", "")]] {
+        let output = run(environment, &[], Stdio::null());
+        silent(&output);
+        let about = String::from_utf8(output.stderr).expect("UTF-8");
+        let lines: Vec<_> = about.lines().collect();
+        assert!(lines[0].starts_with("CNI plugin detour v"), "{about}");
+        assert_eq!(lines[1], format!("CNI protocol versions supported: {}", VERSIONS.join(", ")));
+        assert_eq!(lines.len(), 2);
+    }
+}
+
+#[test]
+fn version_needs_nothing_else_and_reads_no_stdin() {
+    let unreadable = File::open("/").expect("it is there");
+    let output = run(&[("CNI_COMMAND", "VERSION")], &[], unreadable.into());
+    succeeds(&output);
+    assert_eq!(json(&output), json!({"cniVersion": "1.1.0", "supportedVersions": VERSIONS}));
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_runtimes_call_looks_at_no_arguments() {
+    let output = run(&[("CNI_COMMAND", "VERSION")], &["--help"], Stdio::null());
+    assert_eq!(json(&output)["cniVersion"], "1.1.0");
+}
+
+#[test]
+fn an_unknown_command_is_named() {
+    for command in ["FOO", "add"] {
+        let refused = refusal(&call(command, &[], &conf("1.1.0")));
+        assert_eq!(refused, (4, format!("unknown CNI_COMMAND: {command}")));
+    }
+}
+
+#[test]
+fn all_missing_variables_are_named_at_once() {
+    let nothing = WHOLE.map(|(name, _)| (name, ""));
+    for (command, missing) in [
+        ("ADD", "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"),
+        ("CHECK", "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"),
+        ("DEL", "CNI_CONTAINERID,CNI_IFNAME,CNI_PATH"),
+        ("GC", "CNI_PATH"),
+        ("STATUS", "CNI_PATH"),
+    ] {
+        let output = call(command, &nothing, "garbage");
+        assert_eq!(refusal(&output), (4, format!("required env variables [{missing}] missing")));
+        assert_eq!(error(&output)["cniVersion"], "1.1.0");
+    }
+}
+
+#[test]
+fn malformed_variables_are_refused_before_stdin_is_looked_at() {
+    let too_long = json!("interface name should be less than 16 characters");
+    for (name, value, msg, details) in [
+        ("CNI_CONTAINERID", "a/b", "invalid characters in containerID", json!("a/b")),
+        ("CNI_CONTAINERID", "-a", "invalid characters in containerID", json!("-a")),
+        ("CNI_IFNAME", "1234567890123456", "interface name is too long", too_long),
+        ("CNI_IFNAME", ".", "interface name is . or ..", Value::Null),
+        ("CNI_IFNAME", "..", "interface name is . or ..", Value::Null),
+        ("CNI_IFNAME", "a/b", "interface name contains / or : or whitespace characters", Value::Null),
+        ("CNI_IFNAME", "a:b", "interface name contains / or : or whitespace characters", Value::Null),
+        ("CNI_IFNAME", "a b", "interface name contains / or : or whitespace characters", Value::Null),
+    ] {
+        for command in ["ADD", "CHECK", "DEL"] {
+            let error = error(&call(command, &[(name, value)], "garbage"));
+            assert_eq!((&error["code"], &error["msg"]), (&json!(4), &json!(msg)), "{command} {value}");
+            assert_eq!(error["details"], details);
+        }
+    }
+    let (code, msg) = refusal(&call("ADD", &[("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", "")], ""));
+    assert_eq!((code, msg.as_str()), (4, "invalid characters in containerID"));
+}
+
+#[test]
+fn variables_that_a_command_does_not_need_are_not_looked_at() {
+    let odd = [("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", ".."), ("CNI_NETNS", "")];
+    for command in ["GC", "STATUS"] {
+        let stdin = json!({"cniVersion": "1.1.0", "name": "n", "type": "excludedns"}).to_string();
+        silent(&call(command, &odd, &stdin));
+    }
+}
+
+#[test]
+fn cni_args_are_checked_on_add_and_do_not_keep_del_from_working() {
+    for (args, named) in [("IgnoreUnknown=1;FOO", "\"FOO\""), ("K8S_POD_NAME=../x", "K8S_POD_NAME")] {
+        let (code, msg) = refusal(&call("ADD", &[("CNI_ARGS", args)], &conf("1.1.0")));
+        assert!(code == 4 && msg.starts_with("CNI_ARGS: ") && msg.contains(named), "{msg}");
+        silent(&call("DEL", &[("CNI_ARGS", args)], &conf("1.1.0")));
+    }
+}
+
+#[test]
+fn a_variable_that_is_not_utf_8_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
+    let value = std::ffi::OsStr::from_bytes(b"\xff");
+    let output = detour.env_clear().env("CNI_COMMAND", "ADD").env("CNI_ARGS", value).output().expect("it starts");
+    assert_eq!(refusal(&output), (4, "CNI_ARGS: the value is not UTF-8".to_owned()));
+}
+
+#[test]
+fn stdin_that_is_no_configuration() {
+    for stdin in ["", "garbage", "{\"name\":\"n\"", "[]", "7", "{\"name\":\"n\"} x"] {
+        for command in ["ADD", "CHECK", "DEL", "GC", "STATUS"] {
+            let output = call(command, &[], stdin);
+            let (code, msg) = refusal(&output);
+            assert_eq!(code, 6, "{stdin:?}");
+            assert!(msg.starts_with("error unmarshall network config: "), "{msg}");
+            assert_eq!(error(&output)["cniVersion"], "1.1.0");
+        }
+    }
+}
+
+#[test]
+fn stdin_that_can_not_be_read() {
+    let mut environment = vec![("CNI_COMMAND", "ADD")];
+    environment.extend(WHOLE);
+    let directory = File::open("/").expect("it is there");
+    let (code, msg) = refusal(&run(&environment, &[], directory.into()));
+    assert!(code == 5 && msg.starts_with("error reading from stdin: "), "{code} {msg}");
+}
+
+#[test]
+fn the_networks_name_is_checked_by_every_command() {
+    for command in ["ADD", "CHECK", "DEL", "GC", "STATUS"] {
+        for stdin in [r#"{"cniVersion":"1.1.0"}"#, r#"{"cniVersion":"1.1.0","name":""}"#, r#"{"cniVersion":"9.9.9"}"#] {
+            assert_eq!(refusal(&call(command, &[], stdin)), (7, "missing network name".to_owned()));
+        }
+        let error = error(&call(command, &[], r#"{"cniVersion":"0.4.0","name":"a/b"}"#));
+        assert_eq!(error["msg"], "invalid characters found in network name");
+        assert_eq!((&error["code"], &error["details"]), (&json!(7), &json!("a/b")));
+        assert_eq!(error["cniVersion"], "0.4.0");
+    }
+}
+
+#[test]
+fn versions_that_are_not_spoken_here() {
+    for version in ["9.9.9", "1.1", "0.4.1", "x"] {
+        for command in ["ADD", "DEL"] {
+            let error = error(&call(command, &[], &conf(version)));
+            assert_eq!((&error["code"], &error["msg"]), (&json!(1), &json!("incompatible CNI versions")));
+            let supported = VERSIONS.map(|v| format!("{v:?}")).join(" ");
+            assert_eq!(error["details"], format!("config is {version:?}, plugin supports [{supported}]"));
+            assert_eq!(error["cniVersion"], "1.1.0");
+        }
+    }
+}
+
+#[test]
+fn commands_that_a_version_does_not_know() {
+    for (command, version) in [("CHECK", "0.3.1"), ("CHECK", ""), ("GC", "1.0.0"), ("STATUS", "1.0.0"), ("GC", "0.1.0")]
+    {
+        let msg = format!("config version does not allow {command}");
+        assert_eq!(refusal(&call(command, &[], &conf(version))), (1, msg));
+    }
+    assert_eq!(refusal(&call("STATUS", &[], &conf("2.0.0"))), (1, "plugin version does not allow STATUS".to_owned()));
+    for command in ["CHECK", "GC", "STATUS"] {
+        assert_eq!(refusal(&call(command, &[], &conf("one.two"))).0, 6);
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_answered_in_its_version() {
+    let stdin = r#"{"cniVersion":"0.3.1","name":"n","type":"detour","chain":[{"type":"../sh"}]}"#;
+    let error = error(&call("ADD", &[], stdin));
+    assert_eq!((&error["code"], &error["cniVersion"]), (&json!(7), &json!("0.3.1")));
+    assert!(error["msg"].as_str().expect("a string").starts_with("chain[0].type: "), "{error}");
+}
+
+#[test]
+fn the_binarys_name_stands_in_for_a_type() {
+    let directory = std::env::temp_dir().join(format!("protocol-test-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("a directory");
+    let status_as = |name: &str| {
+        let link = directory.join(name);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_detour"), &link).expect("a link");
+        let mut plugin = Command::new(link);
+        plugin.env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/");
+        plugin.stdin(pipe(r#"{"cniVersion":"1.1.0","name":"n"}"#)).output().expect("it starts")
+    };
+    let (known, unknown) = (status_as("excludedns"), status_as("renamed"));
+    std::fs::remove_dir_all(&directory).expect("the directory goes");
+    silent(&known);
+    let (code, msg) = refusal(&unknown);
+    assert!(code == 7 && msg.starts_with("type: "), "{msg}");
+}
+
+#[test]
+fn the_plugins_own_netns_is_refused() {
+    let own = ("CNI_NETNS", "/proc/self/ns/net");
+    let wanted = (8, "plugin's netns and netns from CNI_NETNS should not be the same".to_owned());
+    for command in ["ADD", "DEL", "CHECK"] {
+        assert_eq!(refusal(&call(command, &[own], &conf("1.1.0"))), wanted);
+        assert_eq!(refusal(&call(command, &[own, ("CNI_NETNS_OVERRIDE", "0")], &conf("1.1.0"))), wanted);
+    }
+    for value in ["1", "true", "TRUE"] {
+        let output = call("ADD", &[own, ("CNI_NETNS_OVERRIDE", value)], &conf("1.1.0"));
+        succeeds(&output);
+        succeeds(&call("DEL", &[own, ("CNI_NETNS_OVERRIDE", value)], &conf("1.1.0")));
+    }
+}
+
+#[test]
+fn del_succeeds_without_a_netns_and_again() {
+    for netns in ["", "/run/netns/protocol-test-gone"] {
+        for _ in 0..2 {
+            silent(&call("DEL", &[("CNI_NETNS", netns)], &conf("1.1.0")));
+        }
+    }
+}
+
+#[test]
+fn log_lines_go_to_stderr_and_to_the_file() {
+    let file = std::env::temp_dir().join(format!("protocol-test-{}.log", std::process::id()));
+    let stdin = json!({
+        "cniVersion": "1.1.0", "name": "n", "type": "detour", "log_file": file, "kubernetes": {"odd": 1},
+        "exclude_namespaces": "kube-system",
+    });
+    let own = ("CNI_NETNS", "/proc/self/ns/net");
+    let outputs = [call("ADD", &[own], &stdin.to_string()), call("ADD", &[own], &stdin.to_string())];
+    let logged = std::fs::read_to_string(&file);
+    std::fs::remove_file(&file).expect("the file goes");
+    let logged = logged.expect("the file is there");
+    let stderr: String = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
+    assert_eq!(logged, stderr);
+    let warning = logged.lines().find(|line| line.contains(" level=warn ")).expect("a warning");
+    for pair in ["kubernetes.odd", "command=ADD", "network=n", "container=protocol-test", "pod=kube-system/p"] {
+        assert!(warning.contains(pair), "{pair} in {warning}");
+    }
+    assert!(logged.lines().any(|line| line.contains(" level=error ") && line.contains(" code=8 ")), "{logged}");
+    assert!(logged.lines().all(|line| line.starts_with("time=2")) && !logged.contains('\u{1b}'), "{logged}");
+}
+
+#[test]
+fn a_log_file_that_can_not_be_opened_is_a_warning() {
+    let mut stdin: Value = serde_json::from_str(&conf("1.1.0")).expect("JSON");
+    stdin["log_file"] = json!("/nonexistent/detour.log");
+    stdin["log_level"] = json!("info");
+    let output = call("DEL", &[], &stdin.to_string());
+    silent(&output);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("level=warn") && stderr.contains("file=/nonexistent/detour.log"), "{stderr}");
+    stdin["log_level"] = json!("none");
+    assert!(call("DEL", &[], &stdin.to_string()).stderr.is_empty());
+}
+
+#[test]
+fn a_stderr_that_is_gone_keeps_nothing_from_working() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
+    detour.env_clear().env("CNI_COMMAND", "DEL").envs(WHOLE).stderr(writer);
+    detour.stdin(pipe(r#"{"cniVersion":"1.1.0","name":"n","type":"detour","ambient_enabled":true}"#));
+    silent(&detour.output().expect("it starts"));
+}
+
+#[test]
+fn the_command_line_has_three_exit_codes() {
+    let help = run(&[], &["--help"], Stdio::null());
+    succeeds(&help);
+    assert!(String::from_utf8_lossy(&help.stdout).contains("Examples:"));
+    let version = run(&[], &["version"], Stdio::null());
+    succeeds(&version);
+    let text = String::from_utf8_lossy(&version.stdout);
+    assert!(text.contains(env!("CARGO_PKG_VERSION")) && text.contains(&VERSIONS.join(", ")), "{text}");
+    for wrong in [&["frobnicate"][..], &["version", "--odd"]] {
+        let output = run(&[], wrong, Stdio::null());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    }
+}
+
+/// A pod's network namespace, gone at the end of the test.
+struct Sandbox(Option<NetNs>);
+
+impl Sandbox {
+    fn new(name: &str) -> Self {
+        Self(Some(NetNs::new(format!("protocol-{name}-{}", std::process::id())).expect("this test needs root")))
+    }
+
+    fn path(&self) -> String {
+        self.0.as_ref().expect("it lives").path().display().to_string()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if let Some(netns) = self.0.take() {
+            drop(netns.remove());
+        }
+    }
+}
+
+/// The configurations of `conf/`, as a runtime would pass them, and the ones that they replace.
+fn samples() -> Vec<(&'static str, Value)> {
+    let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    let list = parse(include_str!("../conf/chained.conflist"));
+    let mut chained = list["plugins"][2].clone();
+    chained["name"] = list["name"].clone();
+    chained["cniVersion"] = list["cniVersion"].clone();
+    let istio = json!({
+        "cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni", "plugin_log_level": "info",
+        "cni_agent_run_dir": "/var/run/istio-cni", "ambient_enabled": false, "enablement_selectors": null,
+        "exclude_namespaces": ["istio-system", "kube-system"], "pod_namespace": "istio-system",
+        "native_nftables": false, "enable_ambient_detection_retry": false, "ipam": {}, "dns": {},
+    });
+    let maistra = json!({
+        "cniVersion": "0.3.0", "name": "v2-5-istio-cni", "type": "istio-cni", "log_level": "info",
+        "kubernetes": {
+            "kubeconfig": "/etc/cni/multus/net.d/v2-5-istio-cni.kubeconfig", "cni_bin_dir": "/opt/multus/bin",
+            "iptables_script": "istio-iptables.sh", "exclude_namespaces": ["openshift-operators", "kube-system"],
+        },
+    });
+    let shell_plugin = json!({
+        "kubernetes": {"cni_bin_dir": "/var/lib/cni/bin", "exclude_namespaces": ["istio-system", "kube-system"]},
+        "name": "excludedns", "type": "excludedns",
+    });
+    vec![
+        ("openshift", parse(include_str!("../conf/openshift-istio-cni.conf"))),
+        ("exclude-dns", parse(include_str!("../conf/99-exclude-dns.conf"))),
+        ("chained", chained),
+        ("istio-cni", istio),
+        ("maistra", maistra),
+        ("shell-plugin", shell_plugin),
+    ]
+}
+
+#[test]
+fn every_configuration_does_nothing_in_an_excluded_namespace() {
+    let sandbox = Sandbox::new("samples");
+    let netns = sandbox.path();
+    for (name, conf) in samples() {
+        let container = format!("protocol-{name}");
+        let changed = [("CNI_CONTAINERID", container.as_str()), ("CNI_NETNS", netns.as_str())];
+        let output = call("ADD", &changed, &conf.to_string());
+        succeeds(&output);
+        let wanted = match conf["cniVersion"].as_str() {
+            Some("1.0.0") => json!({"cniVersion": "1.0.0"}),
+            version => json!({"cniVersion": version.unwrap_or("0.1.0"), "dns": {}}),
+        };
+        assert_eq!(json(&output), wanted, "{name}");
+        silent(&call("DEL", &changed, &conf.to_string()));
+    }
+}
+
+#[test]
+fn a_previous_result_is_handed_on_as_it_came() {
+    let sandbox = Sandbox::new("previous");
+    let netns = sandbox.path();
+    let changed = [("CNI_CONTAINERID", "protocol-previous"), ("CNI_NETNS", netns.as_str())];
+    let previous = json!({
+        "own": {"z": 1, "a": null},
+        "interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": netns, "mtu": 1450}],
+        "ips": [{"interface": 0, "address": "10.85.0.2/16"}, {"address": "fd00::2/64"}],
+        "cniVersion": "1.0.0",
+    });
+    let mut stdin: Value = serde_json::from_str(&conf("1.1.0")).expect("JSON");
+    stdin["prevResult"] = previous.clone();
+    let output = call("ADD", &changed, &stdin.to_string());
+    succeeds(&output);
+    let wanted = previous.to_string().replace("1.0.0", "1.1.0");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), wanted);
+    silent(&call("DEL", &changed, &stdin.to_string()));
+    stdin["prevResult"]["cniVersion"] = json!("0.4.0");
+    let (code, msg) = refusal(&call("ADD", &changed, &stdin.to_string()));
+    assert!(code == 7 && msg.starts_with("prevResult.cniVersion: "), "{msg}");
+    silent(&call("DEL", &changed, &stdin.to_string()));
+}
