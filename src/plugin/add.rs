@@ -1,12 +1,43 @@
-//! ADD.
+//! ADD: finds out what is asked for, makes the kernel hold it, and hands the result on.
 
-use crate::cni::{Error, NetConf, Request, result};
+use super::converge::{self, converge};
+use super::record::{Record, attachment};
+use super::wish::wish;
+use crate::cni::{Code, Dialect, Error, NetConf, Request, result};
+use crate::sandbox::Sandbox;
+use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
-/// Hands on what the plugins before this one did.
+/// The previous result, once the kernel holds what the attachment asks for.
 ///
 /// # Errors
-/// `prevResult` is wrong.
-pub(super) fn run(_request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    result::passed_through(conf).map(Some)
+/// Why it does not; then nothing of this call is left.
+pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    let result = result::passed_through(conf)?;
+    let wish = wish(request, conf)?;
+    tracing::info!(exclusions = wish.policy.exclusions.len(), "{}", wish.why);
+    if conf.dialect == Dialect::Nftables && !wish.policy.is_empty() {
+        let msg = "dialect: nftables is not in this build; accepted: auto, iptables";
+        return Err(Error::new(Code::UnsupportedField, msg));
+    }
+    let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
+    if wish.policy.is_empty() && !has_rules(&store, &attachment)? {
+        let record = Record { policy: wish.policy, ..Record::default() };
+        store.write(&attachment, &record)?;
+        return Ok(Some(result));
+    }
+    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(wish.policy))?;
+    Ok(Some(result))
+}
+
+/// Whether an earlier ADD of this attachment may have left something in the kernel.
+fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
+    Ok(store.read::<Record>(attachment)?.is_some_and(|record| record.sandbox.is_some()))
+}
+
+fn sandbox(request: &Request) -> Result<Sandbox, Error> {
+    let path = request.netns.as_deref().unwrap_or_else(|| std::path::Path::new(""));
+    let gone =
+        || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: there is no network namespace", path.display()));
+    Sandbox::open(path)?.ok_or_else(gone)
 }

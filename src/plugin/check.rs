@@ -1,12 +1,71 @@
-//! CHECK.
+//! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use crate::cni::{Error, NetConf, Request};
+use super::converge::{records, ruleset};
+use super::record::attachment;
+use crate::cni::{Code, Error, NetConf, Request};
+use crate::firewall::nfnetlink::Socket;
+use crate::firewall::{Live, drift, foreign_rules};
+use crate::sandbox::{Sandbox, own_families};
+use crate::state::{ROOT, Store};
 use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
 
-/// There is nothing to do as long as ADD does nothing.
+/// How long a CHECK waits for another call in the same namespace.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How many differences an error names; the rest it counts.
+const NAMED: usize = 10;
+
+/// Nothing goes to stdout.
 ///
 /// # Errors
-/// None so far.
-pub(super) fn run(_request: &Request, _conf: &NetConf) -> Result<Option<Value>, Error> {
-    Ok(None)
+/// There was no ADD, the namespace is gone, or its rules are not what they should be; foreign
+/// rules are logged and are no error.
+pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
+    let path = request.netns.as_deref().unwrap_or_else(|| Path::new(""));
+    let gone =
+        || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: there is no network namespace", path.display()));
+    let sandbox = Sandbox::open(path)?.ok_or_else(gone)?;
+    sandbox.enter(PATIENCE, || {
+        let records = records(&store, &request.container_id, &sandbox)?;
+        if records.get(&attachment).is_none() {
+            let msg = format!("there was no ADD of the {attachment} in {}", path.display());
+            return Err(Error::new(Code::NoAdd, msg));
+        }
+        let policy = records.policy()?;
+        let desired = ruleset(&policy, records.ip6());
+        let live = read()?;
+        for rule in foreign_rules(&live, &desired) {
+            tracing::info!("foreign rule: {rule}");
+        }
+        let mut found: Vec<String> = drift(&live, &desired).iter().map(ToString::to_string).collect();
+        if records.proxy_loopback() && !own_families()?.proxy_loopback {
+            found.push("missing: address ::6/128 on lo".to_owned());
+        }
+        if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
+    })
+}
+
+fn read() -> Result<Live, Error> {
+    let failed = |e: crate::firewall::nfnetlink::Error| {
+        Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"))
+    };
+    let mut socket = Socket::open().map_err(failed)?;
+    loop {
+        match Live::read(&mut socket) {
+            Err(crate::firewall::nfnetlink::Error::Changed) => {}
+            other => return other.map_err(failed),
+        }
+    }
+}
+
+fn drifted(request: &Request, found: &[String]) -> Error {
+    let pod = request.args.pod.as_ref().map_or_else(String::new, |p| format!(" of pod {}/{}", p.namespace, p.name));
+    let mut details = found.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
+    if found.len() > NAMED {
+        details += &format!("; and {} more", found.len() - NAMED);
+    }
+    let msg = format!("the rules{pod} are not what its attachments ask for ({} differences)", found.len());
+    Error::new(Code::Drift, msg).with_details(details)
 }

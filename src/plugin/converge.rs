@@ -217,6 +217,7 @@ fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {
         Some(((family, table), step)) => format!("{} {} {step:?}", family.name(), table.name()),
         None => "the pod's rules".to_owned(),
     };
-    let msg = format!("{what}: {error}; does the node's kernel have nf_tables with nft_compat and the xtables extensions?");
+    let msg =
+        format!("{what}: {error}; does the node's kernel have nf_tables with nft_compat and the xtables extensions?");
     Error::new(Code::KernelRefused, msg)
 }

@@ -3,12 +3,15 @@
 
 mod add;
 mod check;
+mod converge;
 mod del;
 mod gc;
 mod own_netns;
 mod panics;
+mod record;
 mod status;
 mod version;
+mod wish;
 
 use crate::cni::version::NEWEST;
 use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};

@@ -86,7 +86,7 @@ impl Store {
             let (network, ifname) = (network.to_owned(), ifname.to_owned());
             Some(Attachment { container_id: container_id.to_owned(), network, ifname })
         };
-        Ok(names.iter().filter_map(parse).collect())
+        Ok(names.iter().filter(|name| !is_temporary(name)).filter_map(parse).collect())
     }
 
     /// The containers of which something is kept.
@@ -108,7 +108,6 @@ impl Store {
     }
 
     fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
-        // Starts with a dot and has another suffix: a leftover is never taken for a record.
         let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(path)));
         let written = write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
@@ -130,7 +129,7 @@ impl Store {
         let directory = self.directory(&attachment.container_id);
         if self.of_container(&attachment.container_id)?.is_empty() {
             // What a killed call left behind goes too.
-            for leftover in names_in(&directory)?.iter().filter(|name| name.starts_with('.')) {
+            for leftover in names_in(&directory)?.iter().filter(|name| is_temporary(name)) {
                 let _ = fs::remove_file(directory.join(leftover));
             }
             // Another attachment may have been added meanwhile; then the directory stays.
@@ -148,6 +147,12 @@ impl Store {
         let written = write_in_directory(&path, b"").and_then(|()| fs::remove_file(&path));
         written.map_err(|e| failed("write", &path, &e))
     }
+}
+
+/// A file that is being written, or was when its writer was killed; a network's name starts with
+/// a letter or digit.
+fn is_temporary(name: &str) -> bool {
+    name.starts_with('.')
 }
 
 fn file_name(path: &Path) -> &str {

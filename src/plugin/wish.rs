@@ -1,0 +1,81 @@
+//! What a call asks for: from the configuration, the caller and the pod's facts to one policy and
+//! the reason for it.
+
+use crate::chain::{self, Input, Resolvers, Severity, SubPlugin};
+use crate::cluster;
+use crate::cni::{Block, Error, NetConf, Request};
+use crate::pod::{Facts, PodRef};
+use crate::policy::Policy;
+
+/// Where group names are looked up that a configuration speaks of.
+const GROUPS: &str = "/etc/group";
+
+/// The policy that a call asks for, and a line that says why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) policy: Policy,
+    pub(super) why: String,
+}
+
+impl Wish {
+    fn nothing(why: impl Into<String>) -> Self {
+        Self { policy: Policy::default(), why: why.into() }
+    }
+}
+
+/// Finds out. Namespaces that are excluded and the agent's own pods need no facts.
+///
+/// # Errors
+/// Facts can't be known, or the configuration or the pod asks for something impossible.
+pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<Wish, Error> {
+    let kubernetes = &conf.kubernetes;
+    let source = cluster::source(kubernetes);
+    let pod = request.args.pod.as_ref();
+    match (pod, &source) {
+        (Some(pod), _) if kubernetes.excludes(&pod.namespace) => {
+            Ok(Wish::nothing(format!("namespace {} is excluded", pod.namespace)))
+        }
+        (Some(pod), _) if is_agent(conf, pod) => Ok(Wish::nothing("the pod is the node agent's own")),
+        (None, Some(_)) => Ok(Wish::nothing("CNI_ARGS names no pod, so there are no facts to go by")),
+        (None, None) => {
+            let redirect = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
+            let others: Vec<Block> = conf.chain.iter().filter(|block| !redirect(block)).cloned().collect();
+            run(&others, conf, None)
+        }
+        (Some(_), None) => run(&conf.chain, conf, None),
+        (Some(pod), Some(source)) => {
+            let wants = chain::wants(&conf.chain);
+            if !wants.pod {
+                return Ok(Wish::nothing("the chain has no sub-plugin"));
+            }
+            run(&conf.chain, conf, Some(&source.facts(pod, wants.namespace)?))
+        }
+    }
+}
+
+/// The agent's own pod must come up where nothing else can: it is what makes the rest work.
+fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
+    conf.kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
+        && conf.kubernetes.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix))
+}
+
+fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, Error> {
+    let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
+    let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
+    let input = Input { facts, args: &conf.args, resolvers, group_id: &host_group };
+    let output = chain::run(blocks, &input)?;
+    for note in output.notes {
+        match note.severity {
+            Severity::Info => tracing::info!("{}", note.text),
+            Severity::Warning => tracing::warn!("{}", note.text),
+        }
+    }
+    Ok(Wish { policy: output.policy, why: output.decision.to_string() })
+}
+
+/// The GID of a group of the host (group(5): `name:password:GID:members`).
+fn host_group(name: &str) -> Option<u32> {
+    let groups = std::fs::read_to_string(GROUPS).ok()?;
+    let fields = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    fields.filter(|fields| fields.first() == Some(&name)).find_map(|fields| fields.get(2)?.parse().ok())
+}
