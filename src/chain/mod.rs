@@ -28,6 +28,8 @@ mod protocols;
 mod proxy_container;
 mod ranges;
 mod rules;
+#[cfg(test)]
+mod sample;
 mod scene;
 mod settings;
 mod sub_plugin;
