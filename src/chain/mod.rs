@@ -30,6 +30,8 @@ mod ranges;
 mod rules;
 #[cfg(test)]
 mod sample;
+#[cfg(test)]
+mod scenario;
 mod scene;
 mod settings;
 mod sub_plugin;
@@ -217,3 +219,6 @@ fn exclusions(
 fn internal(conflict: Conflict) -> Error {
     Error::new(Code::Internal, format!("contributions that agree could not be united: {conflict}"))
 }
+
+#[cfg(test)]
+mod tests;
