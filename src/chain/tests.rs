@@ -189,6 +189,12 @@ fn two_blocks_of_one_sub_plugin_are_united() {
 }
 
 #[test]
+fn what_two_blocks_have_to_say_is_said_once() {
+    let scenario = chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect"}]));
+    assert_eq!(scenario.env("INVALID_DROP", "nonsense").output().notes.len(), 1);
+}
+
+#[test]
 fn two_blocks_that_contradict_each_other_are_an_error_that_names_both() {
     let scenario = chain(json!([
         {"type": "istio-redirect"},
