@@ -1,4 +1,54 @@
-//! detour
+//! `detour`: one static binary that sends a meshed pod's traffic to its Istio sidecar, and around
+//! it what must not go there.
+//!
+//! # The map
+//!
+//! Data flows down on the way in and up on the way out; a module imports only from rows below its
+//! own (`tests/layers.rs` holds that).
+//!
+//! | row | modules | what they know |
+//! |---|---|---|
+//! | front doors | `main` | plugin or command line |
+//! | calls | [`plugin`] | one verb a file: what happens in which order |
+//! | policy making | [`chain`] | sub-plugins: pod facts + configuration → one traffic policy (pure) |
+//! | facts | [`cluster`] | the API, or a directory of manifests |
+//! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns; policy → rules → netlink and back; what each attachment asked for |
+//! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
+//!
+//! # One ADD
+//!
+//! [`cni`] checks environment and stdin; [`plugin`] asks [`cluster`] for the pod and, where the chain
+//! can use it, its namespace; [`chain`] turns both into a [`policy::Policy`]; in the pod's namespace,
+//! under a lock, that is united with what other attachments on the container asked for, written down
+//! as intent in [`state`], turned into rules by [`firewall`], compared with what the kernel holds, and
+//! the difference is sent as one netlink transaction. No process is started.
+//!
+//! # Ports
+//!
+//! | port | who listens | what arrives |
+//! |---|---|---|
+//! | 15001 | sidecar | outbound TCP |
+//! | 15006 | sidecar | inbound TCP |
+//! | 15008 | sidecar | HBONE; never captured |
+//! | 15053 | sidecar | captured DNS, UDP and TCP |
+//! | 15020, 15021, 15090 | sidecar | status, health, metrics; never captured inbound |
+//!
+//! # Tables, priorities, zones, marks
+//!
+//! | table (`ip`, `ip6`) | priority | chains |
+//! |---|---|---|
+//! | `raw` | -300 | `DETOUR_OUTPUT` (exempt queries: zone 1), `ISTIO_OUTPUT_DNS`, `ISTIO_INBOUND` |
+//! | `mangle` | -150 | `ISTIO_INBOUND`, `ISTIO_TPROXY`, `ISTIO_DIVERT`, `ISTIO_DROP` |
+//! | `nat` | -100 | `DETOUR_OUTPUT` (accepts what is exempt), `ISTIO_OUTPUT`, `ISTIO_OUTPUT_DNS`, `ISTIO_INBOUND`, `ISTIO_REDIRECT`, `ISTIO_IN_REDIRECT` |
+//!
+//! Connection tracking zone 1 is the proxy's own DNS and resolvers' answers, zone 2 captured
+//! queries. Marks 1337 and 1338 are TPROXY's. What deviates from Istio's own rules, and why, stands
+//! in `src/firewall/istio.rs`.
+//!
+//! # State
+//!
+//! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
+//! a reboot, as the namespaces do. Error codes: [`cni::Code`].
 
 pub mod chain;
 pub mod cluster;

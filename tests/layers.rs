@@ -1,0 +1,54 @@
+//! The rows of the map in `src/lib.rs`: a module imports only from rows below its own.
+
+use std::path::{Path, PathBuf};
+
+/// From the top down; modules of one row don't know each other.
+const ROWS: [&[&str]; 6] = [
+    &["cli"],
+    &["plugin"],
+    &["chain"],
+    &["cluster"],
+    &["sandbox", "firewall", "state", "logging"],
+    &["policy", "pod", "cni"],
+];
+
+fn row_of(module: &str) -> Option<usize> {
+    ROWS.iter().position(|row| row.contains(&module))
+}
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).expect("readable") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn modules_import_from_below_only() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut all = Vec::new();
+    sources(&root, &mut all);
+    let mut seen = 0;
+    for path in all {
+        let within = path.strip_prefix(&root).expect("below src");
+        let own = within.iter().next().and_then(|p| p.to_str()).expect("a name").trim_end_matches(".rs");
+        if own == "main" || own == "lib" {
+            continue;
+        }
+        let own_row = row_of(own).unwrap_or_else(|| panic!("{own} is in no row of the map"));
+        let text = std::fs::read_to_string(&path).expect("readable");
+        // The values of a row of their own know each other where they must: cni speaks of pods.
+        let lowest = ROWS.len() - 1;
+        for piece in text.split("crate::").skip(1) {
+            let name: String = piece.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let Some(row) = row_of(&name).filter(|_| name != own) else { continue };
+            seen += 1;
+            assert!(row > own_row || (row == lowest && own_row == lowest), "{}: crate::{name}", path.display());
+        }
+    }
+    assert!(seen > 20, "imports are found at all");
+}
