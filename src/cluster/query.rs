@@ -41,12 +41,11 @@ impl Query<'_> {
         }
     }
 
-    /// The right that is needed, as RBAC says it.
+    /// The right that is needed, as `kubectl auth can-i` spells it.
     fn right(&self) -> String {
-        let namespace = &self.wanted.namespace;
         match self.object {
-            Object::Pod => format!("get on pods in namespace {namespace}"),
-            Object::Namespace => format!("get on namespaces (a ClusterRole), for {namespace}"),
+            Object::Pod => format!("get pods in namespace {}", self.wanted.namespace),
+            Object::Namespace => "get namespaces".to_owned(),
         }
     }
 
@@ -73,7 +72,10 @@ impl Query<'_> {
             )),
             403 => hopeless(self.error(
                 Code::Forbidden,
-                format!("403, the credentials in {kubeconfig} lack the right to {}: grant it", self.right()),
+                format!(
+                    "403, the credentials in {kubeconfig} lack the right to {}: grant it in a ClusterRole",
+                    self.right()
+                ),
             )),
             _ => hopeless(self.error(
                 Code::InvalidConfig,
