@@ -1,8 +1,9 @@
 //! Facts from the Kubernetes API.
 
+use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
-use super::{Cluster, another_uid, kubeconfig, wire};
+use super::{Cluster, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use kube::Client;
@@ -29,22 +30,10 @@ impl Cluster for Api {
         let started = Instant::now();
         check_name("K8S_POD_NAMESPACE", &wanted.namespace)?;
         check_name("K8S_POD_NAME", &wanted.name)?;
-        let config = kubeconfig::load(&self.kubeconfig)?;
+        let kubeconfig = Kubeconfig::load(&self.kubeconfig).map_err(|error| about(wanted, error))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
-        let facts = runtime.block_on(async {
-            let server = config.cluster_url.to_string();
-            let client = Client::try_from(config).map_err(|e| kubeconfig::unusable(&self.kubeconfig, &e))?;
-            let query =
-                |object| Query { object, wanted, server: server.trim_end_matches('/'), kubeconfig: &self.kubeconfig };
-            let pod = self.pod(started, &client, query(Object::Pod));
-            if !with_namespace {
-                return Ok(Facts { pod: pod.await?, namespace: None });
-            }
-            let namespace = self.namespace(started, &client, query(Object::Namespace));
-            let (pod, namespace) = both(pod, namespace).await?;
-            Ok(Facts { pod, namespace: Some(namespace) })
-        });
+        let facts = runtime.block_on(self.fetch(started, kubeconfig, wanted, with_namespace));
         // Dropping it would wait for a name that is still being resolved.
         runtime.shutdown_background();
         facts
@@ -52,6 +41,25 @@ impl Cluster for Api {
 }
 
 impl Api {
+    async fn fetch(
+        &self,
+        started: Instant,
+        kubeconfig: Kubeconfig<'_>,
+        wanted: &PodRef,
+        with_namespace: bool,
+    ) -> Result<Facts, Error> {
+        let server = &kubeconfig.server();
+        let client = kubeconfig.client().map_err(|error| about(wanted, error))?;
+        let query = |object| Query { object, wanted, server, kubeconfig: &self.kubeconfig };
+        let pod = self.pod(started, &client, query(Object::Pod));
+        if !with_namespace {
+            return Ok(Facts { pod: pod.await?, namespace: None });
+        }
+        let namespace = self.namespace(started, &client, query(Object::Namespace));
+        let (pod, namespace) = both(pod, namespace).await?;
+        Ok(Facts { pod, namespace: Some(namespace) })
+    }
+
     async fn pod(&self, started: Instant, client: &Client, query: Query<'_>) -> Result<Pod, Error> {
         let attempt = async || {
             let pod = Pod::from(get::<wire::Pod>(client, &query).await?);

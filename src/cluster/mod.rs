@@ -4,7 +4,6 @@ mod api;
 mod certificate;
 mod kubeconfig;
 mod manifests;
-mod pem;
 mod query;
 mod retry;
 mod wire;
@@ -37,4 +36,9 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
 fn another_uid(found: &Pod, wanted: &PodRef) -> String {
     let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());
     format!("the pod of that name has UID {found}, wanted is {wanted}")
+}
+
+/// The error, with the pod that it keeps from its facts.
+fn about(PodRef { namespace, name, .. }: &PodRef, error: cni::Error) -> cni::Error {
+    cni::Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
 }
