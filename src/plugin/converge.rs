@@ -7,8 +7,8 @@ use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
-use crate::policy::{Interception, Ipv6, Policy};
-use crate::sandbox::{self, OwnFamilies, Sandbox};
+use crate::policy::{Interception, InterceptionMode, Ipv6, Policy};
+use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
 use crate::state::{Attachment, Store};
 use std::time::Duration;
 
@@ -72,7 +72,8 @@ impl Converge<'_> {
     fn run(&self, wish: Wish) -> Result<(), Error> {
         let mut records = records(self.store, &self.attachment.container_id, self.sandbox)?;
         let own = records.get(self.attachment).cloned();
-        if matches!(wish, Wish::Leave) && own.is_none() && !records.0.is_empty() {
+        let leaving = matches!(wish, Wish::Leave);
+        if leaving && own.is_none() && !records.0.is_empty() {
             return Ok(());
         }
         let mut socket = Socket::open().map_err(|e| refused(&e, &[]))?;
@@ -87,21 +88,25 @@ impl Converge<'_> {
             records.put(self.attachment, intent);
             let policy = records.policy()?;
             let desired = ruleset(&policy, records.ip6());
-            self.set_made(&mut records, &Made::by(&desired, &live));
-            let changes = changes(&live, &before, &desired, &records.made());
-            let lacks_loopback = needs_loopback(&policy, records.ip6()) && !addresses.proxy_loopback;
-            if own.is_some() || !matches!(wish, Wish::Leave) {
-                self.keep(&mut records, lacks_loopback, own.as_ref())?;
+            let needed = fixtures(&policy, records.ip6());
+            let missing = needed.missing(addresses)?;
+            // Each knows what was made for any of them: whoever leaves last tidies up.
+            let (mut made, mut added) = (records.made(), records.fixtures());
+            made.add(&Made::by(&desired, &live));
+            added.extend(&missing);
+            let changes = changes(&live, &before, &desired, &made);
+            if let Some(record) = records.get_mut(self.attachment) {
+                (record.made, record.fixtures) = (made, added);
             }
-            if lacks_loopback {
-                self.add_loopback(addresses)?;
-            }
+            self.keep(&records, own.as_ref(), leaving)?;
+            missing.add(addresses)?;
             match commit(&mut socket, &live, &changes) {
                 Err(nfnetlink::Error::Changed) => continue,
                 other => other.map_err(|e| refused(&e, &changes))?,
             }
             tracing::debug!(changes = changes.len(), "the kernel holds what is asked for");
-            return self.done(&records, &policy, matches!(wish, Wish::Leave));
+            records.fixtures().remove_but(&needed)?;
+            return self.settle(records, &needed, leaving);
         }
         let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
         Err(Error::new(Code::TryAgain, msg))
@@ -137,53 +142,35 @@ impl Converge<'_> {
         record
     }
 
-    fn set_made(&self, records: &mut Records, made: &Made) {
-        if let Some((_, record)) = records.0.iter_mut().find(|(other, _)| other == self.attachment) {
-            record.made.add(made);
-        }
-    }
-
     /// Writes the intent, unless that is what is kept already.
-    fn keep(&self, records: &mut Records, lacks_loopback: bool, kept: Option<&Record>) -> Result<(), Error> {
-        if let Some((_, record)) = records.0.iter_mut().find(|(other, _)| other == self.attachment) {
-            record.proxy_loopback |= lacks_loopback;
-            if Some(&*record) != kept {
-                self.store.write(self.attachment, record)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the pod has no address at all, IPv6 may be off; then nothing needs this one.
-    fn add_loopback(&self, addresses: OwnFamilies) -> Result<(), Error> {
-        match sandbox::add_proxy_loopback() {
-            Err(error) if !addresses.ip6 => {
-                tracing::warn!("{error}");
-                Ok(())
-            }
-            other => other,
+    fn keep(&self, records: &Records, kept: Option<&Record>, leaving: bool) -> Result<(), Error> {
+        let intent = records.get(self.attachment);
+        match intent.filter(|_| intent != kept && !(leaving && kept.is_none())) {
+            Some(intent) => self.store.write(self.attachment, intent),
+            None => Ok(()),
         }
     }
 
-    fn done(&self, records: &Records, policy: &Policy, leaving: bool) -> Result<(), Error> {
-        if records.proxy_loopback() && !needs_loopback(policy, records.ip6()) {
-            sandbox::remove_proxy_loopback()?;
-        }
-        let Some(record) = records.get(self.attachment) else { return Ok(()) };
+    /// The kernel holds what is asked for: what was asked for before need not be known any more.
+    fn settle(&self, mut records: Records, needed: &Fixtures, leaving: bool) -> Result<(), Error> {
         if leaving {
             return self.store.remove(self.attachment);
         }
-        if record.before.is_some() {
-            let mut settled = record.clone();
-            settled.before = None;
-            self.store.write(self.attachment, &settled)?;
-        }
-        Ok(())
+        let Some(record) = records.get_mut(self.attachment) else { return Ok(()) };
+        let unsettled = record.before.take().is_some();
+        let given_up = record.fixtures.retain(needed);
+        if unsettled || given_up { self.store.write(self.attachment, record) } else { Ok(()) }
     }
 }
 
-fn needs_loopback(policy: &Policy, ip6: bool) -> bool {
-    policy.redirect().is_some() && writes_ip6(policy, ip6)
+/// What the rules for `policy` need of the namespace besides themselves.
+fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
 }
 
 /// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and

@@ -3,7 +3,7 @@
 use crate::cni::{Error, Request};
 use crate::firewall::Made;
 use crate::policy::Policy;
-use crate::sandbox::Id;
+use crate::sandbox::{Fixtures, Id};
 use crate::state::Attachment;
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,8 @@ pub(super) struct Record {
     pub(super) ip6: bool,
     /// Tables and built-in chains that were made for it.
     pub(super) made: Made,
-    /// The proxy's loopback address was added for it.
-    pub(super) proxy_loopback: bool,
+    /// What was added to the namespace for it besides rules.
+    pub(super) fixtures: Fixtures,
 }
 
 /// The attachment that a call is for.
@@ -75,9 +75,11 @@ impl Records {
         self.0.iter().any(|(_, record)| record.ip6)
     }
 
-    /// Whether the proxy's loopback address is there because of one of them.
-    pub(super) fn proxy_loopback(&self) -> bool {
-        self.0.iter().any(|(_, record)| record.proxy_loopback)
+    /// Everything that was added for any of them besides rules.
+    pub(super) fn fixtures(&self) -> Fixtures {
+        let mut fixtures = Fixtures::default();
+        self.0.iter().for_each(|(_, record)| fixtures.extend(&record.fixtures));
+        fixtures
     }
 
     /// Everything that was made for any of them.
@@ -90,6 +92,11 @@ impl Records {
     /// One of them.
     pub(super) fn get(&self, attachment: &Attachment) -> Option<&Record> {
         self.0.iter().find(|(other, _)| other == attachment).map(|(_, record)| record)
+    }
+
+    /// One of them, to change.
+    pub(super) fn get_mut(&mut self, attachment: &Attachment) -> Option<&mut Record> {
+        self.0.iter_mut().find(|(other, _)| other == attachment).map(|(_, record)| record)
     }
 
     /// In place of what was kept of `attachment`; in the order of their names, so that the union
