@@ -43,7 +43,7 @@ pub fn call(
 }
 
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(4096);
     match stdin.read_to_end(&mut text) {
         Ok(_) => Ok(text),
         Err(error) => Err(Error::new(Code::Io, format!("error reading from stdin: {error}"))),

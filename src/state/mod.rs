@@ -94,7 +94,8 @@ impl Store {
     /// # Errors
     /// The directory can't be read.
     pub fn containers(&self) -> Result<Vec<String>, Error> {
-        names_in(&self.root)
+        let names = names_in(&self.root)?;
+        Ok(names.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
     /// Keeps `record`, in place of what was kept.
