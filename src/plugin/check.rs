@@ -1,6 +1,6 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{records, ruleset};
+use super::converge::{needs_loopback, records, ruleset};
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -40,7 +40,8 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             tracing::info!("foreign rule: {rule}");
         }
         let mut found: Vec<String> = drift(&live, &desired).iter().map(ToString::to_string).collect();
-        if records.proxy_loopback() && !own_families()?.proxy_loopback {
+        let addresses = own_families()?;
+        if needs_loopback(&policy, records.ip6()) && addresses.ip6 && !addresses.proxy_loopback {
             found.push("missing: address ::6/128 on lo".to_owned());
         }
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
