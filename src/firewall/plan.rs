@@ -72,6 +72,14 @@ impl Made {
         self.tables.extend(&other.tables);
         self.hooks.extend(&other.hooks);
     }
+
+    /// Leaves out what is not in `live`: whoever makes that next made it.
+    pub fn forget_absent(&mut self, live: &Live) {
+        self.tables.retain(|table| live.tables.contains_key(table));
+        self.hooks.retain(|(family, table, hook)| {
+            live.tables.get(&(*family, *table)).is_some_and(|chains| chains.contains_key(hook.chain()))
+        });
+    }
 }
 
 /// The changes that lead from `live` to `desired`. `previous` is what was asked for before: of
