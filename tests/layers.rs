@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const ROWS: [&[&str]; 6] = [
     &["cli"],
     &["plugin"],
-    &["chain"],
+    &["chain", "delegate"],
     &["cluster"],
     &["sandbox", "firewall", "state", "logging"],
     &["policy", "pod", "cni"],
