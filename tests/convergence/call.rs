@@ -58,7 +58,12 @@ impl Pod {
 
     /// Starts a call.
     pub(crate) fn start(&self, verb: &str, attachment: Attachment) -> Child {
-        self.start_with(verb, attachment.slot.ifname(), &attachment.configuration(), &self.netns().display().to_string())
+        self.start_with(
+            verb,
+            attachment.slot.ifname(),
+            &attachment.configuration(),
+            &self.netns().display().to_string(),
+        )
     }
 
     /// Starts a call with all that makes it.

@@ -28,14 +28,14 @@ impl Kernel {
         Self { rules: rules(rules_text), chains: chains(chains_text), rest: rest.to_owned() }
     }
 
-    /// A namespace without rules.
+    /// Whether there is any rule.
     pub(crate) fn has_rules(&self) -> bool {
         self.rules.values().any(|rules| !rules.is_empty())
     }
 
-    /// The rules of a chain of both families one after the other.
-    pub(crate) fn chain(&self, family: &str, table: &str, chain: &str) -> &[String] {
-        self.rules.get(&format!("{family} {table} {chain}")).map_or(&[], Vec::as_slice)
+    /// Whether tables, chains and rules are the same; addresses and routes may differ.
+    pub(crate) fn has_same_rules(&self, other: &Self) -> bool {
+        (&self.rules, &self.chains) == (&other.rules, &other.chains)
     }
 }
 
