@@ -125,6 +125,20 @@ impl NetConf {
     }
 }
 
+impl NetConf {
+    /// What a DEL needs of a configuration that is wrong: its name and version. What is wrong was
+    /// so at ADD, or came since; either way it must not keep a pod from going.
+    ///
+    /// # Errors
+    /// Name or version are wrong.
+    pub fn understand_name_only(document: &Document) -> Result<Self, Error> {
+        let mut bare = document.clone();
+        bare.block.keys.retain(|key, _| key == "name");
+        bare.block.keys.insert("type".to_owned(), "detour".into());
+        Self::understand(&bare, Command::Del, "")
+    }
+}
+
 impl Dialect {
     /// `dialect`, else istio-cni's `native_nftables`.
     fn read(keys: &Reader<'_>) -> Result<Self, Error> {

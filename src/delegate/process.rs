@@ -213,7 +213,7 @@ mod tests {
     use std::path::PathBuf;
 
     const LONG: Duration = Duration::from_secs(60);
-    const SHORT: Duration = Duration::from_millis(300);
+    const SHORT: Duration = Duration::from_millis(1500);
 
     /// Runs a shell script as a plugin.
     fn sh(name: &str, script: &str, stdin: &[u8], timeout: Duration) -> Result<Ended, Failure> {

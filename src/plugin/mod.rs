@@ -45,7 +45,7 @@ pub fn call(
 }
 
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(4096);
     match stdin.read_to_end(&mut text) {
         Ok(_) => Ok(text),
         Err(error) => Err(Error::new(Code::Io, format!("error reading from stdin: {error}"))),
@@ -53,7 +53,7 @@ fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &Document, program: &str) -> Result<Option<Value>, Error> {
-    let conf = NetConf::understand(document, request.command, program)?;
+    let conf = understand(request, document, program)?;
     start_logging(request, &conf);
     for warning in &conf.warnings {
         tracing::warn!("{warning}");
@@ -63,6 +63,17 @@ fn serve(request: &Request, document: &Document, program: &str) -> Result<Option
         tracing::error!(code = error.number(), "{error}");
     }
     answer
+}
+
+fn understand(request: &Request, document: &Document, program: &str) -> Result<NetConf, Error> {
+    match NetConf::understand(document, request.command, program) {
+        Err(error) if request.command == Command::Del => {
+            let mut conf = NetConf::understand_name_only(document)?;
+            conf.warnings.push(format!("DEL goes by the network's name alone: {error}"));
+            Ok(conf)
+        }
+        other => other,
+    }
 }
 
 fn start_logging(request: &Request, conf: &NetConf) {
