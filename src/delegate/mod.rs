@@ -7,7 +7,7 @@
 //! | `find` | where its executable is |
 //! | `process` | a child with a deadline |
 //! | `answer` | what its exit and stdout mean |
-//! | `result` | whether an answer is a result in the configuration's version |
+//! | `result` | an answer as a result in the configuration's version |
 //! | `conflist` | a network as it is written down, in files or inline |
 //! | `network` | several plugins, one after another: order, previous results, undoing |
 //!

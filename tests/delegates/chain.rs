@@ -63,6 +63,15 @@ fn nothing_on_stdout_leaves_the_result_as_it_is() {
 }
 
 #[test]
+fn a_result_of_another_version_is_converted() {
+    let older = json!({"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.1/8"}], "dns": {}});
+    let recorders = Recorders::new().with("first", &add_prints(&older)).with("second", "");
+    let output = Pod::new().call("ADD", &recorders.bin(), &conf("1.0.0", &chain()));
+    assert_eq!(output.stdout, result("10.0.0.1/8"));
+    assert_eq!(recorders.seen()[1].stdin["prevResult"], result("10.0.0.1/8"));
+}
+
+#[test]
 fn del_goes_up_the_list_with_the_runtimes_result_and_then_the_rules_go() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
