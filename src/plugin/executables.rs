@@ -2,7 +2,7 @@
 //! undone before it.
 
 use crate::chain;
-use crate::cni::{Block, Error, NetConf, Request};
+use crate::cni::{Block, Code, Error, NetConf, Request};
 use crate::delegate::{Call, Executables, Network, Plugin};
 use serde_json::Value;
 
@@ -66,8 +66,10 @@ impl InChain {
     }
 
     /// # Errors
-    /// The first that failed.
+    /// The first that failed; [`Code::NotAvailable`] where it has no code of its own or is not
+    /// there at all.
     pub(super) fn status(&self) -> Result<(), Error> {
-        self.network.status(&Executables, &self.call)
+        let answer = self.find().and_then(|()| self.network.status(&Executables, &self.call));
+        answer.map_err(|error| Error { code: Code::NotAvailable, ..error })
     }
 }
