@@ -11,7 +11,6 @@ use std::path::PathBuf;
 
 /// What an attachment asks for, and what it left in the namespace besides rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Record {
     /// What it asks for.
     pub(super) policy: Policy,
