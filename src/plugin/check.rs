@@ -1,6 +1,6 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{needs_loopback, records, ruleset};
+use super::converge::{foreign_redirection, needs_loopback, records, ruleset};
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -36,6 +36,12 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let policy = records.policy()?;
         let desired = ruleset(&policy, records.ip6());
         let live = read()?;
+        if foreign_redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere != Some(true) {
+            tracing::warn!(
+                "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
+                 is tracked twice until the next ADD; add this attachment after the redirection"
+            );
+        }
         for rule in foreign_rules(&live, &desired) {
             tracing::info!("foreign rule: {rule}");
         }

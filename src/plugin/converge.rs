@@ -6,7 +6,7 @@ use super::record::{Record, Records};
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit, legacy_tables};
+use crate::firewall::{Change, Live, LiveChain, Made, Ruleset, Step, changes, commit, legacy_tables};
 use crate::policy::{Interception, Ipv6, Policy};
 use crate::sandbox::{self, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
@@ -237,21 +237,24 @@ pub(super) fn needs_loopback(policy: &Policy, ip6: bool) -> bool {
 
 /// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and
 /// whether DNS is captured is read from those rules.
-fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset) -> Policy {
-    let foreign: Vec<_> = live
-        .chains()
-        .filter(|(family, table, name, _)| name.starts_with("ISTIO_") && !before.has_chain(*family, *table, name))
-        .collect();
-    if foreign.is_empty() {
-        return policy;
-    }
+fn beside_foreign_redirection(mut policy: Policy, live: &Live, known: &Ruleset) -> Policy {
+    let Some(captures_dns) = foreign_redirection(live, known) else { return policy };
     if policy.redirect().is_some() {
         tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
         policy.interception = Interception::Unsaid;
     }
-    let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
-    policy.dns_captured_elsewhere = Some(captures);
+    policy.dns_captured_elsewhere = Some(captures_dns);
     policy
+}
+
+/// Whether a redirection whose rules are not among those `known` as ours captures DNS; `None`
+/// where there is no such redirection.
+pub(super) fn foreign_redirection(live: &Live, known: &Ruleset) -> Option<bool> {
+    let foreign = |(family, table, name, _): &(Family, Table, &str, &LiveChain)| {
+        name.starts_with("ISTIO_") && !known.has_chain(*family, *table, name)
+    };
+    let captures = |(_, table, _, chain): (_, Table, _, &LiveChain)| table == Table::Raw && !chain.rules.is_empty();
+    live.chains().filter(foreign).map(captures).reduce(|a, b| a || b)
 }
 
 /// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables: the kernel passes both,
