@@ -171,3 +171,22 @@ fn without_state_a_del_takes_only_what_bears_our_name() {
         assert_eq!(pod.del(STORY), Answer::Done);
     });
 }
+
+/// The kernel refuses `-m owner` where the namespace belongs to another user namespace
+/// (net/netfilter/xt_owner.c). What was written down before goes again.
+#[test]
+fn what_the_kernel_refuses_leaves_nothing() {
+    on_a_node(|| {
+        let pod = Pod::of_another_user();
+        let before = Kernel::of(&pod);
+        let netns = pod.netns().display().to_string();
+        let mut configuration = STORY.configuration();
+        configuration["dialect"] = "iptables".into();
+        let error = pod.call_with("ADD", "net4", &configuration, &netns).refused(102);
+        assert!(error.contains("-m owner"), "{error}");
+        Kernel::of(&pod).assert_is(&before, "after the refusal");
+        assert_eq!(left_in_state(), Vec::<PathBuf>::new());
+        pod.check(STORY).refused(104);
+        pod.del(STORY).done();
+    });
+}
