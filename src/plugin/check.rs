@@ -1,6 +1,8 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{foreign_redirection, needs_loopback, records, ruleset};
+use super::converge::records;
+use super::desired::{needs_loopback, ruleset};
+use super::foreign;
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -36,7 +38,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let policy = records.policy()?;
         let desired = ruleset(&policy, records.ip6());
         let live = read()?;
-        if foreign_redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere != Some(true) {
+        if foreign::redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere != Some(true) {
             tracing::warn!(
                 "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
                  is tracked twice until the next ADD; add this attachment after the redirection"

@@ -5,6 +5,8 @@ mod add;
 mod check;
 mod converge;
 mod del;
+mod desired;
+mod foreign;
 mod gc;
 mod own_netns;
 mod panics;

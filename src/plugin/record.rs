@@ -1,6 +1,6 @@
 //! What is kept of one attachment.
 
-use super::converge::ruleset;
+use super::desired::ruleset;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{Live, Made, Ruleset};
 use crate::policy::Policy;

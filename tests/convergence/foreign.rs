@@ -33,6 +33,12 @@ pub(crate) fn load(pod: &Pod) {
     }
 }
 
+/// Redirects a pod as istio-init and the real istio-cni do.
+pub(crate) fn redirect(pod: &Pod) {
+    pod.tool("iptables-restore", &["--noflush"], include_str!("../golden/istio-dns.v4.rules"));
+    pod.tool("ip6tables-restore", &["--noflush"], include_str!("../golden/istio-dns.v6.rules"));
+}
+
 /// What people insert at the head, at the tail and between our jumps.
 const LATER: [&str; 6] = [
     "-t nat -I OUTPUT 1 -m owner --uid-owner 3000 -j RETURN",

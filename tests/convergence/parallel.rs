@@ -14,7 +14,7 @@ const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
 const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
 const PODS: usize = 200;
 const IN_ONE_POD: u32 = 20;
-const CYCLES: u32 = 200;
+const CYCLES: u32 = 100;
 
 /// Waits for all; none may fail.
 fn all_succeed(calls: impl IntoIterator<Item = Child>) {
