@@ -1,6 +1,8 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{fixtures, records, ruleset};
+use super::converge::records;
+use super::desired::{fixtures, ruleset};
+use super::foreign;
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -36,6 +38,12 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let policy = records.policy()?;
         let desired = ruleset(&policy, records.ip6());
         let live = read()?;
+        if foreign::redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere != Some(true) {
+            tracing::warn!(
+                "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
+                 is tracked twice until the next ADD; add this attachment after the redirection"
+            );
+        }
         for rule in foreign_rules(&live, &desired) {
             tracing::info!("foreign rule: {rule}");
         }

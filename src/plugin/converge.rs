@@ -2,13 +2,14 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
+use super::desired::{fixtures, ruleset};
+use super::foreign;
 use super::record::{Record, Records};
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit, legacy_tables};
-use crate::policy::{Interception, InterceptionMode, Ipv6, Policy};
-use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
+use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
+use crate::policy::Policy;
+use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use std::time::Duration;
 
@@ -47,20 +48,6 @@ pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> R
         }
     }
     Ok(records)
-}
-
-/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
-/// in every pod.
-pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
-    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
-}
-
-fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
-    match policy.redirect().map(|redirect| redirect.ipv6) {
-        Some(Ipv6::On) => true,
-        Some(Ipv6::Off) => false,
-        Some(Ipv6::Auto) | None => ip6,
-    }
 }
 
 struct Converge<'a> {
@@ -117,7 +104,7 @@ impl Converge<'_> {
         }
         let policy = records.policy()?;
         if let Wish::Have(_) = wish {
-            beside_legacy(&policy, live)?;
+            foreign::beside_legacy(&policy, live)?;
         }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
@@ -147,7 +134,7 @@ impl Converge<'_> {
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy) => beside_foreign_redirection(policy.clone(), live, before),
+            Wish::Have(policy) => foreign::beside_redirection(policy.clone(), live, before),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {
@@ -217,60 +204,6 @@ struct Work {
     needed: Fixtures,
     /// What of that is not there.
     missing: Fixtures,
-}
-
-/// What the rules for `policy` need of the namespace besides themselves.
-pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
-    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
-    let ip6 = writes_ip6(policy, ip6);
-    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
-    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
-    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
-    Fixtures { proxy_loopback: ip6, routing }
-}
-
-/// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and
-/// whether DNS is captured is read from those rules.
-fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset) -> Policy {
-    let foreign: Vec<_> = live
-        .chains()
-        .filter(|(family, table, name, _)| name.starts_with("ISTIO_") && !before.has_chain(*family, *table, name))
-        .collect();
-    if foreign.is_empty() {
-        return policy;
-    }
-    if policy.redirect().is_some() {
-        tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
-        policy.interception = Interception::Unsaid;
-    }
-    let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
-    policy.dns_captured_elsewhere = Some(captures);
-    policy
-}
-
-/// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables: the kernel passes both,
-/// nobody's are lost, and a verdict in one does not stop the other's. So where those are what
-/// redirects this pod, nothing that is written here can exempt from it. What they are can't be
-/// read without iptables; that the pod is redirected by them shows in there being no other rules
-/// that do.
-fn beside_legacy(policy: &Policy, live: &Live) -> Result<(), Error> {
-    let tables = legacy_tables();
-    if policy.is_empty() || tables.is_empty() {
-        return Ok(());
-    }
-    let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
-    let all = all.join(", ");
-    let redirected = policy.redirect().is_some() || live.chains().any(|(_, _, name, _)| name.starts_with("ISTIO_"));
-    if !redirected && tables.iter().any(|(_, table)| table == Table::Nat.name()) {
-        let msg = format!(
-            "the pod has tables of iptables-legacy ({all}) and no redirection in nf_tables: nothing can be exempt from \
-             a redirection by iptables-legacy; let whatever redirects this pod use iptables-nft (for istio-cni: no \
-             iptables-legacy on the node), or let this plugin redirect it"
-        );
-        return Err(Error::new(Code::ForeignRules, msg));
-    }
-    tracing::warn!("tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply");
-    Ok(())
 }
 
 fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {
