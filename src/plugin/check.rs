@@ -4,7 +4,7 @@ use super::converge::{records, ruleset};
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
-use crate::firewall::{Live, drift, foreign_rules};
+use crate::firewall::{Live, foreign_rules};
 use crate::sandbox::{Sandbox, own_families};
 use crate::state::{ROOT, Store};
 use serde_json::Value;
@@ -35,11 +35,12 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         }
         let policy = records.policy()?;
         let desired = ruleset(&policy, records.ip6());
+        let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
         for rule in foreign_rules(&live, &desired) {
             tracing::info!("foreign rule: {rule}");
         }
-        let mut found: Vec<String> = drift(&live, &desired).iter().map(ToString::to_string).collect();
+        let mut found: Vec<String> = dialect.drift(&live, &desired).iter().map(ToString::to_string).collect();
         if records.proxy_loopback() && !own_families()?.proxy_loopback {
             found.push("missing: address ::6/128 on lo".to_owned());
         }

@@ -2,14 +2,16 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
+use super::dialect::{Known, choose};
 use super::record::{Record, Records};
-use crate::cni::{Code, Error};
+use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
+use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
 use crate::policy::{Interception, Ipv6, Policy};
 use crate::sandbox::{self, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
+use nix::errno::Errno;
 use std::time::Duration;
 
 /// How long a call waits for another one in the same namespace.
@@ -20,8 +22,8 @@ const TRIES: usize = 100;
 /// What a call wants of one attachment.
 #[derive(Debug, Clone)]
 pub(super) enum Wish {
-    /// This policy, in place of what it asked for before.
-    Have(Policy),
+    /// This policy, in place of what it asked for before, in this dialect.
+    Have(Policy, cni::Dialect),
     /// Nothing any more.
     Leave,
 }
@@ -62,6 +64,26 @@ fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
     }
 }
 
+impl Wish {
+    const fn dialect(&self) -> cni::Dialect {
+        match self {
+            Self::Have(_, dialect) => *dialect,
+            Self::Leave => cni::Dialect::Auto,
+        }
+    }
+}
+
+/// Whether the kernel can't do what the `iptables` dialect needs, as where it has no nft_compat or
+/// lacks an extension, or where the pod has a user namespace of its own (`owner_check` of
+/// net/netfilter/xt_owner.c: EINVAL). A refused transaction leaves nothing, so that trying is the
+/// cheapest way to ask.
+fn may_go_native(wish: &Wish, known: Known, error: &nfnetlink::Error) -> bool {
+    let is_unknown =
+        |errno| matches!(errno, Errno::EINVAL | Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT);
+    let refuses = matches!(error, nfnetlink::Error::Refused { errno, .. } if is_unknown(*errno));
+    refuses && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none()
+}
+
 struct Converge<'a> {
     store: &'a Store,
     attachment: &'a Attachment,
@@ -75,20 +97,30 @@ impl Converge<'_> {
         if matches!(wish, Wish::Leave) && own.is_none() && !records.0.is_empty() {
             return Ok(());
         }
-        let mut socket = Socket::open().map_err(|e| refused(&e, &[]))?;
+        let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
         let addresses = sandbox::own_families()?;
         let before = self.before(&records)?;
+        let others = records.dialect_of_others(self.attachment);
+        let mut iptables_refused = false;
         for _ in 0..TRIES {
             let live = match Live::read(&mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, &[]))?,
+                other => other.map_err(|e| refused(&e, None))?,
             };
-            let intent = self.intent(&wish, own.as_ref(), &live, &before, addresses);
+            let known = Known {
+                in_use: live.dialect(&before).or(others),
+                before: own.as_ref().map(|own| own.dialect),
+                native_redirection: live.native_istio.is_some(),
+            };
+            let dialect = if iptables_refused { Dialect::Nftables } else { choose(wish.dialect(), known)? };
+            let intent = self.intent(&wish, own.as_ref(), &live, &before, addresses, dialect);
             records.put(self.attachment, intent);
             let policy = records.policy()?;
             let desired = ruleset(&policy, records.ip6());
-            self.set_made(&mut records, &Made::by(&desired, &live));
-            let changes = changes(&live, &before, &desired, &records.made());
+            if dialect == Dialect::Iptables {
+                self.set_made(&mut records, &Made::by(&desired, &live));
+            }
+            let plan = dialect.plan(&live, &before, &desired, &records.made());
             let lacks_loopback = needs_loopback(&policy, records.ip6()) && !addresses.proxy_loopback;
             if own.is_some() || !matches!(wish, Wish::Leave) {
                 self.keep(&mut records, lacks_loopback, own.as_ref())?;
@@ -96,19 +128,27 @@ impl Converge<'_> {
             if lacks_loopback {
                 self.add_loopback(addresses)?;
             }
-            match commit(&mut socket, &live, &changes) {
+            match plan.commit(&mut socket, &live) {
                 Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, &changes))?,
+                Err(error) if dialect == Dialect::Iptables && may_go_native(&wish, known, &error) => {
+                    tracing::info!("{}; the rules are written as nftables instead", refused(&error, Some(&plan)));
+                    iptables_refused = true;
+                    continue;
+                }
+                other => other.map_err(|e| refused(&e, Some(&plan)))?,
             }
-            tracing::debug!(changes = changes.len(), "the kernel holds what is asked for");
+            tracing::debug!(dialect = dialect.name(), changes = plan.len(), "the kernel holds what is asked for");
             return self.done(&records, &policy, matches!(wish, Wish::Leave));
         }
         let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
         Err(Error::new(Code::TryAgain, msg))
     }
 
-    /// Everything that may be in the kernel because of us, whichever call was killed when.
+    /// Everything that may be in iptables' tables because of us, whichever call was killed when.
     fn before(&self, records: &Records) -> Result<Ruleset, Error> {
+        if records.dialect() == Some(Dialect::Nftables) {
+            return Ok(Ruleset::default());
+        }
         let mut before = ruleset(&records.policy()?, true);
         before.know_also(&ruleset(&records.policy_before()?, true));
         Ok(before)
@@ -121,10 +161,11 @@ impl Converge<'_> {
         live: &Live,
         before: &Ruleset,
         addresses: OwnFamilies,
+        dialect: Dialect,
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy) => beside_foreign_redirection(policy.clone(), live, before),
+            Wish::Have(policy, _) => beside_foreign_redirection(policy.clone(), live, before),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {
@@ -132,6 +173,7 @@ impl Converge<'_> {
             record.policy = wanted;
         }
         record.sandbox = Some(self.sandbox.id());
+        record.dialect = dialect;
         // A pod without any address may get one of either family later.
         record.ip6 |= addresses.ip6 || !addresses.ip;
         record
@@ -193,7 +235,7 @@ fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset)
         .chains()
         .filter(|(family, table, name, _)| name.starts_with("ISTIO_") && !before.has_chain(*family, *table, name))
         .collect();
-    if foreign.is_empty() {
+    if foreign.is_empty() && live.native_istio.is_none() {
         return policy;
     }
     if policy.redirect().is_some() {
@@ -201,23 +243,22 @@ fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset)
         policy.interception = Interception::Unsaid;
     }
     let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
-    policy.dns_captured_elsewhere = Some(captures);
+    policy.dns_captured_elsewhere = Some(captures || live.native_istio.is_some_and(|istio| istio.captures_dns));
     policy
 }
 
-fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {
+fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {
     let at = match error {
-        nfnetlink::Error::Refused { index: Some(index), .. } => changes.get(*index),
+        nfnetlink::Error::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
         _ => None,
     };
-    let what = match at {
-        Some(((family, table), Step::Rule { chain, rule, .. })) => {
-            format!("{} {} -A {chain} {rule}", family.name(), table.name())
+    let what = at.unwrap_or_else(|| "the pod's rules".to_owned());
+    let needed = match plan {
+        Some(Plan::Nftables(_)) => {
+            "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
         }
-        Some(((family, table), step)) => format!("{} {} {step:?}", family.name(), table.name()),
-        None => "the pod's rules".to_owned(),
+        _ => "nf_tables with nft_compat and the xtables extensions, which dialect nftables does without",
     };
-    let msg =
-        format!("{what}: {error}; does the node's kernel have nf_tables with nft_compat and the xtables extensions?");
+    let msg = format!("{what}: {error}; does the node's kernel have {needed}?");
     Error::new(Code::KernelRefused, msg)
 }

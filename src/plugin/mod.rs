@@ -5,6 +5,7 @@ mod add;
 mod check;
 mod converge;
 mod del;
+mod dialect;
 mod gc;
 mod own_netns;
 mod panics;

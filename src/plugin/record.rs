@@ -1,7 +1,7 @@
 //! What is kept of one attachment.
 
 use crate::cni::{Error, Request};
-use crate::firewall::Made;
+use crate::firewall::{Dialect, Made};
 use crate::policy::Policy;
 use crate::sandbox::Id;
 use crate::state::Attachment;
@@ -16,12 +16,22 @@ pub(super) struct Record {
     pub(super) before: Option<Policy>,
     /// The namespace that the rules are in; `None` where the attachment never had any.
     pub(super) sandbox: Option<Id>,
+    /// How the rules are written.
+    #[serde(default)]
+    pub(super) dialect: Dialect,
     /// The rules are there for IPv6 too.
     pub(super) ip6: bool,
     /// Tables and built-in chains that were made for it.
     pub(super) made: Made,
     /// The proxy's loopback address was added for it.
     pub(super) proxy_loopback: bool,
+}
+
+impl Record {
+    fn dialect_of_rules(&self) -> Option<Dialect> {
+        let may_have_rules = self.sandbox.is_some() && !(self.policy.is_empty() && self.before.is_none());
+        may_have_rules.then_some(self.dialect)
+    }
 }
 
 /// The attachment that a call is for.
@@ -68,6 +78,17 @@ impl Records {
             })?;
         }
         Ok(all)
+    }
+
+    /// How the rules are written; `None` where there are none.
+    pub(super) fn dialect(&self) -> Option<Dialect> {
+        self.0.iter().find_map(|(_, record)| record.dialect_of_rules())
+    }
+
+    /// How the rules that others than `attachment` asked for are written.
+    pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<Dialect> {
+        let mut others = self.0.iter().filter(|(other, _)| other != attachment);
+        others.find_map(|(_, record)| record.dialect_of_rules())
     }
 
     /// Whether the rules are there for IPv6 too.
