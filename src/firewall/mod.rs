@@ -8,6 +8,7 @@ mod drift;
 mod expression;
 mod iptables;
 mod istio;
+mod legacy;
 mod live;
 pub mod native;
 pub mod nfnetlink;
@@ -18,6 +19,7 @@ mod text;
 
 pub use dialect::{Dialect, Plan};
 pub use drift::{Difference, Drift, foreign_rules};
+pub use legacy::legacy_tables;
 pub use live::{Live, LiveChain, LiveRule, NativeIstio};
 pub use plan::{Change, Made, Step};
 pub use ruleset::{Ruleset, TableRules};

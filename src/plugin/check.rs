@@ -1,11 +1,11 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{records, ruleset};
+use super::converge::{fixtures, records, ruleset};
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
 use crate::firewall::{Live, foreign_rules};
-use crate::sandbox::{Sandbox, own_families};
+use crate::sandbox::Sandbox;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
 use std::path::Path;
@@ -41,9 +41,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             tracing::info!("foreign rule: {rule}");
         }
         let mut found: Vec<String> = dialect.drift(&live, &desired).iter().map(ToString::to_string).collect();
-        if records.proxy_loopback() && !own_families()?.proxy_loopback {
-            found.push("missing: address ::6/128 on lo".to_owned());
-        }
+        found.extend(fixtures(&policy, records.ip6()).drift()?);
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
     })
 }

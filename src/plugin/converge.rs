@@ -3,13 +3,14 @@
 //! be in the kernel, and finishes the work.
 
 use super::dialect::{Known, choose};
+use super::foreign::{beside_foreign_redirection, beside_legacy};
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::rule::{Family, Table};
+use crate::firewall::rule::Family;
 use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
-use crate::policy::{Interception, Ipv6, Policy};
-use crate::sandbox::{self, OwnFamilies, Sandbox};
+use crate::policy::{InterceptionMode, Ipv6, Policy};
+use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
 use std::time::Duration;
@@ -42,9 +43,10 @@ pub(super) fn converge(store: &Store, attachment: &Attachment, sandbox: &Sandbox
 pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> Result<Records, Error> {
     let mut records = Records::default();
     for attachment in store.of_container(container_id)? {
-        if let Some(record) = store.read::<Record>(&attachment)? {
-            let here = record.sandbox.is_none_or(|id| id == sandbox.id());
-            records.0.push((attachment, if here { record } else { Record::default() }));
+        if let Some(record) = store.read::<Record>(&attachment)?
+            && record.sandbox.is_none_or(|id| id == sandbox.id())
+        {
+            records.0.push((attachment, record));
         }
     }
     Ok(records)
@@ -73,15 +75,12 @@ impl Wish {
     }
 }
 
-/// Whether the kernel can't do what the `iptables` dialect needs, as where it has no nft_compat or
-/// lacks an extension, or where the pod has a user namespace of its own (`owner_check` of
-/// net/netfilter/xt_owner.c: EINVAL). A refused transaction leaves nothing, so that trying is the
-/// cheapest way to ask.
-fn may_go_native(wish: &Wish, known: Known, error: &nfnetlink::Error) -> bool {
-    let is_unknown =
-        |errno| matches!(errno, Errno::EINVAL | Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT);
-    let refuses = matches!(error, nfnetlink::Error::Refused { errno, .. } if is_unknown(*errno));
-    refuses && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none()
+/// Whether the kernel can't do what the `iptables` dialect needs: it has no nft_compat, or lacks an
+/// extension, or the pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c:
+/// EINVAL). A refused transaction leaves nothing, so that trying is the cheapest way to ask.
+fn is_unable(error: &nfnetlink::Error) -> bool {
+    let unable = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
+    matches!(error, nfnetlink::Error::Refused { errno, .. } if unable.contains(errno))
 }
 
 struct Converge<'a> {
@@ -92,66 +91,88 @@ struct Converge<'a> {
 
 impl Converge<'_> {
     fn run(&self, wish: Wish) -> Result<(), Error> {
-        let mut records = records(self.store, &self.attachment.container_id, self.sandbox)?;
-        let own = records.get(self.attachment).cloned();
-        if matches!(wish, Wish::Leave) && own.is_none() && !records.0.is_empty() {
+        let first = self.records()?;
+        let own = first.get(self.attachment);
+        if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
             return Ok(());
         }
         let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
         let addresses = sandbox::own_families()?;
-        let before = self.before(&records)?;
-        let others = records.dialect_of_others(self.attachment);
-        let mut iptables_refused = false;
+        let mut go_native = false;
         for _ in 0..TRIES {
             let live = match Live::read(&mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
                 other => other.map_err(|e| refused(&e, None))?,
             };
-            let known = Known {
-                in_use: live.dialect(&before).or(others),
-                before: own.as_ref().map(|own| own.dialect),
-                native_redirection: live.native_istio.is_some(),
-            };
-            let dialect = if iptables_refused { Dialect::Nftables } else { choose(wish.dialect(), known)? };
-            let intent = self.intent(&wish, own.as_ref(), &live, &before, addresses, dialect);
-            records.put(self.attachment, intent);
-            let policy = records.policy()?;
-            let desired = ruleset(&policy, records.ip6());
-            if dialect == Dialect::Iptables {
-                self.set_made(&mut records, &Made::by(&desired, &live));
-            }
-            let plan = dialect.plan(&live, &before, &desired, &records.made());
-            let lacks_loopback = needs_loopback(&policy, records.ip6()) && !addresses.proxy_loopback;
-            if own.is_some() || !matches!(wish, Wish::Leave) {
-                self.keep(&mut records, lacks_loopback, own.as_ref())?;
-            }
-            if lacks_loopback {
-                self.add_loopback(addresses)?;
-            }
-            match plan.commit(&mut socket, &live) {
-                Err(nfnetlink::Error::Changed) => continue,
-                Err(error) if dialect == Dialect::Iptables && may_go_native(&wish, known, &error) => {
-                    tracing::info!("{}; the rules are written as nftables instead", refused(&error, Some(&plan)));
-                    iptables_refused = true;
-                    continue;
+            let Some(work) = self.prepare(&wish, &live, addresses, go_native)? else { continue };
+            match self.commit(&mut socket, &live, &work, addresses) {
+                Ok(Outcome::Done) => return self.settle(work, matches!(wish, Wish::Leave)),
+                Ok(Outcome::Changed) => {}
+                Ok(Outcome::Unable(why)) => {
+                    tracing::info!("{why}; the rules are written as nftables");
+                    go_native = true;
                 }
-                other => other.map_err(|e| refused(&e, Some(&plan)))?,
+                Err(error) => {
+                    if matches!(wish, Wish::Have(..)) {
+                        self.undo(own, &work);
+                    }
+                    return Err(error);
+                }
             }
-            tracing::debug!(dialect = dialect.name(), changes = plan.len(), "the kernel holds what is asked for");
-            return self.done(&records, &policy, matches!(wish, Wish::Leave));
         }
         let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
         Err(Error::new(Code::TryAgain, msg))
     }
 
-    /// Everything that may be in iptables' tables because of us, whichever call was killed when.
-    fn before(&self, records: &Records) -> Result<Ruleset, Error> {
-        if records.dialect() == Some(Dialect::Nftables) {
-            return Ok(Ruleset::default());
+    fn records(&self) -> Result<Records, Error> {
+        records(self.store, &self.attachment.container_id, self.sandbox)
+    }
+
+    /// Finds out what is to be done and writes down the intent; `None` where another attachment
+    /// has come meanwhile.
+    fn prepare(
+        &self,
+        wish: &Wish,
+        live: &Live,
+        addresses: OwnFamilies,
+        go_native: bool,
+    ) -> Result<Option<Work>, Error> {
+        let present = self.store.of_container(&self.attachment.container_id)?;
+        let kept = self.records()?;
+        let before = kept.known_rules();
+        let mut records = kept.clone();
+        let own = kept.get(self.attachment);
+        let known = Known {
+            in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
+            before: own.map(|own| own.dialect),
+            native_redirection: live.native_istio.is_some(),
+        };
+        let dialect = if go_native { Dialect::Nftables } else { choose(wish.dialect(), known)? };
+        if own.is_some() || matches!(wish, Wish::Have(..)) {
+            records.put(self.attachment, self.intent(wish, own, live, &before, addresses, dialect));
         }
-        let mut before = ruleset(&records.policy()?, true);
-        before.know_also(&ruleset(&records.policy_before()?, true));
-        Ok(before)
+        let policy = records.policy()?;
+        if let Wish::Have(..) = wish {
+            beside_legacy(&policy, live)?;
+        }
+        let desired = ruleset(&policy, records.ip6());
+        let needed = fixtures(&policy, records.ip6());
+        let missing = needed.missing(addresses)?;
+        let leaving = matches!(wish, Wish::Leave);
+        let made = if dialect == Dialect::Iptables { Made::by(&desired, live) } else { Made::default() };
+        records.remember(self.attachment, leaving, live, &made, &missing);
+        match self.keep(&records, &kept) {
+            // An intent is not worth a pod that can't go: until it is done, what is kept holds.
+            Err(error) if leaving => tracing::warn!("{error}"),
+            other => other?,
+        }
+        let now = self.store.of_container(&self.attachment.container_id)?;
+        if now.iter().any(|other| other != self.attachment && !present.contains(other)) {
+            return Ok(None);
+        }
+        let plan = dialect.plan(live, &before, &desired, &records.made());
+        let may_go_native = !go_native && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none();
+        Ok(Some(Work { records, plan, may_go_native, needed, missing }))
     }
 
     fn intent(
@@ -174,77 +195,92 @@ impl Converge<'_> {
         }
         record.sandbox = Some(self.sandbox.id());
         record.dialect = dialect;
+        record.netns = Some(self.sandbox.path().to_owned());
         // A pod without any address may get one of either family later.
         record.ip6 |= addresses.ip6 || !addresses.ip;
         record
     }
 
-    fn set_made(&self, records: &mut Records, made: &Made) {
-        if let Some((_, record)) = records.0.iter_mut().find(|(other, _)| other == self.attachment) {
-            record.made.add(made);
-        }
+    /// Writes what is not kept already.
+    fn keep(&self, records: &Records, kept: &Records) -> Result<(), Error> {
+        let mut changed = records.0.iter().filter(|(attachment, record)| kept.get(attachment) != Some(record));
+        changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
     }
 
-    /// Writes the intent, unless that is what is kept already.
-    fn keep(&self, records: &mut Records, lacks_loopback: bool, kept: Option<&Record>) -> Result<(), Error> {
-        if let Some((_, record)) = records.0.iter_mut().find(|(other, _)| other == self.attachment) {
-            record.proxy_loopback |= lacks_loopback;
-            if Some(&*record) != kept {
-                self.store.write(self.attachment, record)?;
+    fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<Outcome, Error> {
+        work.missing.add(addresses)?;
+        match work.plan.commit(socket, live) {
+            Ok(()) => Ok(Outcome::Done),
+            Err(nfnetlink::Error::Changed) => Ok(Outcome::Changed),
+            Err(error) if work.may_go_native && is_unable(&error) => {
+                Ok(Outcome::Unable(refused(&error, Some(&work.plan))))
             }
-        }
-        Ok(())
-    }
-
-    /// Where the pod has no address at all, IPv6 may be off; then nothing needs this one.
-    fn add_loopback(&self, addresses: OwnFamilies) -> Result<(), Error> {
-        match sandbox::add_proxy_loopback() {
-            Err(error) if !addresses.ip6 => {
-                tracing::warn!("{error}");
-                Ok(())
-            }
-            other => other,
+            Err(error) => Err(refused(&error, Some(&work.plan))),
         }
     }
 
-    fn done(&self, records: &Records, policy: &Policy, leaving: bool) -> Result<(), Error> {
-        if records.proxy_loopback() && !needs_loopback(policy, records.ip6()) {
-            sandbox::remove_proxy_loopback()?;
+    /// Forgets what was there only while the work was under way. That it can't be written is no
+    /// failure: the intent says as much, at more length.
+    fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
+        tracing::debug!(changes = work.plan.len(), "the kernel holds what is asked for");
+        let mut settled = work.records.clone();
+        settled.fixtures().remove_but(&work.needed)?;
+        for (_, record) in &mut settled.0 {
+            record.fixtures.retain(&work.needed);
+            record.before = None;
         }
-        let Some(record) = records.get(self.attachment) else { return Ok(()) };
         if leaving {
-            return self.store.remove(self.attachment);
+            settled.0.retain(|(attachment, _)| attachment != self.attachment);
         }
-        if record.before.is_some() {
-            let mut settled = record.clone();
-            settled.before = None;
-            self.store.write(self.attachment, &settled)?;
+        if let Err(error) = self.keep(&settled, &work.records) {
+            tracing::warn!("{error}");
         }
-        Ok(())
+        if leaving { self.store.remove(self.attachment) } else { Ok(()) }
+    }
+
+    /// Takes back the intent of work that the kernel refused.
+    fn undo(&self, own: Option<&Record>, work: &Work) {
+        let restored = match own {
+            Some(record) => self.store.write(self.attachment, record),
+            None => self.store.remove(self.attachment),
+        };
+        let removed = work.missing.remove_but(&Fixtures::default());
+        for error in [restored, removed].into_iter().filter_map(Result::err) {
+            tracing::warn!("{error}");
+        }
     }
 }
 
-fn needs_loopback(policy: &Policy, ip6: bool) -> bool {
-    policy.redirect().is_some() && writes_ip6(policy, ip6)
+/// What became of a transaction.
+enum Outcome {
+    Done,
+    /// Somebody changed the rules meanwhile.
+    Changed,
+    /// The kernel is unable to take the rules in this dialect.
+    Unable(Error),
 }
 
-/// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and
-/// whether DNS is captured is read from those rules.
-fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset) -> Policy {
-    let foreign: Vec<_> = live
-        .chains()
-        .filter(|(family, table, name, _)| name.starts_with("ISTIO_") && !before.has_chain(*family, *table, name))
-        .collect();
-    if foreign.is_empty() && live.native_istio.is_none() {
-        return policy;
-    }
-    if policy.redirect().is_some() {
-        tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
-        policy.interception = Interception::Unsaid;
-    }
-    let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
-    policy.dns_captured_elsewhere = Some(captures || live.native_istio.is_some_and(|istio| istio.captures_dns));
-    policy
+/// What is to be done, once the intent is written.
+struct Work {
+    /// What will be kept of the container's attachments while it is done.
+    records: Records,
+    plan: Plan,
+    /// Whether it can be written as nftables where the kernel is unable to take it as it is.
+    may_go_native: bool,
+    /// What the rules need besides themselves.
+    needed: Fixtures,
+    /// What of that is not there.
+    missing: Fixtures,
+}
+
+/// What the rules for `policy` need of the namespace besides themselves.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
 }
 
 fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {

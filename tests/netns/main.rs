@@ -15,5 +15,6 @@ mod native;
 mod own_users;
 mod pod;
 mod resolvers;
+mod tproxy;
 mod vault_init;
 mod world;

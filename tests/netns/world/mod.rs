@@ -28,6 +28,7 @@ use plugin::Attachment;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Which addresses the pod and the outside have.
@@ -151,6 +152,13 @@ impl World {
     /// Adds native rules to the pod's.
     pub(crate) fn nft(&self, text: &str) {
         nft::load(&self.pod, text);
+    }
+
+    /// What `ip` prints in the pod, which must succeed.
+    pub(crate) fn ip(&self, arguments: &[&str]) -> String {
+        let output = self.pod.run(Command::new("ip").args(arguments), "");
+        assert!(output.status.success(), "ip {arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Where the pod's network namespace is mounted.
