@@ -25,7 +25,7 @@ die() {
 }
 
 need_root() {
-    [[ $(id -u) -eq 0 ]] || die "network namespaces and rules need root: run it with sudo"
+    [[ $(id -u) -eq 0 ]] || die "network namespaces and rules need root"
 }
 
 # need_commands COMMAND=PACKAGE…: installs the packages of those that are missing.

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Runs all tests. What they need and is missing is installed first; what can't be had is an error.
+# Runs all tests, or those that the arguments, cargo test's own, say. What they need and is missing
+# is installed first; what can't be had is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
 need_root
-need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables strace=strace
+need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables strace=strace \
+    /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
-say "running all tests"
+say "building the traffic tool"
+cargo build --locked --examples </dev/null
+say "running the tests"
 cargo test --locked "$@" </dev/null

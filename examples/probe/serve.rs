@@ -33,6 +33,8 @@ pub(crate) struct Serve {
 struct Answer<'a> {
     label: &'a str,
     protocol: Protocol,
+    /// The port that was listened on. TPROXY leaves another one in `local`.
+    listener: u16,
     local: SocketAddr,
     peer: SocketAddr,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +49,7 @@ impl Serve {
         for Endpoint { address, .. } in tcp {
             let listener = listen_tcp(address).with_context(|| format!("listen on tcp:{address}"))?;
             let label = self.label.clone();
-            thread::spawn(move || serve_tcp(&label, &listener));
+            thread::spawn(move || serve_tcp(&label, address.port(), &listener));
         }
         self.user.become_it()?;
         for Endpoint { address, .. } in udp {
@@ -74,23 +76,25 @@ fn listen_tcp(address: SocketAddr) -> anyhow::Result<TcpListener> {
     Ok(TcpListener::from(fd))
 }
 
-fn serve_tcp(label: &str, listener: &TcpListener) {
+fn serve_tcp(label: &str, port: u16, listener: &TcpListener) {
     for stream in listener.incoming().flatten() {
-        if let Err(error) = answer_tcp(label, &stream) {
+        if let Err(error) = answer_tcp(label, port, &stream) {
             eprintln!("probe: {label}: {error:#}");
         }
     }
 }
 
-fn answer_tcp(label: &str, mut stream: &TcpStream) -> anyhow::Result<()> {
+fn answer_tcp(label: &str, port: u16, mut stream: &TcpStream) -> anyhow::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     BufReader::new(stream).read_line(&mut String::new())?;
+    let local = stream.local_addr()?;
     let answer = Answer {
         label,
         protocol: Protocol::Tcp,
-        local: stream.local_addr()?,
+        listener: port,
+        local,
         peer: stream.peer_addr()?,
-        original_destination: original_destination(stream)?,
+        original_destination: original_destination(stream)?.or((local.port() != port).then_some(local)),
     };
     stream.write_all(line(&answer)?.as_bytes())?;
     Ok(())
@@ -101,7 +105,8 @@ fn serve_udp(label: &str, socket: &UdpSocket) {
     loop {
         let answered = socket.recv_from(&mut token).map_err(anyhow::Error::from).and_then(|(_, peer)| {
             let local = socket.local_addr()?;
-            let answer = Answer { label, protocol: Protocol::Udp, local, peer, original_destination: None };
+            let listener = local.port();
+            let answer = Answer { label, protocol: Protocol::Udp, listener, local, peer, original_destination: None };
             Ok(socket.send_to(line(&answer)?.as_bytes(), peer)?)
         });
         if let Err(error) = answered {

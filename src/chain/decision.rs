@@ -95,3 +95,124 @@ fn why_not(pod: &Pod) -> Option<Reason> {
     }
     (!pod.annotations.contains_key(STATUS)).then_some(Reason::NotInjected)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{container, meshed_pod};
+    use super::*;
+    use crate::pod::Container;
+
+    fn proxy_env(pod: &mut Pod, name: &str, value: &str) {
+        pod.containers[1].env.push((name.into(), value.into()));
+    }
+
+    fn proxy_args(pod: &mut Pod, args: &[&str]) {
+        pod.containers[1].args = args.iter().map(|&arg| arg.to_owned()).collect();
+    }
+
+    fn label(pod: &mut Pod, value: &str) {
+        pod.labels.insert(INJECT.into(), value.into());
+    }
+
+    fn annotation(pod: &mut Pod, value: &str) {
+        pod.annotations.insert(INJECT.into(), value.into());
+    }
+
+    /// A row: what it is, how the pod differs from an injected one, why it is left alone.
+    type Row = (&'static str, fn(&mut Pod), Option<Reason>);
+
+    fn rows() -> Vec<Row> {
+        vec![
+            ("injected", |_| (), None),
+            ("the node's network", |p| p.host_network = true, Some(Reason::HostNetwork)),
+            ("istio-init", |p| p.init_containers.push(container("istio-init", None)), Some(Reason::IstioInit)),
+            (
+                "istio-init among containers",
+                |p| p.containers.push(container("istio-init", None)),
+                Some(Reason::IstioInit),
+            ),
+            ("istio-validation", |p| p.init_containers.push(container("istio-validation", None)), None),
+            ("DISABLE_ENVOY", |p| proxy_env(p, "DISABLE_ENVOY", "T"), Some(Reason::EnvoyDisabled)),
+            ("DISABLE_ENVOY false", |p| proxy_env(p, "DISABLE_ENVOY", "false"), None),
+            ("DISABLE_ENVOY no boolean", |p| proxy_env(p, "DISABLE_ENVOY", "yes"), None),
+            ("no proxy", |p| p.containers.truncate(1), Some(Reason::NoProxy)),
+            ("a gateway", |p| proxy_args(p, &["proxy", "router"]), Some(Reason::NotASidecar("router".into()))),
+            ("no kind of proxy", |p| proxy_args(p, &["proxy"]), None),
+            ("an empty kind of proxy", |p| proxy_args(p, &["proxy", ""]), None),
+            ("other arguments", |p| proxy_args(p, &["istio-iptables", "router"]), None),
+            ("no arguments", |p| proxy_args(p, &[]), None),
+            ("label false", |p| label(p, "false"), Some(Reason::InjectionRefused)),
+            ("label 0", |p| label(p, "0"), Some(Reason::InjectionRefused)),
+            ("label no boolean", |p| label(p, "disabled"), None),
+            ("annotation false", |p| annotation(p, "F"), Some(Reason::InjectionRefused)),
+            ("annotation true", |p| annotation(p, "true"), None),
+            ("not injected", |p| p.annotations.clear(), Some(Reason::NotInjected)),
+        ]
+    }
+
+    #[test]
+    fn each_row() {
+        for (row, change, reason) in rows() {
+            let mut pod = meshed_pod();
+            change(&mut pod);
+            assert_eq!(why_not(&pod), reason, "{row}");
+        }
+    }
+
+    #[test]
+    fn the_first_row_that_matches_counts() {
+        let mut pod = meshed_pod();
+        let from_the_last_row_up = [
+            "not injected",
+            "label false",
+            "a gateway",
+            "DISABLE_ENVOY",
+            "no proxy",
+            "istio-init",
+            "the node's network",
+        ];
+        for name in from_the_last_row_up {
+            let (_, change, reason) = rows().into_iter().find(|(row, ..)| *row == name).expect(name);
+            change(&mut pod);
+            assert_eq!(why_not(&pod), reason, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_label_wins_over_the_annotation() {
+        let mut pod = meshed_pod();
+        annotation(&mut pod, "false");
+        label(&mut pod, "true");
+        assert_eq!(decide(&pod), Decision::Redirect);
+        label(&mut pod, "whatever");
+        assert_eq!(decide(&pod), Decision::Redirect);
+    }
+
+    #[test]
+    fn a_native_sidecar_counts() {
+        let mut pod = meshed_pod();
+        let proxy = pod.containers.pop().expect("a proxy");
+        pod.init_containers.push(Container { restarts_always: true, ..proxy });
+        assert_eq!(decide(&pod), Decision::Redirect);
+    }
+
+    #[test]
+    fn every_reason_is_one_line_of_its_own() {
+        let reasons = [
+            Reason::NotInChain,
+            Reason::HostNetwork,
+            Reason::IstioInit,
+            Reason::EnvoyDisabled,
+            Reason::NoProxy,
+            Reason::NotASidecar("router".into()),
+            Reason::InjectionRefused,
+            Reason::NotInjected,
+            Reason::ModeNone,
+        ];
+        let decisions = reasons.into_iter().map(Decision::LeaveAlone).chain([Decision::Redirect]);
+        let lines: std::collections::BTreeSet<String> = decisions.map(|d| d.to_string()).collect();
+        assert_eq!(lines.len(), 10);
+        assert!(lines.iter().all(|line| line.contains("redirected: ") && !line.contains('\n')), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("\"router\"")));
+    }
+}

@@ -87,3 +87,98 @@ impl DnsExclude {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::scenario::{Scenario, chain};
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn block(keys: Value) -> Scenario {
+        let mut block = keys;
+        block["type"] = "dns-exclude".into();
+        chain(json!([block]))
+    }
+
+    #[test]
+    fn a_block_that_names_nobody_excludes_only_what_annotations_ask_for() {
+        for keys in [json!({}), json!({"ports": [53], "protocols": "udp"})] {
+            assert!(block(keys).exclusions().is_empty());
+        }
+        let asked = block(json!({})).annotated(RESOLVERS, "10.0.0.10");
+        assert_eq!(asked.exclusions(), ["any tcp 53 to 10.0.0.10/32", "any udp 53 to 10.0.0.10/32"]);
+    }
+
+    #[test]
+    fn each_key_of_a_block() {
+        for (keys, expected) in [
+            (json!({"uids": [1337]}), vec!["uid 1337 tcp 53", "uid 1337 udp 53"]),
+            (json!({"gids": "7", "protocols": ["udp"]}), vec!["gid 7 udp 53"]),
+            (json!({"uids": [1], "gids": [2], "protocols": ["tcp"]}), vec!["uid 1 tcp 53", "gid 2 tcp 53"]),
+            (json!({"resolvers": "all", "protocols": "udp"}), vec!["any udp 53"]),
+            (json!({"resolvers": "*", "ports": "53,5353-5355", "protocols": "udp"}), vec!["any udp 53 5353-5355"]),
+            (json!({"resolvers": "all", "ports": "*", "protocols": "*"}), vec!["any"]),
+            (
+                json!({"uids": [1], "resolvers": ["10.0.0.1", "fd00::/8"], "protocols": "udp"}),
+                vec!["uid 1 udp 53 to 10.0.0.1/32", "uid 1 udp 53 to fd00::/8"],
+            ),
+        ] {
+            assert_eq!(block(keys.clone()).exclusions(), expected, "{keys}");
+        }
+    }
+
+    #[test]
+    fn an_empty_list_that_is_written_down_is_nobody_not_everybody() {
+        for keys in [
+            json!({"uids": []}),
+            json!({"uids": "", "resolvers": "all"}),
+            json!({"resolvers": []}),
+            json!({"resolvers": "all", "ports": []}),
+            json!({"resolvers": "all", "protocols": ""}),
+        ] {
+            assert!(block(keys.clone()).exclusions().is_empty(), "{keys}");
+        }
+    }
+
+    #[test]
+    fn the_annotation_holds_for_every_process_on_the_blocks_ports() {
+        let scenario = block(json!({"uids": [1], "ports": [5353], "protocols": "udp", "resolvers": "10.0.0.1"}));
+        let both = ["any udp 5353 to 10.0.0.2/32", "uid 1 udp 5353 to 10.0.0.1/32"];
+        assert_eq!(scenario.clone().annotated(RESOLVERS, "10.0.0.2").exclusions(), both);
+        assert_eq!(scenario.clone().namespace(RESOLVERS, "10.0.0.2").exclusions(), both);
+        assert_eq!(scenario.clone().namespace(RESOLVERS, "10.0.0.2").annotated(RESOLVERS, "").exclusions(), [both[1]]);
+        assert_eq!(scenario.annotated(RESOLVERS, "all").exclusions(), ["any udp 5353"]);
+    }
+
+    #[test]
+    fn every_form_of_the_annotation() {
+        let scenario = block(json!({"protocols": "udp"})).cluster_dns("10.96.0.10");
+        assert_eq!(scenario.clone().annotated(RESOLVERS, "resolv-conf").exclusions(), ["any udp 53 to 10.96.0.10/32"]);
+        let ranges = scenario.clone().annotated("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.0.0.0/8");
+        let asked = ranges.annotated(RESOLVERS, "excluded-ranges");
+        assert_eq!(asked.exclusions(), ["any udp 53 to 10.0.0.0/8"]);
+        let msg = scenario.annotated(RESOLVERS, "10.0.0.1, corp-dns").error();
+        let start =
+            "annotation \"detour.io/exclude-dns\" of pod shop/cart-1: \"corp-dns\" is not accepted; accepted: all";
+        assert!(msg.starts_with(start), "{msg}");
+    }
+
+    #[test]
+    fn the_pods_argument_has_defaults_of_its_own() {
+        let scenario = block(json!({"uids": [1], "ports": [5353], "protocols": "udp"}));
+        let asked = scenario.args(json!({"dns-exclude": {"uids": "2"}}));
+        assert_eq!(asked.exclusions(), ["uid 1 udp 5353", "uid 2 tcp 53", "uid 2 udp 53"]);
+    }
+
+    #[test]
+    fn excluded_ranges_follow_the_redirection_of_the_same_chain() {
+        let redirect = json!({"type": "istio-redirect", "outbound_ip_ranges_exclude": "10.1.0.0/16"});
+        let dns = json!({"type": "dns-exclude", "resolvers": "excluded-ranges", "protocols": "udp"});
+        for blocks in [json!([redirect, dns]), json!([dns, redirect])] {
+            let scenario = chain(blocks);
+            assert_eq!(scenario.exclusions(), ["any udp 53 to 10.1.0.0/16"]);
+            let annotated = scenario.annotated("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.2.0.0/16");
+            assert_eq!(annotated.exclusions(), ["any udp 53 to 10.2.0.0/16"]);
+        }
+    }
+}

@@ -13,17 +13,12 @@ pub(super) fn parse(list: &List, group_id: &dyn Fn(&str) -> Option<u32>) -> Resu
     }
     let mut groups = Vec::new();
     for item in &list.items {
-        let group = ids::number(item).or_else(|| named(item, group_id)).ok_or_else(|| list.reject(item, ACCEPTED))?;
+        let group = ids::number(item).or_else(|| group_id(item)).ok_or_else(|| list.reject(item, ACCEPTED))?;
         if !groups.contains(&group) {
             groups.push(group);
         }
     }
     Ok(Groups::List(groups))
-}
-
-/// A name with a letter in it: a number that is out of bounds is not looked up.
-fn named(item: &str, group_id: &dyn Fn(&str) -> Option<u32>) -> Option<u32> {
-    item.contains(|c: char| !c.is_ascii_digit()).then(|| group_id(item)).flatten()
 }
 
 #[cfg(test)]

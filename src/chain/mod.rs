@@ -28,6 +28,10 @@ mod protocols;
 mod proxy_container;
 mod ranges;
 mod rules;
+#[cfg(test)]
+mod sample;
+#[cfg(test)]
+mod scenario;
 mod scene;
 mod settings;
 mod sub_plugin;
@@ -134,13 +138,7 @@ pub fn run(chain: &[Block], input: &Input<'_>) -> Result<Output, Error> {
         notes.extend(note::unheard(&chain, input));
     }
     let policy = policy.union(&Policy::default()).map_err(internal)?;
-    let mut said = Vec::new();
-    for note in notes {
-        if !said.contains(&note) {
-            said.push(note);
-        }
-    }
-    Ok(Output { policy, decision, notes: said })
+    Ok(Output { policy, decision, notes: note::each_once(notes) })
 }
 
 fn decide(chain: &Chain, input: &Input<'_>) -> Result<Decision, Error> {
@@ -215,3 +213,6 @@ fn exclusions(
 fn internal(conflict: Conflict) -> Error {
     Error::new(Code::Internal, format!("contributions that agree could not be united: {conflict}"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,6 +53,17 @@ pub(super) fn unheard(chain: &Chain, input: &Input<'_>) -> Vec<Note> {
     notes
 }
 
+/// The same notes, each where it comes first.
+pub(super) fn each_once(notes: Vec<Note>) -> Vec<Note> {
+    let mut said = Vec::new();
+    for note in notes {
+        if !said.contains(&note) {
+            said.push(note);
+        }
+    }
+    said
+}
+
 /// The places where the pod speaks to `sub_plugin`. Istio's annotations are no wish to a chain
 /// without `istio-redirect`: whoever redirects the pod heeds them, and Istio's injector writes
 /// some of them itself.

@@ -22,3 +22,17 @@ fn protocol(item: &str) -> Option<Option<Protocol>> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_protocol_and_all_of_them() {
+        let of = |text| parse(&List::from_text("k", text));
+        assert_eq!(of("tcp, UDP").expect("two"), [Some(Protocol::Tcp), Some(Protocol::Udp)]);
+        assert_eq!(of("*").expect("all"), [None]);
+        assert!(of("").expect("none").is_empty());
+        assert_eq!(of("tcp,sctp").expect_err("sctp").msg, r#"k: "sctp" is not accepted; accepted: tcp, udp, *"#);
+    }
+}

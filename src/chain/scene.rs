@@ -55,3 +55,13 @@ impl<'a> Scene<'a> {
 pub(super) fn name_of(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Facts, and nothing else that is known.
+    pub(in super::super) fn scene(facts: Option<&Facts>) -> Scene<'_> {
+        Scene { facts, resolvers: Resolvers::default(), redirect: None }
+    }
+}

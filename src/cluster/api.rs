@@ -1,8 +1,9 @@
 //! Facts from the Kubernetes API.
 
+use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
-use super::{Cluster, another_uid, kubeconfig, wire};
+use super::{Cluster, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use kube::Client;
@@ -29,29 +30,58 @@ impl Cluster for Api {
         let started = Instant::now();
         check_name("K8S_POD_NAMESPACE", &wanted.namespace)?;
         check_name("K8S_POD_NAME", &wanted.name)?;
-        let config = kubeconfig::load(&self.kubeconfig)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-        let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
-        let facts = runtime.block_on(async {
-            let server = config.cluster_url.to_string();
-            let client = Client::try_from(config).map_err(|e| kubeconfig::unusable(&self.kubeconfig, &e))?;
-            let query =
-                |object| Query { object, wanted, server: server.trim_end_matches('/'), kubeconfig: &self.kubeconfig };
-            let pod = self.pod(started, &client, query(Object::Pod));
-            if !with_namespace {
-                return Ok(Facts { pod: pod.await?, namespace: None });
-            }
-            let namespace = self.namespace(started, &client, query(Object::Namespace));
-            let (pod, namespace) = both(pod, namespace).await?;
-            Ok(Facts { pod, namespace: Some(namespace) })
-        });
-        // Dropping it would wait for a name that is still being resolved.
-        runtime.shutdown_background();
-        facts
+        let kubeconfig = Kubeconfig::load(&self.kubeconfig).map_err(|error| about(wanted, error))?;
+        run(self.fetch(started, kubeconfig, wanted, with_namespace))
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        let nobody = PodRef { namespace: "default".to_owned(), name: "detour-status-probe".to_owned(), uid: None };
+        let kubeconfig = Kubeconfig::load(&self.kubeconfig)?;
+        run(async {
+            let (server, client) = (&kubeconfig.server(), kubeconfig.client()?);
+            let query = Query { object: Object::Pod, wanted: &nobody, server, kubeconfig: &self.kubeconfig };
+            let attempt = async || match get::<wire::Pod>(&client, &query).await {
+                // That there is no such pod is an answer, and shows the right to ask.
+                Ok(_) | Err(Failure::Missing(_)) => Ok(()),
+                Err(failure) => Err(failure),
+            };
+            retry(Instant::now(), PROBE, attempt).await.map_err(|end| query.gave_up(end))
+        })
     }
 }
 
+/// How long a probe may take; short enough for a runtime that asks every few seconds.
+const PROBE: Duration = Duration::from_secs(1);
+
+fn run<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
+    let done = runtime.block_on(work);
+    // Dropping it would wait for a name that is still being resolved.
+    runtime.shutdown_background();
+    done
+}
+
 impl Api {
+    async fn fetch(
+        &self,
+        started: Instant,
+        kubeconfig: Kubeconfig<'_>,
+        wanted: &PodRef,
+        with_namespace: bool,
+    ) -> Result<Facts, Error> {
+        let server = &kubeconfig.server();
+        let client = kubeconfig.client().map_err(|error| about(wanted, error))?;
+        let query = |object| Query { object, wanted, server, kubeconfig: &self.kubeconfig };
+        let pod = self.pod(started, &client, query(Object::Pod));
+        if !with_namespace {
+            return Ok(Facts { pod: pod.await?, namespace: None });
+        }
+        let namespace = self.namespace(started, &client, query(Object::Namespace));
+        let (pod, namespace) = both(pod, namespace).await?;
+        Ok(Facts { pod, namespace: Some(namespace) })
+    }
+
     async fn pod(&self, started: Instant, client: &Client, query: Query<'_>) -> Result<Pod, Error> {
         let attempt = async || {
             let pod = Pod::from(get::<wire::Pod>(client, &query).await?);

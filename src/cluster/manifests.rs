@@ -1,7 +1,7 @@
 //! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
 //! documents, JSON files, lists of objects.
 
-use super::{Cluster, another_uid, wire};
+use super::{Cluster, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde::de::DeserializeOwned;
@@ -33,6 +33,16 @@ struct Manifest {
 
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        self.find(wanted, with_namespace).map_err(|error| about(wanted, error))
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        self.read().map(|_| ())
+    }
+}
+
+impl Manifests {
+    fn find(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let (manifests, broken) = self.read()?;
         let found = self.pod(&manifests, wanted).and_then(|pod| {
             let namespace = if with_namespace { Some(self.namespace(&manifests, wanted)?) } else { None };
@@ -47,9 +57,7 @@ impl Cluster for Manifests {
             }
         }
     }
-}
 
-impl Manifests {
     /// All objects, in the order of the files' names, and what can't be read.
     fn read(&self) -> Result<(Vec<Manifest>, Vec<Error>), Error> {
         let failed = |error: io::Error| {
@@ -84,24 +92,20 @@ impl Manifests {
         let dir = self.dir.display();
         let msg = match another {
             Some((pod, manifest)) => format!(
-                "pod {namespace}/{name}: {} in {}; correct metadata.uid or leave it out",
+                "{} in {}; correct metadata.uid or leave it out",
                 another_uid(&pod, wanted),
                 manifest.file.display()
             ),
-            None => {
-                format!("pod {namespace}/{name}: no manifest of this Pod in {dir} (*.yaml, *.yml, *.json); add one")
-            }
+            None => format!("no manifest of this Pod in {dir} (*.yaml, *.yml, *.json); add one"),
         };
         Err(Error::new(Code::PodUnknown, msg))
     }
 
     fn namespace(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Namespace, Error> {
-        let PodRef { namespace, name, .. } = wanted;
+        let namespace = &wanted.namespace;
         let found = manifests.iter().find(|m| m.is("Namespace", None, namespace)).ok_or_else(|| {
             let dir = self.dir.display();
-            let msg = format!(
-                "pod {namespace}/{name}: no manifest of Namespace {namespace} in {dir} (*.yaml, *.yml, *.json); add one"
-            );
+            let msg = format!("no manifest of Namespace {namespace} in {dir} (*.yaml, *.yml, *.json); add one");
             Error::new(Code::PodUnknown, msg)
         })?;
         Ok(found.read::<wire::Namespace>()?.into())

@@ -4,7 +4,6 @@ mod api;
 mod certificate;
 mod kubeconfig;
 mod manifests;
-mod pem;
 mod query;
 mod retry;
 mod wire;
@@ -20,6 +19,12 @@ pub trait Cluster {
     /// What can't be known within the configured wait, as the CNI error that names the pod, what
     /// was looked for and where, and the next step.
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
+
+    /// Whether facts could be had now: one question, no second try.
+    ///
+    /// # Errors
+    /// Why not.
+    fn probe(&self) -> Result<(), cni::Error>;
 }
 
 /// The source that the configuration names: `manifests_dir` before `kubeconfig`; `None` where it
@@ -37,4 +42,9 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
 fn another_uid(found: &Pod, wanted: &PodRef) -> String {
     let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());
     format!("the pod of that name has UID {found}, wanted is {wanted}")
+}
+
+/// The error, with the pod that it keeps from its facts.
+fn about(PodRef { namespace, name, .. }: &PodRef, error: cni::Error) -> cni::Error {
+    cni::Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
 }

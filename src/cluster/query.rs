@@ -41,12 +41,11 @@ impl Query<'_> {
         }
     }
 
-    /// The right that is needed, as RBAC says it.
+    /// The right that is needed, as `kubectl auth can-i` spells it.
     fn right(&self) -> String {
-        let namespace = &self.wanted.namespace;
         match self.object {
-            Object::Pod => format!("get on pods in namespace {namespace}"),
-            Object::Namespace => format!("get on namespaces (a ClusterRole), for {namespace}"),
+            Object::Pod => format!("get pods in namespace {}", self.wanted.namespace),
+            Object::Namespace => "get namespaces".to_owned(),
         }
     }
 
@@ -58,11 +57,12 @@ impl Query<'_> {
     pub(super) fn refused(&self, status: u16, retry_after: Option<&str>, body: &[u8]) -> Failure {
         let said = message(body);
         let kubeconfig = self.kubeconfig.display();
-        let hopeless = |error: Error| Failure::Hopeless(error.with_details(said.clone()));
+        let answer = if said.is_empty() { status.to_string() } else { format!("{status}, {said}") };
+        let hopeless = |error: Error| Failure::Hopeless(error.with_details(said));
         match status {
-            404 => Failure::Missing(if said.is_empty() { "404".into() } else { format!("404, {said}") }),
+            404 => Failure::Missing(answer),
             408 | 429 | 500.. => Failure::Trouble {
-                cause: if said.is_empty() { format!("{status}") } else { format!("{status}, {said}") },
+                cause: answer,
                 after: retry_after.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs),
             },
             401 => hopeless(self.error(
@@ -73,7 +73,10 @@ impl Query<'_> {
             )),
             403 => hopeless(self.error(
                 Code::Forbidden,
-                format!("403, the credentials in {kubeconfig} lack the right to {}: grant it", self.right()),
+                format!(
+                    "403, the credentials in {kubeconfig} lack the right to {}: grant it in a ClusterRole",
+                    self.right()
+                ),
             )),
             _ => hopeless(self.error(
                 Code::InvalidConfig,
@@ -103,15 +106,14 @@ impl Query<'_> {
         let effort = format!("{count} within {:.1} s", waited.as_secs_f32());
         match last {
             Failure::Hopeless(error) => error,
-            Failure::Missing(what) => {
+            Failure::Missing(cause) => {
                 let step = match self.object {
                     Object::Pod => format!("see kubectl get pod -n {namespace} {name}"),
                     Object::Namespace => format!("see kubectl get namespace {namespace}"),
                 };
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");
-                self.error(Code::PodUnknown, what)
+                self.error(Code::PodUnknown, what).with_details(cause)
             }
-            .with_details(what),
             Failure::Trouble { cause, .. } => {
                 let what = format!("no usable answer in {effort}: see whether this node reaches the API server");
                 self.error(Code::TryAgain, what).with_details(cause)

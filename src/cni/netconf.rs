@@ -12,6 +12,11 @@ use super::names::is_identifier;
 use super::{Block, Code, Command, Document, Error, Reader, version};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long an executable may take where nobody says so, in seconds: kubelet gives a runtime two
+/// minutes for a pod (`runtimeRequestTimeout`), and what an ADD made must be undone within them.
+const DELEGATE_TIMEOUT: u32 = 60;
 
 /// A network configuration. Sub-plugins' blocks stay raw: `chain` understands them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +37,8 @@ pub struct NetConf {
     pub dialect: Dialect,
     /// `chain`, or what `type` stands for where there is none.
     pub chain: Vec<Block>,
+    /// `delegate_timeout_seconds`: how long each call of an executable may take.
+    pub delegate_timeout: Duration,
     /// `args.cni`: what Multus passes on from a pod's annotation, by sub-plugin.
     pub args: Map<String, Value>,
     /// `runtimeConfig`.
@@ -102,6 +109,9 @@ impl NetConf {
             dialect: Dialect::read(&keys)?,
             chain: chain::chain(&keys, &kind)?,
             kind,
+            delegate_timeout: Duration::from_secs(
+                keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT).into(),
+            ),
             args: match keys.block("args")? {
                 Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
                 None => Map::new(),
@@ -112,6 +122,20 @@ impl NetConf {
             ambient_enabled,
             warnings,
         })
+    }
+}
+
+impl NetConf {
+    /// What a DEL needs of a configuration that is wrong: its name and version. What is wrong was
+    /// so at ADD, or came since; either way it must not keep a pod from going.
+    ///
+    /// # Errors
+    /// Name or version are wrong.
+    pub fn understand_name_only(document: &Document) -> Result<Self, Error> {
+        let mut bare = document.clone();
+        bare.block.keys.retain(|key, _| key == "name");
+        bare.block.keys.insert("type".to_owned(), "detour".into());
+        Self::understand(&bare, Command::Del, "")
     }
 }
 

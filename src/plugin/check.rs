@@ -1,13 +1,13 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
 use super::converge::records;
-use super::desired::{needs_loopback, ruleset};
+use super::desired::{fixtures, ruleset};
 use super::foreign;
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
 use crate::firewall::{Live, drift, foreign_rules};
-use crate::sandbox::{Sandbox, own_families};
+use crate::sandbox::Sandbox;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
 use std::path::Path;
@@ -48,10 +48,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             tracing::info!("foreign rule: {rule}");
         }
         let mut found: Vec<String> = drift(&live, &desired).iter().map(ToString::to_string).collect();
-        let addresses = own_families()?;
-        if needs_loopback(&policy, records.ip6()) && addresses.ip6 && !addresses.proxy_loopback {
-            found.push("missing: address ::6/128 on lo".to_owned());
-        }
+        found.extend(fixtures(&policy, records.ip6()).drift()?);
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
     })
 }

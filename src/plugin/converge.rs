@@ -2,14 +2,14 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
-use super::desired::{needs_loopback, ruleset};
+use super::desired::{fixtures, ruleset};
 use super::foreign;
 use super::record::{Record, Records};
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
 use crate::policy::Policy;
-use crate::sandbox::{self, OwnFamilies, Sandbox};
+use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl Converge<'_> {
                 Ok(true) => return self.settle(work, matches!(wish, Wish::Leave)),
                 Err(error) => {
                     if matches!(wish, Wish::Have(_)) {
-                        self.undo(own, work.lacks_loopback);
+                        self.undo(own, &work);
                     }
                     return Err(error);
                 }
@@ -107,9 +107,10 @@ impl Converge<'_> {
             foreign::beside_legacy(&policy, live)?;
         }
         let desired = ruleset(&policy, records.ip6());
-        let lacks_loopback = needs_loopback(&policy, records.ip6()) && !addresses.proxy_loopback;
+        let needed = fixtures(&policy, records.ip6());
+        let missing = needed.missing(addresses)?;
         let leaving = matches!(wish, Wish::Leave);
-        records.remember(self.attachment, leaving, live, &Made::by(&desired, live), lacks_loopback);
+        records.remember(self.attachment, leaving, live, &Made::by(&desired, live), &missing);
         match self.keep(&records, &kept) {
             // An intent is not worth a pod that can't go: until it is done, what is kept holds.
             Err(error) if leaving => tracing::warn!("{error}"),
@@ -120,7 +121,7 @@ impl Converge<'_> {
             return Ok(None);
         }
         let changes = changes(live, &before, &desired, &records.made());
-        Ok(Some(Work { records, policy, changes, lacks_loopback }))
+        Ok(Some(Work { records, changes, needed, missing }))
     }
 
     fn intent(
@@ -155,23 +156,10 @@ impl Converge<'_> {
 
     /// Whether the kernel took it; `false` where somebody changed the rules meanwhile.
     fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<bool, Error> {
-        if work.lacks_loopback {
-            self.add_loopback(addresses)?;
-        }
+        work.missing.add(addresses)?;
         match commit(socket, live, &work.changes) {
             Err(nfnetlink::Error::Changed) => Ok(false),
             other => other.map(|()| true).map_err(|e| refused(&e, &work.changes)),
-        }
-    }
-
-    /// Where the pod has no address at all, IPv6 may be off; then nothing needs this one.
-    fn add_loopback(&self, addresses: OwnFamilies) -> Result<(), Error> {
-        match sandbox::add_proxy_loopback() {
-            Err(error) if !addresses.ip6 => {
-                tracing::warn!("{error}");
-                Ok(())
-            }
-            other => other,
         }
     }
 
@@ -180,11 +168,11 @@ impl Converge<'_> {
     fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
         tracing::debug!(changes = work.changes.len(), "the kernel holds what is asked for");
         let mut settled = work.records.clone();
-        if settled.proxy_loopback() && !needs_loopback(&work.policy, settled.ip6()) {
-            sandbox::remove_proxy_loopback()?;
-            settled.0.iter_mut().for_each(|(_, record)| record.proxy_loopback = false);
+        settled.fixtures().remove_but(&work.needed)?;
+        for (_, record) in &mut settled.0 {
+            record.fixtures.retain(&work.needed);
+            record.before = None;
         }
-        settled.0.iter_mut().for_each(|(_, record)| record.before = None);
         if leaving {
             settled.0.retain(|(attachment, _)| attachment != self.attachment);
         }
@@ -195,12 +183,12 @@ impl Converge<'_> {
     }
 
     /// Takes back the intent of work that the kernel refused.
-    fn undo(&self, own: Option<&Record>, added_loopback: bool) {
+    fn undo(&self, own: Option<&Record>, work: &Work) {
         let restored = match own {
             Some(record) => self.store.write(self.attachment, record),
             None => self.store.remove(self.attachment),
         };
-        let removed = if added_loopback { sandbox::remove_proxy_loopback() } else { Ok(()) };
+        let removed = work.missing.remove_but(&Fixtures::default());
         for error in [restored, removed].into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
         }
@@ -211,11 +199,11 @@ impl Converge<'_> {
 struct Work {
     /// What will be kept of the container's attachments while it is done.
     records: Records,
-    /// What they ask for together.
-    policy: Policy,
     changes: Vec<Change>,
-    /// The proxy's loopback address is needed and not there.
-    lacks_loopback: bool,
+    /// What the rules need besides themselves.
+    needed: Fixtures,
+    /// What of that is not there.
+    missing: Fixtures,
 }
 
 fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {

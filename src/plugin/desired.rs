@@ -2,7 +2,8 @@
 
 use crate::firewall::Ruleset;
 use crate::firewall::rule::Family;
-use crate::policy::{Ipv6, Policy};
+use crate::policy::{InterceptionMode, Ipv6, Policy};
+use crate::sandbox::{Fixtures, Routing};
 
 /// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
 /// in every pod.
@@ -18,7 +19,12 @@ fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
     }
 }
 
-/// Whether the proxy needs an address of its own on lo, as it has one for IPv4 anyway.
-pub(super) fn needs_loopback(policy: &Policy, ip6: bool) -> bool {
-    policy.redirect().is_some() && writes_ip6(policy, ip6)
+/// What the rules for `policy` need of the namespace besides themselves.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
 }

@@ -4,7 +4,7 @@ use super::desired::ruleset;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{Live, Made, Ruleset};
 use crate::policy::Policy;
-use crate::sandbox::Id;
+use crate::sandbox::{Fixtures, Id};
 use crate::state::Attachment;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ pub(super) struct Record {
     pub(super) ip6: bool,
     /// Tables and built-in chains that were made for it.
     pub(super) made: Made,
-    /// The proxy's loopback address was added for it.
-    pub(super) proxy_loopback: bool,
+    /// What was added to the namespace for it besides rules.
+    pub(super) fixtures: Fixtures,
 }
 
 /// The attachment that a call is for.
@@ -74,7 +74,7 @@ impl Records {
 
     /// Notes what is about to be made in the namespace, and forgets what is there no more. What an
     /// attachment that leaves was the one to know goes to one that stays.
-    pub(super) fn remember(&mut self, own: &Attachment, leaving: bool, live: &Live, made: &Made, loopback: bool) {
+    pub(super) fn remember(&mut self, own: &Attachment, leaving: bool, live: &Live, made: &Made, missing: &Fixtures) {
         self.0.iter_mut().for_each(|(_, record)| record.made.forget_absent(live));
         let left = self.get(own).filter(|_| leaving).cloned().unwrap_or_default();
         let stays = |(other, record): &&mut (Attachment, Record)| other != own && record.sandbox.is_some();
@@ -82,7 +82,8 @@ impl Records {
         if let Some((_, heir)) = heir {
             heir.made.add(made);
             heir.made.add(&left.made);
-            heir.proxy_loopback |= loopback | left.proxy_loopback;
+            heir.fixtures.extend(missing);
+            heir.fixtures.extend(&left.fixtures);
             heir.ip6 |= left.ip6;
         }
     }
@@ -92,9 +93,11 @@ impl Records {
         self.0.iter().any(|(_, record)| record.ip6)
     }
 
-    /// Whether the proxy's loopback address is there because of one of them.
-    pub(super) fn proxy_loopback(&self) -> bool {
-        self.0.iter().any(|(_, record)| record.proxy_loopback)
+    /// Everything that was added for any of them besides rules.
+    pub(super) fn fixtures(&self) -> Fixtures {
+        let mut fixtures = Fixtures::default();
+        self.0.iter().for_each(|(_, record)| fixtures.extend(&record.fixtures));
+        fixtures
     }
 
     /// Everything that was made for any of them.

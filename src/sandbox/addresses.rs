@@ -1,19 +1,16 @@
 //! Addresses of the namespace that the calling thread is in.
 
-use crate::cni::{Code, Error};
+use super::rtnl::{LO, failed, run, unless_there};
+use crate::cni::Error;
 use futures_util::TryStreamExt;
 use netlink_packet_route::address::AddressAttribute;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
-use rtnetlink::Handle;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The IPv6 address that the proxy sends from when it passes an inbound connection on as it is.
 /// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
-
-/// The kernel gives lo this index in every namespace (net/core/dev.c: it is made first).
-const LO: u32 = 1;
 
 /// Whether the pod has addresses of its own, neither loopback nor link-local, of either family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -51,19 +48,16 @@ pub fn own_families() -> Result<OwnFamilies, Error> {
 ///
 /// # Errors
 /// The kernel refuses; that it has the address already is none.
-pub fn add_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| match handle.address().add(LO, PROXY_LOOPBACK.into(), 128).execute().await {
-        Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == -(nix::errno::Errno::EEXIST as i32) => Ok(()),
-        other => other,
-    })
-    .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+pub(super) fn add_proxy_loopback() -> Result<(), Error> {
+    run(async |handle| unless_there(handle.address().add(LO, PROXY_LOOPBACK.into(), 128).execute().await))
+        .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
 }
 
 /// Takes [`PROXY_LOOPBACK`] from lo.
 ///
 /// # Errors
 /// The kernel refuses; that there is no such address is none.
-pub fn remove_proxy_loopback() -> Result<(), Error> {
+pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
     run(async |handle| {
         let mut all = std::pin::pin!(handle.address().get().set_link_index_filter(LO).execute());
         while let Some(address) = all.try_next().await? {
@@ -74,19 +68,4 @@ pub fn remove_proxy_loopback() -> Result<(), Error> {
         Ok(())
     })
     .map_err(|e| failed("the address ::6 can't be taken from lo", &e))
-}
-
-/// Talks to the kernel from the calling thread, whose namespace the socket will belong to.
-fn run<T>(work: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error>) -> Result<T, rtnetlink::Error> {
-    let failed = |e: std::io::Error| rtnetlink::Error::NamespaceError(e.to_string());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection().map_err(failed)?;
-        tokio::spawn(connection);
-        work(handle).await
-    })
-}
-
-fn failed(what: &str, why: &dyn std::fmt::Display) -> Error {
-    Error::new(Code::KernelRefused, format!("{what}: {why}"))
 }

@@ -2,8 +2,13 @@
 //! of its own that ends there, locked so that two calls for one pod wait for each other.
 
 mod addresses;
+mod fixtures;
+mod routing;
+mod rtnl;
 
-pub use addresses::{OwnFamilies, PROXY_LOOPBACK, add_proxy_loopback, own_families, remove_proxy_loopback};
+pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_families};
+pub use fixtures::Fixtures;
+pub use routing::Routing;
 
 use crate::cni::{Code, Error};
 use nix::errno::Errno;

@@ -53,6 +53,7 @@ fn wrong_text_is_named_with_its_place() {
         assert_eq!(error.code, Code::InvalidConfig, "{test}: {error}");
         let line = error.to_string();
         assert!(line.contains(path.to_str().expect("a path")) && line.contains(expected), "{test}: {line}");
+        assert!(line.starts_with("pod shop/web-0: "), "{test}: {line}");
         assert_eq!(line.lines().count(), 1, "{test}: {line}");
     }
 }
@@ -76,18 +77,30 @@ fn an_error_in_the_text_never_shows_what_stands_there() {
 fn a_wrong_cluster_is_named_by_its_key() {
     let server = "https://127.0.0.1:1";
     let rows = [
-        ("server-absent", json!({}), "server"),
-        ("server-bare", json!({"server": "10.0.0.1:6443"}), "server"),
-        ("server-scheme", json!({"server": "ftp://10.0.0.1"}), "server"),
-        ("server-blank", json!({"server": "https://a b"}), "server"),
-        ("ca-base64", json!({"server": server, "certificate-authority-data": "!!"}), "certificate-authority-data"),
+        ("server-absent", json!({}), "clusters[k].cluster.server"),
+        ("server-bare", json!({"server": "10.0.0.1:6443"}), "clusters[k].cluster.server"),
+        ("server-scheme", json!({"server": "ftp://10.0.0.1"}), "clusters[k].cluster.server"),
+        ("server-blank", json!({"server": "https://a b"}), "clusters[k].cluster.server"),
+        (
+            "ca-base64",
+            json!({"server": server, "certificate-authority-data": "!!"}),
+            "clusters[k].cluster.certificate-authority-data",
+        ),
         (
             "ca-no-pem",
             json!({"server": server, "certificate-authority-data": "aGVsbG8="}),
             "certificate-authority-data",
         ),
-        ("ca-empty", json!({"server": server, "certificate-authority-data": EMPTY}), "certificate-authority"),
-        ("ca-absent", json!({"server": server, "certificate-authority": "no.crt"}), "certificate-authority"),
+        (
+            "ca-empty",
+            json!({"server": server, "certificate-authority-data": EMPTY}),
+            "clusters[k].cluster.certificate-authority",
+        ),
+        (
+            "ca-absent",
+            json!({"server": server, "certificate-authority": "no.crt"}),
+            "clusters[k].cluster.certificate-authority",
+        ),
         (
             "ca-insecure",
             json!({"server": server, "certificate-authority-data": EMPTY, "insecure-skip-tls-verify": true}),
@@ -96,10 +109,14 @@ fn a_wrong_cluster_is_named_by_its_key() {
         (
             "name",
             json!({"server": server, "insecure-skip-tls-verify": true, "tls-server-name": "a b"}),
-            "tls-server-name",
+            "clusters[k].cluster.tls-server-name",
         ),
-        ("proxy-scheme", json!({"server": server, "proxy-url": "socks5://127.0.0.1:1"}), "proxy-url"),
-        ("proxy-bare", json!({"server": server, "proxy-url": "127.0.0.1:1"}), "proxy-url"),
+        (
+            "proxy-scheme",
+            json!({"server": server, "proxy-url": "socks5://127.0.0.1:1"}),
+            "clusters[k].cluster.proxy-url",
+        ),
+        ("proxy-bare", json!({"server": server, "proxy-url": "127.0.0.1:1"}), "clusters[k].cluster.proxy-url"),
     ];
     for (test, cluster, key) in rows {
         is_wrong(&format!("cluster-{test}"), &cluster, &json!({}), key);
@@ -117,11 +134,11 @@ fn a_wrong_user_is_named_by_its_key() {
         ("as", json!({"token": "t", "as": "root"}), "users[u].user.as"),
         ("token", json!({"token": "a\u{7}b"}), "users[u].user.token"),
         ("token-file", json!({"tokenFile": "absent"}), "users[u].user.tokenFile"),
-        ("no-key", json!({"client-certificate-data": pem}), "client-key"),
-        ("no-certificate", json!({"client-key-data": pem}), "client-certificate"),
-        ("base64", json!({"client-certificate-data": "!", "client-key-data": pem}), "client-certificate"),
-        ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "client-key"),
-        ("no-pem", json!({"client-certificate-data": pem, "client-key-data": pem}), "client-certificate"),
+        ("no-key", json!({"client-certificate-data": pem}), "users[u].user.client-key"),
+        ("no-certificate", json!({"client-key-data": pem}), "users[u].user.client-certificate"),
+        ("base64", json!({"client-certificate-data": "!", "client-key-data": pem}), "users[u].user.client-certificate"),
+        ("key-base64", json!({"client-certificate-data": pem, "client-key-data": "!"}), "users[u].user.client-key"),
+        ("no-pem", json!({"client-certificate-data": pem, "client-key-data": pem}), "users[u].user.client-certificate"),
         ("file", json!({"client-certificate": "absent.crt", "client-key-data": pem}), "absent.crt"),
         ("key-file", json!({"client-certificate-data": pem, "client-key": "absent.key"}), "absent.key"),
     ];

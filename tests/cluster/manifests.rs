@@ -83,7 +83,7 @@ fn a_broken_file_counts_only_where_something_is_missing() {
     let error = read("broken", &[("a.yaml", broken), ("n.yaml", NAMESPACE)]).expect_err("a broken file");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.contains("a.yaml") && error.msg.contains("line 3"), "{error}");
-    assert!(error.details.contains("shop/web-0"), "{error}");
+    assert!(error.details.contains("no manifest of this Pod"), "{error}");
     is_found("broken-other", &[("a.yaml", broken), ("b.yaml", POD), ("n.yaml", NAMESPACE)]);
 }
 

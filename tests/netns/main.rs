@@ -11,5 +11,6 @@ mod iptables_view;
 mod istio;
 mod pod;
 mod resolvers;
+mod tproxy;
 mod vault_init;
 mod world;

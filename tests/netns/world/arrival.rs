@@ -18,8 +18,16 @@ pub(crate) enum Arrival {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
-    Answer { label: String, local: SocketAddr, peer: SocketAddr, original_destination: Option<SocketAddr> },
-    Lost { error: String },
+    Answer {
+        label: String,
+        listener: u16,
+        local: SocketAddr,
+        peer: SocketAddr,
+        original_destination: Option<SocketAddr>,
+    },
+    Lost {
+        error: String,
+    },
 }
 
 impl Arrival {
@@ -40,10 +48,10 @@ impl Arrival {
 
     pub(super) fn parse(answer: &[u8]) -> serde_json::Result<Self> {
         Ok(match serde_json::from_slice(answer)? {
-            Line::Answer { label, local, original_destination, .. }
-                if label == "pod" && SIDECAR.contains(&local.port()) =>
+            Line::Answer { label, listener, original_destination, .. }
+                if label == "pod" && SIDECAR.contains(&listener) =>
             {
-                Self::Sidecar { port: local.port(), original_destination }
+                Self::Sidecar { port: listener, original_destination }
             }
             Line::Answer { local, peer, .. } => Self::Direct { at: local, from: peer.ip() },
             Line::Lost { error } => Self::Lost(error),

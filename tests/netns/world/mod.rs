@@ -27,6 +27,7 @@ use plugin::Attachment;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Which addresses the pod and the outside have.
@@ -130,6 +131,13 @@ impl World {
     /// Runs `iptables` or `ip6tables` in the pod and says whether it succeeded, and what it printed.
     pub(crate) fn iptables(&self, family: Family, arguments: &[&str]) -> (bool, String) {
         iptables::run(&self.pod, family, arguments)
+    }
+
+    /// What `ip` prints in the pod, which must succeed.
+    pub(crate) fn ip(&self, arguments: &[&str]) -> String {
+        let output = self.pod.run(Command::new("ip").args(arguments), "");
+        assert!(output.status.success(), "ip {arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Where the pod's network namespace is mounted.

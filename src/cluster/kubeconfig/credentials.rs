@@ -1,0 +1,99 @@
+//! `users[].user`: who asks.
+
+use super::entry::{Entry, present};
+use crate::cluster::wire::null_is_empty;
+use crate::cni::Error;
+use kube::config::AuthInfo;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+const ACCEPTED: &str = "token, tokenFile, client-certificate(-data) together with client-key(-data)";
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub(super) struct User {
+    #[serde(deserialize_with = "null_is_empty")]
+    token: String,
+    #[serde(rename = "tokenFile", deserialize_with = "null_is_empty")]
+    token_file: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    client_certificate: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    client_certificate_data: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    client_key: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    client_key_data: String,
+    exec: Option<IgnoredAny>,
+    auth_provider: Option<IgnoredAny>,
+    username: Option<IgnoredAny>,
+    password: Option<IgnoredAny>,
+    r#as: Option<IgnoredAny>,
+    as_uid: Option<IgnoredAny>,
+    as_groups: Option<IgnoredAny>,
+    as_user_extra: Option<IgnoredAny>,
+}
+
+impl User {
+    /// What a client needs of it. The token's file is read now, those of certificates later.
+    ///
+    /// # Errors
+    /// A key that can't be served, a value that is none, half of a pair.
+    pub(super) fn credentials(&self, entry: &Entry<'_>) -> Result<AuthInfo, Error> {
+        if let Some(key) = self.unsupported() {
+            return Err(entry.wrong(key, format!("is not supported by a plugin; accepted: {ACCEPTED}")));
+        }
+        let info = AuthInfo {
+            token: self.token(entry)?.map(Into::into),
+            client_certificate_data: present(&self.client_certificate_data).map(without_blanks),
+            client_certificate: present(&self.client_certificate).map(|file| entry.near(file)),
+            client_key_data: present(&self.client_key_data).map(|data| without_blanks(data).into()),
+            client_key: present(&self.client_key).map(|file| entry.near(file)),
+            ..AuthInfo::default()
+        };
+        let certificate = info.client_certificate.is_some() || info.client_certificate_data.is_some();
+        let private_key = info.client_key.is_some() || info.client_key_data.is_some();
+        match (certificate, private_key) {
+            (true, false) => Err(entry.wrong("client-key(-data)", "is missing beside client-certificate(-data)")),
+            (false, true) => Err(entry.wrong("client-certificate(-data)", "is missing beside client-key(-data)")),
+            _ => Ok(info),
+        }
+    }
+
+    /// The token. One in a file wins while the file can be read (client-go, `transport`,
+    /// `NewBearerAuthWithRefreshRoundTripper`).
+    fn token(&self, entry: &Entry<'_>) -> Result<Option<String>, Error> {
+        let file = present(&self.token_file).map(|file| entry.read("tokenFile", file));
+        let (key, token) = match (file, present(&self.token)) {
+            (Some(Ok(text)), _) => ("tokenFile", text),
+            (_, Some(token)) => ("token", token.to_owned()),
+            (Some(Err(error)), None) => return Err(error),
+            (None, None) => return Ok(None),
+        };
+        let token = token.trim();
+        if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(entry.wrong(key, "is not a token; accepted: visible ASCII characters"));
+        }
+        Ok(Some(token.to_owned()))
+    }
+
+    /// The first key that this user has and that can't be served: `exec` and `auth-provider` run
+    /// programs, passwords are gone from Kubernetes since 1.19, and a plugin is nobody else.
+    fn unsupported(&self) -> Option<&'static str> {
+        let keys = [
+            ("exec", &self.exec),
+            ("auth-provider", &self.auth_provider),
+            ("username", &self.username),
+            ("password", &self.password),
+            ("as", &self.r#as),
+            ("as-uid", &self.as_uid),
+            ("as-groups", &self.as_groups),
+            ("as-user-extra", &self.as_user_extra),
+        ];
+        keys.into_iter().find_map(|(key, value)| value.as_ref().map(|_| key))
+    }
+}
+
+fn without_blanks(text: &str) -> String {
+    text.split_ascii_whitespace().collect()
+}

@@ -1,0 +1,78 @@
+//! `clusters[].cluster`: where the API server is, and how it is known to be the right one.
+
+use super::entry::{Entry, present};
+use super::pem;
+use crate::cluster::wire::null_is_empty;
+use crate::cni::Error;
+use kube::Config;
+use serde::Deserialize;
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub(super) struct Cluster {
+    #[serde(deserialize_with = "null_is_empty")]
+    server: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    certificate_authority: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    certificate_authority_data: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    insecure_skip_tls_verify: bool,
+    #[serde(deserialize_with = "null_is_empty")]
+    tls_server_name: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    proxy_url: String,
+}
+
+impl Cluster {
+    /// The configuration of a client that has no credentials yet.
+    ///
+    /// # Errors
+    /// A value is not accepted, a file can't be read.
+    pub(super) fn config(&self, entry: &Entry<'_>) -> Result<Config, Error> {
+        const ACCEPTED: &str = "is not accepted; accepted: https://HOST:PORT or http://HOST:PORT";
+        let is_http = |scheme: Option<&str>| matches!(scheme, Some("http" | "https"));
+        let refused = || entry.wrong("server", format!("{:?} {ACCEPTED}", self.server));
+        let mut config = Config::new(self.server.parse().map_err(|_| refused())?);
+        if !is_http(config.cluster_url.scheme_str()) {
+            return Err(refused());
+        }
+        if let Some(proxy) = present(&self.proxy_url) {
+            let refused = || entry.wrong("proxy-url", format!("{proxy:?} {ACCEPTED}"));
+            config.proxy_url = Some(proxy.parse().map_err(|_| refused())?);
+            if !is_http(config.proxy_url.as_ref().and_then(|url| url.scheme_str())) {
+                return Err(refused());
+            }
+        }
+        config.root_cert = self.authorities(entry)?;
+        config.accept_invalid_certs = self.insecure_skip_tls_verify;
+        config.tls_server_name = present(&self.tls_server_name).map(Into::into);
+        let checked = [Some(&config.cluster_url), config.proxy_url.as_ref()];
+        let checked = checked.into_iter().flatten().any(|url| url.scheme_str() == Some("https"));
+        if self.insecure_skip_tls_verify || !checked {
+            // Nobody rather than the system's authorities, whose 150 files would be read for nothing.
+            config.root_cert.get_or_insert_default();
+        }
+        Ok(config)
+    }
+
+    /// The DER of the authorities that are trusted; `None` for the system's.
+    fn authorities(&self, entry: &Entry<'_>) -> Result<Option<Vec<Vec<u8>>>, Error> {
+        let (key, pem) = match (present(&self.certificate_authority_data), present(&self.certificate_authority)) {
+            (Some(data), _) => {
+                let key = "certificate-authority-data";
+                let pem = pem::base64(data);
+                let pem = pem.map_err(|e| entry.wrong(key, "is not base64").with_details(e.to_string()))?;
+                (key, String::from_utf8_lossy(&pem).into_owned())
+            }
+            (None, Some(file)) => ("certificate-authority", entry.read("certificate-authority", file)?),
+            (None, None) => return Ok(None),
+        };
+        if self.insecure_skip_tls_verify {
+            return Err(entry.wrong(key, "contradicts insecure-skip-tls-verify: true; leave one of the two out"));
+        }
+        let ders = pem::certificates(&pem);
+        let ders = ders.map_err(|e| entry.wrong(key, "is not PEM").with_details(e.to_string()))?;
+        if ders.is_empty() { Err(entry.wrong(key, "holds no PEM certificate")) } else { Ok(Some(ders)) }
+    }
+}

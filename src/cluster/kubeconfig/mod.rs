@@ -1,0 +1,174 @@
+//! A kubeconfig: where the API is and who asks. Understood as client-go understands it
+//! (k8s.io/client-go, `tools/clientcmd`), less what would run a program. Nothing of the environment
+//! counts: neither `KUBECONFIG` nor the proxy variables, which runtimes hand down to plugins.
+
+mod credentials;
+mod endpoint;
+mod entry;
+mod pem;
+
+use super::wire::null_is_empty;
+use crate::cni::{Code, Error};
+use credentials::User;
+use endpoint::Cluster;
+use entry::Entry;
+use kube::client::RustlsTlsError;
+use kube::config::KubeconfigError;
+use kube::{Client, Config};
+use serde::Deserialize;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// What a kubeconfig's current context says.
+pub(super) struct Kubeconfig<'a> {
+    config: Config,
+    cluster: Entry<'a>,
+    user: Entry<'a>,
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(rename = "current-context", default, deserialize_with = "null_is_empty")]
+    current_context: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    contexts: Vec<NamedContext>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    clusters: Vec<NamedCluster>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    users: Vec<NamedUser>,
+}
+
+#[derive(Deserialize)]
+struct NamedContext {
+    name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    context: Context,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Context {
+    #[serde(deserialize_with = "null_is_empty")]
+    cluster: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    user: String,
+}
+
+#[derive(Deserialize)]
+struct NamedCluster {
+    name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    cluster: Cluster,
+}
+
+#[derive(Deserialize)]
+struct NamedUser {
+    name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    user: User,
+}
+
+impl<'a> Kubeconfig<'a> {
+    /// Reads the file at `path`, and the files of authorities and tokens that it names.
+    ///
+    /// # Errors
+    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong.
+    pub(super) fn load(path: &'a Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path).map_err(|error| unread(path, &error))?;
+        let file = parse(path, &text)?;
+        let entry = |place: String| Entry { kubeconfig: path, place };
+
+        let context = find("context", &file.current_context, &file.contexts, |c| &c.name)
+            .map_err(|what| entry(String::new()).wrong("current-context", what))?;
+        let NamedContext { name, context } = context;
+        let place = entry(format!("contexts[{name}].context"));
+
+        let NamedCluster { name, cluster } = find("cluster", &context.cluster, &file.clusters, |c| &c.name)
+            .map_err(|what| place.wrong("cluster", what))?;
+        let of_cluster = entry(format!("clusters[{name}].cluster"));
+        let mut config = cluster.config(&of_cluster)?;
+
+        let of_user = entry(format!("users[{}].user", context.user));
+        // A context without a user is fine: whoever asks is anonymous.
+        if !context.user.is_empty() {
+            let NamedUser { user, .. } =
+                find("user", &context.user, &file.users, |u| &u.name).map_err(|what| place.wrong("user", what))?;
+            config.auth_info = user.credentials(&of_user)?;
+        }
+        // Time limits and retries are the caller's.
+        config.connect_timeout = None;
+        config.write_timeout = None;
+        config.default_retry = false;
+        Ok(Self { config, cluster: of_cluster, user: of_user })
+    }
+
+    /// The API server's address, without a slash at its end.
+    pub(super) fn server(&self) -> String {
+        self.config.cluster_url.to_string().trim_end_matches('/').to_owned()
+    }
+
+    /// A client, which connects when it is first used. Needs a runtime around it.
+    ///
+    /// # Errors
+    /// 7 where a certificate, a key or a name can't be used.
+    pub(super) fn client(self) -> Result<Client, Error> {
+        let Self { config, cluster, user } = self;
+        Client::try_from(config).map_err(|error| {
+            let (entry, key) = match &error {
+                kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
+                    (cluster, "certificate-authority(-data)")
+                }
+                kube::Error::RustlsTls(RustlsTlsError::InvalidServerName(_)) => (cluster, "tls-server-name"),
+                kube::Error::InferKubeconfig(KubeconfigError::LoadClientCertificate(_)) => {
+                    (user, "client-certificate(-data)")
+                }
+                kube::Error::InferKubeconfig(KubeconfigError::LoadClientKey(_)) => (user, "client-key(-data)"),
+                _ => (user, "client-certificate(-data) and client-key(-data)"),
+            };
+            let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            entry.wrong(key, "can't be used").with_details(cause)
+        })
+    }
+}
+
+fn unread(path: &Path, error: &io::Error) -> Error {
+    let path = path.display();
+    match error.kind() {
+        ErrorKind::NotFound => Error::new(
+            Code::TryAgain,
+            format!(
+                "kubeconfig {path} is not written yet: the node agent (detour's, or istio-cni's install-cni) writes \
+                 it; see whether its pod runs on this node, or correct kubernetes.kubeconfig"
+            ),
+        ),
+        ErrorKind::InvalidData => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not text")),
+        _ => Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string()),
+    }
+}
+
+fn parse(path: &Path, text: &str) -> Result<File, Error> {
+    // JSON is YAML too, but read as what it is it saves a tenth of a millisecond a call.
+    if let Some(file) = text.starts_with('{').then(|| serde_json::from_str(text).ok()).flatten() {
+        return Ok(file);
+    }
+    // Without a snippet: there are secrets in the text.
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        Error::new(Code::InvalidConfig, format!("kubeconfig {} is not one", path.display()))
+            .with_details(error.to_string())
+    })
+}
+
+/// The `what` of `all` that has the name `wanted`, or what is wrong with it.
+fn find<'a, T>(what: &str, wanted: &str, all: &'a [T], name: impl Fn(&T) -> &String) -> Result<&'a T, String> {
+    all.iter().find(|one| name(one) == wanted && !wanted.is_empty()).ok_or_else(|| {
+        let accepted = all.iter().map(|one| name(one).as_str()).collect::<Vec<_>>().join(", ");
+        let fault = if wanted.is_empty() { "is missing".to_owned() } else { format!("there is no {what} {wanted:?}") };
+        if all.is_empty() {
+            format!("{fault}; there is no {what} at all")
+        } else {
+            format!("{fault}; accepted: {accepted}")
+        }
+    })
+}
