@@ -8,6 +8,7 @@ mod foreign_rules;
 mod home_made_plugin;
 mod iptables_view;
 mod istio;
+mod istio_init;
 mod pod;
 mod resolvers;
 mod tproxy;
