@@ -14,7 +14,7 @@ mod version;
 mod wish;
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
+use crate::cni::{Code, Command, DefaultNetwork, Document, Error, NetConf, Request, variables};
 use crate::logging;
 use serde_json::Value;
 use std::ffi::OsString;
@@ -81,6 +81,7 @@ fn start_logging(request: &Request, conf: &NetConf) {
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    refuse_primary_mode(conf)?;
     match request.command {
         Command::Add => add::run(request, conf),
         Command::Check => check::run(request, conf),
@@ -88,4 +89,18 @@ pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
         Command::Gc => gc::run(request, conf),
         Command::Status => status::run(request, conf),
     }
+}
+
+/// A configuration with these keys, Multus's own, makes the cluster network, too.
+fn refuse_primary_mode(conf: &NetConf) -> Result<(), Error> {
+    let Some(primary) = &conf.primary else { return Ok(()) };
+    let key = match primary.default {
+        DefaultNetwork::Cluster(_) => "clusterNetwork",
+        DefaultNetwork::Delegates(_) => "delegates",
+    };
+    let msg = format!(
+        "{key}: running the cluster network and delegates (primary mode) is not in this build; \
+         leave that to Multus and attach this plugin by a NetworkAttachmentDefinition or in a plugin list"
+    );
+    Err(Error::new(Code::InvalidConfig, msg))
 }
