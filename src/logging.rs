@@ -21,7 +21,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging for the rest of the process; a second start changes nothing. Each line has the
-/// pairs of `context`. Events of dependencies are logged from warnings on.
+/// pairs of `context`. Events of dependencies are logged at level debug only.
 ///
 /// A file that can't be opened is a warning on stderr: a full or missing disk must not keep pods
 /// from starting.
@@ -44,7 +44,9 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)]) {
         .with_writer(writer)
         .log_internal_errors(false);
     let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
-    let filter = Targets::new().with_target(ours, level).with_default(level.min(LevelFilter::WARN));
+    // What they say of a request, our own errors say with the pod's name.
+    let others = if level == LevelFilter::DEBUG { level } else { LevelFilter::OFF };
+    let filter = Targets::new().with_target(ours, level).with_default(others);
     let started = tracing_subscriber::registry().with(filter).with(layer).try_init();
     if let (Ok(()), Err((path, error))) = (started, opened) {
         tracing::warn!(file = %path.display(), %error, "log_file can't be opened; logging to stderr only");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const ROWS: [&[&str]; 7] = [
     &["cli"],
     &["plugin"],
-    &["chain"],
+    &["chain", "delegate"],
     &["networks"],
     &["cluster"],
     &["sandbox", "firewall", "state", "logging"],

@@ -294,6 +294,16 @@ fn del_succeeds_without_a_netns_and_again() {
 }
 
 #[test]
+fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
+    for wrong in [r#""chain":7"#, r#""kubernetes":{"timeout_seconds":0}"#, r#""dialect":"ipfw""#, r#""type":"no-such""#]
+    {
+        let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"detour",{wrong}}}"#);
+        assert_eq!(refusal(&call("CHECK", &[], &conf)).0, 7, "{wrong}");
+        succeeds(&call("DEL", &[], &conf));
+    }
+}
+
+#[test]
 fn log_lines_go_to_stderr_and_to_the_file() {
     let file = std::env::temp_dir().join(format!("protocol-test-{}.log", std::process::id()));
     let stdin = json!({

@@ -31,13 +31,35 @@ impl Cluster for Api {
         check_name("K8S_POD_NAMESPACE", &wanted.namespace)?;
         check_name("K8S_POD_NAME", &wanted.name)?;
         let kubeconfig = Kubeconfig::load(&self.kubeconfig).map_err(|error| about(wanted, error))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-        let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
-        let facts = runtime.block_on(self.fetch(started, kubeconfig, wanted, with_namespace));
-        // Dropping it would wait for a name that is still being resolved.
-        runtime.shutdown_background();
-        facts
+        run(self.fetch(started, kubeconfig, wanted, with_namespace))
     }
+
+    fn probe(&self) -> Result<(), Error> {
+        let nobody = PodRef { namespace: "default".to_owned(), name: "detour-status-probe".to_owned(), uid: None };
+        let kubeconfig = Kubeconfig::load(&self.kubeconfig)?;
+        run(async {
+            let (server, client) = (&kubeconfig.server(), kubeconfig.client()?);
+            let query = Query { object: Object::Pod, wanted: &nobody, server, kubeconfig: &self.kubeconfig };
+            let attempt = async || match get::<wire::Pod>(&client, &query).await {
+                // That there is no such pod is an answer, and shows the right to ask.
+                Ok(_) | Err(Failure::Missing(_)) => Ok(()),
+                Err(failure) => Err(failure),
+            };
+            retry(Instant::now(), PROBE, attempt).await.map_err(|end| query.gave_up(end))
+        })
+    }
+}
+
+/// How long a probe may take; short enough for a runtime that asks every few seconds.
+const PROBE: Duration = Duration::from_secs(1);
+
+fn run<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
+    let done = runtime.block_on(work);
+    // Dropping it would wait for a name that is still being resolved.
+    runtime.shutdown_background();
+    done
 }
 
 impl Api {

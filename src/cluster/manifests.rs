@@ -35,6 +35,10 @@ impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         self.find(wanted, with_namespace).map_err(|error| about(wanted, error))
     }
+
+    fn probe(&self) -> Result<(), Error> {
+        self.read().map(|_| ())
+    }
 }
 
 impl Manifests {

@@ -19,6 +19,12 @@ pub trait Cluster {
     /// What can't be known within the configured wait, as the CNI error that names the pod, what
     /// was looked for and where, and the next step.
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
+
+    /// Whether facts could be had now: one question, no second try.
+    ///
+    /// # Errors
+    /// Why not.
+    fn probe(&self) -> Result<(), cni::Error>;
 }
 
 /// The source that the configuration names: `manifests_dir` before `kubeconfig`; `None` where it

@@ -14,6 +14,11 @@ use super::names::is_identifier;
 use super::{Block, Code, Command, Document, Error, Reader, version};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long an executable may take where nobody says so, in seconds: kubelet gives a runtime two
+/// minutes for a pod (`runtimeRequestTimeout`), and what an ADD made must be undone within them.
+const DELEGATE_TIMEOUT: u32 = 60;
 
 /// A network configuration. Sub-plugins' blocks stay raw: `chain` understands them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +42,8 @@ pub struct NetConf {
     pub chain: Vec<Block>,
     /// What makes this the primary plugin: `clusterNetwork` or `delegates`, and their like.
     pub primary: Option<Primary>,
+    /// `delegate_timeout_seconds`: how long each call of an executable may take.
+    pub delegate_timeout: Duration,
     /// `args.cni`: what Multus passes on from a pod's annotation, by sub-plugin.
     pub args: Map<String, Value>,
     /// `runtimeConfig`.
@@ -117,6 +124,9 @@ impl NetConf {
             chain: if has_chain { chain::chain(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
+            delegate_timeout: Duration::from_secs(
+                keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT).into(),
+            ),
             args: match keys.block("args")? {
                 Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
                 None => Map::new(),
@@ -127,6 +137,20 @@ impl NetConf {
             ambient_enabled,
             warnings,
         })
+    }
+}
+
+impl NetConf {
+    /// What a DEL needs of a configuration that is wrong: its name and version. What is wrong was
+    /// so at ADD, or came since; either way it must not keep a pod from going.
+    ///
+    /// # Errors
+    /// Name or version are wrong.
+    pub fn understand_name_only(document: &Document) -> Result<Self, Error> {
+        let mut bare = document.clone();
+        bare.block.keys.retain(|key, _| key == "name");
+        bare.block.keys.insert("type".to_owned(), "detour".into());
+        Self::understand(&bare, Command::Del, "")
     }
 }
 

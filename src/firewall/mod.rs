@@ -6,6 +6,7 @@ mod detour;
 mod drift;
 mod iptables;
 mod istio;
+mod legacy;
 mod live;
 pub mod nfnetlink;
 mod plan;
@@ -15,6 +16,7 @@ mod text;
 
 pub use commit::commit;
 pub use drift::{Difference, Drift, drift, foreign_rules};
+pub use legacy::legacy_tables;
 pub use live::{Live, LiveChain, LiveRule};
 pub use plan::{Change, Made, Step, changes};
 pub use ruleset::{Ruleset, TableRules};

@@ -72,6 +72,14 @@ impl Made {
         self.tables.extend(&other.tables);
         self.hooks.extend(&other.hooks);
     }
+
+    /// Leaves out what is not in `live`: whoever makes that next made it.
+    pub fn forget_absent(&mut self, live: &Live) {
+        self.tables.retain(|table| live.tables.contains_key(table));
+        self.hooks.retain(|(family, table, hook)| {
+            live.tables.get(&(*family, *table)).is_some_and(|chains| chains.contains_key(hook.chain()))
+        });
+    }
 }
 
 /// The changes that lead from `live` to `desired`. `previous` is what was asked for before: of
@@ -287,11 +295,18 @@ impl Edit {
         let Some(at) = at else { return false };
         let inserted = self.inserted.iter().find(|(_, rule)| rule.enters_redirection());
         match (first, inserted) {
-            (Some(first), None) => first == at + 1 || (between == Between::ForeignRules && first > at),
+            (Some(first), None) => match between {
+                Between::Nothing => first == at + 1 && !self.inserts_before(survivors[first].handle),
+                Between::ForeignRules => first > at,
+            },
             (None, None) => true,
             (None, Some((None, _))) => at + 1 == survivors.len() && self.inserted.len() == 1,
             _ => false,
         }
+    }
+
+    fn inserts_before(&self, handle: u64) -> bool {
+        self.inserted.iter().any(|(before, _)| *before == Some(handle))
     }
 
     fn insert_before_redirection(&mut self, others: &[LiveRule], rule: Rule) {

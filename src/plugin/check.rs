@@ -1,6 +1,6 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{records, ruleset};
+use super::converge::{fixtures, records, ruleset};
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -40,7 +40,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             tracing::info!("foreign rule: {rule}");
         }
         let mut found: Vec<String> = drift(&live, &desired).iter().map(ToString::to_string).collect();
-        found.extend(records.fixtures().drift()?);
+        found.extend(fixtures(&policy, records.ip6()).drift()?);
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
     })
 }

@@ -6,7 +6,7 @@ use super::record::{Record, Records};
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
+use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit, legacy_tables};
 use crate::policy::{Interception, InterceptionMode, Ipv6, Policy};
 use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
 use crate::state::{Attachment, Store};
@@ -40,9 +40,10 @@ pub(super) fn converge(store: &Store, attachment: &Attachment, sandbox: &Sandbox
 pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> Result<Records, Error> {
     let mut records = Records::default();
     for attachment in store.of_container(container_id)? {
-        if let Some(record) = store.read::<Record>(&attachment)? {
-            let here = record.sandbox.is_none_or(|id| id == sandbox.id());
-            records.0.push((attachment, if here { record } else { Record::default() }));
+        if let Some(record) = store.read::<Record>(&attachment)?
+            && record.sandbox.is_none_or(|id| id == sandbox.id())
+        {
+            records.0.push((attachment, record));
         }
     }
     Ok(records)
@@ -70,53 +71,70 @@ struct Converge<'a> {
 
 impl Converge<'_> {
     fn run(&self, wish: Wish) -> Result<(), Error> {
-        let mut records = records(self.store, &self.attachment.container_id, self.sandbox)?;
-        let own = records.get(self.attachment).cloned();
-        let leaving = matches!(wish, Wish::Leave);
-        if leaving && own.is_none() && !records.0.is_empty() {
+        let first = self.records()?;
+        let own = first.get(self.attachment);
+        if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
             return Ok(());
         }
         let mut socket = Socket::open().map_err(|e| refused(&e, &[]))?;
         let addresses = sandbox::own_families()?;
-        let before = self.before(&records)?;
         for _ in 0..TRIES {
             let live = match Live::read(&mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
                 other => other.map_err(|e| refused(&e, &[]))?,
             };
-            let intent = self.intent(&wish, own.as_ref(), &live, &before, addresses);
-            records.put(self.attachment, intent);
-            let policy = records.policy()?;
-            let desired = ruleset(&policy, records.ip6());
-            let needed = fixtures(&policy, records.ip6());
-            let missing = needed.missing(addresses)?;
-            // Each knows what was made for any of them: whoever leaves last tidies up.
-            let (mut made, mut added) = (records.made(), records.fixtures());
-            made.add(&Made::by(&desired, &live));
-            added.extend(&missing);
-            let changes = changes(&live, &before, &desired, &made);
-            if let Some(record) = records.get_mut(self.attachment) {
-                (record.made, record.fixtures) = (made, added);
+            let Some(work) = self.prepare(&wish, &live, addresses)? else { continue };
+            let done = self.commit(&mut socket, &live, &work, addresses);
+            match done {
+                Ok(false) => {}
+                Ok(true) => return self.settle(work, matches!(wish, Wish::Leave)),
+                Err(error) => {
+                    if matches!(wish, Wish::Have(_)) {
+                        self.undo(own, &work);
+                    }
+                    return Err(error);
+                }
             }
-            self.keep(&records, own.as_ref(), leaving)?;
-            missing.add(addresses)?;
-            match commit(&mut socket, &live, &changes) {
-                Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, &changes))?,
-            }
-            tracing::debug!(changes = changes.len(), "the kernel holds what is asked for");
-            records.fixtures().remove_but(&needed)?;
-            return self.settle(records, &needed, leaving);
         }
         let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
         Err(Error::new(Code::TryAgain, msg))
     }
 
-    /// Everything that may be in the kernel because of us, whichever call was killed when.
-    fn before(&self, records: &Records) -> Result<Ruleset, Error> {
-        let mut before = ruleset(&records.policy()?, true);
-        before.know_also(&ruleset(&records.policy_before()?, true));
-        Ok(before)
+    fn records(&self) -> Result<Records, Error> {
+        records(self.store, &self.attachment.container_id, self.sandbox)
+    }
+
+    /// Finds out what is to be done and writes down the intent; `None` where another attachment
+    /// has come meanwhile.
+    fn prepare(&self, wish: &Wish, live: &Live, addresses: OwnFamilies) -> Result<Option<Work>, Error> {
+        let present = self.store.of_container(&self.attachment.container_id)?;
+        let kept = self.records()?;
+        let before = kept.known_rules();
+        let mut records = kept.clone();
+        let own = kept.get(self.attachment);
+        if own.is_some() || matches!(wish, Wish::Have(_)) {
+            records.put(self.attachment, self.intent(wish, own, live, &before, addresses));
+        }
+        let policy = records.policy()?;
+        if let Wish::Have(_) = wish {
+            beside_legacy(&policy, live)?;
+        }
+        let desired = ruleset(&policy, records.ip6());
+        let needed = fixtures(&policy, records.ip6());
+        let missing = needed.missing(addresses)?;
+        let leaving = matches!(wish, Wish::Leave);
+        records.remember(self.attachment, leaving, live, &Made::by(&desired, live), &missing);
+        match self.keep(&records, &kept) {
+            // An intent is not worth a pod that can't go: until it is done, what is kept holds.
+            Err(error) if leaving => tracing::warn!("{error}"),
+            other => other?,
+        }
+        let now = self.store.of_container(&self.attachment.container_id)?;
+        if now.iter().any(|other| other != self.attachment && !present.contains(other)) {
+            return Ok(None);
+        }
+        let changes = changes(live, &before, &desired, &records.made());
+        Ok(Some(Work { records, changes, needed, missing }))
     }
 
     fn intent(
@@ -137,34 +155,72 @@ impl Converge<'_> {
             record.policy = wanted;
         }
         record.sandbox = Some(self.sandbox.id());
+        record.netns = Some(self.sandbox.path().to_owned());
         // A pod without any address may get one of either family later.
         record.ip6 |= addresses.ip6 || !addresses.ip;
         record
     }
 
-    /// Writes the intent, unless that is what is kept already.
-    fn keep(&self, records: &Records, kept: Option<&Record>, leaving: bool) -> Result<(), Error> {
-        let intent = records.get(self.attachment);
-        match intent.filter(|_| intent != kept && !(leaving && kept.is_none())) {
-            Some(intent) => self.store.write(self.attachment, intent),
-            None => Ok(()),
+    /// Writes what is not kept already.
+    fn keep(&self, records: &Records, kept: &Records) -> Result<(), Error> {
+        let mut changed = records.0.iter().filter(|(attachment, record)| kept.get(attachment) != Some(record));
+        changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
+    }
+
+    /// Whether the kernel took it; `false` where somebody changed the rules meanwhile.
+    fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<bool, Error> {
+        work.missing.add(addresses)?;
+        match commit(socket, live, &work.changes) {
+            Err(nfnetlink::Error::Changed) => Ok(false),
+            other => other.map(|()| true).map_err(|e| refused(&e, &work.changes)),
         }
     }
 
-    /// The kernel holds what is asked for: what was asked for before need not be known any more.
-    fn settle(&self, mut records: Records, needed: &Fixtures, leaving: bool) -> Result<(), Error> {
-        if leaving {
-            return self.store.remove(self.attachment);
+    /// Forgets what was there only while the work was under way. That it can't be written is no
+    /// failure: the intent says as much, at more length.
+    fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
+        tracing::debug!(changes = work.changes.len(), "the kernel holds what is asked for");
+        let mut settled = work.records.clone();
+        settled.fixtures().remove_but(&work.needed)?;
+        for (_, record) in &mut settled.0 {
+            record.fixtures.retain(&work.needed);
+            record.before = None;
         }
-        let Some(record) = records.get_mut(self.attachment) else { return Ok(()) };
-        let unsettled = record.before.take().is_some();
-        let given_up = record.fixtures.retain(needed);
-        if unsettled || given_up { self.store.write(self.attachment, record) } else { Ok(()) }
+        if leaving {
+            settled.0.retain(|(attachment, _)| attachment != self.attachment);
+        }
+        if let Err(error) = self.keep(&settled, &work.records) {
+            tracing::warn!("{error}");
+        }
+        if leaving { self.store.remove(self.attachment) } else { Ok(()) }
+    }
+
+    /// Takes back the intent of work that the kernel refused.
+    fn undo(&self, own: Option<&Record>, work: &Work) {
+        let restored = match own {
+            Some(record) => self.store.write(self.attachment, record),
+            None => self.store.remove(self.attachment),
+        };
+        let removed = work.missing.remove_but(&Fixtures::default());
+        for error in [restored, removed].into_iter().filter_map(Result::err) {
+            tracing::warn!("{error}");
+        }
     }
 }
 
+/// What is to be done, once the intent is written.
+struct Work {
+    /// What will be kept of the container's attachments while it is done.
+    records: Records,
+    changes: Vec<Change>,
+    /// What the rules need besides themselves.
+    needed: Fixtures,
+    /// What of that is not there.
+    missing: Fixtures,
+}
+
 /// What the rules for `policy` need of the namespace besides themselves.
-fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
     let Some(redirect) = policy.redirect() else { return Fixtures::default() };
     let ip6 = writes_ip6(policy, ip6);
     let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
@@ -190,6 +246,31 @@ fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset)
     let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
     policy.dns_captured_elsewhere = Some(captures);
     policy
+}
+
+/// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables: the kernel passes both,
+/// nobody's are lost, and a verdict in one does not stop the other's. So where those are what
+/// redirects this pod, nothing that is written here can exempt from it. What they are can't be
+/// read without iptables; that the pod is redirected by them shows in there being no other rules
+/// that do.
+fn beside_legacy(policy: &Policy, live: &Live) -> Result<(), Error> {
+    let tables = legacy_tables();
+    if policy.is_empty() || tables.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
+    let all = all.join(", ");
+    let redirected = policy.redirect().is_some() || live.chains().any(|(_, _, name, _)| name.starts_with("ISTIO_"));
+    if !redirected && tables.iter().any(|(_, table)| table == Table::Nat.name()) {
+        let msg = format!(
+            "the pod has tables of iptables-legacy ({all}) and no redirection in nf_tables: nothing can be exempt from \
+             a redirection by iptables-legacy; let whatever redirects this pod use iptables-nft (for istio-cni: no \
+             iptables-legacy on the node), or let this plugin redirect it"
+        );
+        return Err(Error::new(Code::ForeignRules, msg));
+    }
+    tracing::warn!("tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply");
+    Ok(())
 }
 
 fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {

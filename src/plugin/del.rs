@@ -2,10 +2,10 @@
 //! is left to work on: no namespace, no state, no ADD, twice.
 
 use super::converge::{Wish, converge};
-use super::record::attachment;
+use super::record::{Record, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::sandbox::Sandbox;
-use crate::state::{ROOT, Store};
+use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
 /// Nothing goes to stdout.
@@ -13,15 +13,33 @@ use serde_json::Value;
 /// # Errors
 /// What is in the kernel could not be taken away and the namespace is still there.
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     let sandbox = request.netns.as_deref().map(Sandbox::open).transpose()?.flatten();
+    take_away(&Store::new(ROOT), &attachment(request, &conf.name), sandbox.as_ref())?;
+    Ok(None)
+}
+
+/// Takes away what the attachment left in the namespace, where that is still there, and forgets
+/// the attachment. State that can't be read or written is logged; it must not keep a pod from going.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&Sandbox>) -> Result<(), Error> {
     if let Some(sandbox) = sandbox {
-        match converge(&store, &attachment, &sandbox, Wish::Leave) {
-            // What can't be read can't say what to take away; it must not keep the pod from going.
-            Err(error) if error.code == Code::State => tracing::warn!("rules are left in the pod: {error}"),
+        if let Err(error) = store.read::<Record>(attachment) {
+            tracing::warn!("a redirection that it may have made is left in the pod: {error}");
+            forget(store, attachment);
+        }
+        match converge(store, attachment, sandbox, Wish::Leave) {
+            Err(error) if matches!(error.code, Code::State | Code::Io) => tracing::warn!("{error}"),
             other => other?,
         }
     }
-    store.remove(&attachment)?;
-    Ok(None)
+    forget(store, attachment);
+    Ok(())
+}
+
+fn forget(store: &Store, attachment: &Attachment) {
+    if let Err(error) = store.remove(attachment) {
+        tracing::warn!("{error}");
+    }
 }

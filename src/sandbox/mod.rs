@@ -16,6 +16,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ impl Sandbox {
         let wrong = |why: String| Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: {why}", path.display()));
         let file = match File::open(path) {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(wrong(format!("can't be opened: {error}"))),
         };
         let kind = fstatfs(&file).map_err(|e| wrong(format!("can't be examined: {e}")))?.filesystem_type();
@@ -65,6 +66,12 @@ impl Sandbox {
     #[must_use]
     pub const fn id(&self) -> Id {
         self.id
+    }
+
+    /// The path by which it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Runs `work` in the namespace, alone: no other call of this plugin is in it meanwhile. It
@@ -97,9 +104,8 @@ impl Sandbox {
 
     /// The namespace's own file is the lock: it needs no path and leaves nothing behind.
     fn lock(&self, patience: Duration) -> Result<Flock<File>, Error> {
-        let open = || File::open(self.path.as_path()).map_err(|e| self.error(&format!("can't be opened again: {e}")));
         let deadline = Instant::now() + patience;
-        let mut file = open()?;
+        let mut file = self.file.try_clone().map_err(|e| self.error(&format!("can't be held open: {e}")))?;
         let mut pause = Duration::from_millis(1);
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
