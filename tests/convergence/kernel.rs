@@ -25,7 +25,8 @@ impl Kernel {
         let text = pod.tool("sh", &["-c", LOOK], "");
         let (rules_text, rest) = text.split_once("#chains\n").expect("printed");
         let (chains_text, rest) = rest.split_once("#rest\n").expect("printed");
-        Self { rules: rules(rules_text), chains: chains(chains_text), rest: rest.to_owned() }
+        // Addresses are tentative for a moment, on lo too.
+        Self { rules: rules(rules_text), chains: chains(chains_text), rest: rest.replace(" tentative", "") }
     }
 
     /// Whether there is any rule.
@@ -104,5 +105,5 @@ impl fmt::Debug for Kernel {
 
 /// The settings of all interfaces.
 pub(crate) fn settings(pod: &Pod) -> String {
-    pod.tool("sh", &["-c", "grep -rs . /proc/thread-self/net/../../sys/net/ipv4/conf /proc/sys/net/ipv6/conf | grep -v -e stable_secret -e regen"], "")
+    pod.tool("sysctl", &["-a", "-r", r"^net\.ipv[46]\.conf\."], "")
 }
