@@ -86,7 +86,7 @@ impl Made {
 /// the chains and rules in the kernel those are ours that are in either of the two, and every
 /// chain whose name starts with `DETOUR_`.
 #[must_use]
-pub fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
+pub(super) fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
     let steps = plans(live, previous, desired, made, Between::Nothing);
     steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
 }

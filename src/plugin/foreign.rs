@@ -24,7 +24,8 @@ pub(super) fn redirection(live: &Live, known: &Ruleset) -> Option<bool> {
         name.starts_with("ISTIO_") && !known.has_chain(*family, *table, name)
     };
     let captures = |(_, table, _, chain): (_, Table, _, &LiveChain)| table == Table::Raw && !chain.rules.is_empty();
-    live.chains().filter(foreign).map(captures).reduce(|a, b| a || b)
+    let native = live.native_istio.map(|istio| istio.captures_dns);
+    live.chains().filter(foreign).map(captures).chain(native).reduce(|a, b| a || b)
 }
 
 /// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables: the kernel passes both,

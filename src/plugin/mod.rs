@@ -6,6 +6,7 @@ mod check;
 mod converge;
 mod del;
 mod desired;
+mod dialect;
 mod executables;
 mod foreign;
 mod gc;
