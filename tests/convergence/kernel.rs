@@ -25,8 +25,7 @@ impl Kernel {
         let text = pod.tool("sh", &["-c", LOOK], "");
         let (rules_text, rest) = text.split_once("#chains\n").expect("printed");
         let (chains_text, rest) = rest.split_once("#rest\n").expect("printed");
-        // Addresses are tentative for a moment, on lo too.
-        Self { rules: rules(rules_text), chains: chains(chains_text), rest: rest.replace(" tentative", "") }
+        Self { rules: rules(rules_text), chains: chains(chains_text), rest: settled(rest) }
     }
 
     /// Whether there is any rule.
@@ -38,6 +37,12 @@ impl Kernel {
     pub(crate) fn has_same_rules(&self, other: &Self) -> bool {
         (&self.rules, &self.chains) == (&other.rules, &other.chains)
     }
+}
+
+/// For a moment a new address is tentative, on lo too, and its route is not there yet.
+fn settled(rest: &str) -> String {
+    let lines = rest.lines().filter(|line| !line.starts_with("local ::6 "));
+    lines.map(|line| line.replace(" tentative", "") + "\n").collect()
 }
 
 fn rules(text: &str) -> BTreeMap<String, Vec<String>> {
