@@ -39,7 +39,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let desired = ruleset(&policy, records.ip6());
         let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
-        if foreign::redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere != Some(true) {
+        if foreign::redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere == Some(false) {
             tracing::warn!(
                 "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
                  is tracked twice until the next ADD; add this attachment after the redirection"
