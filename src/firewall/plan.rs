@@ -242,7 +242,10 @@ impl Plan<'_> {
         let mut edit = Edit::of(&others, &wanted, |rule| self.is_our_rule(hook, rule));
         let wants_exclusions = wanted.len() != Self::rules_of(self.desired, hook).len();
         let present: Vec<&LiveRule> = live.iter().filter(|rule| exempts(rule)).collect();
-        if wants_exclusions && present.len() == 1 && edit.stands_right(live, present[0], self.between) {
+        let in_place = |rule: &LiveRule| {
+            rule.rule == Ok(Rule::jump(detour::OUTPUT)) && edit.stands_right(live, rule, self.between)
+        };
+        if wants_exclusions && present.len() == 1 && in_place(present[0]) {
             edit.write(chain, deletions, rules);
             return;
         }

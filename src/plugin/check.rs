@@ -1,6 +1,8 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{fixtures, records, ruleset};
+use super::converge::records;
+use super::desired::{fixtures, ruleset};
+use super::foreign::Redirection;
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -37,6 +39,13 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let desired = ruleset(&policy, records.ip6());
         let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
+        let foreign = Redirection::find(&live, &records.known_rules(), policy.redirect().is_some());
+        if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere != Some(true) {
+            tracing::warn!(
+                "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
+                 is tracked twice until the next ADD; add this attachment after the redirection"
+            );
+        }
         for rule in foreign_rules(&live, &desired) {
             tracing::info!("foreign rule: {rule}");
         }

@@ -2,15 +2,15 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
+use super::desired::{fixtures, ruleset};
 use super::dialect::{Known, choose};
-use super::foreign::{beside_foreign_redirection, beside_legacy};
+use super::foreign::Redirection;
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::rule::Family;
-use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
-use crate::policy::{InterceptionMode, Ipv6, Policy};
-use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
+use crate::firewall::{Dialect, Live, Made, Plan};
+use crate::policy::Policy;
+use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
 use std::time::Duration;
@@ -52,26 +52,16 @@ pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> R
     Ok(records)
 }
 
-/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
-/// in every pod.
-pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
-    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
-}
-
-fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
-    match policy.redirect().map(|redirect| redirect.ipv6) {
-        Some(Ipv6::On) => true,
-        Some(Ipv6::Off) => false,
-        Some(Ipv6::Auto) | None => ip6,
-    }
-}
-
 impl Wish {
     const fn dialect(&self) -> cni::Dialect {
         match self {
             Self::Have(_, dialect) => *dialect,
             Self::Leave => cni::Dialect::Auto,
         }
+    }
+
+    fn redirects(&self) -> bool {
+        matches!(self, Self::Have(policy, _) if policy.redirect().is_some())
     }
 }
 
@@ -142,19 +132,18 @@ impl Converge<'_> {
         let before = kept.known_rules();
         let mut records = kept.clone();
         let own = kept.get(self.attachment);
+        let redirected = wish.redirects() || kept.policy().is_ok_and(|policy| policy.redirect().is_some());
+        let foreign = Redirection::find(live, &before, redirected);
         let known = Known {
             in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
             before: own.map(|own| own.dialect),
-            native_redirection: live.native_istio.is_some(),
+            foreign,
         };
         let dialect = if go_native { Dialect::Nftables } else { choose(wish.dialect(), known)? };
         if own.is_some() || matches!(wish, Wish::Have(..)) {
-            records.put(self.attachment, self.intent(wish, own, live, &before, addresses, dialect));
+            records.put(self.attachment, self.intent(wish, own, foreign, addresses, dialect));
         }
         let policy = records.policy()?;
-        if let Wish::Have(..) = wish {
-            beside_legacy(&policy, live)?;
-        }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
@@ -179,14 +168,13 @@ impl Converge<'_> {
         &self,
         wish: &Wish,
         own: Option<&Record>,
-        live: &Live,
-        before: &Ruleset,
+        foreign: Option<Redirection>,
         addresses: OwnFamilies,
         dialect: Dialect,
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy, _) => beside_foreign_redirection(policy.clone(), live, before),
+            Wish::Have(policy, _) => foreign.map_or(policy.clone(), |foreign| foreign.beside(policy.clone())),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {
@@ -271,16 +259,6 @@ struct Work {
     needed: Fixtures,
     /// What of that is not there.
     missing: Fixtures,
-}
-
-/// What the rules for `policy` need of the namespace besides themselves.
-pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
-    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
-    let ip6 = writes_ip6(policy, ip6);
-    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
-    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
-    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
-    Fixtures { proxy_loopback: ip6, routing }
 }
 
 fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {

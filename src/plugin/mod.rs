@@ -5,6 +5,7 @@ mod add;
 mod check;
 mod converge;
 mod del;
+mod desired;
 mod dialect;
 mod executables;
 mod foreign;

@@ -1,6 +1,6 @@
 //! What is kept of one attachment.
 
-use super::converge::ruleset;
+use super::desired::ruleset;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{Dialect, Live, Made, Ruleset};
 use crate::policy::Policy;
@@ -11,7 +11,6 @@ use std::path::PathBuf;
 
 /// What an attachment asks for, and what it left in the namespace besides rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Record {
     /// What it asks for.
     pub(super) policy: Policy,

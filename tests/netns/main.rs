@@ -7,6 +7,7 @@ mod dialect;
 mod attachments;
 mod configuration;
 mod expectations;
+mod foreign_redirection;
 mod foreign_rules;
 mod home_made_plugin;
 mod iptables_view;
