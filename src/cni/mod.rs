@@ -16,6 +16,7 @@ pub use args::Args;
 pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
-pub use list::List;
+pub use list::{List, wrong_type};
+pub use names::is_identifier;
 pub use netconf::{Dialect, Kubernetes, LogLevel, NetConf, ValidAttachment};
 pub use request::{Command, Request, variables};

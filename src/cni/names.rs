@@ -6,7 +6,8 @@ use super::{Code, Error};
 const LONGEST_INTERFACE_NAME: usize = 15;
 
 /// A container ID or the name of a network: `[a-zA-Z0-9][a-zA-Z0-9_.-]*` (reference library, `pkg/utils`).
-pub(super) fn is_identifier(text: &str) -> bool {
+#[must_use]
+pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
 }
