@@ -2,11 +2,7 @@
 
 use super::converge::records;
 use super::desired::{fixtures, ruleset};
-<<<<<<< HEAD
 use super::foreign::Redirection;
-=======
-use super::foreign;
->>>>>>> main
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;

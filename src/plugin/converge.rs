@@ -3,20 +3,12 @@
 //! be in the kernel, and finishes the work.
 
 use super::desired::{fixtures, ruleset};
-<<<<<<< HEAD
 use super::dialect::{Known, choose};
 use super::foreign::Redirection;
-=======
-use super::foreign;
->>>>>>> main
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-<<<<<<< HEAD
 use crate::firewall::{Dialect, Live, Made, Plan};
-=======
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
->>>>>>> main
 use crate::policy::Policy;
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
@@ -269,11 +261,7 @@ struct Work {
     missing: Fixtures,
 }
 
-<<<<<<< HEAD
 fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {
-=======
-fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {
->>>>>>> main
     let at = match error {
         nfnetlink::Error::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
         _ => None,
