@@ -6,9 +6,10 @@ mod as_nftables;
 mod packet;
 mod policy;
 
-use detour_cni::firewall::native::translate;
+use detour_cni::firewall::native::{text, translate};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native::Tables};
+use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Interception, Owner, Policy, Redirect};
 use packet::{Fate, Packet};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -31,7 +32,7 @@ proptest! {
         let tables = translate(&ruleset);
         for packet in &packets {
             let (iptables, nftables) = fares_alike(&ruleset, &tables, packet);
-            prop_assert_eq!(iptables, nftables, "{:?}\n{}", packet, detour_cni::firewall::native::text(&tables));
+            prop_assert_eq!(iptables, nftables, "{:?}\n{}", packet, text(&tables));
         }
     }
 }
@@ -53,4 +54,24 @@ fn every_fate_is_met() {
         }
     }
     assert!(met.values().all(|count| *count > 5), "{met:?}");
+}
+
+/// How the story's rules read: the proxy is 1000659999, and 1337 goes around it.
+#[test]
+fn the_storys_rules_read_as_they_should() {
+    let redirect = Redirect {
+        proxy_uid: vec![1_000_659_999],
+        proxy_gid: vec![1_000_659_999],
+        dns: DnsCapture::All,
+        ..Redirect::default()
+    };
+    let owner = Owner::Uid(IdRange::one(1337));
+    let exclusion = Exclusion { owner, destination: None, protocol: None, ports: Vec::new() };
+    let policy = Policy {
+        interception: Interception::On(Box::new(redirect)),
+        exclusions: [exclusion].into(),
+        dns_captured_elsewhere: None,
+    };
+    let tables = translate(&Ruleset::of(&policy, &Family::ALL));
+    assert_eq!(text(&tables), include_str!("../golden/story.nft"));
 }
