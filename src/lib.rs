@@ -43,6 +43,11 @@
 //! | `mangle` | -150 | `ISTIO_INBOUND`, `ISTIO_TPROXY`, `ISTIO_DIVERT`, `ISTIO_DROP` |
 //! | `nat` | -100 | `DETOUR_OUTPUT` (accepts what is exempt), `ISTIO_OUTPUT`, `ISTIO_OUTPUT_DNS`, `ISTIO_INBOUND`, `ISTIO_REDIRECT`, `ISTIO_IN_REDIRECT` |
 //!
+//! In dialect `nftables` the same chains stand in the tables `detour-raw`, `detour-mangle` and
+//! `detour-nat` of family `inet`, raw and nat one priority earlier; `DETOUR_DIRECT` there keeps the
+//! destination of what is exempt by a NAT of its own, which holds for other tools' tables too. Why,
+//! stands in `src/firewall/native`; who gets which dialect, in `src/plugin/dialect.rs`.
+//!
 //! Connection tracking zone 1 is the proxy's own DNS and resolvers' answers, zone 2 captured
 //! queries. Marks 1337 and 1338 are TPROXY's. What deviates from Istio's own rules, and why, stands
 //! in `src/firewall/istio.rs`.
