@@ -38,7 +38,7 @@ enum Reference<'a> {
     /// A key of the configuration.
     Configured(String, &'a NetworkName),
     /// The pod.
-    Selected(Selection),
+    Selected(Box<Selection>),
 }
 
 /// Finds and checks all networks of a pod before the first one is added: those that the
@@ -68,7 +68,7 @@ pub fn resolve(
         let (object, configuration) = context.configuration(&reference, &mut resolved.warnings)?;
         let name = object.map_or_else(|| configuration.name.clone(), |object| object.to_string());
         let selection = match reference {
-            Reference::Selected(selection) => Some(selection),
+            Reference::Selected(selection) => Some(*selection),
             Reference::Delegate(..) | Reference::Configured(..) => None,
         };
         resolved.networks.push(PodNetwork { name, interface, selection, configuration });
@@ -100,9 +100,9 @@ fn references<'a>(
     warnings.extend(default.warnings);
     warnings.extend(selected.warnings);
     if let Some(default) = default.elements.into_iter().next() {
-        all[0] = Reference::Selected(default);
+        all[0] = Reference::Selected(Box::new(default));
     }
-    all.extend(selected.elements.into_iter().map(Reference::Selected));
+    all.extend(selected.elements.into_iter().map(Box::new).map(Reference::Selected));
     check_default_routes(all.iter().filter_map(Reference::selection))?;
     Ok(all)
 }
@@ -131,8 +131,8 @@ impl Reference<'_> {
             Reference::Configured(_, NetworkName::Name(name)) => {
                 Some(ObjectRef { namespace: conf.namespace.clone(), name: name.clone() })
             }
-            Reference::Selected(Selection { namespace, name, .. }) => {
-                Some(ObjectRef { namespace: namespace.clone(), name: name.clone() })
+            Reference::Selected(selection) => {
+                Some(ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() })
             }
         }
     }
