@@ -27,8 +27,6 @@ pub enum Code {
     TryAgain = 11,
     /// STATUS: an ADD can't be served now.
     NotAvailable = 50,
-    /// STATUS: an ADD can't be served now, and pods that run may have lost connectivity.
-    NotAvailableLimited = 51,
     /// The pod is not known to the cluster, or the one that is known is another one of that name.
     PodUnknown = 100,
     /// The credentials are refused (401) or lack a right (403).
@@ -45,15 +43,13 @@ pub enum Code {
     Delegate = 106,
     /// Rules of another tool stand in the way.
     ForeignRules = 107,
-    /// The pod's network namespace is not as it must be (no address, for one).
-    Sandbox = 108,
     /// A fault of this plugin's own.
-    Internal = 109,
+    Internal = 108,
 }
 
 impl Code {
     /// All codes, in the order of their numbers.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 18] = [
         Self::IncompatibleVersion,
         Self::UnsupportedField,
         Self::Environment,
@@ -63,7 +59,6 @@ impl Code {
         Self::InvalidNetns,
         Self::TryAgain,
         Self::NotAvailable,
-        Self::NotAvailableLimited,
         Self::PodUnknown,
         Self::Forbidden,
         Self::KernelRefused,
@@ -72,7 +67,6 @@ impl Code {
         Self::State,
         Self::Delegate,
         Self::ForeignRules,
-        Self::Sandbox,
         Self::Internal,
     ];
 

@@ -16,8 +16,7 @@ pub use args::Args;
 pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
-pub use list::List;
-pub(crate) use list::wrong_type;
+pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{
     DefaultNetwork, Dialect, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, Primary, ValidAttachment,

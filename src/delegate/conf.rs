@@ -2,7 +2,7 @@
 //! configuration").
 
 use super::{Network, Plugin};
-use crate::cni::{Code, Error, ValidAttachment};
+use crate::cni::{Error, ValidAttachment, wrong_type};
 use serde_json::{Map, Value, json};
 
 /// The configuration of `plugin` in `network` for ADD, DEL and CHECK: its own keys, with the
@@ -82,13 +82,13 @@ fn capabilities(plugin: &Plugin) -> Result<Vec<&str>, Error> {
 }
 
 fn wrong(plugin: &Plugin, key: &str, value: &Value, accepted: &str) -> Error {
-    let msg = format!("{}.{key}: {value} is not accepted; accepted: {accepted}", plugin.path);
-    Error::new(Code::InvalidConfig, msg)
+    wrong_type(&format!("{}.{key}", plugin.path), value, accepted)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::Code;
 
     fn plugin(conf: &Value) -> Plugin {
         Plugin { kind: "x".into(), path: "chain[1]".into(), conf: conf.as_object().expect("an object").clone() }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// [`Code::InvalidConfig`]: there is none, or `kind` is no file's name: what a configuration names
 /// stays in these directories.
-pub fn find(kind: &str, path: &[PathBuf]) -> Result<PathBuf, Error> {
+pub(super) fn find(kind: &str, path: &[PathBuf]) -> Result<PathBuf, Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
         let msg = format!("type {kind:?} is not accepted; accepted: the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));

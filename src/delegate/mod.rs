@@ -7,7 +7,8 @@
 //! | `find` | where its executable is |
 //! | `process` | a child with a deadline |
 //! | `answer` | what its exit and stdout mean |
-//! | `result` | whether an answer is a result in the configuration's version |
+//! | `result` | an answer as a result in the configuration's version |
+//! | `conflist` | a network as it is written down, in files or inline |
 //! | `network` | several plugins, one after another: order, previous results, undoing |
 //!
 //! A child runs in this process's own namespaces, so nothing here may be called from a thread that
@@ -16,16 +17,17 @@
 mod answer;
 mod call;
 mod conf;
+mod conflist;
 mod find;
 mod network;
 mod process;
 mod result;
 
 pub use call::Call;
-pub use find::find;
 pub use network::{Network, Plugin};
 
 use crate::cni::{Code, Command, Error};
+use find::find;
 use process::Failure;
 use serde_json::{Map, Value};
 
@@ -37,6 +39,12 @@ pub trait Runner {
     /// # Errors
     /// The plugin's own error with its code, or why it could not be run.
     fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error>;
+
+    /// Whether there is a plugin of that type for `call`.
+    ///
+    /// # Errors
+    /// There is none.
+    fn find(&self, call: &Call, kind: &str) -> Result<(), Error>;
 }
 
 /// Runs plugins as child processes: executables of the type's name in the call's path.
@@ -53,6 +61,38 @@ impl Runner for Executables {
             Error::new(code, format!("{}: {failure}", program.display()))
         })?;
         answer::of(&program, call.command, &ended)
+    }
+
+    fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
+        find(kind, &call.path).map(drop)
+    }
+}
+
+/// Runs plugins of some types in this process, whatever executables there are, and all others as
+/// child processes.
+pub struct InProcess<'a> {
+    /// The types.
+    pub types: &'a [String],
+    /// [`Runner::run`] for these.
+    pub run: &'a InProcessRun<'a>,
+}
+
+/// A [`Runner::run`] for plugins in this process.
+pub type InProcessRun<'a> = dyn Fn(&Call, &str, &Map<String, Value>) -> Result<Option<Value>, Error> + 'a;
+
+impl InProcess<'_> {
+    fn has(&self, kind: &str) -> bool {
+        self.types.iter().any(|own| own == kind)
+    }
+}
+
+impl Runner for InProcess<'_> {
+    fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
+        if self.has(kind) { (self.run)(call, kind, conf) } else { Executables.run(call, kind, conf) }
+    }
+
+    fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
+        if self.has(kind) { Ok(()) } else { Executables.find(call, kind) }
     }
 }
 

@@ -36,6 +36,14 @@ pub struct Network {
 }
 
 impl Network {
+    /// Whether all its plugins can be found, before anything is changed.
+    ///
+    /// # Errors
+    /// The first that can't.
+    pub fn find(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
+        self.plugins.iter().try_for_each(|plugin| runner.find(call, &plugin.kind))
+    }
+
     /// ADD, in order: each plugin's result is the next one's `prevResult`, and `previous` the
     /// first one's. The last one's is returned, labelled with the network's version. A plugin that
     /// prints nothing leaves the result as it is; `None` where there never was one.
@@ -165,4 +173,120 @@ fn all(results: impl Iterator<Item = Result<(), Error>>) -> Result<(), Error> {
 fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
     error.msg = format!("plugin type={:?} failed ({}): {}", plugin.kind, verb(call.command), error.msg);
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::Code;
+    use crate::delegate::InProcess;
+    use serde_json::json;
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    /// Calls of plugins that were made in this process: the command, the type, and the previous
+    /// result's `from`.
+    #[derive(Default)]
+    struct Made(RefCell<Vec<String>>);
+
+    impl Made {
+        /// Makes a call. What a plugin of type `a` returns is from `a`; one of type `silent` returns
+        /// nothing, and one of type `ADD`, `DEL`, … fails with that command.
+        fn make(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
+            let from = conf.get("prevResult").map_or("-", |previous| previous["from"].as_str().unwrap_or("?"));
+            self.0.borrow_mut().push(format!("{} {kind} {from}", call.command));
+            if kind == call.command.to_string() {
+                return Err(Error::new(Code::Delegate, format!("{kind} refused")).answered_with(11));
+            }
+            Ok((call.command == Command::Add && kind != "silent").then(|| json!({"from": kind})))
+        }
+
+        fn take(&self) -> Vec<String> {
+            self.0.take()
+        }
+    }
+
+    fn network(version: &str, kinds: &[&str]) -> Network {
+        let plugin = |kind: &&str| Plugin { kind: (*kind).into(), path: String::new(), conf: Map::new() };
+        let plugins = kinds.iter().map(plugin).collect();
+        Network { name: "n".into(), cni_version: version.into(), plugins, ..Network::default() }
+    }
+
+    fn call(command: Command) -> Call {
+        Call {
+            command,
+            container_id: "c".into(),
+            netns: "/run/netns/c".into(),
+            ifname: "eth0".into(),
+            args: None,
+            path: Vec::new(),
+            timeout: Duration::from_secs(1),
+        }
+    }
+
+    /// Does something with a runner for which every type is in this process; which calls were made.
+    fn calls<T>(work: impl FnOnce(&dyn Runner) -> T) -> (T, Vec<String>) {
+        let types = ["a", "b", "c", "silent", "ADD", "DEL", "GC"].map(str::to_owned);
+        let made = Made::default();
+        let run = |call: &Call, kind: &str, conf: &Map<String, Value>| made.make(call, kind, conf);
+        let answer = work(&InProcess { types: &types, run: &run });
+        (answer, made.take())
+    }
+
+    #[test]
+    fn results_go_down_the_list() {
+        let network = network("1.0.0", &["a", "silent", "b"]);
+        let (result, made) = calls(|runner| network.add(runner, &call(Command::Add), None));
+        assert_eq!(made, ["ADD a -", "ADD silent a", "ADD b a"]);
+        assert_eq!(result, Ok(Some(json!({"from": "b", "cniVersion": "1.0.0"}))));
+        let silent = self::network("", &["silent"]);
+        assert_eq!(calls(|runner| silent.add(runner, &call(Command::Add), None)).0, Ok(None));
+    }
+
+    #[test]
+    fn a_failed_add_is_undone_from_there_upwards() {
+        let network = network("1.0.0", &["a", "b", "ADD", "c"]);
+        let (result, made) = calls(|runner| network.add(runner, &call(Command::Add), None));
+        assert_eq!(made, ["ADD a -", "ADD b a", "ADD ADD b", "DEL ADD b", "DEL b b", "DEL a b"]);
+        let error = result.expect_err("it failed");
+        assert_eq!((error.number(), error.msg.as_str()), (11, r#"plugin type="ADD" failed (add): ADD refused"#));
+    }
+
+    #[test]
+    fn del_goes_up_the_list_and_tries_all() {
+        let network = network("0.4.0", &["a", "DEL", "DEL"]);
+        let result = json!({"from": "final"});
+        let (answer, made) = calls(|runner| network.del(runner, &call(Command::Del), Some(&result)));
+        assert_eq!(made, ["DEL DEL final", "DEL DEL final", "DEL a final"]);
+        let error = answer.expect_err("two failed");
+        assert_eq!((error.number(), error.details.as_str()), (11, r#"plugin type="DEL" failed (delete): DEL refused"#));
+        let older = self::network("0.3.1", &["a"]);
+        assert_eq!(calls(|runner| older.del(runner, &call(Command::Del), Some(&result))).1, ["DEL a -"]);
+    }
+
+    #[test]
+    fn versions_and_flags_say_what_there_is_to_do() {
+        let check = |network: Network| calls(|runner| network.check(runner, &call(Command::Check), None)).1;
+        assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
+        assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
+        assert_eq!(check(network("", &["a"])), [""; 0]);
+        assert_eq!(check(Network { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
+        let gc = |network: Network| calls(|runner| network.gc(runner, &call(Command::Gc), None)).1;
+        assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
+        assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
+        assert_eq!(gc(Network { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
+        let status = |network: Network| calls(|runner| network.status(runner, &call(Command::Status))).1;
+        assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
+        assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
+    }
+
+    #[test]
+    fn a_type_of_another_plugins_is_an_executable() {
+        let network = network("1.0.0", &["a", "elsewhere"]);
+        let (found, _) = calls(|runner| network.find(runner, &call(Command::Add)));
+        assert!(found.expect_err("there is no such executable").msg.contains(r#""elsewhere""#));
+        let (result, made) = calls(|runner| network.add(runner, &call(Command::Add), None));
+        assert_eq!(result.map_err(|error| error.code), Err(Code::InvalidConfig));
+        assert_eq!(made, ["ADD a -", "DEL a a"]);
+    }
 }

@@ -1,37 +1,32 @@
-//! Whether what a plugin printed is a result in the version of the configuration.
+//! What a plugin printed, as a result in the version of the configuration.
 
+use crate::cni::result::AddResult;
 use crate::cni::version::Family;
 use crate::cni::{Code, Error};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// The same result, labelled with the configuration's version. A result without a version is in
-/// the configuration's, `null` is an empty one (reference library, `pkg/invoke/exec.go`).
+/// The result in the configuration's version. One without a version is in the configuration's,
+/// `null` is an empty one (reference library, `pkg/invoke/exec.go`). Where only the label differs,
+/// everything in it stays as it is; a result of another shape is converted.
 ///
 /// # Errors
-/// [`Code::Delegate`]: it is no object, or of a version whose results have another shape.
+/// [`Code::Delegate`]: it can't be understood, or has no place for what is in it in that version.
 pub(super) fn accept(answer: Value, cni_version: &str) -> Result<Value, Error> {
-    let mut result = match answer {
-        Value::Object(result) => result,
-        Value::Null => serde_json::Map::new(),
-        other => return Err(Error::new(Code::Delegate, format!("its result is no object but {other}"))),
-    };
-    match result.get("cniVersion") {
-        None | Some(Value::Null) => {}
-        Some(Value::String(label)) if label.is_empty() || same_shape(label, cni_version) => {}
-        Some(other) => {
-            let family = Family::of(cni_version).map_or_else(|| cni_version.to_owned(), |f| f.versions().join(", "));
-            let msg = format!(
-                "its result has cniVersion {other}; accepted where the configuration's is {cni_version}: {family}"
-            );
-            return Err(Error::new(Code::Delegate, msg));
+    let answer = if answer.is_null() { Value::Object(Map::new()) } else { answer };
+    let wrong = |error: Error| Error { code: Code::Delegate, ..error };
+    let understood = AddResult::read(&answer, cni_version).map_err(wrong)?;
+    match answer {
+        Value::Object(mut same) if has_shape(&same, cni_version) => {
+            same.insert("cniVersion".to_owned(), cni_version.into());
+            Ok(Value::Object(same))
         }
+        _ => understood.to_json(cni_version).map_err(wrong),
     }
-    result.insert("cniVersion".to_owned(), cni_version.into());
-    Ok(Value::Object(result))
 }
 
-fn same_shape(label: &str, cni_version: &str) -> bool {
-    label == cni_version || Family::of(label).is_some_and(|family| Family::of(cni_version) == Some(family))
+fn has_shape(result: &Map<String, Value>, cni_version: &str) -> bool {
+    let label = result.get("cniVersion").and_then(Value::as_str).filter(|label| !label.is_empty());
+    label.is_none_or(|label| Family::of(label) == Family::of(cni_version))
 }
 
 #[cfg(test)]
@@ -40,10 +35,9 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn versions_of_one_family_are_accepted_and_labelled() {
+    fn of_the_same_shape_all_stays_but_the_label() {
         for (answer, wanted) in [
-            (json!({"cniVersion": "1.0.0", "ips": []}), json!({"cniVersion": "1.1.0", "ips": []})),
-            (json!({"cniVersion": "1.1.0"}), json!({"cniVersion": "1.1.0"})),
+            (json!({"cniVersion": "1.0.0", "own": {"x": 1}}), json!({"cniVersion": "1.1.0", "own": {"x": 1}})),
             (json!({"cniVersion": ""}), json!({"cniVersion": "1.1.0"})),
             (json!({"dns": {}}), json!({"dns": {}, "cniVersion": "1.1.0"})),
             (Value::Null, json!({"cniVersion": "1.1.0"})),
@@ -53,11 +47,22 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused() {
-        for answer in [json!({"cniVersion": "0.4.0"}), json!({"cniVersion": 1}), json!([]), json!("x")] {
-            assert_eq!(accept(answer, "1.1.0").map_err(|e| e.code), Err(Code::Delegate));
+    fn another_shape_is_converted() {
+        let older = json!({"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.1/8"}], "dns": {}});
+        let newer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.1/8"}]});
+        assert_eq!(accept(older.clone(), "1.0.0"), Ok(newer.clone()));
+        assert_eq!(accept(newer, "0.4.0"), Ok(older));
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused() {
+        for answer in [json!({"cniVersion": "9.0.0"}), json!({"cniVersion": 1}), json!([]), json!({"ips": "10.0.0.1"})]
+        {
+            let error = accept(answer, "1.1.0").expect_err("refused");
+            assert_eq!(error.code, Code::Delegate);
+            assert!(error.msg.starts_with("result") && error.msg.contains("is not accepted"), "{error}");
         }
-        let error = accept(json!({"cniVersion": "0.4.0"}), "1.0.0").expect_err("refused");
-        assert!(error.msg.ends_with("accepted where the configuration's is 1.0.0: 1.0.0, 1.1.0"), "{error}");
+        let without_address = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]});
+        assert_eq!(accept(without_address, "0.2.0").map_err(|error| error.code), Err(Code::Delegate));
     }
 }

@@ -86,7 +86,7 @@ impl Made {
 /// the chains and rules in the kernel those are ours that are in either of the two, and every
 /// chain whose name starts with `DETOUR_`.
 #[must_use]
-pub fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
+pub(super) fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
     let steps = plans(live, previous, desired, made, Between::Nothing);
     steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
 }
@@ -242,7 +242,10 @@ impl Plan<'_> {
         let mut edit = Edit::of(&others, &wanted, |rule| self.is_our_rule(hook, rule));
         let wants_exclusions = wanted.len() != Self::rules_of(self.desired, hook).len();
         let present: Vec<&LiveRule> = live.iter().filter(|rule| exempts(rule)).collect();
-        if wants_exclusions && present.len() == 1 && edit.stands_right(live, present[0], self.between) {
+        let in_place = |rule: &LiveRule| {
+            rule.rule == Ok(Rule::jump(detour::OUTPUT)) && edit.stands_right(live, rule, self.between)
+        };
+        if wants_exclusions && present.len() == 1 && in_place(present[0]) {
             edit.write(chain, deletions, rules);
             return;
         }

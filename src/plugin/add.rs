@@ -3,7 +3,7 @@
 use super::converge::{self, converge};
 use super::record::{Record, attachment};
 use super::wish::wish;
-use crate::cni::{Code, Dialect, Error, NetConf, Request, result};
+use crate::cni::{Code, Error, NetConf, Request, result};
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
@@ -16,10 +16,6 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let result = result::passed_through(conf)?;
     let wish = wish(request, conf)?;
     tracing::info!(exclusions = wish.policy.exclusions.len(), "{}", wish.why);
-    if conf.dialect == Dialect::Nftables && !wish.policy.is_empty() {
-        let msg = "dialect: nftables is not in this build; accepted: auto, iptables";
-        return Err(Error::new(Code::UnsupportedField, msg));
-    }
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     if wish.policy.is_empty() && !has_rules(&store, &attachment)? {
         let record = Record { policy: wish.policy.clone(), ..Record::default() };
@@ -29,7 +25,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             return Ok(Some(result));
         }
     }
-    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(wish.policy))?;
+    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(wish.policy, conf.dialect))?;
     Ok(Some(result))
 }
 

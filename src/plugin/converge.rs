@@ -2,14 +2,17 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
+use super::desired::{fixtures, ruleset};
+use super::dialect::{Known, choose};
+use super::foreign;
 use super::record::{Record, Records};
-use crate::cni::{Code, Error};
+use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit, legacy_tables};
-use crate::policy::{Interception, InterceptionMode, Ipv6, Policy};
-use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
+use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
+use crate::policy::Policy;
+use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
+use nix::errno::Errno;
 use std::time::Duration;
 
 /// How long a call waits for another one in the same namespace.
@@ -20,8 +23,8 @@ const TRIES: usize = 100;
 /// What a call wants of one attachment.
 #[derive(Debug, Clone)]
 pub(super) enum Wish {
-    /// This policy, in place of what it asked for before.
-    Have(Policy),
+    /// This policy, in place of what it asked for before, in this dialect.
+    Have(Policy, cni::Dialect),
     /// Nothing any more.
     Leave,
 }
@@ -49,18 +52,21 @@ pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> R
     Ok(records)
 }
 
-/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
-/// in every pod.
-pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
-    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
+impl Wish {
+    const fn dialect(&self) -> cni::Dialect {
+        match self {
+            Self::Have(_, dialect) => *dialect,
+            Self::Leave => cni::Dialect::Auto,
+        }
+    }
 }
 
-fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
-    match policy.redirect().map(|redirect| redirect.ipv6) {
-        Some(Ipv6::On) => true,
-        Some(Ipv6::Off) => false,
-        Some(Ipv6::Auto) | None => ip6,
-    }
+/// Whether the kernel can't do what the `iptables` dialect needs: it has no nft_compat, or lacks an
+/// extension, or the pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c:
+/// EINVAL). A refused transaction leaves nothing, so that trying is the cheapest way to ask.
+fn is_unable(error: &nfnetlink::Error) -> bool {
+    let unable = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
+    matches!(error, nfnetlink::Error::Refused { errno, .. } if unable.contains(errno))
 }
 
 struct Converge<'a> {
@@ -76,20 +82,24 @@ impl Converge<'_> {
         if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
             return Ok(());
         }
-        let mut socket = Socket::open().map_err(|e| refused(&e, &[]))?;
+        let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
         let addresses = sandbox::own_families()?;
+        let mut go_native = false;
         for _ in 0..TRIES {
             let live = match Live::read(&mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, &[]))?,
+                other => other.map_err(|e| refused(&e, None))?,
             };
-            let Some(work) = self.prepare(&wish, &live, addresses)? else { continue };
-            let done = self.commit(&mut socket, &live, &work, addresses);
-            match done {
-                Ok(false) => {}
-                Ok(true) => return self.settle(work, matches!(wish, Wish::Leave)),
+            let Some(work) = self.prepare(&wish, &live, addresses, go_native)? else { continue };
+            match self.commit(&mut socket, &live, &work, addresses) {
+                Ok(Outcome::Done) => return self.settle(work, matches!(wish, Wish::Leave)),
+                Ok(Outcome::Changed) => {}
+                Ok(Outcome::Unable(why)) => {
+                    tracing::info!("{why}; the rules are written as nftables");
+                    go_native = true;
+                }
                 Err(error) => {
-                    if matches!(wish, Wish::Have(_)) {
+                    if matches!(wish, Wish::Have(..)) {
                         self.undo(own, &work);
                     }
                     return Err(error);
@@ -106,24 +116,37 @@ impl Converge<'_> {
 
     /// Finds out what is to be done and writes down the intent; `None` where another attachment
     /// has come meanwhile.
-    fn prepare(&self, wish: &Wish, live: &Live, addresses: OwnFamilies) -> Result<Option<Work>, Error> {
+    fn prepare(
+        &self,
+        wish: &Wish,
+        live: &Live,
+        addresses: OwnFamilies,
+        go_native: bool,
+    ) -> Result<Option<Work>, Error> {
         let present = self.store.of_container(&self.attachment.container_id)?;
         let kept = self.records()?;
         let before = kept.known_rules();
         let mut records = kept.clone();
         let own = kept.get(self.attachment);
-        if own.is_some() || matches!(wish, Wish::Have(_)) {
-            records.put(self.attachment, self.intent(wish, own, live, &before, addresses));
+        let known = Known {
+            in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
+            before: own.map(|own| own.dialect),
+            native_redirection: live.native_istio.is_some(),
+        };
+        let dialect = if go_native { Dialect::Nftables } else { choose(wish.dialect(), known)? };
+        if own.is_some() || matches!(wish, Wish::Have(..)) {
+            records.put(self.attachment, self.intent(wish, own, live, &before, addresses, dialect));
         }
         let policy = records.policy()?;
-        if let Wish::Have(_) = wish {
-            beside_legacy(&policy, live)?;
+        if let Wish::Have(..) = wish {
+            foreign::beside_legacy(&policy, live)?;
         }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
         let leaving = matches!(wish, Wish::Leave);
-        records.remember(self.attachment, leaving, live, &Made::by(&desired, live), &missing);
+        let made = if dialect == Dialect::Iptables { Made::by(&desired, live) } else { Made::default() };
+        records.remember(self.attachment, leaving, live, &made, &missing);
         match self.keep(&records, &kept) {
             // An intent is not worth a pod that can't go: until it is done, what is kept holds.
             Err(error) if leaving => tracing::warn!("{error}"),
@@ -133,8 +156,9 @@ impl Converge<'_> {
         if now.iter().any(|other| other != self.attachment && !present.contains(other)) {
             return Ok(None);
         }
-        let changes = changes(live, &before, &desired, &records.made());
-        Ok(Some(Work { records, changes, needed, missing }))
+        let plan = dialect.plan(live, &before, &desired, &records.made());
+        let may_go_native = !go_native && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none();
+        Ok(Some(Work { records, plan, may_go_native, needed, missing }))
     }
 
     fn intent(
@@ -144,10 +168,11 @@ impl Converge<'_> {
         live: &Live,
         before: &Ruleset,
         addresses: OwnFamilies,
+        dialect: Dialect,
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy) => beside_foreign_redirection(policy.clone(), live, before),
+            Wish::Have(policy, _) => foreign::beside_redirection(policy.clone(), live, before),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {
@@ -155,6 +180,7 @@ impl Converge<'_> {
             record.policy = wanted;
         }
         record.sandbox = Some(self.sandbox.id());
+        record.dialect = dialect;
         record.netns = Some(self.sandbox.path().to_owned());
         // A pod without any address may get one of either family later.
         record.ip6 |= addresses.ip6 || !addresses.ip;
@@ -167,19 +193,22 @@ impl Converge<'_> {
         changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
     }
 
-    /// Whether the kernel took it; `false` where somebody changed the rules meanwhile.
-    fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<bool, Error> {
+    fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<Outcome, Error> {
         work.missing.add(addresses)?;
-        match commit(socket, live, &work.changes) {
-            Err(nfnetlink::Error::Changed) => Ok(false),
-            other => other.map(|()| true).map_err(|e| refused(&e, &work.changes)),
+        match work.plan.commit(socket, live) {
+            Ok(()) => Ok(Outcome::Done),
+            Err(nfnetlink::Error::Changed) => Ok(Outcome::Changed),
+            Err(error) if work.may_go_native && is_unable(&error) => {
+                Ok(Outcome::Unable(refused(&error, Some(&work.plan))))
+            }
+            Err(error) => Err(refused(&error, Some(&work.plan))),
         }
     }
 
     /// Forgets what was there only while the work was under way. That it can't be written is no
     /// failure: the intent says as much, at more length.
     fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
-        tracing::debug!(changes = work.changes.len(), "the kernel holds what is asked for");
+        tracing::debug!(changes = work.plan.len(), "the kernel holds what is asked for");
         let mut settled = work.records.clone();
         settled.fixtures().remove_but(&work.needed)?;
         for (_, record) in &mut settled.0 {
@@ -208,84 +237,40 @@ impl Converge<'_> {
     }
 }
 
+/// What became of a transaction.
+enum Outcome {
+    Done,
+    /// Somebody changed the rules meanwhile.
+    Changed,
+    /// The kernel is unable to take the rules in this dialect.
+    Unable(Error),
+}
+
 /// What is to be done, once the intent is written.
 struct Work {
     /// What will be kept of the container's attachments while it is done.
     records: Records,
-    changes: Vec<Change>,
+    plan: Plan,
+    /// Whether it can be written as nftables where the kernel is unable to take it as it is.
+    may_go_native: bool,
     /// What the rules need besides themselves.
     needed: Fixtures,
     /// What of that is not there.
     missing: Fixtures,
 }
 
-/// What the rules for `policy` need of the namespace besides themselves.
-pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
-    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
-    let ip6 = writes_ip6(policy, ip6);
-    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
-    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
-    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
-    Fixtures { proxy_loopback: ip6, routing }
-}
-
-/// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and
-/// whether DNS is captured is read from those rules.
-fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset) -> Policy {
-    let foreign: Vec<_> = live
-        .chains()
-        .filter(|(family, table, name, _)| name.starts_with("ISTIO_") && !before.has_chain(*family, *table, name))
-        .collect();
-    if foreign.is_empty() {
-        return policy;
-    }
-    if policy.redirect().is_some() {
-        tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
-        policy.interception = Interception::Unsaid;
-    }
-    let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
-    policy.dns_captured_elsewhere = Some(captures);
-    policy
-}
-
-/// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables: the kernel passes both,
-/// nobody's are lost, and a verdict in one does not stop the other's. So where those are what
-/// redirects this pod, nothing that is written here can exempt from it. What they are can't be
-/// read without iptables; that the pod is redirected by them shows in there being no other rules
-/// that do.
-fn beside_legacy(policy: &Policy, live: &Live) -> Result<(), Error> {
-    let tables = legacy_tables();
-    if policy.is_empty() || tables.is_empty() {
-        return Ok(());
-    }
-    let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
-    let all = all.join(", ");
-    let redirected = policy.redirect().is_some() || live.chains().any(|(_, _, name, _)| name.starts_with("ISTIO_"));
-    if !redirected && tables.iter().any(|(_, table)| table == Table::Nat.name()) {
-        let msg = format!(
-            "the pod has tables of iptables-legacy ({all}) and no redirection in nf_tables: nothing can be exempt from \
-             a redirection by iptables-legacy; let whatever redirects this pod use iptables-nft (for istio-cni: no \
-             iptables-legacy on the node), or let this plugin redirect it"
-        );
-        return Err(Error::new(Code::ForeignRules, msg));
-    }
-    tracing::warn!("tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply");
-    Ok(())
-}
-
-fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {
+fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {
     let at = match error {
-        nfnetlink::Error::Refused { index: Some(index), .. } => changes.get(*index),
+        nfnetlink::Error::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
         _ => None,
     };
-    let what = match at {
-        Some(((family, table), Step::Rule { chain, rule, .. })) => {
-            format!("{} {} -A {chain} {rule}", family.name(), table.name())
+    let what = at.unwrap_or_else(|| "the pod's rules".to_owned());
+    let needed = match plan {
+        Some(Plan::Nftables(_)) => {
+            "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
         }
-        Some(((family, table), step)) => format!("{} {} {step:?}", family.name(), table.name()),
-        None => "the pod's rules".to_owned(),
+        _ => "nf_tables with nft_compat and the xtables extensions, which dialect nftables does without",
     };
-    let msg =
-        format!("{what}: {error}; does the node's kernel have nf_tables with nft_compat and the xtables extensions?");
+    let msg = format!("{what}: {error}; does the node's kernel have {needed}?");
     Error::new(Code::KernelRefused, msg)
 }

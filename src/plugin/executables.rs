@@ -2,8 +2,8 @@
 //! undone before it.
 
 use crate::chain;
-use crate::cni::{Block, Error, NetConf, Request};
-use crate::delegate::{Call, Executables, Network, Plugin, find};
+use crate::cni::{Block, Code, Error, NetConf, Request};
+use crate::delegate::{Call, Executables, Network, Plugin};
 use serde_json::Value;
 
 /// The executables of one call.
@@ -35,7 +35,7 @@ impl InChain {
     /// # Errors
     /// Which can't.
     pub(super) fn find(&self) -> Result<(), Error> {
-        self.network.plugins.iter().try_for_each(|plugin| find(&plugin.kind, &self.call.path).map(drop))
+        self.network.find(&Executables, &self.call)
     }
 
     /// The result of the last one, or `result` where none has one.
@@ -66,8 +66,10 @@ impl InChain {
     }
 
     /// # Errors
-    /// The first that failed.
+    /// The first that failed; [`Code::NotAvailable`] where it has no code of its own or is not
+    /// there at all.
     pub(super) fn status(&self) -> Result<(), Error> {
-        self.network.status(&Executables, &self.call)
+        let answer = self.find().and_then(|()| self.network.status(&Executables, &self.call));
+        answer.map_err(|error| Error { code: Code::NotAvailable, ..error })
     }
 }

@@ -1,8 +1,8 @@
 //! What is kept of one attachment.
 
-use super::converge::ruleset;
+use super::desired::ruleset;
 use crate::cni::{Code, Error, Request};
-use crate::firewall::{Live, Made, Ruleset};
+use crate::firewall::{Dialect, Live, Made, Ruleset};
 use crate::policy::Policy;
 use crate::sandbox::{Fixtures, Id};
 use crate::state::Attachment;
@@ -11,7 +11,6 @@ use std::path::PathBuf;
 
 /// What an attachment asks for, and what it left in the namespace besides rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Record {
     /// What it asks for.
     pub(super) policy: Policy,
@@ -19,6 +18,9 @@ pub(super) struct Record {
     pub(super) before: Option<Policy>,
     /// The namespace that the rules are in; `None` where the attachment never had any.
     pub(super) sandbox: Option<Id>,
+    /// How the rules are written.
+    #[serde(default)]
+    pub(super) dialect: Dialect,
     /// Where that namespace was.
     pub(super) netns: Option<PathBuf>,
     /// The rules are there for IPv6 too.
@@ -27,6 +29,13 @@ pub(super) struct Record {
     pub(super) made: Made,
     /// What was added to the namespace for it besides rules.
     pub(super) fixtures: Fixtures,
+}
+
+impl Record {
+    fn dialect_of_rules(&self) -> Option<Dialect> {
+        let may_have_rules = self.sandbox.is_some() && !(self.policy.is_empty() && self.before.is_none());
+        may_have_rules.then_some(self.dialect)
+    }
 }
 
 /// The attachment that a call is for.
@@ -63,9 +72,23 @@ impl Records {
         Ok(all)
     }
 
-    /// Every chain and built-in rule that may be in the kernel because of them, whichever call was
-    /// killed when.
+    /// How the rules are written; `None` where there are none.
+    pub(super) fn dialect(&self) -> Option<Dialect> {
+        self.0.iter().find_map(|(_, record)| record.dialect_of_rules())
+    }
+
+    /// How the rules that others than `attachment` asked for are written.
+    pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<Dialect> {
+        let mut others = self.0.iter().filter(|(other, _)| other != attachment);
+        others.find_map(|(_, record)| record.dialect_of_rules())
+    }
+
+    /// Every chain and built-in rule that may be in iptables' tables because of them, whichever call
+    /// was killed when.
     pub(super) fn known_rules(&self) -> Ruleset {
+        if self.dialect() == Some(Dialect::Nftables) {
+            return Ruleset::default();
+        }
         let together = self.policy().unwrap_or_default();
         let each = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.before.as_ref()]);
         let mut known = ruleset(&together, true);

@@ -40,6 +40,12 @@ fn among_foreign_rules_too() {
     two_attachments_are_one_chain(Some(foreign::load), Facts::DnsCaptured);
 }
 
+/// Somebody else redirects: only what is excluded is ours, whichever attachment comes first.
+#[test]
+fn beside_a_redirection_too() {
+    two_attachments_are_one_chain(Some(foreign::redirect), Facts::DnsCaptured);
+}
+
 /// `NONE` means no rules at all, exclusions of another attachment included.
 #[test]
 fn interception_none_holds_for_all() {

@@ -2,10 +2,10 @@
 
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const LINKS: &str = "link set lo up
@@ -20,6 +20,8 @@ pub(crate) struct Pod {
     /// Unique on this machine.
     pub(crate) container_id: String,
     netns: File,
+    /// Lives in a user namespace that the namespace belongs to.
+    owner: Option<Child>,
 }
 
 /// How a tool ended.
@@ -33,16 +35,30 @@ pub(crate) struct Ended {
 impl Pod {
     /// A pod with an IPv4 and an IPv6 address.
     pub(crate) fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let pod = Self { container_id: format!("convergence-{}-{number}", std::process::id()), netns: new_netns() };
+        let pod = Self { container_id: next_container_id(), netns: new_netns(), owner: None };
+        pod.tool("ip", &["-batch", "-"], LINKS);
+        pod
+    }
+
+    /// A pod whose namespace belongs to another user namespace, as `hostUsers: false` makes it.
+    pub(crate) fn of_another_user() -> Self {
+        let mut owner = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo ready; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare is needed");
+        let mut ready = [0; 6];
+        owner.stdout.as_mut().expect("it is piped").read_exact(&mut ready).expect("it enters a user namespace");
+        let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
+        let pod = Self { container_id: next_container_id(), netns, owner: Some(owner) };
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
     }
 
     /// The same container in another, new namespace.
     pub(crate) fn replaced(&self) -> Self {
-        let pod = Self { container_id: self.container_id.clone(), netns: new_netns() };
+        let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), owner: None };
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
     }
@@ -74,6 +90,20 @@ impl Pod {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         Ended { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if let Some(mut owner) = self.owner.take() {
+            drop(owner.stdin.take());
+            owner.wait().expect("it ends with its stdin");
+        }
+    }
+}
+
+fn next_container_id() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("convergence-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 fn new_netns() -> File {

@@ -63,6 +63,15 @@ fn nothing_on_stdout_leaves_the_result_as_it_is() {
 }
 
 #[test]
+fn a_result_of_another_version_is_converted() {
+    let older = json!({"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.1/8"}], "dns": {}});
+    let recorders = Recorders::new().with("first", &add_prints(&older)).with("second", "");
+    let output = Pod::new().call("ADD", &recorders.bin(), &conf("1.0.0", &chain()));
+    assert_eq!(output.stdout, result("10.0.0.1/8"));
+    assert_eq!(recorders.seen()[1].stdin["prevResult"], result("10.0.0.1/8"));
+}
+
+#[test]
 fn del_goes_up_the_list_with_the_runtimes_result_and_then_the_rules_go() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
@@ -116,18 +125,31 @@ fn check_has_the_runtimes_result_and_stops_at_the_first_that_fails() {
 #[test]
 fn gc_and_status_are_forwarded() {
     let recorders =
-        Recorders::new().with("first", &fails("STATUS", &json!({"code": 50, "msg": "no"}))).with("second", "");
+        Recorders::new().with("first", &fails("STATUS", &json!({"code": 51, "msg": "no"}))).with("second", "");
     let pod = Pod::new();
     let list = json!([{"containerID": pod.name, "ifname": "eth0"}]);
     let valid = json!({"cni.dev/valid-attachments": list});
     let conf = conf("1.1.0", &chain());
     assert!(pod.call("GC", &recorders.bin(), &with(conf.clone(), &valid)).success);
     let output = pod.call("STATUS", &recorders.bin(), &conf);
-    assert_eq!((output.success, &output.stdout["code"]), (false, &json!(50)));
+    assert_eq!((output.success, &output.stdout["code"]), (false, &json!(51)));
     assert_eq!(recorders.order(), ["GC first", "GC second", "STATUS first"]);
     let seen = recorders.seen();
     assert_eq!((&seen[1].stdin["cni.dev/valid-attachments"], &seen[1].stdin["cni.dev/attachments"]), (&list, &list));
     assert_eq!(seen[2].environment["CNI_CONTAINERID"], "");
+}
+
+#[test]
+fn without_its_executables_a_network_is_not_available() {
+    let recorders = Recorders::new().with("first", &fails("STATUS", &json!({"msg": "no"})));
+    let status = |executables: &[Value]| {
+        let output = Pod::new().call("STATUS", &recorders.bin(), &conf("1.1.0", executables));
+        (output.stdout["code"].clone(), output.stdout["msg"].to_string())
+    };
+    let (code, msg) = status(&chain());
+    assert!(code == 50 && msg.contains("failed to find plugin \\\"second\\\""), "{code} {msg}");
+    let (code, msg) = status(&chain()[..1]);
+    assert!(code == 50 && msg.contains("failed (status): no"), "{code} {msg}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! they were given. Needs root, `iptables-save` and Debian's `containernetworking-plugins`.
 
 mod chain;
+mod cnitool;
 mod failures;
 mod pod;
 mod recorders;

@@ -1,15 +1,16 @@
 //! A rule in the `iptables` dialect: the expressions that iptables-nft itself would write, in its
 //! order, and back.
 
-mod expression;
 mod xt;
 
+use super::expression::{Base, Expression, Meta, Verdict};
 use super::nfnetlink::attributes::Attributes;
 use super::rule::{Family, Is, Match, Rule, Target};
 use crate::policy::{PortRange, Protocol};
-use expression::{Base, Expression, Meta, Verdict};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{Ipv4Addr, Ipv6Addr};
+
+pub(super) use xt::Extension;
 
 /// `NFTA_RULE_COMPAT_PROTO`, `NFTA_RULE_COMPAT_FLAGS`.
 const COMPAT_PROTOCOL: u16 = 1;
