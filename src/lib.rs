@@ -11,6 +11,7 @@
 //! | front doors | `main` | plugin or command line |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
+//! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
 //! | facts | [`cluster`] | the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns; policy → rules → netlink and back; what each attachment asked for |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
@@ -62,6 +63,7 @@ pub mod cni;
 pub mod delegate;
 pub mod firewall;
 pub mod logging;
+pub mod networks;
 pub mod plugin;
 pub mod pod;
 pub mod policy;

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 /// From the top down; modules of one row don't know each other.
-const ROWS: [&[&str]; 6] = [
+const ROWS: [&[&str]; 7] = [
     &["cli"],
     &["plugin"],
     &["chain", "delegate"],
+    &["networks"],
     &["cluster"],
     &["sandbox", "firewall", "state", "logging"],
     &["policy", "pod", "cni"],

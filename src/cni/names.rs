@@ -14,7 +14,10 @@ pub fn is_identifier(text: &str) -> bool {
 
 /// Refuses what the kernel does not take as an interface's name (`dev_valid_name`), in the
 /// reference library's words.
-pub(super) fn check_interface_name(name: &str) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Code::Environment`], without the name itself.
+pub fn check_interface_name(name: &str) -> Result<(), Error> {
     let refuse = |msg| Err(Error::new(Code::Environment, msg));
     if name.is_empty() {
         return refuse("interface name is empty");
@@ -33,13 +36,15 @@ pub(super) fn check_interface_name(name: &str) -> Result<(), Error> {
 }
 
 /// An RFC 1123 label, as Kubernetes wants the name of a namespace.
-pub(super) fn is_dns_label(text: &str) -> bool {
+#[must_use]
+pub fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_label(text)
 }
 
 /// An RFC 1123 subdomain, as Kubernetes wants the name of a pod. A label in it may have more than
 /// 63 characters, unlike in DNS (apimachinery, `IsDNS1123Subdomain`).
-pub(super) fn is_dns_subdomain(text: &str) -> bool {
+#[must_use]
+pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 

@@ -34,12 +34,13 @@ pub(super) fn write(policy: &Policy, family: Family, ruleset: &mut Ruleset) {
     }
 }
 
-/// Which queries whoever redirects this pod captures.
+/// Which queries whoever redirects this pod captures. Nobody asks to exempt queries where none are
+/// captured, so where nothing tells, all are: istio-init comes only after every attachment.
 fn captured(policy: &Policy) -> DnsCapture {
     match (policy.redirect(), policy.dns_captured_elsewhere) {
         (Some(redirect), _) => redirect.dns.clone(),
-        (None, Some(true)) => DnsCapture::All,
-        (None, _) => DnsCapture::Off,
+        (None, Some(false)) => DnsCapture::Off,
+        (None, Some(true) | None) => DnsCapture::All,
     }
 }
 

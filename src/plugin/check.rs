@@ -40,7 +40,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
         let foreign = Redirection::find(&live, &records.known_rules(), policy.redirect().is_some());
-        if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere != Some(true) {
+        if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
             tracing::warn!(
                 "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
                  is tracked twice until the next ADD; add this attachment after the redirection"

@@ -24,11 +24,12 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 /// # Errors
 /// As [`run`].
 pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&Sandbox>) -> Result<(), Error> {
-    if let Some(sandbox) = sandbox {
-        if let Err(error) = store.read::<Record>(attachment) {
-            tracing::warn!("a redirection that it may have made is left in the pod: {error}");
-            forget(store, attachment);
-        }
+    let own = store.read::<Record>(attachment).unwrap_or_else(|error| {
+        tracing::warn!("a redirection that it may have made is left in the pod: {error}");
+        forget(store, attachment);
+        None
+    });
+    if let Some(sandbox) = sandbox.filter(|sandbox| !is_of_another(store, attachment, own.as_ref(), sandbox)) {
         match converge(store, attachment, sandbox, Wish::Leave) {
             Err(error) if matches!(error.code, Code::State | Code::Io) => tracing::warn!("{error}"),
             other => other?,
@@ -36,6 +37,18 @@ pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<
     }
     forget(store, attachment);
     Ok(())
+}
+
+/// Whether the namespace is not the one of the ADD but, at the same path, that of another pod.
+fn is_of_another(store: &Store, attachment: &Attachment, own: Option<&Record>, sandbox: &Sandbox) -> bool {
+    if let Some(record) = own {
+        return record.sandbox.is_some_and(|id| id != sandbox.id());
+    }
+    let containers = store.containers().unwrap_or_default();
+    let others = containers.iter().filter(|container_id| **container_id != attachment.container_id);
+    let kept = others.flat_map(|container_id| store.of_container(container_id).unwrap_or_default());
+    let mut records = kept.filter_map(|other| store.read::<Record>(&other).ok().flatten());
+    records.any(|record| record.sandbox == Some(sandbox.id()))
 }
 
 fn forget(store: &Store, attachment: &Attachment) {

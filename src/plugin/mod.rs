@@ -18,7 +18,7 @@ mod version;
 mod wish;
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
+use crate::cni::{Code, Command, DefaultNetwork, Document, Error, NetConf, Request, variables};
 use crate::logging;
 use executables::InChain;
 use serde_json::Value;
@@ -98,6 +98,9 @@ fn start_logging(request: &Request, conf: &NetConf) {
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    if matches!(request.command, Command::Add | Command::Status) {
+        refuse_primary_mode(conf)?;
+    }
     let executables = InChain::of(request, conf);
     match request.command {
         Command::Add => {
@@ -130,4 +133,18 @@ fn both(first: Result<(), Error>, second: Result<Option<Value>, Error>) -> Resul
             Err(error.with_details(details))
         }
     }
+}
+
+/// A configuration with these keys, Multus's own, makes the cluster network, too.
+fn refuse_primary_mode(conf: &NetConf) -> Result<(), Error> {
+    let Some(primary) = &conf.primary else { return Ok(()) };
+    let key = match primary.default {
+        DefaultNetwork::Cluster(_) => "clusterNetwork",
+        DefaultNetwork::Delegates(_) => "delegates",
+    };
+    let msg = format!(
+        "{key}: running the cluster network and delegates (primary mode) is not in this build; \
+         leave that to Multus and attach this plugin by a NetworkAttachmentDefinition or in a plugin list"
+    );
+    Err(Error::new(Code::InvalidConfig, msg))
 }

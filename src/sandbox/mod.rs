@@ -12,12 +12,12 @@ pub use routing::Routing;
 
 use crate::cni::{Code, Error};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,8 @@ impl Sandbox {
     /// What is there can't be opened or is no network namespace.
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {
         let wrong = |why: String| Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: {why}", path.display()));
-        let file = match File::open(path) {
+        // To open a pipe would wait for whoever writes to it.
+        let file = match File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(wrong(format!("can't be opened: {error}"))),

@@ -123,17 +123,22 @@ impl Facts {
             for facts in Facts::ALL {
                 let directory = root.join(format!("{facts:?}"));
                 std::fs::create_dir_all(&directory).expect("writable");
-                let file = directory.join("pod.yaml");
-                let unfinished = directory.join(format!("{}.tmp", std::process::id()));
-                std::fs::write(&unfinished, facts.manifest()).expect("writable");
-                std::fs::rename(unfinished, file).expect("writable");
-                let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: shop\n";
-                std::fs::write(directory.join("namespace.yaml"), namespace).expect("writable");
+                write_whole(&directory.join("pod.yaml"), &facts.manifest());
+                write_whole(&directory.join("namespace.yaml"), NAMESPACE);
             }
             root
         });
         DIRECTORY.join(format!("{self:?}"))
     }
+}
+
+const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: shop\n";
+
+/// Another run of these tests may be reading it.
+fn write_whole(path: &Path, text: &str) {
+    let unfinished = path.with_extension(format!("{}", std::process::id()));
+    std::fs::write(&unfinished, text).expect("writable");
+    std::fs::rename(unfinished, path).expect("writable");
 }
 
 impl Attachment {

@@ -152,6 +152,23 @@ fn a_namespace_that_is_gone_is_an_error_but_for_del() {
     });
 }
 
+/// A runtime that calls DEL late may name a path that leads to another pod by now.
+#[test]
+fn a_del_in_the_namespace_of_another_pod_takes_nothing_from_it() {
+    on_a_node(|| {
+        let (gone, live) = (Pod::new(), Pod::new());
+        gone.add(OTHER).done();
+        live.add(OTHER).done();
+        let netns = live.netns().display().to_string();
+        for _ in ["of what was added elsewhere", "of what was never added"] {
+            gone.call_with("DEL", OTHER.slot.ifname(), &OTHER.configuration(), &netns).done();
+            live.check(OTHER).done();
+        }
+        assert!(!kept(&gone, OTHER).exists());
+        live.del(OTHER).done();
+    });
+}
+
 /// As after a reboot, or where a runtime forgot the ADD.
 #[test]
 fn without_state_a_del_takes_only_what_bears_our_name() {

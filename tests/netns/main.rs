@@ -12,6 +12,7 @@ mod foreign_rules;
 mod home_made_plugin;
 mod iptables_view;
 mod istio;
+mod istio_init;
 mod native;
 mod own_users;
 mod pod;
