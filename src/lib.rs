@@ -8,7 +8,7 @@
 //!
 //! | row | modules | what they know |
 //! |---|---|---|
-//! | front doors | `main` | plugin or command line |
+//! | front doors | `main`, [`agent`] | plugin or command line; what puts the plugin on a node and keeps it there |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making | [`chain`] | sub-plugins: pod facts + configuration → one traffic policy (pure) |
 //! | facts | [`cluster`] | the API, or a directory of manifests |
@@ -50,6 +50,7 @@
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
 //! a reboot, as the namespaces do. Error codes: [`cni::Code`].
 
+pub mod agent;
 pub mod chain;
 pub mod cluster;
 pub mod cni;

@@ -1,0 +1,3 @@
+//! The node's agent: what puts the plugin on a node and keeps it there.
+
+pub mod install;

@@ -1,0 +1,7 @@
+//! The plugin is put on a node, stays whole whatever happens, and is taken away again.
+
+mod command;
+mod crash;
+mod disk;
+mod golden;
+mod scene;
