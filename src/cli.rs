@@ -1,5 +1,6 @@
 //! The command line.
 
+mod agent;
 mod install;
 mod uninstall;
 
@@ -32,6 +33,8 @@ enum Command {
     Version,
     /// Put the plugin on a node: program, kubeconfig and configuration.
     Install(Box<install::Install>),
+    /// Put the plugin on a node and keep it there.
+    Agent(Box<agent::Agent>),
     /// Take away what `install` put on a node, as far as nobody changed it since.
     Uninstall(uninstall::Uninstall),
 }
@@ -52,6 +55,7 @@ pub(crate) fn run() -> ExitCode {
             crate::print(io::stdout(), text, ExitCode::SUCCESS)
         }
         Command::Install(install) => install.run(),
+        Command::Agent(agent) => agent.run(),
         Command::Uninstall(uninstall) => uninstall.run(),
     }
 }

@@ -120,23 +120,27 @@ impl Install {
     }
 
     fn install(&self) -> Result<ExitCode> {
-        let program = program()?;
-        let node = self.wanted.place.node();
-        let desired = self.wanted.desired(&node, &program)?;
+        let node = self.wanted.node();
+        let desired = self.wanted.desired(&node, &program()?)?;
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
         }
         let lock = node.lock()?;
         let plan = reconcile(&desired, &node.look(Some(&desired))?);
-        node.apply(&plan, &program, &lock)?;
+        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
         Ok(done(&plan))
     }
 }
 
-/// This program's own bytes.
-pub(super) fn program() -> Result<Vec<u8>> {
-    fs::read("/proc/self/exe").context("/proc/self/exe: this program can't be read, so it can't be copied")
+/// This program's own file.
+pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
+
+/// What tells this program from others.
+pub(super) fn program() -> Result<Digest> {
+    let bytes = fs::read(PROGRAM_FILE);
+    let bytes = bytes.with_context(|| format!("{PROGRAM_FILE}: this program can't be read, so it can't be copied"))?;
+    Ok(Digest::of(&bytes))
 }
 
 /// Prints what a plan would do.
@@ -164,8 +168,18 @@ fn remarks(plan: &Plan) -> ExitCode {
 }
 
 impl Wanted {
+    pub(super) fn node(&self) -> Node {
+        self.place.node()
+    }
+
+    /// The directories of the files that are read.
+    pub(super) fn sources(&self) -> Vec<PathBuf> {
+        let account = self.kubeconfig.is_none().then_some(self.service_account.as_path());
+        account.into_iter().chain(self.config.as_deref().and_then(Path::parent)).map(Path::to_owned).collect()
+    }
+
     /// What the flags, the environment and the files that they name ask for.
-    pub(super) fn desired(&self, node: &Node, program: &[u8]) -> Result<Desired> {
+    pub(super) fn desired(&self, node: &Node, program: &Digest) -> Result<Desired> {
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -195,7 +209,7 @@ impl Wanted {
         };
         Ok(Desired {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
-            program: Digest::of(program),
+            program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
             configuration,

@@ -4,6 +4,7 @@ use super::install::{self, Place};
 use anyhow::Result;
 use clap::Args;
 use detour_cni::agent::install::undo::undo;
+use std::path::Path;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -41,7 +42,7 @@ impl Uninstall {
         let lock = node.lock()?;
         let found = node.look(None)?;
         let plan = undo(&found);
-        node.apply(&plan, &[], &lock)?;
+        node.apply(&plan, Path::new(install::PROGRAM_FILE), &lock)?;
         let code = install::done(&plan);
         Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
     }

@@ -1,6 +1,6 @@
 //! `detour install` and `detour uninstall`, as an operator calls them.
 
-use crate::scene::{CALICO, DETOUR, Scene};
+use crate::scene::{CALICO, Scene, program};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -22,10 +22,10 @@ fn a_node_gets_a_program_that_runs_a_private_kubeconfig_and_an_entry_in_the_list
     let printed = scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]);
     assert!(printed.contains("copy this program to /opt/cni/bin/detour"), "{printed}");
 
-    let program = scene.path("opt/cni/bin/detour");
-    let version = Command::new(&program).env("CNI_COMMAND", "VERSION").output().expect("it runs");
+    let installed = scene.path("opt/cni/bin/detour");
+    let version = Command::new(&installed).env("CNI_COMMAND", "VERSION").output().expect("it runs");
     assert!(version.status.success());
-    assert_eq!(fs::read(&program).expect("read"), fs::read(DETOUR).expect("read"));
+    assert_eq!(fs::read(&installed).expect("read"), fs::read(program()).expect("read"));
     assert_eq!(scene.mode("opt/cni/bin/detour"), 0o755);
 
     let kubeconfig = scene.json(KUBECONFIG);
@@ -184,11 +184,11 @@ fn absolute_links_of_the_node_stay_on_the_node_and_a_linked_program_is_replaced_
 fn a_program_in_use_is_replaced() {
     let scene = Scene::with("busy", "10-calico.conflist", CALICO);
     fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
-    let program = scene.path("opt/cni/bin/detour");
-    fs::copy("/bin/cat", &program).expect("copied");
-    let mut running = Command::new(&program).stdin(std::process::Stdio::piped()).spawn().expect("it starts");
+    let installed = scene.path("opt/cni/bin/detour");
+    fs::copy("/bin/cat", &installed).expect("copied");
+    let mut running = Command::new(&installed).stdin(std::process::Stdio::piped()).spawn().expect("it starts");
     scene.ok("install", &[]);
-    assert_eq!(fs::read(&program).expect("read"), fs::read(DETOUR).expect("read"));
+    assert_eq!(fs::read(&installed).expect("read"), fs::read(program()).expect("read"));
     drop(running.stdin.take());
     assert!(running.wait().expect("it ends").success(), "who ran goes on");
 }
@@ -218,7 +218,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
         (vec![config("nowhere.json")], "can't be read"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
     ] {
-        let output = Command::new(DETOUR)
+        let output = Command::new(program())
             .args(["install", "--api-server=https://x"])
             .arg(format!("--root={}", scene.root.display()))
             .args(
@@ -233,7 +233,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(part), "{said}");
     }
-    let outside = Command::new(DETOUR).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
+    let outside = Command::new(program()).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
     assert!(String::from_utf8_lossy(&outside.stderr).contains("--kubeconfig FILE"));
     fs::remove_file(scene.path("bad.json")).expect("removed");
     fs::remove_file(scene.path("type.json")).expect("removed");

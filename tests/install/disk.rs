@@ -1,6 +1,6 @@
 //! File systems that refuse: full, or read-only.
 
-use crate::scene::{CALICO, DETOUR, Scene};
+use crate::scene::{CALICO, Scene, program};
 use std::process::Command;
 
 /// Runs an installation in a mount namespace of its own, after `mount` there.
@@ -8,7 +8,7 @@ fn after_mount(scene: &Scene, mount: &str) -> String {
     let arguments = scene.arguments("install", &[]).join(" ");
     let output = Command::new("unshare")
         .args(["--mount", "--propagation=private", "sh", "-c"])
-        .arg(format!("set -e; cd {}; {mount}; exec {DETOUR} {arguments}", scene.root.display()))
+        .arg(format!("set -e; cd {}; {mount}; exec {} {arguments}", scene.root.display(), program().display()))
         .output()
         .expect("unshare starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -34,7 +34,7 @@ fn a_full_disk_leaves_nothing_behind() {
     let arguments = scene.arguments("install", &[]).join(" ");
     let output = Command::new("unshare")
         .args(["--mount", "--propagation=private", "sh", "-c"])
-        .arg(format!("cd {}; {fill}; {look}; {DETOUR} {arguments}", scene.root.display()))
+        .arg(format!("cd {}; {fill}; {look}; {} {arguments}", scene.root.display(), program().display()))
         .output()
         .expect("unshare starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,5 +1,6 @@
 //! The plugin is put on a node, stays whole whatever happens, and is taken away again.
 
+mod agent;
 mod command;
 mod crash;
 mod disk;

@@ -6,8 +6,20 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
-pub(crate) const DETOUR: &str = env!("CARGO_BIN_EXE_detour");
+/// The binary without its debugging information, two thirds of it, which each installation would
+/// copy.
+pub(crate) fn program() -> &'static Path {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let stripped = Path::new(env!("CARGO_TARGET_TMPDIR")).join("detour");
+        let strip = Command::new("strip").arg("-o").arg(&stripped).arg(env!("CARGO_BIN_EXE_detour")).status();
+        assert!(strip.expect("strip starts").success());
+        stripped
+    });
+    &PROGRAM
+}
+
 pub(crate) const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
 
 /// Removed with the value.
@@ -68,7 +80,7 @@ impl Scene {
     }
 
     pub(crate) fn run(&self, command: &str, more: &[&str]) -> Output {
-        Command::new(DETOUR).args(self.arguments(command, more)).env_clear().output().expect("it starts")
+        Command::new(program()).args(self.arguments(command, more)).env_clear().output().expect("it starts")
     }
 
     /// Runs what must succeed, and gives its stdout.
@@ -99,7 +111,7 @@ fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String,
         let path = entry.expect("readable").path();
         if path.is_dir() {
             collect(root, &path, found);
-        } else if path.file_name().is_some_and(|name| name != "install.lock") {
+        } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "a.present") {
             let contents = fs::read(&path).expect("readable");
             let shown = if contents.len() > 1 << 20 {
                 contents.len().to_string()

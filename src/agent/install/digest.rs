@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Length and FNV-1a of a content: enough to see that somebody changed it, no protection against
-/// one who hides it.
+/// Length and hash of a content (FNV-1a, eight bytes a step): enough to see that somebody changed
+/// it, no protection against one who hides it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Digest(String);
@@ -13,8 +13,11 @@ impl Digest {
     /// Of these bytes.
     #[must_use]
     pub fn of(contents: &[u8]) -> Self {
-        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        let hash = contents.iter().fold(0xcbf2_9ce4_8422_2325, mix);
+        let hash = contents.chunks(8).fold(0xcbf2_9ce4_8422_2325_u64, |hash, chunk| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01b3)
+        });
         Self(format!("{}-{hash:016x}", contents.len()))
     }
 }
@@ -30,9 +33,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_fnv_1a() {
-        // The vectors of the algorithm's own description (draft-eastlake-fnv).
-        assert_eq!(Digest::of(b"").to_string(), "0-cbf29ce484222325");
-        assert_eq!(Digest::of(b"foobar").to_string(), "6-85944171f73967e8");
+    fn each_byte_and_the_length_count() {
+        let of = |text: &[u8]| Digest::of(text).to_string();
+        assert_eq!(of(b"12345678"), of(b"12345678"));
+        for other in [&b""[..], b"12345679", b"22345678", b"1234567", b"12345678\0", b"123456781"] {
+            assert_ne!(of(other), of(b"12345678"));
+        }
     }
 }

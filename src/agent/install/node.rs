@@ -8,7 +8,7 @@ use super::record::{Before, Record};
 use super::target::{ConfFile, is_configuration};
 use super::{Error, HostPath, Root};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -54,15 +54,43 @@ impl Node {
     /// # Errors
     /// The state directory can't be written.
     pub fn lock(&self) -> Result<Lock, Error> {
-        let path = self.state.join("install.lock");
+        self.locked(&self.state.join("install.lock"))
+    }
+
+    fn locked(&self, path: &HostPath) -> Result<Lock, Error> {
         let lock = || {
-            let reached = self.root.reach_entry(&path)?;
+            let reached = self.root.reach_entry(path)?;
             fs::create_dir_all(reached.parent().unwrap_or(Path::new("/")))?;
             let file = File::create(reached)?;
             file.lock()?;
             Ok(Lock(file))
         };
-        lock().map_err(|why| Error::file("lock", &path, &why))
+        lock().map_err(|why| Error::file("lock", path, &why))
+    }
+
+    /// Tells others that `installer` is here; until it is dropped.
+    ///
+    /// # Errors
+    /// The state directory can't be written.
+    pub fn be_present(&self, installer: &str) -> Result<Lock, Error> {
+        self.locked(&self.presence(installer))
+    }
+
+    /// Whether `installer` is still here.
+    #[must_use]
+    pub fn is_present(&self, installer: &str) -> bool {
+        let file = self.root.reach_entry(&self.presence(installer)).and_then(File::open);
+        file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Takes away what [`Node::be_present`] left.
+    pub fn forget_presence(&self, installer: &str) {
+        // What stays is an empty file that nobody holds.
+        let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
+    }
+
+    fn presence(&self, installer: &str) -> HostPath {
+        self.state.join(&format!("{}.present", installer.replace('/', "_")))
     }
 
     /// What is there, as far as `desired` and the log speak of it.
@@ -164,13 +192,13 @@ impl Node {
         Ok(Some(FoundFile { digest, text, mode: there.permissions().mode() & 0o7777 }))
     }
 
-    /// Does what the plan says, `program` being what is copied. The log comes first, and goes when
+    /// Does what the plan says, `program` being the file that is copied. The log comes first, and goes when
     /// nothing is left to be taken away.
     ///
     /// # Errors
     /// A change that the file system refuses; those before it are made, and every configuration is
     /// still whole.
-    pub fn apply(&self, plan: &Plan, program: &[u8], _: &Lock) -> Result<(), Error> {
+    pub fn apply(&self, plan: &Plan, program: &Path, _: &Lock) -> Result<(), Error> {
         let empty = plan.record.files.is_empty() && plan.record.lists.is_empty();
         if !empty {
             self.write_log(&plan.record)?;
@@ -196,11 +224,13 @@ impl Node {
         write().map_err(|why| Error::file("write", &self.log(), &why))
     }
 
-    fn act(&self, action: &Action, program: &[u8]) -> io::Result<()> {
+    fn act(&self, action: &Action, program: &Path) -> io::Result<()> {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
             Action::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
-            Action::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, |file| file.write_all(program)),
+            Action::CopyProgram { path } => {
+                atomic::write(&entry(path)?, 0o755, |file| io::copy(&mut File::open(program)?, file).map(|_| ()))
+            }
             Action::Write { path, text, mode, follow, .. } => {
                 let path = if *follow { self.root.reach(path)? } else { entry(path)? };
                 atomic::write(&path, *mode, |file| file.write_all(text.as_bytes()))
