@@ -23,6 +23,12 @@
 //! as intent in [`state`], turned into rules by [`firewall`], compared with what the kernel holds, and
 //! the difference is sent as one netlink transaction. No process is started.
 //!
+//! # On a node
+//!
+//! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
+//! shown (`--dry-run`), applied, and taken back by its log. [`agent::keep`] does that again whenever
+//! something changes.
+//!
 //! # Ports
 //!
 //! | port | who listens | what arrives |
@@ -48,7 +54,7 @@
 //! # State
 //!
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
-//! a reboot, as the namespaces do. Error codes: [`cni::Code`].
+//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`: what was put on the node. Error codes: [`cni::Code`].
 
 pub mod agent;
 pub mod chain;

@@ -1,7 +1,7 @@
 //! What a kubelet asks: does it live (`/healthz`), is the node ready (`/readyz`)?
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,7 +36,11 @@ impl Health {
 
     /// Answers at `address` from now on, one after the other. Gives the address that it has.
     pub(super) fn serve(&self, address: SocketAddr) -> io::Result<SocketAddr> {
-        let listener = TcpListener::bind(address)?;
+        // A node can have IPv6 switched off.
+        let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
+        let listener = TcpListener::bind(address).or_else(|error| {
+            if address.ip() == Ipv6Addr::UNSPECIFIED { TcpListener::bind(every_v4) } else { Err(error) }
+        })?;
         let bound = listener.local_addr()?;
         let health = self.clone();
         thread::Builder::new().name("health".into()).spawn(move || {

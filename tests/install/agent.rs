@@ -15,16 +15,16 @@ use std::time::Duration;
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const PROGRAM: &str = "opt/cni/bin/detour";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
-const SETTLED: &str = "all is as it should be";
+pub(crate) const SETTLED: &str = "all is as it should be";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-struct Agent {
+pub(crate) struct Agent {
     process: Child,
     lines: Receiver<String>,
 }
 
 impl Agent {
-    fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
         let mut process = Command::new(program())
             .args(scene.arguments("agent", more))
             .env_clear()
@@ -45,7 +45,7 @@ impl Agent {
     }
 
     /// Waits for a line of the log with that part, and gives it.
-    fn says(&self, part: &str) -> String {
+    pub(crate) fn says(&self, part: &str) -> String {
         let mut before = Vec::new();
         loop {
             match self.lines.recv_timeout(DEADLINE) {

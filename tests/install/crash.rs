@@ -6,27 +6,14 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-/// Those that change a file, or are the last before one; not every architecture has all.
-const CALLS: [&str; 12] = [
-    "flock",
-    "mkdir",
-    "mkdirat",
-    "write",
-    "fchmod",
-    "fsync",
-    "rename",
-    "renameat",
-    "renameat2",
-    "linkat",
-    "unlink",
-    "unlinkat",
-];
+/// All that change a file, by whatever name an architecture has them (strace's regular expressions).
+const CALLS: [&str; 6] = ["/^mkdir", "/^copy_file_range$", "/^write$", "/^rename", "/^link", "/^unlink"];
 
 /// Runs a command and kills it when it enters that call for the `count`th time; whether it came so far.
 fn killed(scene: &Scene, command: &str, more: &[&str], call: &str, count: usize) -> bool {
     let status = Command::new("strace")
-        .args(["-qq", "-o", "/dev/null", "-e", &format!("trace=?{call}")])
-        .args(["-e", &format!("inject=?{call}:signal=KILL:when={count}")])
+        .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
+        .args(["-e", &format!("inject={call}:signal=KILL:when={count}")])
         .arg(program())
         .args(scene.arguments(command, more))
         .env_clear()
@@ -90,7 +77,7 @@ fn kill_everywhere(scene: &Scene, more: &[&str], conf_dir: &str, bin_dir: &str) 
             }
         }
     }
-    assert!(instants > 30, "{instants} instants");
+    assert!(instants > 15, "{instants} instants");
 }
 
 #[test]

@@ -5,4 +5,5 @@ mod command;
 mod crash;
 mod disk;
 mod golden;
+mod manifests;
 mod scene;
