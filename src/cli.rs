@@ -1,5 +1,9 @@
 //! The command line.
 
+mod agent;
+mod install;
+mod uninstall;
+
 use clap::{Parser, Subcommand};
 use std::io;
 use std::process::ExitCode;
@@ -18,6 +22,7 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   detour version                     what this is, and which CNI versions it speaks
+  detour install --dry-run           what it would change on this node to be called for each pod
   CNI_COMMAND=VERSION detour         the same, as a runtime asks for it
 
 Exit codes: 0 fine, 1 something is wrong, 2 wrong usage.";
@@ -26,6 +31,12 @@ Exit codes: 0 fine, 1 something is wrong, 2 wrong usage.";
 enum Command {
     /// Print the version, and the CNI versions that are spoken.
     Version,
+    /// Put the plugin on a node: program, kubeconfig and configuration.
+    Install(Box<install::Install>),
+    /// Put the plugin on a node and keep it there.
+    Agent(Box<agent::Agent>),
+    /// Take away what `install` put on a node, as far as nobody changed it since.
+    Uninstall(uninstall::Uninstall),
 }
 
 /// Runs the command that the arguments ask for.
@@ -43,5 +54,13 @@ pub(crate) fn run() -> ExitCode {
             let text = format!("detour {}\n{}", env!("CARGO_PKG_VERSION"), crate::protocols());
             crate::print(io::stdout(), text, ExitCode::SUCCESS)
         }
+        Command::Install(install) => install.run(),
+        Command::Agent(agent) => agent.run(),
+        Command::Uninstall(uninstall) => uninstall.run(),
     }
+}
+
+/// The exit code of a command; what kept it from its end goes to stderr.
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| crate::print(io::stderr(), format!("detour: {error:#}"), ExitCode::FAILURE))
 }

@@ -8,7 +8,7 @@
 //!
 //! | row | modules | what they know |
 //! |---|---|---|
-//! | front doors | `main` | plugin or command line |
+//! | front doors | `main`, [`agent`] | plugin or command line; what puts the plugin on a node and keeps it there |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
@@ -24,6 +24,12 @@
 //! as intent in [`state`], turned into rules by [`firewall`], compared with what the kernel holds, and
 //! the difference is sent as one netlink transaction. No process is started, but for executables in the
 //! chain: [`delegate`] runs them afterwards.
+//!
+//! # On a node
+//!
+//! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
+//! shown (`--dry-run`), applied, and taken back by its log. [`agent::keep`] does that again whenever
+//! something changes.
 //!
 //! # Ports
 //!
@@ -55,8 +61,9 @@
 //! # State
 //!
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
-//! a reboot, as the namespaces do. Error codes: [`cni::Code`].
+//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`: what was put on the node. Error codes: [`cni::Code`].
 
+pub mod agent;
 pub mod chain;
 pub mod cluster;
 pub mod cni;

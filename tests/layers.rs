@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 /// From the top down; modules of one row don't know each other.
 const ROWS: [&[&str]; 7] = [
     &["cli"],
+    &["agent"],
     &["plugin"],
     &["chain", "delegate"],
     &["networks"],
