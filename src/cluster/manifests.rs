@@ -22,7 +22,7 @@ pub(super) struct Manifests {
 
 /// One object of a file.
 #[derive(Debug)]
-struct Manifest {
+pub(super) struct Manifest {
     file: PathBuf,
     /// Which of the file's documents, counted from 0.
     document: usize,
@@ -74,7 +74,8 @@ impl Manifests {
         files.sort();
         let (mut manifests, mut broken) = (Vec::new(), Vec::new());
         for file in &files {
-            broken.extend(documents(file, &mut manifests).err());
+            let text = fs::read_to_string(file).map_err(|error| self::broken(file, error));
+            broken.extend(text.and_then(|text| documents(file, &text, &mut manifests)).err());
         }
         Ok((manifests, broken))
     }
@@ -115,13 +116,19 @@ impl Manifests {
 impl Manifest {
     fn is(&self, kind: &str, namespace: Option<&str>, name: &str) -> bool {
         let text = |key: &str| self.object.pointer(key).and_then(Value::as_str);
-        text("/kind") == Some(kind)
-            && text("/apiVersion").is_none_or(|version| version == "v1")
+        self.kind() == Some(kind)
             && text("/metadata/name") == Some(name)
             && namespace.is_none_or(|namespace| text("/metadata/namespace").unwrap_or("default") == namespace)
     }
 
-    fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+    /// What kind of object it is; `None` where it doesn't say, or is of another API.
+    pub(super) fn kind(&self) -> Option<&str> {
+        let text = |key: &str| self.object.pointer(key).and_then(Value::as_str);
+        text("/kind").filter(|_| text("/apiVersion").is_none_or(|version| version == "v1"))
+    }
+
+    /// The object.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_value(self.object.clone()).map_err(|error| {
             let line = if self.listed { None } else { self.line::<T>() };
             broken(&self.file, line.unwrap_or_else(|| error.to_string()))
@@ -137,8 +144,7 @@ impl Manifest {
 }
 
 /// Adds a file's objects to `all`, those of a list one by one.
-fn documents(file: &Path, all: &mut Vec<Manifest>) -> Result<(), Error> {
-    let text = fs::read_to_string(file).map_err(|error| broken(file, error))?;
+pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<Manifest>) -> Result<(), Error> {
     for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
         let mut object = result.map_err(|error| broken(file, error))?;
         let manifest = |listed, object| Manifest { file: file.to_owned(), document, listed, object };

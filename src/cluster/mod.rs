@@ -6,7 +6,10 @@ mod kubeconfig;
 mod manifests;
 mod query;
 mod retry;
+mod text;
 mod wire;
+
+pub use text::{Objects, objects};
 
 use crate::cni;
 use crate::pod::{Facts, Pod, PodRef};
