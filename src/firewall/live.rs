@@ -20,6 +20,23 @@ impl Family {
     }
 }
 
+/// What a rule has counted; equal to any other, for what was counted is no difference between rules.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counter {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl PartialEq for Counter {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Counter {}
+
 /// A rule in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRule {
@@ -27,6 +44,8 @@ pub struct LiveRule {
     pub handle: u64,
     /// What it is; where it is no rule that this crate would write, the chain that it goes to.
     pub rule: Result<Rule, Option<String>>,
+    /// What it has counted.
+    pub counter: Counter,
 }
 
 impl LiveRule {
@@ -97,8 +116,9 @@ impl Live {
             let key = table_of(number, find_text(body, 1));
             let chain = key.and_then(|key| live.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
             if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
-                let rule = iptables::decode(find(body, 4).unwrap_or_default(), family);
-                chain.rules.push(LiveRule { handle, rule });
+                let expressions = find(body, 4).unwrap_or_default();
+                let (rule, counter) = (iptables::decode(expressions, family), iptables::counter(expressions));
+                chain.rules.push(LiveRule { handle, rule, counter });
             }
         })?;
         if socket.generation()? == generation { Ok(live) } else { Err(Error::Changed) }

@@ -15,6 +15,6 @@ mod text;
 
 pub use commit::commit;
 pub use drift::{Difference, Drift, drift, foreign_rules};
-pub use live::{Live, LiveChain, LiveRule};
+pub use live::{Counter, Live, LiveChain, LiveRule};
 pub use plan::{Change, Made, Step, changes};
 pub use ruleset::{Ruleset, TableRules};
