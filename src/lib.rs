@@ -9,6 +9,7 @@
 //! | row | modules | what they know |
 //! |---|---|---|
 //! | front doors | `main` | plugin or command line |
+//! | questions | [`inspect`] | explain, trace, rules: reports as values, and how they are shown |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making | [`chain`] | sub-plugins: pod facts + configuration → one traffic policy (pure) |
 //! | facts | [`cluster`] | the API, or a directory of manifests |
@@ -54,6 +55,7 @@ pub mod chain;
 pub mod cluster;
 pub mod cni;
 pub mod firewall;
+pub mod inspect;
 pub mod logging;
 pub mod plugin;
 pub mod pod;

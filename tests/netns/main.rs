@@ -11,5 +11,6 @@ mod istio;
 mod pod;
 mod resolvers;
 mod tproxy;
+mod trace;
 mod vault_init;
 mod world;

@@ -1,0 +1,6 @@
+//! `explain`, `trace` and `rules` as a person runs them.
+
+mod command_line;
+mod explain;
+mod restore;
+mod run;
