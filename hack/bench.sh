@@ -88,6 +88,8 @@ write_files() {
     tee "$work/manifests/namespace.json" >"$work/api/api/v1/namespaces/shop.json" <<<"$namespace"
     conf manifests.conf manifests_dir "$work/manifests"
     conf api.conf kubeconfig "$work/kubeconfig"
+    jq '.chain |= .[:1]' "$work/manifests.conf" >"$work/redirect.conf"
+    jq '.chain |= .[1:] | .name = "excludedns"' "$work/manifests.conf" >"$work/exclude.conf"
     printf 'fn main() {}\n' >"$work/empty.rs"
     rustc --target "$target" -O -C strip=symbols -o "$work/empty" "$work/empty.rs"
 }
@@ -152,7 +154,22 @@ add() {
     cni DEL "$3" "$detour" <"$work/$2"
 }
 
-contenders=8
+# after_add LABEL COMMAND: a call of the attachment that is there already.
+after_add() {
+    cni ADD shop "$detour" <"$work/manifests.conf" >/dev/null
+    cni "$2" shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/manifests.conf" -- "$detour"
+    cni DEL shop "$detour" <"$work/manifests.conf"
+}
+
+# second_attachment LABEL: an ADD of exclusions alone, in a pod that another attachment redirects.
+second_attachment() {
+    cni ADD shop "$detour" <"$work/redirect.conf" >/dev/null
+    cni ADD shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/exclude.conf" -- "$detour"
+    cni DEL shop "$detour" <"$work/exclude.conf"
+    cni DEL shop "$detour" <"$work/redirect.conf"
+}
+
+contenders=12
 
 # contend NUMBER: one contender's turn, in a network namespace that is as good as new.
 contend() {
@@ -161,15 +178,19 @@ contend() {
         1) add "detour ADD, facts from files" manifests.conf shop ;;
         2) add "detour ADD, excluded namespace" api.conf kube-system ;;
         3) cni VERSION shop "$measure" run --label "detour VERSION" --out "$work/costs" --stdin "$work/api.conf" -- "$detour" ;;
-        4) run_inside "nft -f, both families" /dev/null nft -f "$work/rules.nft" ;;
-        5) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
-        6) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
-        7) run "an empty static program" /dev/null "$work/empty" ;;
+        4) after_add "detour CHECK" CHECK ;;
+        5) after_add "detour DEL" DEL ;;
+        6) after_add "detour ADD again, unchanged" ADD ;;
+        7) second_attachment "detour ADD, second attachment" ;;
+        8) run_inside "nft -f, both families" /dev/null nft -f "$work/rules.nft" ;;
+        9) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
+        10) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
+        11) run "an empty static program" /dev/null "$work/empty" ;;
     esac
 }
 
 need_root
-need_commands gcc=build-essential ip=iproute2 iptables-nft-restore=iptables nft=nftables
+need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables
 need_rust
 trap clean_up EXIT
 trap 'exit 130' INT

@@ -11,7 +11,8 @@
 //! | front doors | `main` | plugin or command line |
 //! | questions | [`inspect`] | explain, trace, rules: reports as values, and how they are shown |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
-//! | policy making | [`chain`] | sub-plugins: pod facts + configuration → one traffic policy (pure) |
+//! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
+//! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
 //! | facts | [`cluster`] | the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns; policy → rules → netlink and back; what each attachment asked for |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
@@ -22,7 +23,8 @@
 //! can use it, its namespace; [`chain`] turns both into a [`policy::Policy`]; in the pod's namespace,
 //! under a lock, that is united with what other attachments on the container asked for, written down
 //! as intent in [`state`], turned into rules by [`firewall`], compared with what the kernel holds, and
-//! the difference is sent as one netlink transaction. No process is started.
+//! the difference is sent as one netlink transaction. No process is started, but for executables in the
+//! chain: [`delegate`] runs them afterwards.
 //!
 //! # Ports
 //!
@@ -54,9 +56,11 @@
 pub mod chain;
 pub mod cluster;
 pub mod cni;
+pub mod delegate;
 pub mod firewall;
 pub mod inspect;
 pub mod logging;
+pub mod networks;
 pub mod plugin;
 pub mod pod;
 pub mod policy;

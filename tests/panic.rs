@@ -31,7 +31,7 @@ fn a_panic_is_one_error_object_and_exit_code_1() {
     let stdout = String::from_utf8(output.stdout).expect("UTF-8");
     let object = &stdout[stdout.find('{').expect("an object")..];
     let error: Value = serde_json::from_str(object).expect("one object and nothing after it");
-    assert_eq!((&error["code"], &error["cniVersion"]), (&Value::from(109), &Value::from("1.1.0")));
+    assert_eq!((&error["code"], &error["cniVersion"]), (&Value::from(108), &Value::from("1.1.0")));
     let msg = error["msg"].as_str().expect("a string");
     assert!(msg.contains("tests/panic.rs") && msg.contains("stdin broke"), "{msg}");
 }

@@ -284,12 +284,40 @@ fn the_plugins_own_netns_is_refused() {
     }
 }
 
+/// Whatever is at the path is looked at without waiting for anybody.
+#[test]
+fn a_path_that_is_no_netns_is_refused_and_no_obstacle_to_del() {
+    let directory = std::env::temp_dir().join(format!("protocol-test-netns-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("a directory");
+    let (file, fifo) = (directory.join("file"), directory.join("fifo"));
+    std::fs::write(&file, "").expect("a file");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    for path in [&directory, &file, &fifo] {
+        let path = path.to_str().expect("a path of ours");
+        let conf = r#"{"cniVersion":"1.1.0","name":"n","type":"excludedns"}"#;
+        let (code, msg) = refusal(&call("ADD", &[("CNI_NETNS", path)], conf));
+        assert!(code == 8 && msg.contains(path), "{msg}");
+        succeeds(&call("DEL", &[("CNI_NETNS", path)], conf));
+    }
+    std::fs::remove_dir_all(&directory).expect("the directory goes");
+}
+
 #[test]
 fn del_succeeds_without_a_netns_and_again() {
     for netns in ["", "/run/netns/protocol-test-gone"] {
         for _ in 0..2 {
             silent(&call("DEL", &[("CNI_NETNS", netns)], &conf("1.1.0")));
         }
+    }
+}
+
+#[test]
+fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
+    for wrong in [r#""chain":7"#, r#""kubernetes":{"timeout_seconds":0}"#, r#""dialect":"ipfw""#, r#""type":"no-such""#]
+    {
+        let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"detour",{wrong}}}"#);
+        assert_eq!(refusal(&call("CHECK", &[], &conf)).0, 7, "{wrong}");
+        succeeds(&call("DEL", &[], &conf));
     }
 }
 

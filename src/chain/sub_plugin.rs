@@ -120,7 +120,7 @@ fn entry<T>(block: &Block, parse: impl Fn(&Reader<'_>) -> Result<T, Error>) -> R
     Ok(Entry { path: block.path.clone(), own, pod_overrides })
 }
 
-/// The block for `sub_plugin` in `args.cni`: the same keys, less those that are the
+/// The block for `sub_plugin` in `args.cni`: the same keys, less `pod_overrides`, which is the
 /// administrator's.
 pub(super) fn argument<T>(
     sub_plugin: SubPlugin,
@@ -130,6 +130,7 @@ pub(super) fn argument<T>(
     let Some((path, value)) = sub_plugin.argument(input) else { return Ok(None) };
     let block = Block::new(path, value)?;
     let r = block.reader();
+    r.one_of("type", &[(sub_plugin.name(), ())])?;
     let own = parse(&r)?;
     r.finish()?;
     Ok(Some(own))

@@ -4,8 +4,8 @@ use super::output::Output;
 use super::subject::SubjectArguments;
 use super::{Answer, Failure};
 use clap::{Args, ValueEnum};
-use detour_cni::firewall::Ruleset;
 use detour_cni::firewall::rule::Family;
+use detour_cni::firewall::{Ruleset, native};
 use detour_cni::inspect::{explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
 
@@ -15,9 +15,10 @@ Examples:
   detour explain -f pod.yaml --config 10-cluster.conflist --namespace-file ns.yaml -o json
   detour explain -n shop web-0 --kubeconfig ~/.kube/config
   detour explain -f pod.yaml --rules iptables | iptables-restore --test
+  detour explain -f pod.yaml --rules nft | nft --check -f -
   detour explain -f pod.yaml --format svg > web-0.svg
 
-The text of --rules is for iptables-restore and ip6tables-restore: each loads what is its own.
+The text of --rules iptables is for iptables-restore and ip6tables-restore: each loads what is its own.
 Nothing is changed, and neither root nor, with -f, a cluster is needed.
 Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage.";
 
@@ -42,7 +43,10 @@ pub(super) struct Arguments {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Dialect {
+    /// For iptables-restore and ip6tables-restore
     Iptables,
+    /// For nft -f
+    Nft,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -55,10 +59,14 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
     let subject = arguments.subject.read()?;
     let explained = explain(&subject)?;
     match (arguments.rules, arguments.format) {
-        (Some(Dialect::Iptables), _) => {
+        (Some(dialect), _) => {
             let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
             let families = if ipv6 == Some(Ipv6::Off) { &[Family::Ip][..] } else { &Family::ALL };
-            Ok(Answer::fine(restore_text(&Ruleset::of(&explained.policy, families))))
+            let rules = Ruleset::of(&explained.policy, families);
+            Ok(Answer::fine(match dialect {
+                Dialect::Iptables => restore_text(&rules),
+                Dialect::Nft => native::text(&native::translate(&rules)),
+            }))
         }
         (None, Some(Picture::Svg)) => Ok(Answer::fine(picture(&subject, &explained))),
         (None, None) => arguments.output.answer(&explained.explanation),

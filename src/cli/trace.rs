@@ -5,8 +5,6 @@ use super::rules::netns;
 use super::subject::SubjectArguments;
 use super::{Answer, Failure};
 use clap::Args;
-use detour_cni::firewall::Ruleset;
-use detour_cni::firewall::rule::Family;
 use detour_cni::inspect::{Destination, LiveRules, Rulebook, Sender, explain, trace};
 use detour_cni::state::{ROOT, Store};
 use std::net::IpAddr;
@@ -58,11 +56,11 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
     let (book, own) = match &arguments.netns {
         Some(path) => {
             let found = LiveRules::read(&netns(path), &Store::new(ROOT))?;
-            (Rulebook::of_live(&found.live), found.addresses)
+            (found.rulebook(), found.addresses)
         }
         None => {
             let policy = explain(&arguments.subject.read()?)?.policy;
-            (Rulebook::of_ruleset(&Ruleset::of(&policy, &Family::ALL)), arguments.pod_ip)
+            (Rulebook::of_policy(&policy), arguments.pod_ip)
         }
     };
     arguments.output.answer(&trace(&book, from, to, &own, &arguments.interface))

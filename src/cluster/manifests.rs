@@ -1,7 +1,7 @@
 //! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
 //! documents, JSON files, lists of objects.
 
-use super::{Cluster, about, another_uid, wire};
+use super::{Cluster, Event, Lookup, ObjectRef, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde::de::DeserializeOwned;
@@ -12,6 +12,16 @@ use std::path::{Path, PathBuf};
 
 /// What a file's name ends with when it is read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// [`EXTENSIONS`], for messages.
+const FILES: &str = "*.yaml, *.yml, *.json";
+
+/// A kind of objects: `apiVersion` and `kind`.
+pub(super) type Kind = (&'static str, &'static str);
+
+pub(super) const POD: Kind = ("v1", "Pod");
+pub(super) const NAMESPACE: Kind = ("v1", "Namespace");
+const DEFINITION: Kind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
 
 /// A directory of manifests.
 #[derive(Debug)]
@@ -34,6 +44,44 @@ pub(super) struct Manifest {
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         self.find(wanted, with_namespace).map_err(|error| about(wanted, error))
+    }
+
+    fn definitions(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, Error> {
+        let (manifests, broken) = self.read()?;
+        let found = wanted.iter().map(|object| match find_definition(&manifests, object) {
+            Some(manifest) => Ok(Lookup::Found(manifest.read::<wire::Definition>()?.into())),
+            None => Ok(Lookup::Missing(format!("no manifest of it in {} ({FILES})", self.dir.display()))),
+        });
+        let found: Vec<Lookup> = found.collect::<Result<_, Error>>()?;
+        let missing = wanted.iter().zip(&found).find(|(_, found)| matches!(found, Lookup::Missing(_)));
+        match (missing, broken.first()) {
+            (Some((object, _)), Some(error)) => {
+                Err(error.clone().with_details(format!("NetworkAttachmentDefinition {object} may stand there")))
+            }
+            _ => Ok(found),
+        }
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        let (manifests, _) = self.read().ok()?;
+        let named = manifests.iter().filter(|m| m.is(DEFINITION, None, name));
+        let mut namespaces: Vec<String> = named.map(|manifest| manifest.namespace().to_owned()).collect();
+        namespaces.sort();
+        namespaces.dedup();
+        Some(namespaces)
+    }
+
+    /// Manifests are not written to.
+    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), Error> {
+        tracing::info!("pod {}/{}: network status, not written to manifests: {status}", pod.namespace, pod.name);
+        Ok(())
+    }
+
+    /// Manifests are not written to.
+    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
+        let Event { reason, message, .. } = event;
+        tracing::info!("pod {}/{}: event, not written to manifests: {reason}: {message}", pod.namespace, pod.name);
+        Ok(())
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -83,7 +131,7 @@ impl Manifests {
     fn pod(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Pod, Error> {
         let PodRef { namespace, name, .. } = wanted;
         let mut another = None;
-        for manifest in manifests.iter().filter(|m| m.is("Pod", Some(namespace), name)) {
+        for manifest in manifests.iter().filter(|m| m.is(POD, Some(namespace), name)) {
             let pod = Pod::from(manifest.read::<wire::Pod>()?);
             if pod.is(wanted) {
                 return Ok(pod);
@@ -97,16 +145,16 @@ impl Manifests {
                 another_uid(&pod, wanted),
                 manifest.file.display()
             ),
-            None => format!("no manifest of this Pod in {dir} (*.yaml, *.yml, *.json); add one"),
+            None => format!("no manifest of this Pod in {dir} ({FILES}); add one"),
         };
         Err(Error::new(Code::PodUnknown, msg))
     }
 
     fn namespace(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Namespace, Error> {
         let namespace = &wanted.namespace;
-        let found = manifests.iter().find(|m| m.is("Namespace", None, namespace)).ok_or_else(|| {
+        let found = manifests.iter().find(|m| m.is(NAMESPACE, None, namespace)).ok_or_else(|| {
             let dir = self.dir.display();
-            let msg = format!("no manifest of Namespace {namespace} in {dir} (*.yaml, *.yml, *.json); add one");
+            let msg = format!("no manifest of Namespace {namespace} in {dir} ({FILES}); add one");
             Error::new(Code::PodUnknown, msg)
         })?;
         Ok(found.read::<wire::Namespace>()?.into())
@@ -114,17 +162,23 @@ impl Manifests {
 }
 
 impl Manifest {
-    fn is(&self, kind: &str, namespace: Option<&str>, name: &str) -> bool {
-        let text = |key: &str| self.object.pointer(key).and_then(Value::as_str);
-        self.kind() == Some(kind)
-            && text("/metadata/name") == Some(name)
-            && namespace.is_none_or(|namespace| text("/metadata/namespace").unwrap_or("default") == namespace)
+    fn text(&self, pointer: &str) -> Option<&str> {
+        self.object.pointer(pointer).and_then(Value::as_str)
     }
 
-    /// What kind of object it is; `None` where it doesn't say, or is of another API.
-    pub(super) fn kind(&self) -> Option<&str> {
-        let text = |key: &str| self.object.pointer(key).and_then(Value::as_str);
-        text("/kind").filter(|_| text("/apiVersion").is_none_or(|version| version == "v1"))
+    fn namespace(&self) -> &str {
+        self.text("/metadata/namespace").unwrap_or("default")
+    }
+
+    /// Whether it is of that kind; one that doesn't say its API version may be of any.
+    pub(super) fn is_a(&self, (api_version, kind): Kind) -> bool {
+        self.text("/kind") == Some(kind) && self.text("/apiVersion").is_none_or(|version| version == api_version)
+    }
+
+    fn is(&self, kind: Kind, namespace: Option<&str>, name: &str) -> bool {
+        self.is_a(kind)
+            && self.text("/metadata/name") == Some(name)
+            && namespace.is_none_or(|namespace| self.namespace() == namespace)
     }
 
     /// The object.
@@ -141,6 +195,10 @@ impl Manifest {
         let result = yaml::<T>(&mut text.as_bytes()).nth(self.document)?;
         result.err().map(|error| error.to_string())
     }
+}
+
+fn find_definition<'a>(manifests: &'a [Manifest], wanted: &ObjectRef) -> Option<&'a Manifest> {
+    manifests.iter().find(|manifest| manifest.is(DEFINITION, Some(&wanted.namespace), &wanted.name))
 }
 
 /// Adds a file's objects to `all`, those of a list one by one.

@@ -2,6 +2,8 @@
 
 mod api;
 mod certificate;
+mod definition;
+mod event;
 mod kubeconfig;
 mod manifests;
 mod query;
@@ -9,6 +11,8 @@ mod retry;
 mod text;
 mod wire;
 
+pub use definition::{Definition, Lookup, ObjectRef};
+pub use event::Event;
 pub use text::{Objects, objects};
 
 use crate::cni;
@@ -23,6 +27,30 @@ pub trait Cluster {
     /// was looked for and where, and the next step.
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
 
+    /// The definitions, in the order of `wanted`, all looked up at the same time. One that is not
+    /// there is looked for during two seconds, like a pod.
+    ///
+    /// # Errors
+    /// Whether they are there can't be known within the configured wait.
+    fn definitions(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, cni::Error>;
+
+    /// The namespaces that have a definition of this name, sorted; `None` where that can't be
+    /// known at once.
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>>;
+
+    /// Sets the pod's annotation `k8s.v1.cni.cncf.io/network-status`, if it still is this pod
+    /// (`pod.uid`). Takes two seconds at the most.
+    ///
+    /// # Errors
+    /// It could not be set. That is no reason to keep a pod from running.
+    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), cni::Error>;
+
+    /// Records an event of the pod. Takes two seconds at the most.
+    ///
+    /// # Errors
+    /// It could not be recorded. That is no reason to keep a pod from running.
+    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), cni::Error>;
+
     /// Whether facts could be had now: one question, no second try.
     ///
     /// # Errors
@@ -31,14 +59,15 @@ pub trait Cluster {
 }
 
 /// The source that the configuration names: `manifests_dir` before `kubeconfig`; `None` where it
-/// names neither. Nothing is read and nothing is connected to until facts are asked for.
+/// names neither. Nothing is read and nothing is connected to until something is asked for; from then
+/// on the kubeconfig that was read counts, so a source is for one call, not for a process that stays.
 #[must_use]
 pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     if let Some(dir) = &conf.manifests_dir {
         return Some(Box::new(manifests::Manifests { dir: dir.clone() }));
     }
     let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty())?;
-    Some(Box::new(api::Api { kubeconfig, timeout: conf.timeout }))
+    Some(Box::new(api::Api::new(kubeconfig, conf.timeout)))
 }
 
 /// How the pod that was found differs from the one that is wanted.

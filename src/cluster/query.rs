@@ -1,51 +1,107 @@
-//! One object that the API is asked for, and what each outcome means to whoever waits for it.
+//! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
-use super::certificate;
 use super::retry::{Failure, GaveUp};
+use super::{Event, ObjectRef, certificate};
 use crate::cni::{Code, Error};
-use crate::pod::PodRef;
+use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Which object.
+/// What is asked for or told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Object {
-    /// The pod.
-    Pod,
-    /// The pod's namespace.
-    Namespace,
+pub(super) enum Object<'a> {
+    /// A pod.
+    Pod(&'a PodRef),
+    /// The namespace of a pod.
+    PodNamespace(&'a PodRef),
+    /// A definition.
+    Definition(&'a ObjectRef),
+    /// The definitions of this name, in all namespaces.
+    DefinitionsNamed(&'a str),
+    /// The value of a pod's network-status annotation.
+    NetworkStatus(&'a Pod, &'a str),
+    /// An event of a pod.
+    Event(&'a Pod, &'a Event),
 }
 
-/// A GET for a pod's sake.
+/// A request about an object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Query<'a> {
-    /// What is asked for.
-    pub(super) object: Object,
-    /// The pod that it is about.
-    pub(super) wanted: &'a PodRef,
+    /// What it is about.
+    pub(super) object: Object<'a>,
     /// The API server's address, without a slash at its end.
     pub(super) server: &'a str,
     /// The kubeconfig that names it.
     pub(super) kubeconfig: &'a Path,
 }
 
-impl Query<'_> {
-    /// The collection's path and the object's name in it.
-    pub(super) fn path(&self) -> (String, &str) {
-        let PodRef { namespace, name, .. } = self.wanted;
-        match self.object {
-            Object::Pod => (format!("/api/v1/namespaces/{namespace}/pods"), name),
-            Object::Namespace => ("/api/v1/namespaces".to_owned(), namespace),
+impl<'a> Object<'a> {
+    fn method(self) -> &'static str {
+        match self {
+            Object::NetworkStatus(..) => "PATCH",
+            Object::Event(..) => "POST",
+            _ => "GET",
         }
     }
 
+    fn path(self) -> String {
+        let collection = self.collection();
+        match self {
+            Object::Pod(PodRef { name, .. }) | Object::Definition(ObjectRef { name, .. }) => {
+                format!("{collection}/{name}")
+            }
+            Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
+            Object::NetworkStatus(pod, _) => format!("{collection}/{}/status", pod.name),
+            Object::DefinitionsNamed(_) | Object::Event(..) => collection,
+        }
+    }
+
+    /// The collection's path.
+    pub(super) fn collection(self) -> String {
+        let of = |namespace: &str, kind: &str| format!("/api/v1/namespaces/{namespace}/{kind}");
+        match self {
+            Object::Pod(pod) => of(&pod.namespace, "pods"),
+            Object::PodNamespace(_) => "/api/v1/namespaces".to_owned(),
+            Object::Definition(object) => format!("{DEFINITIONS}/namespaces/{}/{KIND}", object.namespace),
+            Object::DefinitionsNamed(_) => format!("{DEFINITIONS}/{KIND}"),
+            Object::NetworkStatus(pod, _) => of(&pod.namespace, "pods"),
+            Object::Event(pod, _) => of(&pod.namespace, "events"),
+        }
+    }
+
+    /// The object, where there is one: what it is and how it is called.
+    fn about(self) -> String {
+        match self {
+            Object::Pod(PodRef { namespace, name, .. }) | Object::PodNamespace(PodRef { namespace, name, .. }) => {
+                format!("pod {namespace}/{name}")
+            }
+            Object::NetworkStatus(Pod { namespace, name, .. }, _) | Object::Event(Pod { namespace, name, .. }, _) => {
+                format!("pod {namespace}/{name}")
+            }
+            Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
+            Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
+        }
+    }
+}
+
+/// The API of definitions, and their resource in it.
+const DEFINITIONS: &str = "/apis/k8s.cni.cncf.io/v1";
+const KIND: &str = "network-attachment-definitions";
+
+impl Query<'_> {
     /// The right that is needed, as `kubectl auth can-i` spells it.
     fn right(&self) -> String {
         match self.object {
-            Object::Pod => format!("get pods in namespace {}", self.wanted.namespace),
-            Object::Namespace => "get namespaces".to_owned(),
+            Object::Pod(pod) => format!("get pods in namespace {}", pod.namespace),
+            Object::PodNamespace(_) => "get namespaces".to_owned(),
+            Object::Definition(ObjectRef { namespace, .. }) => {
+                format!("get {KIND}.k8s.cni.cncf.io in namespace {namespace}")
+            }
+            Object::DefinitionsNamed(_) => format!("list {KIND}.k8s.cni.cncf.io"),
+            Object::NetworkStatus(pod, _) => format!("patch pods/status in namespace {}", pod.namespace),
+            Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
         }
     }
 
@@ -78,11 +134,33 @@ impl Query<'_> {
                     self.right()
                 ),
             )),
+            409 | 422 => hopeless(
+                self.error(Code::PodUnknown, format!("{status}, it is not as it was, or another one of its name")),
+            ),
             _ => hopeless(self.error(
                 Code::InvalidConfig,
                 format!("{status}, which is not the answer of a Kubernetes API: correct server in {kubeconfig}"),
             )),
         }
+    }
+
+    /// What would be worth another try, but not here.
+    pub(super) fn not_again(&self, cause: &str) -> Failure {
+        Failure::Hopeless(self.error(Code::TryAgain, "it can't be done now").with_details(cause))
+    }
+
+    /// What was there and can't come again.
+    pub(super) fn gone(&self, cause: &str) -> Failure {
+        Failure::Hopeless(self.error(Code::PodUnknown, "it is gone").with_details(cause))
+    }
+
+    /// What is not there, and how it was looked for.
+    pub(super) fn missing(&self, GaveUp { last, tries, waited }: GaveUp) -> String {
+        let cause = match last {
+            Failure::Missing(cause) | Failure::Trouble { cause, .. } => cause,
+            Failure::Hopeless(error) => error.to_string(),
+        };
+        format!("{self}: not found in {}: {cause}", effort(tries, waited))
     }
 
     /// A response of 200 that isn't the object.
@@ -101,15 +179,18 @@ impl Query<'_> {
 
     /// The end of all tries.
     pub(super) fn gave_up(&self, GaveUp { last, tries, waited }: GaveUp) -> Error {
-        let PodRef { namespace, name, .. } = self.wanted;
-        let count = if tries == 1 { "1 try".to_owned() } else { format!("{tries} tries") };
-        let effort = format!("{count} within {:.1} s", waited.as_secs_f32());
+        let effort = effort(tries, waited);
         match last {
             Failure::Hopeless(error) => error,
             Failure::Missing(cause) => {
                 let step = match self.object {
-                    Object::Pod => format!("see kubectl get pod -n {namespace} {name}"),
-                    Object::Namespace => format!("see kubectl get namespace {namespace}"),
+                    Object::PodNamespace(pod) => format!("see kubectl get namespace {}", pod.namespace),
+                    Object::Pod(PodRef { namespace, name, .. })
+                    | Object::NetworkStatus(Pod { namespace, name, .. }, _)
+                    | Object::Event(Pod { namespace, name, .. }, _) => {
+                        format!("see kubectl get pod -n {namespace} {name}")
+                    }
+                    Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
                 };
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");
                 self.error(Code::PodUnknown, what).with_details(cause)
@@ -124,11 +205,14 @@ impl Query<'_> {
 
 impl fmt::Display for Query<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PodRef { namespace, name, .. } = self.wanted;
-        let (collection, object) = self.path();
-        let (server, kubeconfig) = (self.server, self.kubeconfig.display());
-        write!(f, "pod {namespace}/{name}: GET {server}{collection}/{object} (kubeconfig {kubeconfig})")
+        let (about, server, kubeconfig) = (self.object.about(), self.server, self.kubeconfig.display());
+        write!(f, "{about}: {} {server}{} (kubeconfig {kubeconfig})", self.object.method(), self.object.path())
     }
+}
+
+fn effort(tries: u32, waited: Duration) -> String {
+    let count = if tries == 1 { "1 try".to_owned() } else { format!("{tries} tries") };
+    format!("{count} within {:.1} s", waited.as_secs_f32())
 }
 
 /// What the server said of its refusal: the message of a `Status`, else the body's beginning.

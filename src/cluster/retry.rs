@@ -3,7 +3,8 @@
 use crate::cni;
 use std::time::{Duration, Instant};
 
-/// One try may hang for so long; then the next one gets a connection of its own.
+/// The first try that hangs may do so for so long; then the next one gets a connection of its own,
+/// and twice the time, lest a server that is only slow never gets to answer.
 const TRY: Duration = Duration::from_secs(3);
 /// What is not there is asked for again for so long: the API server's cache, or the one of the
 /// proxy before it, may lag behind the kubelet.
@@ -49,16 +50,17 @@ struct Schedule {
     deadline: Instant,
     missing_since: Option<Instant>,
     tries: u32,
+    hung: u32,
 }
 
 impl Schedule {
     fn new(started: Instant, total: Duration) -> Self {
-        Self { started, deadline: started + total, missing_since: None, tries: 0 }
+        Self { started, deadline: started + total, missing_since: None, tries: 0, hung: 0 }
     }
 
     /// How long a try that starts at `now` may take.
     fn cap(&self, now: Instant) -> Duration {
-        TRY.min(self.deadline.saturating_duration_since(now))
+        (TRY * 2_u32.pow(self.hung.min(8))).min(self.deadline.saturating_duration_since(now))
     }
 
     /// How long to wait before the next try after one that failed at `now`; `None` for no more.
@@ -89,7 +91,10 @@ pub(super) async fn retry<T>(
         let last = match tokio::time::timeout(cap, attempt()).await {
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(failure)) => failure,
-            Err(_) => Failure::Trouble { cause: format!("no answer within {:.1} s", cap.as_secs_f32()), after: None },
+            Err(_) => {
+                schedule.hung += 1;
+                Failure::Trouble { cause: format!("no answer within {:.1} s", cap.as_secs_f32()), after: None }
+            }
         };
         let now = Instant::now();
         match schedule.wait(now, &last) {
@@ -161,8 +166,10 @@ mod tests {
     #[test]
     fn a_try_never_outlives_the_wait() {
         let started = Instant::now();
-        let schedule = Schedule::new(started, TOTAL);
+        let mut schedule = Schedule::new(started, TOTAL);
         assert_eq!(schedule.cap(started), TRY);
+        schedule.hung = 1;
+        assert_eq!(schedule.cap(started + TRY), 2 * TRY, "after one that hung");
         assert_eq!(schedule.cap(started + Duration::from_secs(9)), Duration::from_secs(1));
         assert_eq!(schedule.cap(started + Duration::from_secs(11)), Duration::ZERO);
     }

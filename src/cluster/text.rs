@@ -23,10 +23,10 @@ pub fn objects(place: &Path, text: &str) -> Result<Objects, Error> {
     manifests::documents(place, text, &mut all)?;
     let mut objects = Objects::default();
     for manifest in all {
-        match manifest.kind() {
-            Some("Pod") => objects.pods.push(manifest.read::<wire::Pod>()?.into()),
-            Some("Namespace") => objects.namespaces.push(manifest.read::<wire::Namespace>()?.into()),
-            _ => {}
+        if manifest.is_a(manifests::POD) {
+            objects.pods.push(manifest.read::<wire::Pod>()?.into());
+        } else if manifest.is_a(manifests::NAMESPACE) {
+            objects.namespaces.push(manifest.read::<wire::Namespace>()?.into());
         }
     }
     Ok(objects)

@@ -1,9 +1,12 @@
 //! Kubernetes' objects as far as they are read, in the form that its API and manifests have
 //! (k8s.io/api, `core/v1`): of a pod's hundreds of fields only those that decide something here.
 
+use crate::cluster;
 use crate::pod;
+use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
@@ -27,6 +30,43 @@ pub(super) struct Pod {
 #[derive(Debug, Deserialize)]
 pub(super) struct Namespace {
     metadata: Metadata,
+}
+
+/// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
+#[derive(Debug, Deserialize)]
+pub(super) struct Definition {
+    metadata: Metadata,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    spec: DefinitionSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct DefinitionSpec {
+    #[serde(deserialize_with = "null_is_empty")]
+    config: String,
+}
+
+/// A list of definitions.
+#[derive(Debug, Deserialize)]
+pub(super) struct Definitions {
+    #[serde(default, deserialize_with = "null_is_empty")]
+    items: Vec<Listed>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Listed {
+    metadata: Metadata,
+}
+
+impl Definitions {
+    /// The namespaces of those of this name, sorted.
+    pub(super) fn namespaces_with(self, name: &str) -> Vec<String> {
+        let named = self.items.into_iter().filter(|item| item.metadata.name == name);
+        let mut namespaces: Vec<String> = named.filter_map(|item| item.metadata.namespace).collect();
+        namespaces.sort();
+        namespaces
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,10 +170,48 @@ impl From<Namespace> for pod::Namespace {
     }
 }
 
+/// The merge patch of a pod that sets its network-status annotation. With its UID, a pod of the
+/// same name that came after it answers with a conflict (apimachinery: `metadata.uid` is a
+/// precondition of an update).
+pub(super) fn network_status(pod: &pod::Pod, status: &str) -> Value {
+    let mut metadata = json!({"annotations": {"k8s.v1.cni.cncf.io/network-status": status}});
+    if let Some(uid) = &pod.uid {
+        metadata["uid"] = json!(uid);
+    }
+    json!({"metadata": metadata})
+}
+
+/// An `Event` of a pod (k8s.io/api, `core/v1`) that happens now.
+pub(super) fn event(pod: &pod::Pod, event: &cluster::Event) -> Value {
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": format!("{}.", pod.name), "namespace": pod.namespace},
+        "involvedObject": {
+            "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
+        },
+        "type": if event.warning { "Warning" } else { "Normal" },
+        "reason": event.reason,
+        "message": event.message,
+        "source": {"component": "detour"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    })
+}
+
+impl From<Definition> for cluster::Definition {
+    fn from(Definition { metadata, spec }: Definition) -> Self {
+        let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
+        let object = cluster::ObjectRef { namespace, name: metadata.name };
+        Self { object, annotations: metadata.annotations, config: spec.config }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
 
     fn pod(value: Value) -> pod::Pod {
         serde_json::from_value::<Pod>(value).expect("a pod").into()

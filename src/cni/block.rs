@@ -136,6 +136,12 @@ impl<'a> Reader<'a> {
         self.block.keys.keys().map(String::as_str).filter(|key| !asked.contains(key)).collect()
     }
 
+    /// What stands under the keys that nobody asked for.
+    #[must_use]
+    pub fn others(&self) -> Map<String, Value> {
+        self.unknown().into_iter().filter_map(|key| Some((key.to_owned(), self.block.keys.get(key)?.clone()))).collect()
+    }
+
     /// Ends reading.
     ///
     /// # Errors

@@ -27,8 +27,6 @@ pub enum Code {
     TryAgain = 11,
     /// STATUS: an ADD can't be served now.
     NotAvailable = 50,
-    /// STATUS: an ADD can't be served now, and pods that run may have lost connectivity.
-    NotAvailableLimited = 51,
     /// The pod is not known to the cluster, or the one that is known is another one of that name.
     PodUnknown = 100,
     /// The credentials are refused (401) or lack a right (403).
@@ -45,15 +43,13 @@ pub enum Code {
     Delegate = 106,
     /// Rules of another tool stand in the way.
     ForeignRules = 107,
-    /// The pod's network namespace is not as it must be (no address, for one).
-    Sandbox = 108,
     /// A fault of this plugin's own.
-    Internal = 109,
+    Internal = 108,
 }
 
 impl Code {
     /// All codes, in the order of their numbers.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 18] = [
         Self::IncompatibleVersion,
         Self::UnsupportedField,
         Self::Environment,
@@ -63,7 +59,6 @@ impl Code {
         Self::InvalidNetns,
         Self::TryAgain,
         Self::NotAvailable,
-        Self::NotAvailableLimited,
         Self::PodUnknown,
         Self::Forbidden,
         Self::KernelRefused,
@@ -72,7 +67,6 @@ impl Code {
         Self::State,
         Self::Delegate,
         Self::ForeignRules,
-        Self::Sandbox,
         Self::Internal,
     ];
 
@@ -93,12 +87,14 @@ pub struct Error {
     pub msg: String,
     /// More, where there is more.
     pub details: String,
+    /// The code of another plugin whose failure this is: it is answered in place of `code`'s own.
+    pub answered: Option<u32>,
 }
 
 impl Error {
     /// An error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
-        Self { code, msg: msg.into(), details: String::new() }
+        Self { code, msg: msg.into(), details: String::new(), answered: None }
     }
 
     /// The same error with details.
@@ -106,6 +102,19 @@ impl Error {
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
+    }
+
+    /// The same error, answered with another plugin's code.
+    #[must_use]
+    pub const fn answered_with(mut self, code: u32) -> Self {
+        self.answered = Some(code);
+        self
+    }
+
+    /// The number that goes on the wire.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.answered.unwrap_or(self.code.number())
     }
 
     fn line(&self) -> String {
@@ -124,7 +133,7 @@ impl Error {
             #[serde(skip_serializing_if = "str::is_empty")]
             details: &'a str,
         }
-        let wire = Wire { cni_version, code: self.code.number(), msg: &self.msg, details: &self.details };
+        let wire = Wire { cni_version, code: self.number(), msg: &self.msg, details: &self.details };
         serde_json::to_value(wire).unwrap_or_default()
     }
 }
@@ -146,5 +155,12 @@ mod tests {
         assert_eq!(e.to_json("1.0.0").to_string(), r#"{"cniVersion":"1.0.0","code":6,"msg":"no"}"#);
         let e = e.with_details("why");
         assert_eq!(e.to_json("1.0.0")["details"], "why");
+    }
+
+    #[test]
+    fn another_plugins_code_is_answered_in_place_of_ours() {
+        let e = Error::new(Code::Delegate, "no").answered_with(11);
+        assert_eq!((e.code, e.number()), (Code::Delegate, 11));
+        assert_eq!(e.to_json("1.0.0")["code"], 11);
     }
 }

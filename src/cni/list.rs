@@ -58,7 +58,8 @@ impl List {
 const LIST: &str = "an array of strings or numbers, or a comma-separated string";
 
 /// The error for a value of the wrong type or out of bounds.
-pub(super) fn wrong_type(place: &str, value: &Value, accepted: &str) -> Error {
+#[must_use]
+pub fn wrong_type(place: &str, value: &Value, accepted: &str) -> Error {
     let mut shown = value.to_string();
     if let Some((end, _)) = shown.char_indices().nth(80) {
         shown.truncate(end);

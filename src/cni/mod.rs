@@ -16,6 +16,9 @@ pub use args::Args;
 pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
-pub use list::List;
-pub use netconf::{Dialect, Kubernetes, LogLevel, NetConf, ValidAttachment};
+pub use list::{List, wrong_type};
+pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
+pub use netconf::{
+    DefaultNetwork, Dialect, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, Primary, ValidAttachment,
+};
 pub use request::{Command, Request, variables};

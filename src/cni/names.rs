@@ -6,14 +6,18 @@ use super::{Code, Error};
 const LONGEST_INTERFACE_NAME: usize = 15;
 
 /// A container ID or the name of a network: `[a-zA-Z0-9][a-zA-Z0-9_.-]*` (reference library, `pkg/utils`).
-pub(super) fn is_identifier(text: &str) -> bool {
+#[must_use]
+pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
 }
 
 /// Refuses what the kernel does not take as an interface's name (`dev_valid_name`), in the
 /// reference library's words.
-pub(super) fn check_interface_name(name: &str) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Code::Environment`], without the name itself.
+pub fn check_interface_name(name: &str) -> Result<(), Error> {
     let refuse = |msg| Err(Error::new(Code::Environment, msg));
     if name.is_empty() {
         return refuse("interface name is empty");
@@ -32,13 +36,15 @@ pub(super) fn check_interface_name(name: &str) -> Result<(), Error> {
 }
 
 /// An RFC 1123 label, as Kubernetes wants the name of a namespace.
-pub(super) fn is_dns_label(text: &str) -> bool {
+#[must_use]
+pub fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_label(text)
 }
 
 /// An RFC 1123 subdomain, as Kubernetes wants the name of a pod. A label in it may have more than
 /// 63 characters, unlike in DNS (apimachinery, `IsDNS1123Subdomain`).
-pub(super) fn is_dns_subdomain(text: &str) -> bool {
+#[must_use]
+pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 

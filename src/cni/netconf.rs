@@ -3,15 +3,22 @@
 mod chain;
 mod kubernetes;
 mod log_level;
+mod primary;
 
 pub use kubernetes::Kubernetes;
 pub use log_level::LogLevel;
+pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 
 use super::list::wrong_type;
 use super::names::is_identifier;
 use super::{Block, Code, Command, Document, Error, Reader, version};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long an executable may take where nobody says so, in seconds: kubelet gives a runtime two
+/// minutes for a pod (`runtimeRequestTimeout`), and what an ADD made must be undone within them.
+const DELEGATE_TIMEOUT: u32 = 60;
 
 /// A network configuration. Sub-plugins' blocks stay raw: `chain` understands them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +37,13 @@ pub struct NetConf {
     pub kubernetes: Kubernetes,
     /// `dialect`.
     pub dialect: Dialect,
-    /// `chain`, or what `type` stands for where there is none.
+    /// `chain`, or what `type` stands for where there is none; for a primary plugin without one it
+    /// is empty.
     pub chain: Vec<Block>,
+    /// What makes this the primary plugin: `clusterNetwork` or `delegates`, and their like.
+    pub primary: Option<Primary>,
+    /// `delegate_timeout_seconds`: how long each call of an executable may take.
+    pub delegate_timeout: Duration,
     /// `args.cni`: what Multus passes on from a pod's annotation, by sub-plugin.
     pub args: Map<String, Value>,
     /// `runtimeConfig`.
@@ -86,22 +98,35 @@ impl NetConf {
         let keys = document.block.reader();
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
-        refuse_primary_mode(&keys)?;
         let kind = chain::kind(&keys, program)?;
         let mut warnings = Vec::new();
         let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
         if ambient_enabled {
             warnings.push("ambient_enabled: ambient mode is not done here; pods without a sidecar get nothing".into());
         }
+        let mut kubernetes = Kubernetes::read(&keys, &mut warnings)?;
+        let primary = Primary::read(&keys, &mut warnings)?;
+        let (mut log_level, mut log_file) = (LogLevel::read(&keys)?, absolute(&keys, "log_file")?);
+        if let Some(primary) = &primary {
+            log_level = log_level.or(primary.log_level);
+            log_file = log_file.or_else(|| primary.log_file.clone());
+            kubernetes.kubeconfig = kubernetes.kubeconfig.or_else(|| primary.kubeconfig.clone());
+            kubernetes.cni_bin_dir = kubernetes.cni_bin_dir.or_else(|| Some(primary.bin_dir.clone()));
+        }
+        let has_chain = primary.is_none() || keys.value("chain").is_some();
         Ok(Self {
             cni_version: document.cni_version.clone(),
             name,
-            log_level: LogLevel::read(&keys)?,
-            log_file: absolute(&keys, "log_file")?,
-            kubernetes: Kubernetes::read(&keys, &mut warnings)?,
+            log_level: log_level.unwrap_or(LogLevel::Info),
+            log_file,
+            kubernetes,
             dialect: Dialect::read(&keys)?,
-            chain: chain::chain(&keys, &kind)?,
+            chain: if has_chain { chain::chain(&keys, &kind)? } else { Vec::new() },
             kind,
+            primary,
+            delegate_timeout: Duration::from_secs(
+                keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT).into(),
+            ),
             args: match keys.block("args")? {
                 Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
                 None => Map::new(),
@@ -112,6 +137,20 @@ impl NetConf {
             ambient_enabled,
             warnings,
         })
+    }
+}
+
+impl NetConf {
+    /// What a DEL needs of a configuration that is wrong: its name and version. What is wrong was
+    /// so at ADD, or came since; either way it must not keep a pod from going.
+    ///
+    /// # Errors
+    /// Name or version are wrong.
+    pub fn understand_name_only(document: &Document) -> Result<Self, Error> {
+        let mut bare = document.clone();
+        bare.block.keys.retain(|key, _| key == "name");
+        bare.block.keys.insert("type".to_owned(), "detour".into());
+        Self::understand(&bare, Command::Del, "")
     }
 }
 
@@ -132,18 +171,6 @@ fn name(keys: &Reader<'_>) -> Result<String, Error> {
         Some(name) if is_identifier(name) => Ok(name.to_owned()),
         Some(name) => Err(invalid("invalid characters found in network name").with_details(name)),
     }
-}
-
-/// A configuration with these keys, Multus's own, makes the cluster network, too.
-fn refuse_primary_mode(keys: &Reader<'_>) -> Result<(), Error> {
-    let Some(key) = ["clusterNetwork", "delegates"].into_iter().find(|key| keys.value(key).is_some()) else {
-        return Ok(());
-    };
-    let msg = format!(
-        "{key}: running the cluster network and delegates (primary mode) is not in this build; \
-         leave that to Multus and attach this plugin by a NetworkAttachmentDefinition or in a plugin list"
-    );
-    Err(Error::new(Code::InvalidConfig, msg))
 }
 
 /// What the runtime still knows. The second name is SPEC.md's own until libcni 1.2.3
@@ -302,11 +329,32 @@ mod tests {
     }
 
     #[test]
-    fn primary_mode_is_said_to_be_missing() {
-        for (key, value) in [("clusterNetwork", json!("x")), ("delegates", json!([]))] {
-            let error = with(key, value).expect_err("refused");
-            assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.starts_with(key) && error.msg.contains("primary mode) is not in this build"), "{error}");
-        }
+    fn a_primary_plugin_has_a_chain_only_where_it_is_written_down() {
+        let conf = with("clusterNetwork", json!("ovn")).expect("accepted");
+        assert!(conf.primary.is_some() && conf.chain.is_empty());
+        let conf = parse(
+            &json!({"name": "n", "type": "multus", "delegates": [{"type": "x"}], "chain": [{"type": "uid-exclude"}]}),
+        );
+        assert_eq!(conf.expect("accepted").chain.len(), 1);
+        assert!(with("kubeconfig", json!("relative")).expect("no primary plugin's key").primary.is_none());
+    }
+
+    #[test]
+    fn own_keys_win_over_multus() {
+        let multus = json!({
+            "name": "n", "type": "detour", "clusterNetwork": "ovn", "kubeconfig": "/m", "binDir": "/m/bin",
+            "logFile": "/m.log", "logLevel": "debug",
+        });
+        let conf = parse(&multus).expect("accepted");
+        assert_eq!(conf.kubernetes.kubeconfig, Some("/m".into()));
+        assert_eq!((conf.kubernetes.cni_bin_dir, conf.log_file), (Some("/m/bin".into()), Some("/m.log".into())));
+        assert_eq!(conf.log_level, LogLevel::Debug);
+        let mut both = multus;
+        both["kubernetes"] = json!({"kubeconfig": "/k", "cni_bin_dir": "/k/bin"});
+        (both["log_file"], both["log_level"]) = (json!("/k.log"), json!("warn"));
+        let conf = parse(&both).expect("accepted");
+        assert_eq!(conf.kubernetes.kubeconfig, Some("/k".into()));
+        assert_eq!((conf.kubernetes.cni_bin_dir, conf.log_file), (Some("/k/bin".into()), Some("/k.log".into())));
+        assert_eq!(conf.log_level, LogLevel::Warn);
     }
 }

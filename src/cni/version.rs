@@ -51,11 +51,11 @@ impl Family {
 pub fn check(version: &str, command: Command) -> Result<(), Error> {
     let incompatible = |msg: String| Err(Error::new(Code::IncompatibleVersion, msg));
     if let Some(since) = since(command) {
-        let asked = parse(version)?;
-        if asked < parse(since)? {
+        let asked = numbers(version)?;
+        if asked < numbers(since)? {
             return incompatible(format!("config version does not allow {command}"));
         }
-        if asked > parse(NEWEST)? {
+        if asked > numbers(NEWEST)? {
             return incompatible(format!("plugin version does not allow {command}"));
         }
     }
@@ -77,7 +77,10 @@ fn since(command: Command) -> Option<&'static str> {
 }
 
 /// Major, minor and micro; what is not written is 0.
-fn parse(version: &str) -> Result<[u32; 3], Error> {
+///
+/// # Errors
+/// [`Code::Decode`]: one of them is no number, or there are more.
+pub fn numbers(version: &str) -> Result<[u32; 3], Error> {
     let mut numbers = [0; 3];
     let parts: Vec<&str> = version.split('.').collect();
     if parts.len() > numbers.len() {

@@ -2,6 +2,7 @@
 
 use super::iptables;
 use super::live::Live;
+use super::native::rule::chain_type;
 use super::nfnetlink::attributes::Attributes;
 use super::nfnetlink::{Error, Message, NLM_F_APPEND, NLM_F_CREATE, Socket, Verb};
 use super::plan::{Change, Step};
@@ -11,7 +12,7 @@ use super::rule::{Family, Hook, Rule, Table};
 ///
 /// # Errors
 /// The kernel refuses, or somebody changed the rules since.
-pub fn commit(socket: &mut Socket, live: &Live, changes: &[Change]) -> Result<(), Error> {
+pub(super) fn commit(socket: &mut Socket, live: &Live, changes: &[Change]) -> Result<(), Error> {
     let messages: Vec<Message> = changes.iter().map(|((family, table), step)| message(*family, *table, step)).collect();
     socket.transact(&messages, live.generation)
 }
@@ -36,25 +37,17 @@ fn message(family: Family, table: Table, step: &Step) -> Message {
     Message { verb, flags, family: family.number(), attributes }
 }
 
-/// What iptables-nft gives its built-in chains: hook (linux/netfilter.h), priority
-/// (linux/netfilter_ipv4.h), policy and type.
+/// What iptables-nft gives its built-in chains: hook, priority (linux/netfilter_ipv4.h), policy
+/// and type.
 fn built_in(attributes: Attributes, table: Table, hook: Hook) -> Attributes {
     const NF_ACCEPT: u32 = 1;
-    let number = match hook {
-        Hook::Prerouting => 0,
-        Hook::Output => 3,
-    };
     let priority: i32 = match table {
         Table::Raw => -300,
         Table::Mangle => -150,
         Table::Nat => -100,
     };
-    let kind = match (table, hook) {
-        (Table::Nat, _) => "nat",
-        (Table::Mangle, Hook::Output) => "route",
-        _ => "filter",
-    };
-    let where_to = Attributes::new().be32(1, number).bytes(2, &priority.to_be_bytes());
+    let kind = chain_type(table, hook);
+    let where_to = Attributes::new().be32(1, hook.number()).bytes(2, &priority.to_be_bytes());
     attributes.text(3, hook.chain()).nested(4, &where_to).be32(5, NF_ACCEPT).text(7, kind)
 }
 

@@ -19,7 +19,10 @@ pub(super) fn write(policy: &Policy, family: Family, ruleset: &mut Ruleset) {
     let capture = captured(policy);
     let exclusions = || policy.exclusions.iter().filter(|e| e.destination.is_none_or(|net| family.has(&net)));
     let leaves: Vec<Rule> = exclusions().flat_map(|e| leaves_untouched(e, &capture)).collect();
-    let zones: Vec<Rule> = exclusions().flat_map(|e| zone_of_queries(e, family, &capture)).collect();
+    // What goes over lo first: so each of the two kinds is one run.
+    let (mut zones, behind): (Vec<Rule>, Vec<Rule>) =
+        exclusions().flat_map(|e| zone_of_queries(e, family, &capture)).partition(|rule| rule.target == Target::Accept);
+    zones.extend(behind);
     for (table, rules) in [(Table::Nat, leaves), (Table::Raw, zones)] {
         if !rules.is_empty() {
             let table = ruleset.table(family, table);
@@ -31,12 +34,13 @@ pub(super) fn write(policy: &Policy, family: Family, ruleset: &mut Ruleset) {
     }
 }
 
-/// Which queries whoever redirects this pod captures.
+/// Which queries whoever redirects this pod captures. Nobody asks to exempt queries where none are
+/// captured, so where nothing tells, all are: istio-init comes only after every attachment.
 fn captured(policy: &Policy) -> DnsCapture {
     match (policy.redirect(), policy.dns_captured_elsewhere) {
         (Some(redirect), _) => redirect.dns.clone(),
-        (None, Some(true)) => DnsCapture::All,
-        (None, _) => DnsCapture::Off,
+        (None, Some(false)) => DnsCapture::Off,
+        (None, Some(true) | None) => DnsCapture::All,
     }
 }
 

@@ -9,10 +9,8 @@ use std::fmt;
 /// One difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drift {
-    /// Of which family.
-    pub family: Family,
-    /// In which table.
-    pub table: Table,
+    /// In which table, with its family: `ip nat`, `inet detour-nat`.
+    pub place: String,
     /// What differs.
     pub what: Difference,
 }
@@ -24,7 +22,9 @@ pub enum Difference {
     NoChain(String),
     /// A chain of ours that nobody asked for.
     ExtraChain(String),
-    /// A rule, as `CHAIN rule`, is not there.
+    /// A chain is not entered from where it should be.
+    OtherHook(String),
+    /// A rule, with its chain and as its dialect's tool writes it, is not there.
     Missing(String),
     /// A rule is there that nobody asked for.
     Extra(String),
@@ -34,13 +34,14 @@ pub enum Difference {
 
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (family, table) = (self.family.name(), self.table.name());
+        let place = &self.place;
         match &self.what {
-            Difference::NoChain(chain) => write!(f, "missing: {family} {table} chain {chain}"),
-            Difference::ExtraChain(chain) => write!(f, "extra: {family} {table} chain {chain}"),
-            Difference::Missing(rule) => write!(f, "missing: {family} {table} -A {rule}"),
-            Difference::Extra(rule) => write!(f, "extra: {family} {table} -A {rule}"),
-            Difference::Moved(rule) => write!(f, "moved: {family} {table} -A {rule}"),
+            Difference::NoChain(chain) => write!(f, "missing: {place} chain {chain}"),
+            Difference::ExtraChain(chain) => write!(f, "extra: {place} chain {chain}"),
+            Difference::OtherHook(chain) => write!(f, "other hook or priority: {place} chain {chain}"),
+            Difference::Missing(rule) => write!(f, "missing: {place} {rule}"),
+            Difference::Extra(rule) => write!(f, "extra: {place} {rule}"),
+            Difference::Moved(rule) => write!(f, "moved: {place} {rule}"),
         }
     }
 }
@@ -48,11 +49,12 @@ impl fmt::Display for Drift {
 /// How `live` differs from `desired`: in our chains in every rule and its place, in the built-in
 /// chains in our rules and the order among them. Foreign rules between them are no difference.
 #[must_use]
-pub fn drift(live: &Live, desired: &Ruleset) -> Vec<Drift> {
+pub(super) fn drift(live: &Live, desired: &Ruleset) -> Vec<Drift> {
     let mut found = Vec::new();
     for ((family, table), steps) in check_steps(live, desired, &Made::default()) {
         let differences = differences(live, family, table, steps);
-        found.extend(differences.into_iter().map(|what| Drift { family, table, what }));
+        let place = format!("{} {}", family.name(), table.name());
+        found.extend(differences.into_iter().map(|what| Drift { place: place.clone(), what }));
     }
     found
 }
@@ -63,10 +65,10 @@ fn differences(live: &Live, family: Family, table: Table, steps: Vec<Step>) -> V
         match step {
             Step::Chain(name) => chains.push(Difference::NoChain(name)),
             Step::DeleteChain(name) => chains.push(Difference::ExtraChain(name)),
-            Step::Rule { chain, rule, .. } => missing.push(format!("{chain} {rule}")),
+            Step::Rule { chain, rule, .. } => missing.push(format!("-A {chain} {rule}")),
             Step::DeleteRule { chain, handle } => {
                 let rule = live.rules(family, table, &chain).iter().find(|rule| rule.handle == handle);
-                extra.push(format!("{chain} {}", rule.map(LiveRule::to_string).unwrap_or_default()));
+                extra.push(format!("-A {chain} {}", rule.map(LiveRule::to_string).unwrap_or_default()));
             }
             Step::Table | Step::Hook(_) | Step::DeleteTable => {}
         }

@@ -1,14 +1,31 @@
 //! What the kernel holds: the tables that iptables-nft manages, read in one go.
 
+use super::expression::Expression;
 use super::iptables;
+use super::native::{self, live::Sets};
 use super::nfnetlink::attributes::{find, find_be64, find_text};
 use super::nfnetlink::{Error, Socket, Verb};
-use super::rule::{Family, Rule, Table};
+use super::rule::{Family, Hook, Rule, Table};
 use std::collections::BTreeMap;
 
 /// `NFPROTO_IPV4`, `NFPROTO_IPV6`.
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
+const NFPROTO_INET: u8 = 1;
+/// What Istio's own native rules start the names of their tables with, and the one that has rules
+/// only where DNS is captured (istio/istio, `tools/istio-nftables`).
+const ISTIO_TABLES: &str = "istio-proxy-";
+const ISTIO_RAW: &str = "istio-proxy-raw";
+
+impl Hook {
+    /// `NF_INET_…` (linux/netfilter.h).
+    pub(super) const fn number(self) -> u32 {
+        match self {
+            Self::Prerouting => 0,
+            Self::Output => 3,
+        }
+    }
+}
 
 impl Family {
     /// `NFPROTO_…`.
@@ -27,6 +44,13 @@ pub struct Counter {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+impl Counter {
+    /// The counter among a rule's expressions as the kernel lists them.
+    pub(super) fn read(expressions: &[u8]) -> Self {
+        Expression::counted(expressions).map(|(packets, bytes)| Self { packets, bytes }).unwrap_or_default()
+    }
 }
 
 impl PartialEq for Counter {
@@ -81,13 +105,24 @@ pub struct LiveChain {
 /// The chains of one table by name.
 pub(super) type LiveTable = BTreeMap<String, LiveChain>;
 
-/// What the kernel holds in the tables raw, mangle and nat of `ip` and `ip6`.
+/// What the kernel holds in the tables raw, mangle and nat of `ip` and `ip6`, and in our own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Live {
     /// Of which generation this is.
     pub generation: u32,
     /// The tables that there are.
     pub tables: BTreeMap<(Family, Table), LiveTable>,
+    /// Tables of the `nftables` dialect.
+    pub native: native::LiveTables,
+    /// The native redirection of Istio's own tools, if there is one.
+    pub native_istio: Option<NativeIstio>,
+}
+
+/// A native redirection that is somebody else's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NativeIstio {
+    /// Whether it captures DNS.
+    pub captures_dns: bool,
 }
 
 impl Live {
@@ -99,26 +134,37 @@ impl Live {
         let generation = socket.generation()?;
         let mut live = Self { generation, ..Self::default() };
         socket.dump(Verb::GetTable, |family, body| {
-            if let Some(key) = table_of(family, find_text(body, 1)) {
+            let name = find_text(body, 1);
+            if let Some(key) = table_of(family, name) {
                 live.tables.entry(key).or_default();
+            } else if let Some(table) = native::live::table_of(family, name) {
+                live.native.entry(table).or_default();
+            } else if family == NFPROTO_INET && name.is_some_and(|name| name.starts_with(ISTIO_TABLES)) {
+                live.native_istio.get_or_insert_default();
             }
         })?;
-        if live.tables.is_empty() {
+        if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
             return Ok(live);
         }
+        let sets = if live.native.is_empty() { Sets::default() } else { Sets::read(socket)? };
         socket.dump(Verb::GetChain, |family, body| {
             let table = table_of(family, find_text(body, 1)).and_then(|key| live.tables.get_mut(&key));
             if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
                 table.entry(name.to_owned()).or_default().built_in = find(body, 4).is_some();
             }
+            native::live::add_chain(&mut live.native, family, body);
         })?;
         socket.dump(Verb::GetRule, |number, body| {
             let key = table_of(number, find_text(body, 1));
             let chain = key.and_then(|key| live.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
             if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
                 let expressions = find(body, 4).unwrap_or_default();
-                let (rule, counter) = (iptables::decode(expressions, family), iptables::counter(expressions));
+                let (rule, counter) = (iptables::decode(expressions, family), Counter::read(expressions));
                 chain.rules.push(LiveRule { handle, rule, counter });
+            }
+            native::live::add_rule(&mut live.native, &sets, number, body);
+            if let Some(istio) = live.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
+                istio.captures_dns |= find_text(body, 1) == Some(ISTIO_RAW);
             }
         })?;
         if socket.generation()? == generation { Ok(live) } else { Err(Error::Changed) }

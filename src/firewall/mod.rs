@@ -3,18 +3,23 @@
 
 mod commit;
 mod detour;
+mod dialect;
 mod drift;
+mod expression;
 mod iptables;
 mod istio;
+mod legacy;
 mod live;
+pub mod native;
 pub mod nfnetlink;
 mod plan;
 pub mod rule;
 mod ruleset;
 mod text;
 
-pub use commit::commit;
-pub use drift::{Difference, Drift, drift, foreign_rules};
-pub use live::{Counter, Live, LiveChain, LiveRule};
-pub use plan::{Change, Made, Step, changes};
+pub use dialect::{Dialect, Plan};
+pub use drift::{Difference, Drift, foreign_rules};
+pub use legacy::legacy_tables;
+pub use live::{Counter, Live, LiveChain, LiveRule, NativeIstio};
+pub use plan::{Change, Made, Step};
 pub use ruleset::{Ruleset, TableRules};

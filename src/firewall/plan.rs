@@ -72,13 +72,21 @@ impl Made {
         self.tables.extend(&other.tables);
         self.hooks.extend(&other.hooks);
     }
+
+    /// Leaves out what is not in `live`: whoever makes that next made it.
+    pub fn forget_absent(&mut self, live: &Live) {
+        self.tables.retain(|table| live.tables.contains_key(table));
+        self.hooks.retain(|(family, table, hook)| {
+            live.tables.get(&(*family, *table)).is_some_and(|chains| chains.contains_key(hook.chain()))
+        });
+    }
 }
 
 /// The changes that lead from `live` to `desired`. `previous` is what was asked for before: of
 /// the chains and rules in the kernel those are ours that are in either of the two, and every
 /// chain whose name starts with `DETOUR_`.
 #[must_use]
-pub fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
+pub(super) fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
     let steps = plans(live, previous, desired, made, Between::Nothing);
     steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
 }
@@ -234,7 +242,10 @@ impl Plan<'_> {
         let mut edit = Edit::of(&others, &wanted, |rule| self.is_our_rule(hook, rule));
         let wants_exclusions = wanted.len() != Self::rules_of(self.desired, hook).len();
         let present: Vec<&LiveRule> = live.iter().filter(|rule| exempts(rule)).collect();
-        if wants_exclusions && present.len() == 1 && edit.stands_right(live, present[0], self.between) {
+        let in_place = |rule: &LiveRule| {
+            rule.rule == Ok(Rule::jump(detour::OUTPUT)) && edit.stands_right(live, rule, self.between)
+        };
+        if wants_exclusions && present.len() == 1 && in_place(present[0]) {
             edit.write(chain, deletions, rules);
             return;
         }
@@ -287,11 +298,18 @@ impl Edit {
         let Some(at) = at else { return false };
         let inserted = self.inserted.iter().find(|(_, rule)| rule.enters_redirection());
         match (first, inserted) {
-            (Some(first), None) => first == at + 1 || (between == Between::ForeignRules && first > at),
+            (Some(first), None) => match between {
+                Between::Nothing => first == at + 1 && !self.inserts_before(survivors[first].handle),
+                Between::ForeignRules => first > at,
+            },
             (None, None) => true,
             (None, Some((None, _))) => at + 1 == survivors.len() && self.inserted.len() == 1,
             _ => false,
         }
+    }
+
+    fn inserts_before(&self, handle: u64) -> bool {
+        self.inserted.iter().any(|(before, _)| *before == Some(handle))
     }
 
     fn insert_before_redirection(&mut self, others: &[LiveRule], rule: Rule) {

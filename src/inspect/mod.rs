@@ -6,12 +6,13 @@
 //! | `subject` | which pod, under which configuration |
 //! | `process` | its containers as rules see them |
 //! | `explain`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
-//! | `packet`, `rulebook`, `walk`, `trace` | one packet's way through the rules |
+//! | `packet`, `rulebook`, `conditions`, `walk`, `trace` | one packet's way through the rules |
 //! | `rules` | a namespace's live rules beside those that it should hold |
-//! | `restore` | rules as text for `iptables-restore` |
+//! | `restore` | rules as text that `iptables-restore` reads |
 //! | `picture`, `svg` | an explanation as a drawing |
 //! | `page`, `format` | how a report is shown |
 
+mod conditions;
 mod exemption;
 mod explain;
 mod format;
@@ -36,7 +37,7 @@ pub use packet::{Destination, Origin, Sender};
 pub use page::{Cell, Page, Sheet, Tone};
 pub use picture::picture;
 pub use restore::restore_text;
-pub use rulebook::{Line, Rulebook};
+pub use rulebook::Rulebook;
 pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
 pub use settings::Setting;
 pub use subject::{Subject, configuration};

@@ -2,10 +2,11 @@
 //! attachments ask for.
 
 use super::page::{Cell, Page, Sheet, Tone};
+use super::rulebook::Rulebook;
 use crate::cni::{Code, Error};
+use crate::firewall::native::rule::table_name;
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Difference, Drift, Live, Ruleset, drift, foreign_rules};
+use crate::firewall::{Counter, Difference, Drift, Live, Ruleset, foreign_rules, legacy_tables};
 use crate::plugin::asked::{Asked, asked};
 use crate::sandbox::{Sandbox, own_addresses};
 use crate::state::Store;
@@ -26,6 +27,8 @@ pub struct LiveRules {
     pub asked: Option<Asked>,
     /// Its own addresses, loopback and link-local left out.
     pub addresses: Vec<IpAddr>,
+    /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
+    pub legacy: Vec<String>,
 }
 
 impl LiveRules {
@@ -41,7 +44,23 @@ impl LiveRules {
         };
         let sandbox = Sandbox::open(path)?.ok_or_else(none)?;
         let asked = asked(store, &sandbox)?;
-        sandbox.enter(PATIENCE, || Ok(Self { live: live()?, asked, addresses: own_addresses()? }))
+        sandbox.enter(PATIENCE, || {
+            let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
+            Ok(Self { live: live()?, asked, addresses: own_addresses()?, legacy })
+        })
+    }
+
+    /// The rules, to walk through.
+    #[must_use]
+    pub fn rulebook(&self) -> Rulebook {
+        let mut book = Rulebook::of_live(&self.live);
+        if !self.legacy.is_empty() {
+            book.beware(format!(
+                "tables of iptables-legacy ({}) are passed too, and not seen here",
+                self.legacy.join(", ")
+            ));
+        }
+        book
     }
 
     /// The report.
@@ -49,14 +68,16 @@ impl LiveRules {
     pub fn report(&self, netns: &Path) -> RulesReport {
         let nothing = Ruleset::default();
         let desired = self.asked.as_ref().map_or(&nothing, |asked| &asked.rules);
-        let found = if self.asked.is_some() { drift(&self.live, desired) } else { Vec::new() };
+        let drift = self.asked.as_ref().map(|asked| asked.dialect.drift(&self.live, desired));
         let foreign = if self.asked.is_some() { foreign_rules(&self.live, desired) } else { Vec::new() };
         let attachments = self.asked.iter().flat_map(|asked| &asked.attachments).map(ToString::to_string).collect();
         RulesReport {
             netns: netns.display().to_string(),
             attachments,
-            as_asked: self.asked.as_ref().map(|_| found.is_empty()),
-            rules: lines(&self.live, &found, &foreign),
+            dialect: self.asked.as_ref().map(|asked| asked.dialect.name()),
+            as_asked: drift.as_ref().map(Vec::is_empty),
+            legacy: self.legacy.clone(),
+            rules: lines(&present(&self.live), drift.unwrap_or_default(), &foreign),
         }
     }
 }
@@ -79,8 +100,12 @@ pub struct RulesReport {
     pub netns: String,
     /// Who asks for rules in it, as far as is kept.
     pub attachments: Vec<String>,
+    /// How they have them written: `iptables` or `nftables`; none where nothing is kept of any.
+    pub dialect: Option<&'static str>,
     /// Whether it holds what they ask for; none where nothing is kept of any.
     pub as_asked: Option<bool>,
+    /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
+    pub legacy: Vec<String>,
     /// Every rule that is there or should be.
     pub rules: Vec<RuleLine>,
 }
@@ -88,13 +113,11 @@ pub struct RulesReport {
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RuleLine {
-    /// `ip` or `ip6`.
-    pub family: &'static str,
-    /// `raw`, `mangle` or `nat`.
-    pub table: &'static str,
+    /// The table with its family: `ip nat`, `inet detour-nat`.
+    pub table: String,
     /// The chain.
     pub chain: String,
-    /// As `iptables-save` prints it, without `-A CHAIN`.
+    /// As its dialect's tool prints it, without its chain; empty for a chain that should not be there.
     pub rule: String,
     /// How it stands to what is asked for.
     pub mark: Mark,
@@ -132,52 +155,79 @@ impl Mark {
     }
 }
 
-fn lines(live: &Live, drift: &[Drift], foreign: &[String]) -> Vec<RuleLine> {
-    let mut lines = Vec::new();
-    let mut left: Vec<&Drift> = drift.iter().collect();
+/// A rule that is there.
+struct Present {
+    /// The table with its family.
+    place: String,
+    chain: String,
+    /// Its chain and text as a [`Difference`] has them.
+    text: String,
+    counter: Counter,
+}
+
+fn present(live: &Live) -> Vec<Present> {
+    let mut all = Vec::new();
     for (family, table, name, chain) in live.chains() {
-        for rule in &chain.rules {
-            let text = format!("{name} {rule}");
-            let full = format!("{} {} -A {text}", family.name(), table.name());
-            let here = |d: &&Drift| (d.family, d.table) == (family, table) && marks(&d.what, &text).is_some();
-            let mark = match left.iter().position(here) {
-                Some(at) => marks(&left.remove(at).what, &text).unwrap_or(Mark::Fine),
-                None if foreign.contains(&full) => Mark::Foreign,
-                None => Mark::Fine,
-            };
-            let (packets, bytes) = (Some(rule.counter.packets), Some(rule.counter.bytes));
-            lines.push(line((family, table), &text, mark, packets, bytes));
-        }
-        let missing = |d: &Drift| (d.family, d.table) == (family, table) && chain_of(&d.what) == Some(name);
-        for drift in left.extract_if(.., |d| missing(d)) {
-            lines.extend(absent(drift));
+        let place = format!("{} {}", family.name(), table.name());
+        all.extend(chain.rules.iter().map(|rule| Present {
+            place: place.clone(),
+            chain: name.to_owned(),
+            text: format!("-A {name} {rule}"),
+            counter: rule.counter,
+        }));
+    }
+    for (table, chains) in &live.native {
+        for (name, chain) in chains {
+            all.extend(chain.rules.iter().zip(&chain.counters).map(|(rule, counter)| Present {
+                place: format!("inet {}", table_name(*table)),
+                chain: name.clone(),
+                text: match rule {
+                    Some(rule) => format!("{name} {rule}"),
+                    None => format!("{name} (a foreign rule)"),
+                },
+                counter: *counter,
+            }));
         }
     }
-    lines.extend(left.into_iter().filter_map(absent));
+    all
+}
+
+/// What is there, and behind each chain what is missing in it.
+fn lines(present: &[Present], mut drift: Vec<Drift>, foreign: &[String]) -> Vec<RuleLine> {
+    let mut lines = Vec::new();
+    for chain in present.chunk_by(|a, b| (&a.place, &a.chain) == (&b.place, &b.chain)) {
+        for rule in chain {
+            let here = |drift: &Drift| drift.place == rule.place && mark(&drift.what, &rule.text).is_some();
+            let mark = match drift.iter().position(here) {
+                Some(at) => mark(&drift.remove(at).what, &rule.text).unwrap_or(Mark::Fine),
+                None if foreign.contains(&format!("{} {}", rule.place, rule.text)) => Mark::Foreign,
+                None => Mark::Fine,
+            };
+            lines.push(line(&rule.place, &rule.text, mark, Some(rule.counter)));
+        }
+        let Some(Present { place, chain, .. }) = chain.first() else { continue };
+        let is_missing = |drift: &mut Drift| drift.place == *place && chain_of(&drift.what) == Some(chain);
+        lines.extend(drift.extract_if(.., is_missing).filter_map(|drift| absent(&drift)));
+    }
+    lines.extend(drift.iter().filter_map(absent));
     lines
 }
 
-fn line(
-    (family, table): (Family, Table),
-    text: &str,
-    mark: Mark,
-    packets: Option<u64>,
-    bytes: Option<u64>,
-) -> RuleLine {
+fn line(place: &str, text: &str, mark: Mark, counter: Option<Counter>) -> RuleLine {
+    let text = text.strip_prefix("-A ").unwrap_or(text);
     let (chain, rule) = text.split_once(' ').unwrap_or((text, ""));
     RuleLine {
-        family: family.name(),
-        table: table.name(),
+        table: place.to_owned(),
         chain: chain.to_owned(),
         rule: rule.to_owned(),
         mark,
-        packets,
-        bytes,
+        packets: counter.map(|counter| counter.packets),
+        bytes: counter.map(|counter| counter.bytes),
     }
 }
 
-/// What a difference makes of the rule `CHAIN rule` that is there.
-fn marks(what: &Difference, text: &str) -> Option<Mark> {
+/// What a difference makes of a rule that is there.
+fn mark(what: &Difference, text: &str) -> Option<Mark> {
     match what {
         Difference::Extra(rule) if rule == text => Some(Mark::Extra),
         Difference::Moved(rule) if rule == text => Some(Mark::Moved),
@@ -185,19 +235,20 @@ fn marks(what: &Difference, text: &str) -> Option<Mark> {
     }
 }
 
+/// The chain that a rule is missing in.
 fn chain_of(what: &Difference) -> Option<&str> {
     match what {
-        Difference::Missing(rule) => rule.split(' ').next(),
+        Difference::Missing(rule) => rule.strip_prefix("-A ").unwrap_or(rule).split(' ').next(),
         _ => None,
     }
 }
 
-/// A rule or chain that should be there, or a chain without rules that should not.
-fn absent(drift: &Drift) -> Option<RuleLine> {
-    let at = (drift.family, drift.table);
-    match &drift.what {
-        Difference::Missing(rule) => Some(line(at, rule, Mark::Missing, None, None)),
-        Difference::ExtraChain(chain) => Some(line(at, chain, Mark::Extra, None, None)),
+/// A rule that should be there; a chain that should not, or is entered from elsewhere.
+fn absent(Drift { place, what }: &Drift) -> Option<RuleLine> {
+    match what {
+        Difference::Missing(rule) => Some(line(place, rule, Mark::Missing, None)),
+        Difference::ExtraChain(chain) => Some(line(place, chain, Mark::Extra, None)),
+        Difference::OtherHook(chain) => Some(line(place, chain, Mark::Moved, None)),
         Difference::NoChain(_) | Difference::Extra(_) | Difference::Moved(_) => None,
     }
 }
@@ -213,8 +264,11 @@ impl Sheet for RulesReport {
         for attachment in &self.attachments {
             page.line(&[Cell::of(format!("  {attachment}")).tone(Tone::Faint)]);
         }
-        for group in self.rules.chunk_by(|a, b| (a.family, a.table) == (b.family, b.table)) {
-            page.heading(&format!("{} {}", group[0].family, group[0].table));
+        for table in &self.legacy {
+            page.line(&[Cell::of(format!("  iptables-legacy {table}: not seen here")).tone(Tone::Notable)]);
+        }
+        for group in self.rules.chunk_by(|a, b| a.table == b.table) {
+            page.heading(&group[0].table);
             let row = |rule: &RuleLine| {
                 let (sign, tone) = rule.mark.sign();
                 let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string()));
@@ -222,10 +276,11 @@ impl Sheet for RulesReport {
                     Cell::of(sign).tone(tone),
                     count(rule.packets).tone(Tone::Faint),
                     count(rule.bytes).tone(Tone::Faint),
-                    Cell::of(format!("-A {} {}", rule.chain, rule.rule)).tone(tone),
+                    Cell::of(&rule.chain).tone(tone),
+                    Cell::of(&rule.rule).tone(tone),
                 ]
             };
-            let head = ["", "packets", "bytes", ""].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
+            let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
             page.table(&[head].into_iter().chain(group.iter().map(row)).collect::<Vec<_>>());
         }
     }

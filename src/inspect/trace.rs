@@ -2,8 +2,8 @@
 
 use super::packet::{Destination, Origin, Packet, Sender};
 use super::page::{Cell, Page, Sheet, Tone};
-use super::rulebook::Rulebook;
-use super::walk::{End, Hop, Walk};
+use super::rulebook::{Book, Rulebook};
+use super::walk::{End, Hop, Walk, Weight};
 use crate::firewall::rule::{Hook, Table};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
@@ -28,18 +28,18 @@ pub struct Trace {
     pub arrives_at: String,
     /// Connection tracking's zone; 0 where no rule names one.
     pub zone: u16,
-    /// Foreign rules on its way that are not understood and were passed over: with any, this may be wrong.
-    pub not_understood: Vec<String>,
+    /// What on its way is not seen or not understood: with any, it may arrive elsewhere.
+    pub caveats: Vec<String>,
 }
 
 /// A rule and where it stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Place {
-    /// `raw`, `mangle` or `nat`.
+    /// `raw`, `mangle`, `nat`, or the same with `detour-` before it.
     pub table: &'static str,
     /// The chain.
     pub chain: String,
-    /// The rule, as `iptables-save` prints it, without `-A CHAIN`.
+    /// The rule as its dialect's tool prints it, without its chain.
     pub rule: String,
 }
 
@@ -55,11 +55,12 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], int
     let decided_by = decisive(&walk.hops, end);
     let by_istio = decided_by.as_ref().is_some_and(|place| place.chain.starts_with("ISTIO_"));
     let arrives_at = match end {
-        End::PassedOn => "direct".to_owned(),
+        End::PassedOn | End::Settled => "direct".to_owned(),
         End::Dropped => "dropped".to_owned(),
         End::Redirected(port) | End::Tproxied(port) if by_istio => format!("sidecar:{port}"),
         End::Redirected(port) | End::Tproxied(port) => format!("redirected:{port}"),
     };
+    let unknown = walk.unknown.into_iter().map(|rule| format!("not understood, and passed over: {rule}"));
     Trace {
         from: origin,
         to: to.address,
@@ -69,7 +70,7 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], int
         decided_by,
         arrives_at,
         zone: walk.packet.zone.unwrap_or_default(),
-        not_understood: walk.unknown,
+        caveats: book.caveats.iter().cloned().chain(unknown).collect(),
     }
 }
 
@@ -86,14 +87,16 @@ fn through(walk: &mut Walk<'_>) -> End {
     walk.packet.zone.get_or_insert(0);
     walk.packet.comes_in();
     match tables(walk, &[Table::Raw, Table::Mangle], Hook::Prerouting) {
-        End::PassedOn => out,
+        End::PassedOn | End::Settled => out,
         end => end,
     }
 }
 
 fn tables(walk: &mut Walk<'_>, tables: &[Table], hook: Hook) -> End {
-    for table in tables {
-        match walk.pass(*table, hook) {
+    let family = walk.packet.family();
+    let books = tables.iter().flat_map(|table| [Book::Native(*table), Book::Iptables(*table, family)]);
+    for book in books {
+        match walk.pass(book, hook) {
             End::PassedOn => {}
             End::Redirected(port) => {
                 walk.packet.redirect(port);
@@ -108,9 +111,9 @@ fn tables(walk: &mut Walk<'_>, tables: &[Table], hook: Hook) -> End {
 /// The rule that sent it elsewhere, else the last one that had it looked at no further.
 fn decisive(hops: &[Hop], end: End) -> Option<Place> {
     let decides = |hop: &&Hop| match end {
-        End::PassedOn => hop.table != Table::Raw.name() && (hop.then == "accepted" || hop.then == "returns"),
-        End::Dropped => hop.then == "dropped",
-        End::Redirected(_) | End::Tproxied(_) => hop.then.starts_with("to port "),
+        // What is let go in raw goes on to where connections are made.
+        End::PassedOn | End::Settled => hop.weight == Weight::LetGo && !hop.table.ends_with(Table::Raw.name()),
+        End::Dropped | End::Redirected(_) | End::Tproxied(_) => hop.weight == Weight::SentElsewhere,
     };
     let hop = hops.iter().rfind(decides)?;
     Some(Place { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
@@ -153,8 +156,8 @@ impl Sheet for Trace {
         if self.zone != 0 {
             page.line(&[Cell::of(format!("  tracked in zone {}", self.zone)).tone(Tone::Faint)]);
         }
-        for rule in &self.not_understood {
-            page.line(&[Cell::of(format!("  not understood, and passed over: {rule}")).tone(Tone::Notable)]);
+        for caveat in &self.caveats {
+            page.line(&[Cell::of(format!("  ! {caveat}")).tone(Tone::Notable)]);
         }
     }
 }
@@ -162,14 +165,12 @@ impl Sheet for Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::firewall::Ruleset;
-    use crate::firewall::rule::Family;
     use crate::policy::{
         DnsCapture, Exclusion, IdRange, Interception, InterceptionMode, Owner, Policy, PortRange, Redirect,
     };
 
     fn arrives(policy: &Policy, from: &str, to: &str) -> String {
-        let book = Rulebook::of_ruleset(&Ruleset::of(policy, &Family::ALL));
+        let book = Rulebook::of_policy(policy);
         let own: [IpAddr; 2] = ["10.0.0.2".parse().expect("v4"), "fd00::2".parse().expect("v6")];
         let trace = trace(&book, from.parse().expect(from), to.parse().expect(to), &own, "eth0");
         trace.arrives_at
@@ -227,7 +228,7 @@ mod tests {
         };
         let mut policy = on(Redirect { dns: DnsCapture::All, ..Redirect::default() });
         policy.exclusions.insert(excluded);
-        let book = Rulebook::of_ruleset(&Ruleset::of(&policy, &[Family::Ip]));
+        let book = Rulebook::of_policy(&policy);
         let of = |from: &str| {
             let to = "10.96.0.10:53/udp".parse().expect("a destination");
             trace(&book, from.parse().expect(from), to, &[], "eth0")

@@ -1,26 +1,39 @@
 //! One packet through one hook of one table, as the kernel goes (nf_tables_core.c, `nft_do_chain`;
-//! xtables targets by their own sources).
+//! targets and actions by their own sources).
 
-use super::packet::{Origin, Packet};
-use super::rulebook::{Line, Rulebook};
-use crate::firewall::rule::{CtState, Hook, Is, Match, Rule, Table, Target};
-use ipnet::IpNet;
+use super::conditions::{meets, meets_native};
+use super::packet::Packet;
+use super::rulebook::{Book, Line, Rulebook, Words};
+use crate::firewall::native::rule::Action;
+use crate::firewall::rule::{Hook, Target};
 use serde::Serialize;
-use std::net::IpAddr;
 
 /// A rule that the packet met.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hop {
-    /// `raw`, `mangle` or `nat`.
+    /// `raw`, `mangle`, `nat`, or the same with `detour-` before it.
     pub table: &'static str,
     /// `OUTPUT` or `PREROUTING`: where the kernel entered the table.
     pub hook: &'static str,
     /// The chain that the rule stands in.
     pub chain: String,
-    /// The rule, as `iptables-save` prints it, without `-A CHAIN`.
+    /// The rule as its dialect's tool prints it, without its chain.
     pub rule: String,
     /// What it did: `goes to CHAIN`, `returns`, `accepted`, `to port 15001`, ….
     pub then: String,
+    #[serde(skip)]
+    pub(super) weight: Weight,
+}
+
+/// What a rule means for where the packet arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weight {
+    /// Nothing by itself.
+    None,
+    /// It is looked at no further, in this table or chain at least.
+    LetGo,
+    /// It goes elsewhere than it was sent to.
+    SentElsewhere,
 }
 
 /// How the packet left the table.
@@ -28,11 +41,13 @@ pub struct Hop {
 pub(super) enum End {
     /// On to the next table.
     PassedOn,
-    /// `DROP`.
+    /// It keeps its destination, whatever later NAT says.
+    Settled,
+    /// It is dropped.
     Dropped,
-    /// `REDIRECT` to this port.
+    /// NAT to this port.
     Redirected(u16),
-    /// `TPROXY` to this port.
+    /// As it is, to whoever listens on this port.
     Tproxied(u16),
 }
 
@@ -52,129 +67,108 @@ enum Verdict {
     Continue,
     /// Back to the chain that jumped here.
     Return,
+    /// To this chain and, if that does not decide, on.
+    Jump(String),
     /// Out of the table.
     End(End),
 }
 
 impl Walk<'_> {
     /// Through one hook of one table.
-    pub(super) fn pass(&mut self, table: Table, hook: Hook) -> End {
-        match self.chain((table, hook), hook.chain()) {
+    pub(super) fn pass(&mut self, book: Book, hook: Hook) -> End {
+        match self.chain((book, hook), hook.chain()) {
             Verdict::End(end) => end,
-            Verdict::Continue | Verdict::Return => End::PassedOn,
+            Verdict::Continue | Verdict::Return | Verdict::Jump(_) => End::PassedOn,
         }
     }
 
-    fn chain(&mut self, at: (Table, Hook), name: &str) -> Verdict {
+    fn chain(&mut self, at: (Book, Hook), name: &str) -> Verdict {
         let book = self.book;
-        for line in book.chain(self.packet.family(), at.0, name) {
+        for line in book.chain(at.0, name) {
             match self.line(at, name, line) {
                 Verdict::Continue => {}
                 // The caller goes on behind the rule that jumped here.
                 Verdict::Return => return Verdict::Continue,
+                Verdict::Jump(to) => match self.chain(at, &to) {
+                    end @ Verdict::End(_) => return end,
+                    Verdict::Continue | Verdict::Return | Verdict::Jump(_) => {}
+                },
                 end @ Verdict::End(_) => return end,
             }
         }
         Verdict::Continue
     }
 
-    fn line(&mut self, at: (Table, Hook), chain: &str, line: &Line) -> Verdict {
-        let Some(rule) = &line.rule else {
-            self.unknown.push(format!("{chain} {}", line.text));
-            return Verdict::Continue;
+    fn line(&mut self, (book, hook): (Book, Hook), chain: &str, line: &Line) -> Verdict {
+        let action = match &line.words {
+            Words::Iptables(rule) => meets(&self.packet, rule).then(|| action(&rule.target)),
+            Words::Native(rule) => meets_native(&self.packet, rule).then(|| rule.action.clone()),
+            Words::Unknown => {
+                self.unknown.push(format!("{chain} {}", line.text));
+                None
+            }
         };
-        if !meets(&self.packet, rule) {
-            return Verdict::Continue;
-        }
-        let packet = &mut self.packet;
-        let mut jump = None;
-        let (then, verdict) = match &rule.target {
-            Target::Accept => ("accepted".to_owned(), Verdict::End(End::PassedOn)),
-            Target::Return => ("returns".to_owned(), Verdict::Return),
-            Target::Drop => ("dropped".to_owned(), Verdict::End(End::Dropped)),
-            Target::Jump(to) => {
-                jump = Some(to);
-                (format!("goes to {to}"), Verdict::Continue)
-            }
-            Target::Redirect(port) => (format!("to port {port}"), Verdict::End(End::Redirected(*port))),
-            Target::Tproxy { port, mark } => {
-                packet.mark = *mark;
-                (format!("to port {port} as it is"), Verdict::End(End::Tproxied(*port)))
-            }
-            // What has a zone, or came over lo and so has been tracked, keeps it (xt_CT.c).
-            Target::Zone(_) if packet.zone.is_some() => ("has a zone already".to_owned(), Verdict::Continue),
-            Target::Zone(zone) => {
-                packet.zone = Some(*zone);
-                (format!("zone {zone}"), Verdict::Continue)
-            }
-            Target::SetMark(mark) => {
-                packet.mark = *mark;
-                (format!("mark {mark:#x}"), Verdict::Continue)
-            }
-            Target::SaveMark => ("the connection keeps the mark".to_owned(), Verdict::Continue),
-            Target::RestoreMark => ("the connection's mark".to_owned(), Verdict::Continue),
+        let Some(action) = action else { return Verdict::Continue };
+        let (then, verdict) = self.packet.undergo(action);
+        let weight = match verdict {
+            Verdict::Continue | Verdict::Jump(_) => Weight::None,
+            Verdict::Return | Verdict::End(End::PassedOn | End::Settled) => Weight::LetGo,
+            Verdict::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => Weight::SentElsewhere,
         };
         self.hops.push(Hop {
-            table: at.0.name(),
-            hook: at.1.chain(),
+            table: book.name(),
+            hook: hook.chain(),
             chain: chain.to_owned(),
             rule: line.text.clone(),
             then,
+            weight,
         });
-        match jump {
-            Some(to) => self.chain(at, to),
-            None => verdict,
-        }
+        verdict
     }
 }
 
-/// Whether the packet meets all conditions of a rule.
-fn meets(packet: &Packet, rule: &Rule) -> bool {
-    let net =
-        |net: &Option<Is<IpNet>>, address: IpAddr| net.as_ref().is_none_or(|is| is.value.contains(&address) != is.not);
-    net(&rule.source, packet.source.ip())
-        && net(&rule.destination, packet.destination.ip())
-        && interface(rule.in_interface.as_ref(), packet.in_interface.as_deref())
-        && interface(rule.out_interface.as_ref(), packet.out_interface.as_deref())
-        && rule.protocol.is_none_or(|protocol| protocol == packet.protocol)
-        && rule.matches.iter().all(|condition| holds(packet, condition))
+/// A target of iptables' as the native action that does the same.
+fn action(target: &Target) -> Action {
+    match target {
+        Target::Accept => Action::Accept,
+        Target::Return => Action::Return,
+        Target::Drop => Action::Drop,
+        Target::Jump(chain) => Action::Jump(chain.clone()),
+        Target::Redirect(port) => Action::Redirect(*port),
+        Target::Zone(zone) => Action::Zone(*zone),
+        Target::Tproxy { port, mark } => Action::Tproxy { port: *port, mark: *mark },
+        Target::SetMark(mark) => Action::SetMark(*mark),
+        Target::SaveMark => Action::SaveMark,
+        Target::RestoreMark => Action::RestoreMark,
+    }
 }
 
-/// A `+` at the end stands for whatever follows.
-fn interface(wanted: Option<&Is<String>>, name: Option<&str>) -> bool {
-    wanted.is_none_or(|Is { not, value }| {
-        let name = name.unwrap_or_default();
-        let same = match value.strip_suffix('+') {
-            Some(prefix) => name.starts_with(prefix),
-            None => name == value,
-        };
-        same != *not
-    })
-}
-
-/// A first packet is of a new connection: neither known nor out of place, its connection without a mark.
-fn holds(packet: &Packet, condition: &Match) -> bool {
-    let port =
-        |is: &Is<crate::policy::PortRange>, port: u16| (is.value.first..=is.value.last).contains(&port) != is.not;
-    let owner = |is: &Is<crate::policy::IdRange>, id: Option<u32>| {
-        // A packet without a socket has no owner, and meets neither the condition nor its opposite (xt_owner.c).
-        id.is_some_and(|id| (is.value.first..=is.value.last).contains(&id) != is.not)
-    };
-    let (uid, gid) = match packet.origin {
-        Origin::Process { uid, gid } if packet.out_interface.is_some() => (Some(uid), Some(gid)),
-        Origin::Process { .. } | Origin::Outside => (None, None),
-    };
-    match condition {
-        Match::DestinationPort(is) => port(is, packet.destination.port()),
-        Match::SourcePort(is) => port(is, packet.source.port()),
-        Match::DestinationPorts(is) => {
-            let to = packet.destination.port();
-            is.value.iter().any(|range| (range.first..=range.last).contains(&to)) != is.not
+impl Packet {
+    /// What an action does to it, in words and for the way that it goes on.
+    fn undergo(&mut self, action: Action) -> (String, Verdict) {
+        match action {
+            Action::Accept => ("accepted".to_owned(), Verdict::End(End::PassedOn)),
+            Action::Return => ("returns".to_owned(), Verdict::Return),
+            Action::Drop => ("dropped".to_owned(), Verdict::End(End::Dropped)),
+            Action::Jump(chain) => (format!("goes to {chain}"), Verdict::Jump(chain)),
+            Action::Redirect(port) => (format!("to port {port}"), Verdict::End(End::Redirected(port))),
+            Action::KeepDestination => ("keeps its destination".to_owned(), Verdict::End(End::Settled)),
+            Action::Tproxy { port, mark } => {
+                self.mark = mark;
+                (format!("to port {port} as it is"), Verdict::End(End::Tproxied(port)))
+            }
+            // What has a zone, or came over lo and so has been tracked, keeps it (xt_CT.c, nft_ct.c).
+            Action::Zone(_) if self.zone.is_some() => ("has a zone already".to_owned(), Verdict::Continue),
+            Action::Zone(zone) => {
+                self.zone = Some(zone);
+                (format!("zone {zone}"), Verdict::Continue)
+            }
+            Action::SetMark(mark) => {
+                self.mark = mark;
+                (format!("mark {mark:#x}"), Verdict::Continue)
+            }
+            Action::SaveMark => ("the connection keeps the mark".to_owned(), Verdict::Continue),
+            Action::RestoreMark => ("the connection's mark".to_owned(), Verdict::Continue),
         }
-        Match::Uid(is) => owner(is, uid),
-        Match::Gid(is) => owner(is, gid),
-        Match::CtState(CtState::Invalid | CtState::RelatedOrEstablished) => false,
-        Match::Mark(is) => (packet.mark == is.value) != is.not,
-        Match::Connmark(mark) => *mark == 0,
     }
 }

@@ -3,7 +3,7 @@
 use super::converge::{self, converge};
 use super::record::{Record, attachment};
 use super::wish::wish;
-use crate::cni::{Code, Dialect, Error, NetConf, Request, result};
+use crate::cni::{Code, Error, NetConf, Request, result};
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
@@ -16,23 +16,27 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let result = result::passed_through(conf)?;
     let wish = wish(request, conf)?;
     tracing::info!(exclusions = wish.policy.exclusions.len(), "{}", wish.why);
-    if conf.dialect == Dialect::Nftables && !wish.policy.is_empty() {
-        let msg = "dialect: nftables is not in this build; accepted: auto, iptables";
-        return Err(Error::new(Code::UnsupportedField, msg));
-    }
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
     if wish.policy.is_empty() && !has_rules(&store, &attachment)? {
-        let record = Record { policy: wish.policy, ..Record::default() };
+        let record = Record { policy: wish.policy.clone(), ..Record::default() };
         store.write(&attachment, &record)?;
-        return Ok(Some(result));
+        // Another ADD that came meanwhile may not have seen this one, which may ask for no rules at all.
+        if !has_rules(&store, &attachment)? {
+            return Ok(Some(result));
+        }
     }
-    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(wish.policy))?;
+    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(wish.policy, conf.dialect))?;
     Ok(Some(result))
 }
 
-/// Whether an earlier ADD of this attachment may have left something in the kernel.
+/// Whether this attachment or another on the container may have left something in the kernel.
 fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
-    Ok(store.read::<Record>(attachment)?.is_some_and(|record| record.sandbox.is_some()))
+    for other in store.of_container(&attachment.container_id)? {
+        if store.read::<Record>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn sandbox(request: &Request) -> Result<Sandbox, Error> {

@@ -1,8 +1,9 @@
 //! What all attachments in one network namespace ask for, found by the namespace alone.
 
-use super::converge::{records, ruleset};
+use super::converge::records;
+use super::desired::ruleset;
 use crate::cni::Error;
-use crate::firewall::Ruleset;
+use crate::firewall::{Dialect, Ruleset};
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, Store};
 
@@ -13,6 +14,8 @@ pub struct Asked {
     pub attachments: Vec<Attachment>,
     /// The rules that the namespace should hold.
     pub rules: Ruleset,
+    /// How they are written.
+    pub dialect: Dialect,
 }
 
 /// Looks through all containers for the attachments whose rules are in `sandbox`; `None` where
@@ -26,8 +29,9 @@ pub fn asked(store: &Store, sandbox: &Sandbox) -> Result<Option<Asked>, Error> {
         records.0.retain(|(_, record)| record.sandbox == Some(sandbox.id()));
         if !records.0.is_empty() {
             let rules = ruleset(&records.policy()?, records.ip6());
+            let dialect = records.dialect().unwrap_or_default();
             let attachments = records.0.into_iter().map(|(attachment, _)| attachment).collect();
-            return Ok(Some(Asked { attachments, rules }));
+            return Ok(Some(Asked { attachments, rules, dialect }));
         }
     }
     Ok(None)

@@ -1,10 +1,12 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::{records, ruleset};
+use super::converge::records;
+use super::desired::{fixtures, ruleset};
+use super::foreign;
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
-use crate::firewall::{Live, drift, foreign_rules};
+use crate::firewall::{Live, foreign_rules};
 use crate::sandbox::Sandbox;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
@@ -35,12 +37,19 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         }
         let policy = records.policy()?;
         let desired = ruleset(&policy, records.ip6());
+        let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
+        if foreign::redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere == Some(false) {
+            tracing::warn!(
+                "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
+                 is tracked twice until the next ADD; add this attachment after the redirection"
+            );
+        }
         for rule in foreign_rules(&live, &desired) {
             tracing::info!("foreign rule: {rule}");
         }
-        let mut found: Vec<String> = drift(&live, &desired).iter().map(ToString::to_string).collect();
-        found.extend(records.fixtures().drift()?);
+        let mut found: Vec<String> = dialect.drift(&live, &desired).iter().map(ToString::to_string).collect();
+        found.extend(fixtures(&policy, records.ip6()).drift()?);
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
     })
 }

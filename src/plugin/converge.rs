@@ -2,14 +2,17 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
+use super::desired::{fixtures, ruleset};
+use super::dialect::{Known, choose};
+use super::foreign;
 use super::record::{Record, Records};
-use crate::cni::{Code, Error};
+use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::rule::{Family, Table};
-use crate::firewall::{Change, Live, Made, Ruleset, Step, changes, commit};
-use crate::policy::{Interception, InterceptionMode, Ipv6, Policy};
-use crate::sandbox::{self, Fixtures, OwnFamilies, Routing, Sandbox};
+use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
+use crate::policy::Policy;
+use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
+use nix::errno::Errno;
 use std::time::Duration;
 
 /// How long a call waits for another one in the same namespace.
@@ -20,8 +23,8 @@ const TRIES: usize = 100;
 /// What a call wants of one attachment.
 #[derive(Debug, Clone)]
 pub(super) enum Wish {
-    /// This policy, in place of what it asked for before.
-    Have(Policy),
+    /// This policy, in place of what it asked for before, in this dialect.
+    Have(Policy, cni::Dialect),
     /// Nothing any more.
     Leave,
 }
@@ -40,26 +43,30 @@ pub(super) fn converge(store: &Store, attachment: &Attachment, sandbox: &Sandbox
 pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> Result<Records, Error> {
     let mut records = Records::default();
     for attachment in store.of_container(container_id)? {
-        if let Some(record) = store.read::<Record>(&attachment)? {
-            let here = record.sandbox.is_none_or(|id| id == sandbox.id());
-            records.0.push((attachment, if here { record } else { Record::default() }));
+        if let Some(record) = store.read::<Record>(&attachment)?
+            && record.sandbox.is_none_or(|id| id == sandbox.id())
+        {
+            records.0.push((attachment, record));
         }
     }
     Ok(records)
 }
 
-/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
-/// in every pod.
-pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
-    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
+impl Wish {
+    const fn dialect(&self) -> cni::Dialect {
+        match self {
+            Self::Have(_, dialect) => *dialect,
+            Self::Leave => cni::Dialect::Auto,
+        }
+    }
 }
 
-fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
-    match policy.redirect().map(|redirect| redirect.ipv6) {
-        Some(Ipv6::On) => true,
-        Some(Ipv6::Off) => false,
-        Some(Ipv6::Auto) | None => ip6,
-    }
+/// Whether the kernel can't do what the `iptables` dialect needs: it has no nft_compat, or lacks an
+/// extension, or the pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c:
+/// EINVAL). A refused transaction leaves nothing, so that trying is the cheapest way to ask.
+fn is_unable(error: &nfnetlink::Error) -> bool {
+    let unable = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
+    matches!(error, nfnetlink::Error::Refused { errno, .. } if unable.contains(errno))
 }
 
 struct Converge<'a> {
@@ -70,53 +77,88 @@ struct Converge<'a> {
 
 impl Converge<'_> {
     fn run(&self, wish: Wish) -> Result<(), Error> {
-        let mut records = records(self.store, &self.attachment.container_id, self.sandbox)?;
-        let own = records.get(self.attachment).cloned();
-        let leaving = matches!(wish, Wish::Leave);
-        if leaving && own.is_none() && !records.0.is_empty() {
+        let first = self.records()?;
+        let own = first.get(self.attachment);
+        if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
             return Ok(());
         }
-        let mut socket = Socket::open().map_err(|e| refused(&e, &[]))?;
+        let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
         let addresses = sandbox::own_families()?;
-        let before = self.before(&records)?;
+        let mut go_native = false;
         for _ in 0..TRIES {
             let live = match Live::read(&mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, &[]))?,
+                other => other.map_err(|e| refused(&e, None))?,
             };
-            let intent = self.intent(&wish, own.as_ref(), &live, &before, addresses);
-            records.put(self.attachment, intent);
-            let policy = records.policy()?;
-            let desired = ruleset(&policy, records.ip6());
-            let needed = fixtures(&policy, records.ip6());
-            let missing = needed.missing(addresses)?;
-            // Each knows what was made for any of them: whoever leaves last tidies up.
-            let (mut made, mut added) = (records.made(), records.fixtures());
-            made.add(&Made::by(&desired, &live));
-            added.extend(&missing);
-            let changes = changes(&live, &before, &desired, &made);
-            if let Some(record) = records.get_mut(self.attachment) {
-                (record.made, record.fixtures) = (made, added);
+            let Some(work) = self.prepare(&wish, &live, addresses, go_native)? else { continue };
+            match self.commit(&mut socket, &live, &work, addresses) {
+                Ok(Outcome::Done) => return self.settle(work, matches!(wish, Wish::Leave)),
+                Ok(Outcome::Changed) => {}
+                Ok(Outcome::Unable(why)) => {
+                    tracing::info!("{why}; the rules are written as nftables");
+                    go_native = true;
+                }
+                Err(error) => {
+                    if matches!(wish, Wish::Have(..)) {
+                        self.undo(own, &work);
+                    }
+                    return Err(error);
+                }
             }
-            self.keep(&records, own.as_ref(), leaving)?;
-            missing.add(addresses)?;
-            match commit(&mut socket, &live, &changes) {
-                Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, &changes))?,
-            }
-            tracing::debug!(changes = changes.len(), "the kernel holds what is asked for");
-            records.fixtures().remove_but(&needed)?;
-            return self.settle(records, &needed, leaving);
         }
         let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
         Err(Error::new(Code::TryAgain, msg))
     }
 
-    /// Everything that may be in the kernel because of us, whichever call was killed when.
-    fn before(&self, records: &Records) -> Result<Ruleset, Error> {
-        let mut before = ruleset(&records.policy()?, true);
-        before.know_also(&ruleset(&records.policy_before()?, true));
-        Ok(before)
+    fn records(&self) -> Result<Records, Error> {
+        records(self.store, &self.attachment.container_id, self.sandbox)
+    }
+
+    /// Finds out what is to be done and writes down the intent; `None` where another attachment
+    /// has come meanwhile.
+    fn prepare(
+        &self,
+        wish: &Wish,
+        live: &Live,
+        addresses: OwnFamilies,
+        go_native: bool,
+    ) -> Result<Option<Work>, Error> {
+        let present = self.store.of_container(&self.attachment.container_id)?;
+        let kept = self.records()?;
+        let before = kept.known_rules();
+        let mut records = kept.clone();
+        let own = kept.get(self.attachment);
+        let known = Known {
+            in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
+            before: own.map(|own| own.dialect),
+            native_redirection: live.native_istio.is_some(),
+        };
+        let dialect = if go_native { Dialect::Nftables } else { choose(wish.dialect(), known)? };
+        if own.is_some() || matches!(wish, Wish::Have(..)) {
+            records.put(self.attachment, self.intent(wish, own, live, &before, addresses, dialect));
+        }
+        let policy = records.policy()?;
+        if let Wish::Have(..) = wish {
+            foreign::beside_legacy(&policy, live)?;
+        }
+        let desired = ruleset(&policy, records.ip6());
+        let needed = fixtures(&policy, records.ip6());
+        let missing = needed.missing(addresses)?;
+        let leaving = matches!(wish, Wish::Leave);
+        let made = if dialect == Dialect::Iptables { Made::by(&desired, live) } else { Made::default() };
+        records.remember(self.attachment, leaving, live, &made, &missing);
+        match self.keep(&records, &kept) {
+            // An intent is not worth a pod that can't go: until it is done, what is kept holds.
+            Err(error) if leaving => tracing::warn!("{error}"),
+            other => other?,
+        }
+        let now = self.store.of_container(&self.attachment.container_id)?;
+        if now.iter().any(|other| other != self.attachment && !present.contains(other)) {
+            return Ok(None);
+        }
+        let plan = dialect.plan(live, &before, &desired, &records.made());
+        let may_go_native = !go_native && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none();
+        Ok(Some(Work { records, plan, may_go_native, needed, missing }))
     }
 
     fn intent(
@@ -126,10 +168,11 @@ impl Converge<'_> {
         live: &Live,
         before: &Ruleset,
         addresses: OwnFamilies,
+        dialect: Dialect,
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy) => beside_foreign_redirection(policy.clone(), live, before),
+            Wish::Have(policy, _) => foreign::beside_redirection(policy.clone(), live, before),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {
@@ -137,74 +180,97 @@ impl Converge<'_> {
             record.policy = wanted;
         }
         record.sandbox = Some(self.sandbox.id());
+        record.dialect = dialect;
+        record.netns = Some(self.sandbox.path().to_owned());
         // A pod without any address may get one of either family later.
         record.ip6 |= addresses.ip6 || !addresses.ip;
         record
     }
 
-    /// Writes the intent, unless that is what is kept already.
-    fn keep(&self, records: &Records, kept: Option<&Record>, leaving: bool) -> Result<(), Error> {
-        let intent = records.get(self.attachment);
-        match intent.filter(|_| intent != kept && !(leaving && kept.is_none())) {
-            Some(intent) => self.store.write(self.attachment, intent),
-            None => Ok(()),
+    /// Writes what is not kept already.
+    fn keep(&self, records: &Records, kept: &Records) -> Result<(), Error> {
+        let mut changed = records.0.iter().filter(|(attachment, record)| kept.get(attachment) != Some(record));
+        changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
+    }
+
+    fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<Outcome, Error> {
+        work.missing.add(addresses)?;
+        match work.plan.commit(socket, live) {
+            Ok(()) => Ok(Outcome::Done),
+            Err(nfnetlink::Error::Changed) => Ok(Outcome::Changed),
+            Err(error) if work.may_go_native && is_unable(&error) => {
+                Ok(Outcome::Unable(refused(&error, Some(&work.plan))))
+            }
+            Err(error) => Err(refused(&error, Some(&work.plan))),
         }
     }
 
-    /// The kernel holds what is asked for: what was asked for before need not be known any more.
-    fn settle(&self, mut records: Records, needed: &Fixtures, leaving: bool) -> Result<(), Error> {
+    /// Forgets what was there only while the work was under way. That it can't be written is no
+    /// failure: the intent says as much, at more length.
+    fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
+        tracing::debug!(changes = work.plan.len(), "the kernel holds what is asked for");
+        let mut settled = work.records.clone();
+        settled.fixtures().remove_but(&work.needed)?;
+        for (_, record) in &mut settled.0 {
+            record.fixtures.retain(&work.needed);
+            record.before = None;
+        }
         if leaving {
-            return self.store.remove(self.attachment);
+            settled.0.retain(|(attachment, _)| attachment != self.attachment);
         }
-        let Some(record) = records.get_mut(self.attachment) else { return Ok(()) };
-        let unsettled = record.before.take().is_some();
-        let given_up = record.fixtures.retain(needed);
-        if unsettled || given_up { self.store.write(self.attachment, record) } else { Ok(()) }
+        if let Err(error) = self.keep(&settled, &work.records) {
+            tracing::warn!("{error}");
+        }
+        if leaving { self.store.remove(self.attachment) } else { Ok(()) }
+    }
+
+    /// Takes back the intent of work that the kernel refused.
+    fn undo(&self, own: Option<&Record>, work: &Work) {
+        let restored = match own {
+            Some(record) => self.store.write(self.attachment, record),
+            None => self.store.remove(self.attachment),
+        };
+        let removed = work.missing.remove_but(&Fixtures::default());
+        for error in [restored, removed].into_iter().filter_map(Result::err) {
+            tracing::warn!("{error}");
+        }
     }
 }
 
-/// What the rules for `policy` need of the namespace besides themselves.
-fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
-    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
-    let ip6 = writes_ip6(policy, ip6);
-    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
-    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
-    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
-    Fixtures { proxy_loopback: ip6, routing }
+/// What became of a transaction.
+enum Outcome {
+    Done,
+    /// Somebody changed the rules meanwhile.
+    Changed,
+    /// The kernel is unable to take the rules in this dialect.
+    Unable(Error),
 }
 
-/// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and
-/// whether DNS is captured is read from those rules.
-fn beside_foreign_redirection(mut policy: Policy, live: &Live, before: &Ruleset) -> Policy {
-    let foreign: Vec<_> = live
-        .chains()
-        .filter(|(family, table, name, _)| name.starts_with("ISTIO_") && !before.has_chain(*family, *table, name))
-        .collect();
-    if foreign.is_empty() {
-        return policy;
-    }
-    if policy.redirect().is_some() {
-        tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
-        policy.interception = Interception::Unsaid;
-    }
-    let captures = foreign.iter().any(|(_, table, _, chain)| *table == Table::Raw && !chain.rules.is_empty());
-    policy.dns_captured_elsewhere = Some(captures);
-    policy
+/// What is to be done, once the intent is written.
+struct Work {
+    /// What will be kept of the container's attachments while it is done.
+    records: Records,
+    plan: Plan,
+    /// Whether it can be written as nftables where the kernel is unable to take it as it is.
+    may_go_native: bool,
+    /// What the rules need besides themselves.
+    needed: Fixtures,
+    /// What of that is not there.
+    missing: Fixtures,
 }
 
-fn refused(error: &nfnetlink::Error, changes: &[Change]) -> Error {
+fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {
     let at = match error {
-        nfnetlink::Error::Refused { index: Some(index), .. } => changes.get(*index),
+        nfnetlink::Error::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
         _ => None,
     };
-    let what = match at {
-        Some(((family, table), Step::Rule { chain, rule, .. })) => {
-            format!("{} {} -A {chain} {rule}", family.name(), table.name())
+    let what = at.unwrap_or_else(|| "the pod's rules".to_owned());
+    let needed = match plan {
+        Some(Plan::Nftables(_)) => {
+            "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
         }
-        Some(((family, table), step)) => format!("{} {} {step:?}", family.name(), table.name()),
-        None => "the pod's rules".to_owned(),
+        _ => "nf_tables with nft_compat and the xtables extensions, which dialect nftables does without",
     };
-    let msg =
-        format!("{what}: {error}; does the node's kernel have nf_tables with nft_compat and the xtables extensions?");
+    let msg = format!("{what}: {error}; does the node's kernel have {needed}?");
     Error::new(Code::KernelRefused, msg)
 }

@@ -1,34 +1,44 @@
-//! GC: forgets the attachments of this network that the runtime no longer has. Their namespaces
-//! are gone, so only what is kept of them is left.
+//! GC: a DEL for each attachment of this network that the runtime no longer has.
 
+use super::del::take_away;
+use super::record::Record;
 use crate::cni::{Error, NetConf, Request, ValidAttachment};
+use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
 /// Nothing goes to stdout. Every attachment is tried.
 ///
 /// # Errors
-/// The first of those that could not be forgotten.
+/// The first of those that could not be taken away.
 pub(super) fn run(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     // Without a list nothing is known of what is valid, which is not to say that nothing is.
     let Some(valid) = &conf.valid_attachments else { return Ok(None) };
     let store = Store::new(ROOT);
-    let mut first_error = None;
+    let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&known_as(attachment));
+    let mut failures = Vec::new();
     for container_id in store.containers()? {
-        let stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&known_as(attachment));
-        for attachment in store.of_container(&container_id)?.iter().filter(|a| stale(a)) {
-            match store.remove(attachment) {
-                Ok(()) => tracing::info!("forgot the {attachment}"),
-                Err(error) => {
-                    tracing::error!("{error}");
-                    first_error.get_or_insert(error);
-                }
+        let attachments = store.of_container(&container_id).unwrap_or_else(|error| {
+            failures.push(error);
+            Vec::new()
+        });
+        for attachment in attachments.iter().filter(|attachment| is_stale(attachment)) {
+            match take_away(&store, attachment, namespace(&store, attachment).as_ref()) {
+                Ok(()) => tracing::info!("took away the {attachment}"),
+                Err(error) => failures.push(error),
             }
         }
     }
-    first_error.map_or(Ok(None), Err)
+    failures.iter().for_each(|error| tracing::error!("{error}"));
+    failures.into_iter().next().map_or(Ok(None), Err)
 }
 
 fn known_as(attachment: &Attachment) -> ValidAttachment {
     ValidAttachment { container_id: attachment.container_id.clone(), ifname: attachment.ifname.clone() }
+}
+
+/// What is where the attachment's namespace was.
+fn namespace(store: &Store, attachment: &Attachment) -> Option<Sandbox> {
+    let record = store.read::<Record>(attachment).ok().flatten()?;
+    Sandbox::open(&record.netns?).ok().flatten()
 }

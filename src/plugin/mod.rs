@@ -6,6 +6,10 @@ pub mod asked;
 mod check;
 mod converge;
 mod del;
+mod desired;
+mod dialect;
+mod executables;
+mod foreign;
 mod gc;
 mod own_netns;
 mod panics;
@@ -15,8 +19,9 @@ mod version;
 pub mod wish;
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
+use crate::cni::{Code, Command, DefaultNetwork, Document, Error, NetConf, Request, variables};
 use crate::logging;
+use executables::InChain;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::Read;
@@ -52,16 +57,27 @@ fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &Document, program: &str) -> Result<Option<Value>, Error> {
-    let conf = NetConf::understand(document, request.command, program)?;
+    let conf = understand(request, document, program)?;
     start_logging(request, &conf);
     for warning in &conf.warnings {
         tracing::warn!("{warning}");
     }
     let answer = own_netns::refuse(request).and_then(|()| run(request, &conf));
     if let Err(error) = &answer {
-        tracing::error!(code = error.code.number(), "{error}");
+        tracing::error!(code = error.number(), "{error}");
     }
     answer
+}
+
+fn understand(request: &Request, document: &Document, program: &str) -> Result<NetConf, Error> {
+    match NetConf::understand(document, request.command, program) {
+        Err(error) if request.command == Command::Del => {
+            let mut conf = NetConf::understand_name_only(document)?;
+            conf.warnings.push(format!("DEL goes by the network's name alone: {error}"));
+            Ok(conf)
+        }
+        other => other,
+    }
 }
 
 fn start_logging(request: &Request, conf: &NetConf) {
@@ -77,16 +93,59 @@ fn start_logging(request: &Request, conf: &NetConf) {
     logging::start(conf.log_level, conf.log_file.as_deref(), &context);
 }
 
-/// Does what the call asks for; the value, where there is one, goes to stdout.
+/// Does what the call asks for: first what is done in this process, then the executables in the
+/// chain; for DEL the other way round. The value, where there is one, goes to stdout.
 ///
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    match request.command {
-        Command::Add => add::run(request, conf),
-        Command::Check => check::run(request, conf),
-        Command::Del => del::run(request, conf),
-        Command::Gc => gc::run(request, conf),
-        Command::Status => status::run(request, conf),
+    if matches!(request.command, Command::Add | Command::Status) {
+        refuse_primary_mode(conf)?;
     }
+    let executables = InChain::of(request, conf);
+    match request.command {
+        Command::Add => {
+            executables.find()?;
+            let result = add::run(request, conf)?;
+            executables.add(conf, result).inspect_err(|_| undo(request, conf))
+        }
+        Command::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
+        Command::Del => both(executables.del(conf), del::run(request, conf)),
+        Command::Gc => both(gc::run(request, conf).map(drop), executables.gc(conf).map(|()| None)),
+        Command::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
+    }
+}
+
+/// What this process did for an ADD goes where an executable after it failed.
+fn undo(request: &Request, conf: &NetConf) {
+    if let Err(error) = del::run(request, conf) {
+        tracing::warn!("undoing a failed ADD: {error}");
+    }
+}
+
+/// The first error of two things that were both tried, the other in its details.
+fn both(first: Result<(), Error>, second: Result<Option<Value>, Error>) -> Result<Option<Value>, Error> {
+    match (first, second) {
+        (Ok(()), second) => second,
+        (Err(error), Ok(_)) => Err(error),
+        (Err(error), Err(also)) => {
+            let details =
+                if error.details.is_empty() { also.to_string() } else { format!("{}; {also}", error.details) };
+            Err(error.with_details(details))
+        }
+    }
+}
+
+/// A configuration with these keys, Multus's own, makes the cluster network, too.
+fn refuse_primary_mode(conf: &NetConf) -> Result<(), Error> {
+    let Some(primary) = &conf.primary else { return Ok(()) };
+    let key = match primary.default {
+        DefaultNetwork::Cluster(_) => "clusterNetwork",
+        DefaultNetwork::Delegates(_) => "delegates",
+    };
+    let msg = format!(
+        "{key}: running the cluster network and delegates (primary mode) is not in this build; \
+         leave that to Multus and attach this plugin by a NetworkAttachmentDefinition or in a plugin list"
+    );
+    Err(Error::new(Code::InvalidConfig, msg))
 }

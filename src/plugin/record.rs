@@ -1,11 +1,13 @@
 //! What is kept of one attachment.
 
-use crate::cni::{Error, Request};
-use crate::firewall::Made;
+use super::desired::ruleset;
+use crate::cni::{Code, Error, Request};
+use crate::firewall::{Dialect, Live, Made, Ruleset};
 use crate::policy::Policy;
 use crate::sandbox::{Fixtures, Id};
 use crate::state::Attachment;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// What an attachment asks for, and what it left in the namespace besides rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,12 +18,24 @@ pub(super) struct Record {
     pub(super) before: Option<Policy>,
     /// The namespace that the rules are in; `None` where the attachment never had any.
     pub(super) sandbox: Option<Id>,
+    /// How the rules are written.
+    #[serde(default)]
+    pub(super) dialect: Dialect,
+    /// Where that namespace was.
+    pub(super) netns: Option<PathBuf>,
     /// The rules are there for IPv6 too.
     pub(super) ip6: bool,
     /// Tables and built-in chains that were made for it.
     pub(super) made: Made,
     /// What was added to the namespace for it besides rules.
     pub(super) fixtures: Fixtures,
+}
+
+impl Record {
+    fn dialect_of_rules(&self) -> Option<Dialect> {
+        let may_have_rules = self.sandbox.is_some() && !(self.policy.is_empty() && self.before.is_none());
+        may_have_rules.then_some(self.dialect)
+    }
 }
 
 /// The attachment that a call is for.
@@ -34,7 +48,7 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
 }
 
 /// All that attachments on one container ask for.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Records(pub(super) Vec<(Attachment, Record)>);
 
 impl Records {
@@ -43,31 +57,59 @@ impl Records {
     /// # Errors
     /// Two contradict each other.
     pub(super) fn policy(&self) -> Result<Policy, Error> {
-        self.union(|record| &record.policy)
-    }
-
-    /// What all of them asked for together before the change that is under way.
-    ///
-    /// # Errors
-    /// Two contradict each other.
-    pub(super) fn policy_before(&self) -> Result<Policy, Error> {
-        self.union(|record| record.before.as_ref().unwrap_or(&record.policy))
-    }
-
-    fn union(&self, of: impl Fn(&Record) -> &Policy) -> Result<Policy, Error> {
         let mut all = Policy::default();
-        for (index, (attachment, record)) in self.0.iter().enumerate() {
-            all = all.union(of(record)).map_err(|conflict| {
-                let contradicts = |(_, other): &&(Attachment, Record)| of(other).union(of(record)).is_err();
+        for (index, (attachment, Record { policy, .. })) in self.0.iter().enumerate() {
+            all = all.union(policy).map_err(|conflict| {
+                let contradicts = |(_, other): &&(Attachment, Record)| other.policy.union(policy).is_err();
                 let other = self.0[..index].iter().find(contradicts).map(|(other, _)| other.to_string());
                 let msg = format!(
                     "{attachment} and {} contradict each other: {conflict}; a pod has one redirection, so give both the same value",
                     other.unwrap_or_else(|| "the others".to_owned())
                 );
-                Error::new(crate::cni::Code::InvalidConfig, msg)
+                Error::new(Code::InvalidConfig, msg)
             })?;
         }
         Ok(all)
+    }
+
+    /// How the rules are written; `None` where there are none.
+    pub(super) fn dialect(&self) -> Option<Dialect> {
+        self.0.iter().find_map(|(_, record)| record.dialect_of_rules())
+    }
+
+    /// How the rules that others than `attachment` asked for are written.
+    pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<Dialect> {
+        let mut others = self.0.iter().filter(|(other, _)| other != attachment);
+        others.find_map(|(_, record)| record.dialect_of_rules())
+    }
+
+    /// Every chain and built-in rule that may be in iptables' tables because of them, whichever call
+    /// was killed when.
+    pub(super) fn known_rules(&self) -> Ruleset {
+        if self.dialect() == Some(Dialect::Nftables) {
+            return Ruleset::default();
+        }
+        let together = self.policy().unwrap_or_default();
+        let each = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.before.as_ref()]);
+        let mut known = ruleset(&together, true);
+        each.flatten().for_each(|policy| known.know_also(&ruleset(policy, true)));
+        known
+    }
+
+    /// Notes what is about to be made in the namespace, and forgets what is there no more. What an
+    /// attachment that leaves was the one to know goes to one that stays.
+    pub(super) fn remember(&mut self, own: &Attachment, leaving: bool, live: &Live, made: &Made, missing: &Fixtures) {
+        self.0.iter_mut().for_each(|(_, record)| record.made.forget_absent(live));
+        let left = self.get(own).filter(|_| leaving).cloned().unwrap_or_default();
+        let stays = |(other, record): &&mut (Attachment, Record)| other != own && record.sandbox.is_some();
+        let heir = if leaving { self.0.iter_mut().find(stays) } else { self.0.iter_mut().find(|(a, _)| a == own) };
+        if let Some((_, heir)) = heir {
+            heir.made.add(made);
+            heir.made.add(&left.made);
+            heir.fixtures.extend(missing);
+            heir.fixtures.extend(&left.fixtures);
+            heir.ip6 |= left.ip6;
+        }
     }
 
     /// Whether the rules are there for IPv6 too.
@@ -92,11 +134,6 @@ impl Records {
     /// One of them.
     pub(super) fn get(&self, attachment: &Attachment) -> Option<&Record> {
         self.0.iter().find(|(other, _)| other == attachment).map(|(_, record)| record)
-    }
-
-    /// One of them, to change.
-    pub(super) fn get_mut(&mut self, attachment: &Attachment) -> Option<&mut Record> {
-        self.0.iter_mut().find(|(other, _)| other == attachment).map(|(_, record)| record)
     }
 
     /// In place of what was kept of `attachment`; in the order of their names, so that the union

@@ -19,8 +19,8 @@ pub struct Policy {
     pub interception: Interception,
     /// What leaves untouched although the pod is redirected.
     pub exclusions: BTreeSet<Exclusion>,
-    /// Whether somebody else's redirection captures this pod's DNS, as far as the pod's facts
-    /// tell; `None` where there are no facts.
+    /// Whether somebody else's redirection captures this pod's DNS, as far as its rules or the
+    /// pod's facts tell; `None` where there are neither (yet).
     pub dns_captured_elsewhere: Option<bool>,
 }
 

@@ -22,12 +22,10 @@ impl Fixtures {
         self.routing.extend(&other.routing);
     }
 
-    /// Forgets all but what `needed` names; whether that was anything.
-    pub fn retain(&mut self, needed: &Self) -> bool {
-        let before = self.clone();
+    /// Forgets all but what `needed` names.
+    pub fn retain(&mut self, needed: &Self) {
         self.proxy_loopback &= needed.proxy_loopback;
         self.routing.retain(|routing| needed.routing.contains(routing));
-        *self != before
     }
 
     /// What of this is not in the namespace.
@@ -78,9 +76,11 @@ impl Fixtures {
         if self == &Self::default() {
             return Ok(Vec::new());
         }
-        let missing = self.missing(own_families()?)?;
+        let addresses = own_families()?;
+        let missing = self.missing(addresses)?;
         let mut lines = Vec::new();
-        if missing.proxy_loopback {
+        // Where the pod has no IPv6 address, lo may not have been able to take one.
+        if missing.proxy_loopback && addresses.ip6 {
             lines.push("missing: address ::6/128 on lo".to_owned());
         }
         for Routing { mark, table, .. } in missing.routing {

@@ -12,11 +12,12 @@ pub use routing::Routing;
 
 use crate::cni::{Code, Error};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -47,9 +48,10 @@ impl Sandbox {
     /// What is there can't be opened or is no network namespace.
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {
         let wrong = |why: String| Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: {why}", path.display()));
-        let file = match File::open(path) {
+        // To open a pipe would wait for whoever writes to it.
+        let file = match File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
             Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(wrong(format!("can't be opened: {error}"))),
         };
         let kind = fstatfs(&file).map_err(|e| wrong(format!("can't be examined: {e}")))?.filesystem_type();
@@ -65,6 +67,12 @@ impl Sandbox {
     #[must_use]
     pub const fn id(&self) -> Id {
         self.id
+    }
+
+    /// The path by which it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Runs `work` in the namespace, alone: no other call of this plugin is in it meanwhile. It
@@ -97,9 +105,8 @@ impl Sandbox {
 
     /// The namespace's own file is the lock: it needs no path and leaves nothing behind.
     fn lock(&self, patience: Duration) -> Result<Flock<File>, Error> {
-        let open = || File::open(self.path.as_path()).map_err(|e| self.error(&format!("can't be opened again: {e}")));
         let deadline = Instant::now() + patience;
-        let mut file = open()?;
+        let mut file = self.file.try_clone().map_err(|e| self.error(&format!("can't be held open: {e}")))?;
         let mut pause = Duration::from_millis(1);
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

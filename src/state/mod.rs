@@ -94,8 +94,7 @@ impl Store {
     /// # Errors
     /// The directory can't be read.
     pub fn containers(&self) -> Result<Vec<String>, Error> {
-        let names = names_in(&self.root)?;
-        Ok(names.into_iter().filter(|name| !is_temporary(name)).collect())
+        Ok(names_in(&self.root)?.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
     /// Keeps `record`, in place of what was kept.
@@ -110,7 +109,13 @@ impl Store {
 
     fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
         let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(path)));
-        let written = write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path));
+        let written = loop {
+            match write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path)) {
+                // Whoever removed the container's last attachment in between took this for a leftover.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                other => break other,
+            }
+        };
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
         }

@@ -1,5 +1,6 @@
-//! Facts of pods through the front door of `detour_cni::cluster`: real sockets, real files.
+//! Facts of pods, and what is told of them, through the front door of `detour_cni::cluster`: real sockets, real files.
 
+mod definitions;
 mod environment;
 mod failures;
 mod fetch;
@@ -8,3 +9,4 @@ mod manifests;
 mod scene;
 mod server;
 mod tls;
+mod writes;

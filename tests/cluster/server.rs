@@ -9,13 +9,14 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// A request's head.
+/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     /// For example `GET /api/v1/namespaces/a HTTP/1.1`.
     pub(crate) line: String,
     /// By lower-case name.
     pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
     /// How many requests with this line came before.
     pub(crate) nth: usize,
 }
@@ -115,10 +116,15 @@ pub(crate) fn closed_port() -> SocketAddr {
 fn serve(stream: impl Read + Write, requests: &Mutex<Vec<Request>>, script: &dyn Fn(&Request) -> Answer) {
     let mut stream = BufReader::new(stream);
     while let Some((line, headers)) = head(&mut stream) {
+        let length = headers.get("content-length").and_then(|length: &String| length.parse().ok()).unwrap_or(0);
+        let mut body = vec![0; length];
+        if stream.read_exact(&mut body).is_err() {
+            return;
+        }
         let request = {
             let mut requests = requests.lock().expect("no panic while locked");
             let nth = requests.iter().filter(|r| r.line == line).count();
-            requests.push(Request { line, headers, nth });
+            requests.push(Request { line, headers, body, nth });
             requests.last().cloned().expect("just pushed")
         };
         match script(&request) {

@@ -1,10 +1,10 @@
-//! The text of `--rules` is what both tools load, each its own part. Needs root, `iptables-restore`
-//! and `ip6tables-restore`.
+//! The text of `--rules` is what the tools load, each of iptables' its own part. Needs root,
+//! `iptables-restore`, `ip6tables-restore` and `nft`.
 
 use crate::run::{detour, file};
 use detour_cni::firewall::nfnetlink::Socket;
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{Live, Made, Ruleset, changes, commit};
+use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
 use detour_cni::inspect::{Subject, configuration, explain};
 use std::io::Write;
 use std::path::Path;
@@ -40,8 +40,9 @@ fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn restore(program: &str, text: &str) {
+fn load(program: &str, arguments: &[&str], text: &str) {
     let mut child = Command::new(program)
+        .args(arguments)
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -63,28 +64,51 @@ fn live() -> Live {
     Live::read(&mut Socket::open().expect("nfnetlink")).expect("readable")
 }
 
+/// What the plugin would hold in a namespace of its own for that pod.
+fn committed(pod: &str, dialect: Dialect) -> Live {
+    let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
+    let subject = Subject::of_manifest(conf, (Path::new("p"), pod), None).expect("a pod");
+    let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
+    in_new_netns(|| {
+        let mut socket = Socket::open().expect("nfnetlink");
+        let before = live();
+        let plan = dialect.plan(&before, &Ruleset::default(), &desired, &Made::default());
+        plan.commit(&mut socket, &before).expect("accepted");
+        live()
+    })
+}
+
+fn rules_text(pod: &str, dialect: &str) -> String {
+    let conf = file("restore.conf", CONF);
+    detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], pod, &[]).stdout
+}
+
 #[test]
-fn both_tools_load_what_the_plugin_would_have_committed() {
+fn both_of_iptables_tools_load_what_the_plugin_would_have_committed() {
     for mode in ["REDIRECT", "TPROXY"] {
         let pod = POD.replace("MODE", mode);
-        let conf = file(&format!("restore-{mode}.conf"), CONF);
-        let text = detour(&["explain", "-f", "-", "--config", &conf, "--rules", "iptables"], &pod, &[]).stdout;
+        let text = rules_text(&pod, "iptables");
         let loaded = in_new_netns(|| {
-            restore("iptables-restore", &text);
-            restore("ip6tables-restore", &text);
-            rules(&live())
+            load("iptables-restore", &[], &text);
+            load("ip6tables-restore", &[], &text);
+            live()
         });
-        let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
-        let subject = Subject::of_manifest(conf, (Path::new("p"), &pod), None).expect("a pod");
-        let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
-        let committed = in_new_netns(|| {
-            let mut socket = Socket::open().expect("nfnetlink");
-            let before = live();
-            let steps = changes(&before, &Ruleset::default(), &desired, &Made::default());
-            commit(&mut socket, &before, &steps).expect("accepted");
-            rules(&live())
-        });
+        let committed = rules(&committed(&pod, Dialect::Iptables));
         assert!(committed.len() > 40, "{committed:#?}");
-        assert_eq!(loaded, committed, "{mode}");
+        assert_eq!(rules(&loaded), committed, "{mode}");
+    }
+}
+
+#[test]
+fn nft_loads_what_the_plugin_would_have_committed() {
+    for mode in ["REDIRECT", "TPROXY"] {
+        let pod = POD.replace("MODE", mode);
+        let text = rules_text(&pod, "nft");
+        let loaded = in_new_netns(|| {
+            load("nft", &["-f", "-"], &text);
+            live().native
+        });
+        assert!(loaded.len() > 1, "{loaded:#?}");
+        assert_eq!(loaded, committed(&pod, Dialect::Nftables).native, "{mode}");
     }
 }

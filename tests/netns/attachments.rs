@@ -1,6 +1,7 @@
 //! Several attachments of one pod, in any order and any number of times.
 
 use crate::configuration::{exclude_1337, excludedns, istio_cni, story};
+use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::{Dns, ruleset};
 use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
@@ -17,29 +18,45 @@ fn rules(world: &World) -> Vec<Ruleset> {
     world.families().iter().map(|&family| world.iptables_save(family)).collect()
 }
 
-fn one_chain() -> Vec<Ruleset> {
-    let (world, manifests) = world();
-    world.add(&exclude_1337(&manifests));
-    rules(&world)
+/// All rules, so that they can be compared.
+fn written(world: &World, dialect: Dialect) -> Vec<String> {
+    match dialect {
+        Dialect::Iptables => rules(world).iter().map(ToString::to_string).collect(),
+        Dialect::Nftables => world.native_tables(),
+    }
 }
 
-#[test]
-fn istio_cni_then_excludedns_is_what_one_chain_is() {
+fn one_chain(dialect: Dialect) -> Vec<String> {
     let (world, manifests) = world();
-    world.call("ADD", &istio_cni(&manifests)).interface("net1").run().expect_success();
-    world.call("ADD", &excludedns()).interface("net2").run().expect_success();
-    assert_eq!(rules(&world), one_chain());
-    dns_is_direct(&world, VAULT_INIT, RESOLVER);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    world.add(&dialect.of(exclude_1337(&manifests)));
+    written(&world, dialect)
 }
 
-#[test]
-fn excludedns_then_istio_cni_is_what_one_chain_is() {
-    let (world, manifests) = world();
-    world.call("ADD", &excludedns()).interface("net1").run().expect_success();
-    world.call("ADD", &istio_cni(&manifests)).interface("net2").run().expect_success();
-    assert_eq!(rules(&world), one_chain());
-    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+in_both_dialects! {
+    fn istio_cni_then_excludedns_is_what_one_chain_is(dialect) {
+        let (world, manifests) = world();
+        world.call("ADD", &dialect.of(istio_cni(&manifests))).interface("net1").run().expect_success();
+        world.call("ADD", &dialect.of(excludedns())).interface("net2").run().expect_success();
+        assert_eq!(written(&world, dialect), one_chain(dialect));
+        dns_is_direct(&world, VAULT_INIT, RESOLVER);
+        dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    }
+
+    fn excludedns_then_istio_cni_is_what_one_chain_is(dialect) {
+        let (world, manifests) = world();
+        world.call("ADD", &dialect.of(excludedns())).interface("net1").run().expect_success();
+        world.call("ADD", &dialect.of(istio_cni(&manifests))).interface("net2").run().expect_success();
+        assert_eq!(written(&world, dialect), one_chain(dialect));
+        a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+    }
+
+    fn adding_again_changes_nothing(dialect) {
+        let (world, manifests) = world();
+        world.add(&dialect.of(exclude_1337(&manifests)));
+        let first = written(&world, dialect);
+        world.add(&dialect.of(exclude_1337(&manifests)));
+        assert_eq!(written(&world, dialect), first);
+    }
 }
 
 #[test]
@@ -53,15 +70,6 @@ fn del_of_one_takes_its_part() {
     }
     world.call("DEL", &istio_cni(&manifests)).interface("net1").run().expect_success();
     assert!(rules(&world).iter().all(Ruleset::is_empty), "{:?}", rules(&world));
-}
-
-#[test]
-fn adding_again_changes_nothing() {
-    let (world, manifests) = world();
-    world.add(&exclude_1337(&manifests));
-    let first = rules(&world);
-    world.add(&exclude_1337(&manifests));
-    assert_eq!(rules(&world), first);
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! A shell plugin that inserts a RETURN of its own at the head of nat OUTPUT, as people run beside
 //! Istio today, works whether it runs before this one or after it.
 
-use crate::configuration::excludedns;
 use crate::configuration::{exclude_1337, story};
 use crate::expectations::*;
-use crate::istio::{Dns, redirected_world};
-use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::istio::Dns;
+use crate::pod::{APP_PROCESS, VAULT_INIT};
 use crate::world::*;
 
 const BATCH: Process = Process { uid: 2000, gid: 2000 };
@@ -56,27 +55,4 @@ fn its_rule_is_what_del_leaves() {
     world.call("DEL", &configuration).run().expect_success();
     let after: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
     assert_eq!(before, after);
-}
-
-/// Where istio-init or the real istio-cni redirects, exclusions work as well, and go away alone.
-#[test]
-fn exclusions_beside_somebody_elses_redirection() {
-    let world = redirected_world(Dns::Captured);
-    let before: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
-    world.add(&excludedns());
-    tcp_is_direct(&world, VAULT_INIT);
-    dns_is_direct(&world, VAULT_INIT, RESOLVER);
-    tcp_is_captured(&world, APP_PROCESS);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
-    dns_is_direct(&world, PROXY, RESOLVER);
-    world.call("DEL", &excludedns()).run().expect_success();
-    let after: Vec<Ruleset> = world.families().iter().map(|&family| world.iptables_save(family)).collect();
-    assert_eq!(before, after);
-}
-
-#[test]
-fn beside_somebody_elses_redirection_a_query_leaves_one_replied_entry() {
-    let world = redirected_world(Dns::Captured);
-    world.add(&excludedns());
-    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
 }

@@ -1,13 +1,20 @@
 //! Real packets through real rules: every test makes a world of its own, two network namespaces
-//! joined by a veth pair, and asks where what was sent arrived. Needs root, `ip` and `iptables`.
+//! joined by a veth pair, and asks where what was sent arrived. Needs root, `ip`, `iptables` and `nft`.
+
+#[macro_use]
+mod dialect;
 
 mod attachments;
 mod configuration;
 mod expectations;
+mod foreign_redirection;
 mod foreign_rules;
 mod home_made_plugin;
 mod iptables_view;
 mod istio;
+mod istio_init;
+mod native;
+mod own_users;
 mod pod;
 mod resolvers;
 mod tproxy;

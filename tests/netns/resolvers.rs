@@ -1,6 +1,7 @@
 //! Resolvers that are asked past the sidecar, by every process.
 
 use crate::configuration::{chain, story};
+use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::Dns;
 use crate::pod::{APP_PROCESS, PROXY};
@@ -9,10 +10,10 @@ use serde_json::{Value, json};
 
 const RANGES: (&str, &str) = ("traffic.sidecar.istio.io/excludeOutboundIPRanges", EXCLUDED_RANGES);
 
-fn world(annotations: &[(&str, &str)], dns_exclude: Value) -> World {
+fn world(dialect: Dialect, annotations: &[(&str, &str)], dns_exclude: Value) -> World {
     let world = World::new(Families::Both);
     let sub_plugins = json!([{ "type": "istio-redirect" }, dns_exclude]);
-    world.add(&chain(&story(&world, Dns::Captured, annotations), sub_plugins));
+    world.add(&dialect.of(chain(&story(&world, Dns::Captured, annotations), sub_plugins)));
     world
 }
 
@@ -20,49 +21,45 @@ fn addresses(host: Host) -> [String; 2] {
     [Family::V4, Family::V6].map(|family| host.ip(family).to_string())
 }
 
-#[test]
-fn by_address() {
-    let world = world(&[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
-    dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
-    dns_is_direct(&world, PROXY, OTHER_RESOLVER);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
-    tcp_is_captured(&world, APP_PROCESS);
-}
-
-#[test]
-fn by_address_a_query_leaves_one_replied_entry() {
-    let world = world(&[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
-    a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
-}
-
-#[test]
-fn by_annotation() {
-    let resolvers = addresses(OTHER_RESOLVER).join(",");
-    let world = world(&[("detour.io/exclude-dns", &resolvers)], json!({ "type": "dns-exclude" }));
-    dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
-}
-
-#[test]
-fn in_istios_excluded_ranges() {
-    let world = world(&[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
-    dns_is_direct(&world, APP_PROCESS, VAULT);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
-    for &family in world.families() {
-        let to = VAULT.at(family, HTTPS);
-        assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
+in_both_dialects! {
+    fn by_address(dialect) {
+        let world = world(dialect, &[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
+        dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
+        dns_is_direct(&world, PROXY, OTHER_RESOLVER);
+        dns_is_captured(&world, APP_PROCESS, RESOLVER);
+        tcp_is_captured(&world, APP_PROCESS);
     }
-}
 
-#[test]
-fn in_istios_excluded_ranges_a_query_leaves_one_replied_entry() {
-    let world = world(&[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
-    a_query_leaves_one_replied_entry(&world, APP_PROCESS, VAULT);
-}
+    fn by_address_a_query_leaves_one_replied_entry(dialect) {
+        let world = world(dialect, &[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
+        a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
+    }
 
-/// What Istio itself does with an excluded range, and what is why `excluded-ranges` exists.
-#[test]
-fn istio_alone_captures_dns_for_its_excluded_ranges() {
-    let world = world(&[RANGES], json!({ "type": "dns-exclude" }));
-    dns_is_captured(&world, APP_PROCESS, VAULT);
+    fn by_annotation(dialect) {
+        let resolvers = addresses(OTHER_RESOLVER).join(",");
+        let world = world(dialect, &[("detour.io/exclude-dns", &resolvers)], json!({ "type": "dns-exclude" }));
+        dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
+        dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    }
+
+    fn in_istios_excluded_ranges(dialect) {
+        let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
+        dns_is_direct(&world, APP_PROCESS, VAULT);
+        dns_is_captured(&world, APP_PROCESS, RESOLVER);
+        for &family in world.families() {
+            let to = VAULT.at(family, HTTPS);
+            assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(family)));
+        }
+    }
+
+    fn in_istios_excluded_ranges_a_query_leaves_one_replied_entry(dialect) {
+        let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
+        a_query_leaves_one_replied_entry(&world, APP_PROCESS, VAULT);
+    }
+
+    /// What Istio itself does with an excluded range, and what is why `excluded-ranges` exists.
+    fn istio_alone_captures_dns_for_its_excluded_ranges(dialect) {
+        let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude" }));
+        dns_is_captured(&world, APP_PROCESS, VAULT);
+    }
 }

@@ -2,15 +2,16 @@
 //! before the proxy, which OpenShift gave another UID, is up.
 
 use crate::configuration::{chain, exclude_1337, story};
+use crate::dialect::Dialect;
 use crate::expectations::*;
 use crate::istio::Dns;
 use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use serde_json::json;
 
-fn world(families: Families, dns: Dns) -> World {
+fn world(families: Families, dns: Dns, dialect: Dialect) -> World {
     let world = World::new(families);
-    world.add(&exclude_1337(&story(&world, dns, &[])));
+    world.add(&dialect.of(exclude_1337(&story(&world, dns, &[]))));
     world
 }
 
@@ -30,72 +31,65 @@ fn everyone_gets_where_they_must(world: &World) {
     loopback_is_as_istio_has_it(world, APP_PROCESS, PROXY);
 }
 
-#[test]
-fn in_a_pod_with_both_families() {
-    everyone_gets_where_they_must(&world(Families::Both, Dns::Captured));
-}
-
-#[test]
-fn in_a_pod_with_ipv4_only() {
-    everyone_gets_where_they_must(&world(Families::V4, Dns::Captured));
-}
-
-#[test]
-fn in_a_pod_with_ipv6_only() {
-    everyone_gets_where_they_must(&world(Families::V6, Dns::Captured));
-}
-
-#[test]
-fn a_query_of_1337_leaves_one_replied_entry() {
-    a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured), VAULT_INIT, RESOLVER);
-}
-
-#[test]
-fn a_query_of_the_proxy_leaves_one_replied_entry() {
-    a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured), PROXY, RESOLVER);
-}
-
-#[test]
-fn where_dns_is_not_captured() {
-    let world = world(Families::Both, Dns::Left);
-    tcp_is_captured(&world, APP_PROCESS);
-    tcp_is_direct(&world, VAULT_INIT);
-    dns_is_direct(&world, VAULT_INIT, RESOLVER);
-    a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
-}
-
-/// What was seen before: without the exclusion 1337 is caught like any other.
-#[test]
-fn without_the_exclusion_1337_is_captured() {
-    let world = World::new(Families::Both);
-    world.add(&chain(&story(&world, Dns::Captured, &[]), json!([{ "type": "istio-redirect" }])));
-    tcp_is_captured(&world, VAULT_INIT);
-    dns_is_captured(&world, VAULT_INIT, RESOLVER);
-}
-
-/// Its DNS alone: 1337's connections are still the sidecar's.
-#[test]
-fn dns_can_be_excluded_without_the_rest() {
-    let world = World::new(Families::Both);
-    let sub_plugins = json!([{ "type": "istio-redirect" }, { "type": "dns-exclude", "uids": [1337] }]);
-    world.add(&chain(&story(&world, Dns::Captured, &[]), sub_plugins));
-    tcp_is_captured(&world, VAULT_INIT);
-    dns_is_direct(&world, VAULT_INIT, RESOLVER);
-    dns_is_captured(&world, APP_PROCESS, RESOLVER);
-}
-
-/// The pod's own word for it, and a whole UID range at once.
-#[test]
-fn an_annotation_excludes_a_range_of_uids() {
-    let world = World::new(Families::Both);
-    let annotations = [("detour.io/exclude-uids", "1000-1999,1000650000/10")];
-    let sub_plugins = json!([{ "type": "istio-redirect" }, { "type": "uid-exclude" }]);
-    world.add(&chain(&story(&world, Dns::Captured, &annotations), sub_plugins));
-    let beyond = Process { uid: APP_PROCESS.uid + 10, ..APP_PROCESS };
-    for process in [VAULT_INIT, APP_PROCESS, Process { uid: beyond.uid - 1, ..beyond }] {
-        tcp_is_direct(&world, process);
-        dns_is_direct(&world, process, RESOLVER);
+in_both_dialects! {
+    fn in_a_pod_with_both_families(dialect) {
+        everyone_gets_where_they_must(&world(Families::Both, Dns::Captured, dialect));
     }
-    tcp_is_captured(&world, beyond);
-    dns_is_captured(&world, beyond, RESOLVER);
+
+    fn in_a_pod_with_ipv4_only(dialect) {
+        everyone_gets_where_they_must(&world(Families::V4, Dns::Captured, dialect));
+    }
+
+    fn in_a_pod_with_ipv6_only(dialect) {
+        everyone_gets_where_they_must(&world(Families::V6, Dns::Captured, dialect));
+    }
+
+    fn a_query_of_1337_leaves_one_replied_entry(dialect) {
+        a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured, dialect), VAULT_INIT, RESOLVER);
+    }
+
+    fn a_query_of_the_proxy_leaves_one_replied_entry(dialect) {
+        a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured, dialect), PROXY, RESOLVER);
+    }
+
+    fn where_dns_is_not_captured(dialect) {
+        let world = world(Families::Both, Dns::Left, dialect);
+        tcp_is_captured(&world, APP_PROCESS);
+        tcp_is_direct(&world, VAULT_INIT);
+        dns_is_direct(&world, VAULT_INIT, RESOLVER);
+        a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
+    }
+
+    /// What was seen before: without the exclusion 1337 is caught like any other.
+    fn without_the_exclusion_1337_is_captured(dialect) {
+        let world = World::new(Families::Both);
+        world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), json!([{ "type": "istio-redirect" }]))));
+        tcp_is_captured(&world, VAULT_INIT);
+        dns_is_captured(&world, VAULT_INIT, RESOLVER);
+    }
+
+    /// Its DNS alone: 1337's connections are still the sidecar's.
+    fn dns_can_be_excluded_without_the_rest(dialect) {
+        let world = World::new(Families::Both);
+        let sub_plugins = json!([{ "type": "istio-redirect" }, { "type": "dns-exclude", "uids": [1337] }]);
+        world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins)));
+        tcp_is_captured(&world, VAULT_INIT);
+        dns_is_direct(&world, VAULT_INIT, RESOLVER);
+        dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    }
+
+    /// The pod's own word for it, and a whole UID range at once.
+    fn an_annotation_excludes_a_range_of_uids(dialect) {
+        let world = World::new(Families::Both);
+        let annotations = [("detour.io/exclude-uids", "1000-1999,1000650000/10")];
+        let sub_plugins = json!([{ "type": "istio-redirect" }, { "type": "uid-exclude" }]);
+        world.add(&dialect.of(chain(&story(&world, Dns::Captured, &annotations), sub_plugins)));
+        let beyond = Process { uid: APP_PROCESS.uid + 10, ..APP_PROCESS };
+        for process in [VAULT_INIT, APP_PROCESS, Process { uid: beyond.uid - 1, ..beyond }] {
+            tcp_is_direct(&world, process);
+            dns_is_direct(&world, process, RESOLVER);
+        }
+        tcp_is_captured(&world, beyond);
+        dns_is_captured(&world, beyond, RESOLVER);
+    }
 }

@@ -20,15 +20,17 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// `log_level`, else istio-cni's `plugin_log_level`, else [`LogLevel::Info`].
-    pub(super) fn read(reader: &Reader<'_>) -> Result<Self, Error> {
-        for key in ["log_level", "plugin_log_level"] {
-            if let Some(word) = text(reader, key)? {
-                let refused = || wrong_type(key, &Value::from(word), "none, error, warn, info, debug");
-                return Self::named(word).ok_or_else(refused);
-            }
-        }
-        Ok(Self::Info)
+    /// `log_level`, else istio-cni's `plugin_log_level`.
+    pub(super) fn read(reader: &Reader<'_>) -> Result<Option<Self>, Error> {
+        let own = Self::read_key(reader, "log_level")?;
+        if own.is_some() { Ok(own) } else { Self::read_key(reader, "plugin_log_level") }
+    }
+
+    /// The level under one key.
+    pub(super) fn read_key(reader: &Reader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
+        let Some(word) = text(reader, key)? else { return Ok(None) };
+        let refused = || wrong_type(key, &Value::from(word), "none, error, warn, info, debug");
+        Self::named(word).map(Some).ok_or_else(refused)
     }
 
     /// By the words of istio-cni, of maistra's plugin (logrus) and of Multus, in upper or lower case.
@@ -50,7 +52,7 @@ mod tests {
     use crate::cni::Block;
     use serde_json::json;
 
-    fn read(conf: &Value) -> Result<LogLevel, Error> {
+    fn read(conf: &Value) -> Result<Option<LogLevel>, Error> {
         LogLevel::read(&Block::new("", conf).expect("an object").reader())
     }
 
@@ -66,11 +68,11 @@ mod tests {
             ("info", LogLevel::Info),
             ("verbose", LogLevel::Info),
             ("DEBUG", LogLevel::Debug),
-            ("", LogLevel::Info),
         ] {
-            assert_eq!(read(&json!({"log_level": word})), Ok(wanted), "{word}");
-            assert_eq!(read(&json!({"plugin_log_level": word})), Ok(wanted), "{word}");
+            assert_eq!(read(&json!({"log_level": word})), Ok(Some(wanted)), "{word}");
+            assert_eq!(read(&json!({"plugin_log_level": word})), Ok(Some(wanted)), "{word}");
         }
+        assert_eq!(read(&json!({"log_level": ""})), Ok(None));
     }
 
     #[test]

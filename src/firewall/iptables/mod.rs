@@ -1,16 +1,16 @@
 //! A rule in the `iptables` dialect: the expressions that iptables-nft itself would write, in its
 //! order, and back.
 
-mod expression;
 mod xt;
 
-use super::live::Counter;
+use super::expression::{Base, Expression, Meta, Verdict};
 use super::nfnetlink::attributes::Attributes;
 use super::rule::{Family, Is, Match, Rule, Target};
 use crate::policy::{PortRange, Protocol};
-use expression::{Base, Expression, Meta, Verdict};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{Ipv4Addr, Ipv6Addr};
+
+pub(super) use xt::Extension;
 
 /// `NFTA_RULE_COMPAT_PROTO`, `NFTA_RULE_COMPAT_FLAGS`.
 const COMPAT_PROTOCOL: u16 = 1;
@@ -43,11 +43,6 @@ pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>
     let rule = known.as_ref().and_then(|known| Some((known, Decoder { family, left: known }.rule()?)));
     // Equal as a value must mean equal in the kernel.
     rule.filter(|(known, rule)| encode(rule, family) == **known).map(|(_, rule)| rule).ok_or(goes_to)
-}
-
-/// What a rule has counted so far.
-pub(super) fn counter(list: &[u8]) -> Counter {
-    Expression::counted(list).map(|(packets, bytes)| Counter { packets, bytes }).unwrap_or_default()
 }
 
 const fn protocol_number(protocol: Protocol) -> u8 {

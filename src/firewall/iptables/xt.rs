@@ -6,7 +6,7 @@ use crate::policy::{IdRange, PortRange};
 
 /// An extension's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Extension {
+pub(in crate::firewall) struct Extension {
     /// `owner`, `REDIRECT`, …
     pub name: String,
     /// Which version of the structure.

@@ -36,6 +36,10 @@ pub enum Verb {
     NewRule = 6,
     GetRule = 7,
     DelRule = 8,
+    NewSet = 9,
+    GetSet = 10,
+    NewSetElements = 12,
+    GetSetElements = 13,
     GetGeneration = 16,
 }
 

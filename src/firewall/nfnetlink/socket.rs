@@ -92,10 +92,25 @@ impl Socket {
     ///
     /// # Errors
     /// The socket fails, or the rules change while they are read.
-    pub fn dump(&mut self, verb: Verb, mut each: impl FnMut(u8, &[u8])) -> Result<(), Error> {
+    pub fn dump(&mut self, verb: Verb, each: impl FnMut(u8, &[u8])) -> Result<(), Error> {
+        self.dump_of(verb, 0, Attributes::new(), each)
+    }
+
+    /// Everything of one kind that `attributes` speak of, of one family; `each` gets the family
+    /// and the attributes.
+    ///
+    /// # Errors
+    /// As [`Self::dump`].
+    pub fn dump_of(
+        &mut self,
+        verb: Verb,
+        family: u8,
+        attributes: Attributes,
+        mut each: impl FnMut(u8, &[u8]),
+    ) -> Result<(), Error> {
         let sequence = self.next_sequence();
         let mut request = Vec::new();
-        Message { verb, flags: 0, family: 0, attributes: Attributes::new() }.write(NLM_F_DUMP, sequence, &mut request);
+        Message { verb, flags: 0, family, attributes }.write(NLM_F_DUMP, sequence, &mut request);
         self.send(&request)?;
         let mut buffer = vec![0; READ_BUFFER];
         let mut interrupted = false;

@@ -11,6 +11,7 @@ mod conntrack;
 mod directory;
 mod iptables;
 mod links;
+mod nft;
 mod place;
 mod places;
 mod plugin;
@@ -78,10 +79,20 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(families: Families) -> Self {
+        Self::of(families, Place::new)
+    }
+
+    /// A world whose pod has a user namespace of its own (`hostUsers: false`). Who sends is said as
+    /// the pod counts.
+    pub(crate) fn with_own_users(families: Families) -> Self {
+        Self::of(families, Place::with_own_users)
+    }
+
+    fn of(families: Families, pod: impl FnOnce(&str) -> Place) -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let name = format!("detour-test-{}-{number}", std::process::id());
-        let mut pod = Place::new(&format!("{name}-pod"));
+        let mut pod = pod(&format!("{name}-pod"));
         let mut outside = Place::new(&format!("{name}-out"));
         links::join(&pod, &outside, families);
         pod.listen("pod", PROXY, &pod_endpoints(families));
@@ -131,6 +142,16 @@ impl World {
     /// Runs `iptables` or `ip6tables` in the pod and says whether it succeeded, and what it printed.
     pub(crate) fn iptables(&self, family: Family, arguments: &[&str]) -> (bool, String) {
         iptables::run(&self.pod, family, arguments)
+    }
+
+    /// The pod's native tables as `nft` prints them without counters, in the order of their names.
+    pub(crate) fn native_tables(&self) -> Vec<String> {
+        nft::tables(&self.pod)
+    }
+
+    /// Adds native rules to the pod's.
+    pub(crate) fn nft(&self, text: &str) {
+        nft::load(&self.pod, text);
     }
 
     /// What `ip` prints in the pod, which must succeed.

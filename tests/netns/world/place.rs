@@ -13,7 +13,14 @@ pub(super) struct Place {
     /// Taken out when it is removed.
     netns: Option<NetNs>,
     listener: Option<Child>,
+    /// What UID and GID 0 of those who are here are outside.
+    first_id: u32,
 }
+
+/// As many as a pod needs that counts as OpenShift does.
+const IDS: u32 = 2_000_000_000;
+/// Where a pod's own users begin outside.
+const FIRST_OWN_ID: u32 = 100_000;
 
 impl Place {
     pub(super) fn new(name: &str) -> Self {
@@ -21,7 +28,38 @@ impl Place {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let netns = NetNs::new(name).unwrap_or_else(|e| panic!("make network namespace {name} (are you root?): {e}"));
-        Self { name: name.to_owned(), netns: Some(netns), listener: None }
+        Self { name: name.to_owned(), netns: Some(netns), listener: None, first_id: 0 }
+    }
+
+    /// One whose network namespace belongs to a user namespace of its own.
+    pub(super) fn with_own_users(name: &str) -> Self {
+        let mut owner = Command::new("unshare")
+            .args(["--user", "--net", "sh", "-c", "echo ready; read _"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("run unshare");
+        let mut line = String::new();
+        BufReader::new(owner.stdout.as_mut().expect("it is piped")).read_line(&mut line).expect("read from sh");
+        assert_eq!(line.trim(), "ready", "unshare made no namespaces");
+        for map in ["uid_map", "gid_map"] {
+            let path = format!("/proc/{}/{map}", owner.id());
+            std::fs::write(&path, format!("0 {FIRST_OWN_ID} {IDS}")).unwrap_or_else(|e| panic!("write {path}: {e}"));
+        }
+        let mut place = Self::new(name);
+        drop(place.netns.take());
+        let (path, namespace) = (place.path(), format!("/proc/{}/ns/net", owner.id()));
+        let mount = |program: &str, arguments: &[&std::ffi::OsStr]| {
+            let status = Command::new(program).args(arguments).status().expect("run mount");
+            assert!(status.success(), "{program} {arguments:?}");
+        };
+        mount("umount", &[path.as_os_str()]);
+        mount("mount", &["--bind".as_ref(), namespace.as_ref(), path.as_os_str()]);
+        drop(owner.stdin.take());
+        owner.wait().expect("wait for sh");
+        place.netns = Some(NetNs::get(name).expect("it is mounted"));
+        place.first_id = FIRST_OWN_ID;
+        place
     }
 
     pub(super) fn name(&self) -> &str {
@@ -36,7 +74,7 @@ impl Place {
     /// Starts to listen; [`Self::wait_until_ready`] says when it does.
     pub(super) fn listen(&mut self, label: &str, process: Process, endpoints: &[String]) {
         let mut command = Command::new(probe());
-        command.args(["serve", "--label", label]).args(as_user(process)).args(endpoints);
+        command.args(["serve", "--label", label]).args(self.as_user(process)).args(endpoints);
         self.listener = Some(self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())));
     }
 
@@ -58,7 +96,7 @@ impl Place {
             Protocol::Udp => "udp",
         };
         let mut command = Command::new(probe());
-        command.arg("send").args(as_user(process)).arg(format!("{scheme}:{to}"));
+        command.arg("send").args(self.as_user(process)).arg(format!("{scheme}:{to}"));
         let output = self.run(&mut command, "");
         Arrival::parse(&output.stdout).unwrap_or_else(|e| panic!("probe send {scheme}:{to}: {e}: {output:?}"))
     }
@@ -68,6 +106,11 @@ impl Place {
         let mut child = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()));
         child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("write to stdin");
         child.wait_with_output().expect("wait for a child")
+    }
+
+    fn as_user(&self, process: Process) -> [String; 2] {
+        let outside = |id: u32| self.first_id + id;
+        [format!("--uid={}", outside(process.uid)), format!("--gid={}", outside(process.gid))]
     }
 
     fn spawn(&self, command: &mut Command) -> Child {
@@ -89,10 +132,6 @@ impl Drop for Place {
             eprintln!("{}: remove: {error}", self.name);
         }
     }
-}
-
-fn as_user(process: Process) -> [String; 2] {
-    [format!("--uid={}", process.uid), format!("--gid={}", process.gid)]
 }
 
 /// The example binary that sends and answers; `cargo test` builds it beside the plugin.

@@ -1,7 +1,7 @@
-//! What ADD prints.
+//! The result of a plugin that makes no interface.
 
-use super::version::{self, Family};
-use super::{Code, Error, NetConf};
+use crate::cni::version::{self, Family};
+use crate::cni::{Code, Error, NetConf};
 use serde_json::{Map, Value, json};
 
 /// The result of a plugin that makes no interface: the configuration's `prevResult` with

@@ -1,8 +1,8 @@
-//! nf_tables expressions (linux/netfilter/nf_tables.h) as far as iptables-nft uses them for the
-//! rules of this crate, between values and attributes.
+//! nf_tables expressions (linux/netfilter/nf_tables.h) as far as the two dialects use them, between
+//! values and attributes.
 
-use super::xt::Extension;
-use crate::firewall::nfnetlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
+use super::iptables::Extension;
+use super::nfnetlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 
 /// `NFTA_LIST_ELEM`.
 const LIST_ELEMENT: u16 = 1;
@@ -17,6 +17,17 @@ const VERDICT_CHAIN: u16 = 2;
 /// The one register that all expressions of a rule use.
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
+/// `NFT_CMP_GTE`, `NFT_CMP_LTE`.
+const AT_LEAST: u32 = 5;
+const AT_MOST: u32 = 3;
+/// `NFT_BYTEORDER_HTON`, `NFT_LOOKUP_F_INV`, `NFT_NAT_DNAT`.
+const HOST_TO_NETWORK: u32 = 1;
+const LOOKUP_INVERTED: u32 = 1;
+const DESTINATION_NAT: u32 = 1;
+/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel
+/// sets them itself where a register is given, and lists them.
+const ADDRESS_GIVEN: u32 = 1;
+const PORT_GIVEN: u32 = 2;
 
 /// What is loaded from beside the packet (`enum nft_meta_keys`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +39,50 @@ pub(super) enum Meta {
     InInterface = 6,
     /// The interface that it goes out by.
     OutInterface = 7,
+    /// The UID of the process that sends it, as the owner of the network namespace counts.
+    Uid = 10,
+    /// The GID of that process.
+    Gid = 11,
+    /// IPv4 or IPv6.
+    Family = 15,
     /// TCP, UDP, …
     Protocol = 16,
+}
+
+impl Meta {
+    const ALL: [Self; 7] =
+        [Self::Mark, Self::InInterface, Self::OutInterface, Self::Uid, Self::Gid, Self::Family, Self::Protocol];
+
+    fn numbered(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|key| *key as u32 == number)
+    }
+}
+
+/// What connection tracking knows of the packet (`enum nft_ct_keys`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Ct {
+    /// A bit for what the packet is to its connection.
+    State = 0,
+    /// The connection's mark.
+    Mark = 3,
+    /// In which zone it is looked up.
+    Zone = 17,
+}
+
+impl Ct {
+    fn numbered(number: u32) -> Option<Self> {
+        [Self::State, Self::Mark, Self::Zone].into_iter().find(|key| *key as u32 == number)
+    }
+}
+
+/// A set that a rule brings with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SetName {
+    /// In a transaction, which of its sets; the kernel lists none.
+    pub id: u32,
+    /// By which the kernel lists it; until then a pattern.
+    pub name: String,
 }
 
 /// Where in the packet the offset counts from (`enum nft_payload_bases`).
@@ -89,8 +142,37 @@ pub(super) enum Expression {
         /// The last that does.
         to: Vec<u8>,
     },
+    /// Goes on only if what was loaded is at least this: the lower half of what `nft` makes of a
+    /// range.
+    AtLeast(Vec<u8>),
+    /// Goes on only if what was loaded is at most this.
+    AtMost(Vec<u8>),
+    /// Loads what connection tracking knows.
+    Ct(Ct),
+    /// Turns the four bytes of what was loaded into network order.
+    NetworkOrder,
+    /// Goes on only if what was loaded is in a set, or is not.
+    Lookup {
+        /// Is not.
+        not: bool,
+        /// The set.
+        set: SetName,
+    },
     /// Counts packets and bytes.
     Counter,
+    /// Loads a constant.
+    Constant(Vec<u8>),
+    /// Sets metadata to what was loaded.
+    SetMeta(Meta),
+    /// Sets what connection tracking knows to what was loaded.
+    SetCt(Ct),
+    /// Sends the packet to the port that was loaded, on this machine.
+    Redirect,
+    /// Hands the packet to whoever listens on the port that was loaded; only of this family
+    /// (`NFPROTO_…`), or of both (0).
+    Tproxy(u32),
+    /// Sends the packet to the address that was loaded; only of this family (`NFPROTO_…`).
+    DestinationNat(u32),
     /// Ends the rule.
     Verdict(Verdict),
     /// An xtables match.
@@ -122,7 +204,23 @@ impl Expression {
                 let data = new().be32(1, REGISTER).be32(2, u32::from(*not));
                 ("range", data.nested(3, &value(from)).nested(4, &value(to)))
             }
+            Self::AtLeast(bytes) => ("cmp", new().be32(1, REGISTER).be32(2, AT_LEAST).nested(3, &value(bytes))),
+            Self::AtMost(bytes) => ("cmp", new().be32(1, REGISTER).be32(2, AT_MOST).nested(3, &value(bytes))),
+            Self::Ct(key) => ("ct", new().be32(2, *key as u32).be32(1, REGISTER)),
+            Self::NetworkOrder => {
+                ("byteorder", new().be32(1, REGISTER).be32(2, REGISTER).be32(3, HOST_TO_NETWORK).be32(4, 4).be32(5, 4))
+            }
+            Self::Lookup { not, set } => {
+                let data = new().text(1, &set.name).be32(2, REGISTER).be32(4, set.id);
+                ("lookup", if *not { data.be32(5, LOOKUP_INVERTED) } else { data })
+            }
             Self::Counter => ("counter", new().be64(1, 0).be64(2, 0)),
+            Self::Constant(bytes) => ("immediate", new().be32(1, REGISTER).nested(2, &value(bytes))),
+            Self::SetMeta(key) => ("meta", new().be32(2, *key as u32).be32(3, REGISTER)),
+            Self::SetCt(key) => ("ct", new().be32(2, *key as u32).be32(4, REGISTER)),
+            Self::Redirect => ("redir", new().be32(1, REGISTER).be32(3, PORT_GIVEN)),
+            Self::Tproxy(family) => ("tproxy", new().be32(1, *family).be32(3, REGISTER)),
+            Self::DestinationNat(family) => ("nat", new().be32(1, DESTINATION_NAT).be32(2, *family).be32(3, REGISTER)),
             Self::Verdict(verdict) => {
                 let data = new().nested(VERDICT, &verdict.write());
                 ("immediate", new().be32(1, VERDICT_REGISTER).nested(2, &data))
@@ -156,12 +254,59 @@ impl Expression {
             _ => None,
         };
         let in_register = |kind| (find_be32(data, kind)? == REGISTER).then_some(());
+        let absent_or = |kind, usual: u32| (find_be32(data, kind).unwrap_or(usual) == usual).then_some(());
         Some(match find_text(element, NAME)? {
             "meta" => {
+                let key = Meta::numbered(find_be32(data, 2)?)?;
+                match find(data, 3) {
+                    None => in_register(1).map(|()| Self::Meta(key))?,
+                    Some(_) => in_register(3).map(|()| Self::SetMeta(key))?,
+                }
+            }
+            "ct" => {
+                let key = Ct::numbered(find_be32(data, 2)?)?;
+                match (find(data, 3), find(data, 4)) {
+                    (None, None) => in_register(1).map(|()| Self::Ct(key))?,
+                    (None, Some(_)) => in_register(4).map(|()| Self::SetCt(key))?,
+                    _ => return None,
+                }
+            }
+            "byteorder" => {
+                in_register(1).and_then(|()| in_register(2))?;
+                let rest = [find_be32(data, 3)?, find_be32(data, 4)?, find_be32(data, 5)?];
+                (rest == [HOST_TO_NETWORK, 4, 4]).then_some(Self::NetworkOrder)?
+            }
+            "lookup" => {
+                in_register(2)?;
+                let not = match find_be32(data, 5).unwrap_or_default() {
+                    0 => false,
+                    LOOKUP_INVERTED => true,
+                    _ => return None,
+                };
+                if find(data, 3).is_some() {
+                    return None;
+                }
+                Self::Lookup { not, set: SetName { id: 0, name: find_text(data, 1)?.to_owned() } }
+            }
+            "redir" => {
                 in_register(1)?;
-                let key = find_be32(data, 2)?;
-                let known = [Meta::Mark, Meta::InInterface, Meta::OutInterface, Meta::Protocol];
-                Self::Meta(known.into_iter().find(|m| *m as u32 == key)?)
+                absent_or(2, REGISTER).and_then(|()| absent_or(3, PORT_GIVEN))?;
+                Self::Redirect
+            }
+            "tproxy" => {
+                in_register(3)?;
+                if find(data, 2).is_some() {
+                    return None;
+                }
+                Self::Tproxy(find_be32(data, 1)?)
+            }
+            "nat" => {
+                in_register(3).and_then(|()| absent_or(4, REGISTER)).and_then(|()| absent_or(7, ADDRESS_GIVEN))?;
+                let ports = find(data, 5).or_else(|| find(data, 6));
+                if find_be32(data, 1)? != DESTINATION_NAT || ports.is_some() {
+                    return None;
+                }
+                Self::DestinationNat(find_be32(data, 2)?)
             }
             "payload" => {
                 in_register(1)?;
@@ -176,14 +321,21 @@ impl Expression {
             }
             "cmp" => {
                 in_register(1)?;
-                Self::Compare { not: not()?, value: value(3)? }
+                match find_be32(data, 2)? {
+                    AT_LEAST => Self::AtLeast(value(3)?),
+                    AT_MOST => Self::AtMost(value(3)?),
+                    _ => Self::Compare { not: not()?, value: value(3)? },
+                }
             }
             "range" => {
                 in_register(1)?;
                 Self::Range { not: not()?, from: value(3)?, to: value(4)? }
             }
             "counter" => Self::Counter,
-            "immediate" => Self::Verdict(Verdict::read(find(find(data, 2)?, VERDICT)?)?),
+            "immediate" => match find(find(data, 2)?, VERDICT) {
+                Some(verdict) => Self::Verdict(Verdict::read(verdict)?),
+                None => in_register(1).and_then(|()| value(2)).map(Self::Constant)?,
+            },
             "match" => Self::Match(Extension::read(data)?),
             "target" => Self::Target(Extension::read(data)?),
             _ => return None,

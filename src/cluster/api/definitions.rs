@@ -1,0 +1,48 @@
+//! NetworkAttachmentDefinitions from the API.
+
+use super::{Api, all, check_names, get};
+use crate::cluster::query::Object;
+use crate::cluster::retry::{Failure, GaveUp, retry};
+use crate::cluster::{Lookup, ObjectRef, wire};
+use crate::cni::Error;
+use std::time::{Duration, Instant};
+
+/// How long a list may take that only makes an error's message better.
+const LIST: Duration = Duration::from_secs(2);
+
+impl Api {
+    /// All at the same time.
+    pub(super) fn look_up(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, Error> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let started = Instant::now();
+        check_names("NetworkAttachmentDefinition", wanted.iter().flat_map(|object| [&object.namespace, &object.name]))?;
+        let session = self.session()?;
+        let one = async |object| {
+            let query = self.query(session, Object::Definition(object));
+            let attempt = async || get::<wire::Definition>(session, &query).await;
+            match retry(started, self.timeout, attempt).await {
+                Ok(definition) => Ok(Lookup::Found(definition.into())),
+                Err(end @ GaveUp { last: Failure::Missing(_), .. }) => Ok(Lookup::Missing(query.missing(end))),
+                Err(end) => Err(query.gave_up(end)),
+            }
+        };
+        session.run(all(wanted.iter().map(one)))
+    }
+
+    /// The namespaces that have a definition of this name, sorted; one try.
+    pub(super) fn list_namespaces(&self, name: &str) -> Result<Vec<String>, Error> {
+        check_names("NetworkAttachmentDefinition", [&name.to_owned()])?;
+        let session = self.session()?;
+        let query = self.query(session, Object::DefinitionsNamed(name));
+        let list: wire::Definitions = session.run(async {
+            let attempt = async || match get(session, &query).await {
+                Err(Failure::Trouble { cause, .. } | Failure::Missing(cause)) => Err(query.not_again(&cause)),
+                other => other,
+            };
+            retry(Instant::now(), LIST.min(self.timeout), attempt).await.map_err(|end| query.gave_up(end))
+        })?;
+        Ok(list.namespaces_with(name))
+    }
+}

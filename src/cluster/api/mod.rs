@@ -1,0 +1,190 @@
+//! Facts from the Kubernetes API.
+
+mod concurrently;
+mod definitions;
+mod session;
+mod writes;
+
+use super::query::{Object, Query};
+use super::retry::{Failure, retry};
+use super::{Cluster, Event, Lookup, ObjectRef, about, another_uid, wire};
+use crate::cni::{Code, Error, is_dns_subdomain};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+use concurrently::all;
+use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
+use kube::client::Body;
+use serde::de::DeserializeOwned;
+use session::Session;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// The API server that a kubeconfig names.
+pub(super) struct Api {
+    kubeconfig: PathBuf,
+    /// How long facts may take, all tries together.
+    timeout: Duration,
+    /// Opened by the first request; a handshake costs more than a request.
+    session: OnceLock<Session>,
+}
+
+impl Cluster for Api {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        let started = Instant::now();
+        check_names("CNI_ARGS", [&wanted.namespace, &wanted.name])?;
+        let session = self.session().map_err(|error| about(wanted, error))?;
+        session.run(self.fetch(started, session, wanted, with_namespace))
+    }
+
+    fn definitions(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, Error> {
+        self.look_up(wanted)
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        self.list_namespaces(name).inspect_err(|error| tracing::debug!("{error}")).ok()
+    }
+
+    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), Error> {
+        self.write(pod, Object::NetworkStatus(pod, status))
+    }
+
+    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
+        self.write(pod, Object::Event(pod, event))
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        let nobody = PodRef { namespace: "default".to_owned(), name: "detour-status-probe".to_owned(), uid: None };
+        let session = self.session()?;
+        session.run(async {
+            let query = self.query(session, Object::Pod(&nobody));
+            let attempt = async || match get::<wire::Pod>(session, &query).await {
+                // That there is no such pod is an answer, and shows the right to ask.
+                Ok(_) | Err(Failure::Missing(_)) => Ok(()),
+                Err(failure) => Err(failure),
+            };
+            retry(Instant::now(), PROBE, attempt).await.map_err(|end| query.gave_up(end))
+        })
+    }
+}
+
+/// How long a probe may take; short enough for a runtime that asks every few seconds.
+const PROBE: Duration = Duration::from_secs(1);
+
+impl Api {
+    /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
+    pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
+        Self { kubeconfig, timeout, session: OnceLock::new() }
+    }
+
+    fn session(&self) -> Result<&Session, Error> {
+        if let Some(session) = self.session.get() {
+            return Ok(session);
+        }
+        let session = Session::open(&self.kubeconfig)?;
+        Ok(self.session.get_or_init(|| session))
+    }
+
+    fn query<'a>(&'a self, session: &'a Session, object: Object<'a>) -> Query<'a> {
+        Query { object, server: &session.server, kubeconfig: &self.kubeconfig }
+    }
+
+    async fn fetch(
+        &self,
+        started: Instant,
+        session: &Session,
+        wanted: &PodRef,
+        with_namespace: bool,
+    ) -> Result<Facts, Error> {
+        enum Fact {
+            Pod(Pod),
+            Namespace(Namespace),
+        }
+        let fact = async |object| match object {
+            Object::PodNamespace(_) => self.namespace(started, session, object).await.map(Fact::Namespace),
+            _ => self.pod(started, session, wanted).await.map(Fact::Pod),
+        };
+        let mut facts = Facts::default();
+        let namespace = with_namespace.then_some(Object::PodNamespace(wanted));
+        for fact in all([Some(Object::Pod(wanted)), namespace].into_iter().flatten().map(fact)).await? {
+            match fact {
+                Fact::Pod(pod) => facts.pod = pod,
+                Fact::Namespace(namespace) => facts.namespace = Some(namespace),
+            }
+        }
+        Ok(facts)
+    }
+
+    async fn pod(&self, started: Instant, session: &Session, wanted: &PodRef) -> Result<Pod, Error> {
+        let query = self.query(session, Object::Pod(wanted));
+        let attempt = async || {
+            let pod = Pod::from(get::<wire::Pod>(session, &query).await?);
+            if pod.is(wanted) { Ok(pod) } else { Err(Failure::Missing(another_uid(&pod, wanted))) }
+        };
+        retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+    }
+
+    async fn namespace(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
+        let query = self.query(session, object);
+        let attempt = async || Ok(get::<wire::Namespace>(session, &query).await?.into());
+        retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+    }
+}
+
+/// One try to get what is asked for.
+async fn get<T: DeserializeOwned>(session: &Session, query: &Query<'_>) -> Result<T, Failure> {
+    let body = send(session, query).await?;
+    serde_json::from_slice(&body).map_err(|e| query.garbled(&e))
+}
+
+/// One try: the body of a successful response.
+async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> {
+    let collection = Request::new(query.object.collection());
+    let request = match query.object {
+        Object::Pod(PodRef { name, .. }) | Object::Definition(ObjectRef { name, .. }) => {
+            collection.get(name, &GetParams::default())
+        }
+        Object::PodNamespace(pod) => collection.get(&pod.namespace, &GetParams::default()),
+        Object::DefinitionsNamed(name) => {
+            collection.list(&ListParams::default().fields(&format!("metadata.name={name}")))
+        }
+        Object::NetworkStatus(pod, status) => {
+            let patch = Patch::Merge(wire::network_status(pod, status));
+            collection.patch_subresource("status", &pod.name, &PatchParams::default(), &patch)
+        }
+        Object::Event(pod, event) => {
+            collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())
+        }
+    };
+    let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;
+    let response = session.client.send(request.map(Body::from)).await.map_err(|e| query.failed(&e))?;
+    let status = response.status();
+    let after = response.headers().get("retry-after").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let body = response.into_body().collect_bytes().await.map_err(|e| query.failed(&e))?;
+    if status.is_success() { Ok(body.into()) } else { Err(query.refused(status.as_u16(), after.as_deref(), &body)) }
+}
+
+/// Names become part of a URL, so they must be what an object's name can be. Where they come from
+/// is for the message.
+fn check_names<'a>(source: &str, names: impl IntoIterator<Item = &'a String>) -> Result<(), Error> {
+    let Some(wrong) = names.into_iter().find(|name| !is_dns_subdomain(name)) else { return Ok(()) };
+    let accepted = "accepted: lower-case letters, digits, '-' and '.', a letter or digit at both ends";
+    Err(Error::new(Code::Environment, format!("{source}: {wrong:?} is no object's name; {accepted}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_an_object_can_have_become_part_of_a_url() {
+        let check = |name: &str| check_names("CNI_ARGS", [&name.to_owned()]);
+        for name in ["a", "web-0", "coredns-5d78c9869d-x2x7p", "static.node1.example.com"] {
+            check(name).expect("a name");
+        }
+        for name in ["", ".", "..", "a/b", "a?watch=1", "a%2f", "A", "a b", "-a", "a.", "ä"] {
+            let error = check(name).expect_err("no name");
+            assert_eq!(error.code, Code::Environment);
+            assert!(error.msg.starts_with("CNI_ARGS: "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! NetworkAttachmentDefinitions, as far as they are read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The annotation by which a definition asks for a device plugin's devices (Network Plumbing
+/// Working Group, "Network Custom Resource Definition De-facto Standard").
+const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+/// The name of an object of a namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectRef {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A definition as the cluster knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Definition {
+    /// Its namespace and name.
+    pub object: ObjectRef,
+    /// `metadata.annotations`.
+    pub annotations: BTreeMap<String, String>,
+    /// `spec.config`, byte for byte; empty where there is none.
+    pub config: String,
+}
+
+impl Definition {
+    /// The device plugin's resource that it asks for.
+    #[must_use]
+    pub fn resource_name(&self) -> Option<&str> {
+        self.annotations.get(RESOURCE_NAME).map(String::as_str)
+    }
+}
+
+/// What looking a definition up came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lookup {
+    /// It is there.
+    Found(Definition),
+    /// It is not there; where it was looked for, for how long, and what was answered.
+    Missing(String),
+}

@@ -1,0 +1,373 @@
+//! The keys of a primary plugin: Multus's own, which mean here what they mean there (multus-cni,
+//! `docs/configuration.md`), and those that Multus has not.
+
+use super::{absolute, text};
+use crate::cni::list::wrong_type;
+use crate::cni::names::{is_dns_label, is_dns_subdomain, is_identifier};
+use crate::cni::{Code, Error, LogLevel, Reader};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where delegates' executables are, where nobody says so.
+const BIN_DIR: &str = "/opt/cni/bin";
+/// Where definitions without a configuration are looked up.
+const CONF_DIR: &str = "/etc/cni/multus/net.d";
+/// What DEL needs must outlive a reboot.
+const CNI_DIR: &str = "/var/lib/cni/detour";
+/// The namespace of the cluster's own definitions, and the only one that is a system namespace.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+/// The namespace whose definitions are everybody's.
+const GLOBAL_NAMESPACE: &str = "default";
+/// The types whose attachments need no executable.
+const IN_PROCESS_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
+/// How long the readiness file is waited for, in seconds.
+const READINESS_TIMEOUT: u32 = 45;
+
+/// What the primary plugin is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Primary {
+    /// `clusterNetwork` or, where there is none, `delegates`.
+    pub default: DefaultNetwork,
+    /// `defaultNetworks`: what every pod gets besides, but for those in system namespaces.
+    pub default_networks: Vec<NetworkName>,
+    /// `systemNamespaces`: their pods get no default networks.
+    pub system_namespaces: Vec<String>,
+    /// `multusNamespace`: where definitions that no pod names are, and the one that
+    /// `v1.multus-cni.io/default-network` means where it names none.
+    pub namespace: String,
+    /// `confDir`.
+    pub conf_dir: PathBuf,
+    /// `cniDir`: where is kept what DEL needs.
+    pub cni_dir: PathBuf,
+    /// `binDir`. `kubernetes.cni_bin_dir` wins over it.
+    pub bin_dir: PathBuf,
+    /// `kubeconfig`. `kubernetes.kubeconfig` wins over it; where neither is there, the in-cluster
+    /// environment counts, else there is no API.
+    pub kubeconfig: Option<PathBuf>,
+    /// `namespaceIsolation`: pods refer only to definitions of their own namespace and of global ones.
+    pub namespace_isolation: bool,
+    /// `globalNamespaces`; one that is written down replaces `default`.
+    pub global_namespaces: Vec<String>,
+    /// `readinessindicatorfile`: no ADD before there is such a file.
+    pub readiness_file: Option<PathBuf>,
+    /// `readiness_timeout_seconds`: how long ADD waits for it.
+    pub readiness_timeout: Duration,
+    /// `retryDeleteOnError`: what DEL needs is kept where a delegate's DEL fails.
+    pub retry_delete_on_error: bool,
+    /// `in_process_types`: types whose attachments run without an executable.
+    pub in_process_types: Vec<String>,
+    /// `chain_types`: types of executables without an interface of their own, which run on the
+    /// default network's result.
+    pub chain_types: Vec<String>,
+    /// `merge_addresses`: the result has the addresses of all attachments.
+    pub merge_addresses: bool,
+    /// `network_status`.
+    pub network_status: NetworkStatus,
+    /// `logFile`: `log_file` wins over it.
+    pub(super) log_file: Option<PathBuf>,
+    /// `logLevel`: `log_level` wins over it.
+    pub(super) log_level: Option<LogLevel>,
+}
+
+/// What a pod's first network is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DefaultNetwork {
+    /// `clusterNetwork`.
+    Cluster(NetworkName),
+    /// `delegates`, objects as they came, at least one: the first is the default network, the
+    /// others are further ones of every pod.
+    Delegates(Vec<Value>),
+}
+
+/// How the configuration names a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NetworkName {
+    /// A definition of this name in [`Primary::namespace`], else a file in [`Primary::conf_dir`].
+    Name(String),
+    /// A configuration file, or a directory, whose first configuration is meant.
+    Path(PathBuf),
+}
+
+/// When the annotation `k8s.v1.cni.cncf.io/network-status` is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkStatus {
+    /// Where the pod selects networks.
+    Auto,
+    /// For every pod.
+    Always,
+    /// For none.
+    Never,
+}
+
+impl Primary {
+    /// Reads them, where there is `clusterNetwork` or `delegates`.
+    pub(super) fn read(keys: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, Error> {
+        let Some(default) = DefaultNetwork::read(keys)? else { return Ok(None) };
+        refuse_auxiliary_chain(keys)?;
+        warn(keys, warnings)?;
+        let mut default_networks = Vec::new();
+        for (i, name) in keys.list("defaultNetworks")?.into_iter().flat_map(|list| list.items).enumerate() {
+            default_networks.push(NetworkName::parse(&format!("defaultNetworks[{i}]"), &name)?);
+        }
+        if matches!(default, DefaultNetwork::Delegates(_)) && !default_networks.is_empty() {
+            warnings.push("defaultNetworks: ignored where there is no clusterNetwork; add them to delegates".into());
+            default_networks.clear();
+        }
+        let statuses =
+            [("auto", NetworkStatus::Auto), ("always", NetworkStatus::Always), ("never", NetworkStatus::Never)];
+        let namespace = text(keys, "multusNamespace")?.unwrap_or(SYSTEM_NAMESPACE);
+        check_namespace("multusNamespace", namespace)?;
+        let path = |key, default: &str| absolute(keys, key).map(|path| path.unwrap_or_else(|| default.into()));
+        let timeout = keys.number("readiness_timeout_seconds", 1, 300)?.unwrap_or(READINESS_TIMEOUT);
+        Ok(Some(Self {
+            default,
+            default_networks,
+            system_namespaces: namespaces(keys, "systemNamespaces", SYSTEM_NAMESPACE)?,
+            namespace: namespace.to_owned(),
+            conf_dir: path("confDir", CONF_DIR)?,
+            cni_dir: path("cniDir", CNI_DIR)?,
+            bin_dir: path("binDir", BIN_DIR)?,
+            kubeconfig: absolute(keys, "kubeconfig")?,
+            namespace_isolation: keys.boolean("namespaceIsolation")?.unwrap_or(false),
+            global_namespaces: global_namespaces(keys)?,
+            readiness_file: absolute(keys, "readinessindicatorfile")?,
+            readiness_timeout: Duration::from_secs(timeout.into()),
+            retry_delete_on_error: keys.boolean("retryDeleteOnError")?.unwrap_or(false),
+            in_process_types: types(keys, "in_process_types", &IN_PROCESS_TYPES)?,
+            chain_types: types(keys, "chain_types", &[])?,
+            merge_addresses: keys.boolean("merge_addresses")?.unwrap_or(false),
+            network_status: keys.one_of("network_status", &statuses)?.unwrap_or(NetworkStatus::Auto),
+            log_file: absolute(keys, "logFile")?,
+            log_level: LogLevel::read_key(keys, "logLevel")?,
+        }))
+    }
+}
+
+impl DefaultNetwork {
+    fn read(keys: &Reader<'_>) -> Result<Option<Self>, Error> {
+        if let Some(name) = text(keys, "clusterNetwork")? {
+            return NetworkName::parse("clusterNetwork", name).map(|name| Some(Self::Cluster(name)));
+        }
+        let accepted = "an array of at least one configuration, each an object with type or plugins";
+        match keys.value("delegates") {
+            None => Ok(None),
+            Some(Value::Array(delegates)) if !delegates.is_empty() && delegates.iter().all(Value::is_object) => {
+                Ok(Some(Self::Delegates(delegates.clone())))
+            }
+            Some(other) => Err(wrong_type("delegates", other, accepted)),
+        }
+    }
+}
+
+impl NetworkName {
+    fn parse(place: &str, text: &str) -> Result<Self, Error> {
+        let accepted = "the name of a definition or a configuration, or an absolute path";
+        if text.contains('/') {
+            let path = Path::new(text);
+            path.is_absolute().then(|| Self::Path(path.to_owned()))
+        } else {
+            // A file's configuration may have a name that no definition can have.
+            (is_dns_subdomain(text) || is_identifier(text)).then(|| Self::Name(text.to_owned()))
+        }
+        .ok_or_else(|| wrong_type(place, &Value::from(text), accepted))
+    }
+}
+
+/// Plugins that would not run must not be left out in silence.
+fn refuse_auxiliary_chain(keys: &Reader<'_>) -> Result<(), Error> {
+    let Some(name) = text(keys, "auxiliaryCNIChainName")? else { return Ok(()) };
+    let msg = format!(
+        "auxiliaryCNIChainName: {name:?}: auxiliary chains are not supported; \
+         list their plugins in chain, which runs on the default network's result"
+    );
+    Err(Error::new(Code::InvalidConfig, msg))
+}
+
+fn warn(keys: &Reader<'_>, warnings: &mut Vec<String>) -> Result<(), Error> {
+    if keys.value("clusterNetwork").is_some_and(|name| name != "") && keys.value("delegates").is_some() {
+        warnings.push("delegates: ignored where there is clusterNetwork".into());
+    }
+    if keys.boolean("logToStderr")? == Some(false) {
+        warnings.push("logToStderr: ignored; lines always go to stderr, which runtimes keep".into());
+    }
+    if keys.value("logOptions").is_some() {
+        warnings.push("logOptions: ignored; log files are not rotated here: have logrotate(8) do it".into());
+    }
+    if keys.value("daemonSocketDir").is_some() {
+        warnings.push("daemonSocketDir: ignored; there is no daemon behind this plugin".into());
+    }
+    Ok(())
+}
+
+fn namespaces(keys: &Reader<'_>, key: &'static str, default: &str) -> Result<Vec<String>, Error> {
+    let Some(list) = keys.list(key)? else { return Ok(vec![default.to_owned()]) };
+    list.items.iter().try_for_each(|name| check_namespace(key, name))?;
+    Ok(list.items)
+}
+
+/// An empty string counts as absent, as in Multus.
+fn global_namespaces(keys: &Reader<'_>) -> Result<Vec<String>, Error> {
+    let key = "globalNamespaces";
+    if keys.value(key).is_some_and(|value| value == "") {
+        return Ok(vec![GLOBAL_NAMESPACE.to_owned()]);
+    }
+    namespaces(keys, key, GLOBAL_NAMESPACE)
+}
+
+fn check_namespace(key: &str, name: &str) -> Result<(), Error> {
+    let refused = || wrong_type(key, &Value::from(name), "names of namespaces");
+    if is_dns_label(name) { Ok(()) } else { Err(refused()) }
+}
+
+/// Types that a configuration can have: names of executables without `/`.
+fn types(keys: &Reader<'_>, key: &'static str, default: &[&str]) -> Result<Vec<String>, Error> {
+    let Some(list) = keys.list(key)? else { return Ok(default.iter().map(ToString::to_string).collect()) };
+    match list.items.iter().find(|kind| kind.contains('/')) {
+        Some(wrong) => Err(list.reject(wrong, "types, which are names of executables without /")),
+        None => Ok(list.items),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::Block;
+    use serde_json::json;
+
+    fn read(conf: &Value) -> Result<(Option<Primary>, Vec<String>), Error> {
+        let mut warnings = Vec::new();
+        let block = Block::new("", conf).expect("an object");
+        Primary::read(&block.reader(), &mut warnings).map(|read| (read, warnings))
+    }
+
+    /// A small configuration with one more key.
+    fn with(key: &str, value: Value) -> Result<(Primary, Vec<String>), Error> {
+        let mut conf = json!({"clusterNetwork": "ovn"});
+        conf[key] = value;
+        read(&conf).map(|(read, warnings)| (read.expect("a primary plugin"), warnings))
+    }
+
+    #[test]
+    fn it_takes_a_network_to_be_a_primary_plugin() {
+        for conf in [json!({}), json!({"clusterNetwork": "", "kubeconfig": "/k"}), json!({"delegates": null})] {
+            assert_eq!(read(&conf), Ok((None, vec![])));
+        }
+    }
+
+    #[test]
+    fn defaults() {
+        let wanted = Primary {
+            default: DefaultNetwork::Cluster(NetworkName::Name("ovn".into())),
+            default_networks: vec![],
+            system_namespaces: vec!["kube-system".into()],
+            namespace: "kube-system".into(),
+            conf_dir: "/etc/cni/multus/net.d".into(),
+            cni_dir: "/var/lib/cni/detour".into(),
+            bin_dir: "/opt/cni/bin".into(),
+            kubeconfig: None,
+            namespace_isolation: false,
+            global_namespaces: vec!["default".into()],
+            readiness_file: None,
+            readiness_timeout: Duration::from_secs(45),
+            retry_delete_on_error: false,
+            in_process_types: vec!["detour".into(), "istio-cni".into(), "excludedns".into()],
+            chain_types: vec![],
+            merge_addresses: false,
+            network_status: NetworkStatus::Auto,
+            log_file: None,
+            log_level: None,
+        };
+        assert_eq!(with("kubeconfig", json!("")), Ok((wanted, vec![])));
+    }
+
+    #[test]
+    fn openshifts_configuration() {
+        let (primary, warnings) = read(&json!({
+            "binDir": "/var/lib/cni/bin", "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": true,
+            "clusterNetwork": "/run/multus/cni/net.d/10-ovn-kubernetes.conf", "name": "multus-cni-network",
+            "kubeconfig": "/etc/kubernetes/cni/net.d/multus.d/multus.kubeconfig", "namespaceIsolation": true,
+            "globalNamespaces": "default,openshift-multus, openshift-sriov-network-operator",
+            "readinessindicatorfile": "/run/multus/cni/net.d/10-ovn-kubernetes.conf", "type": "detour",
+            "daemonSocketDir": "/run/multus/socket",
+        }))
+        .expect("accepted");
+        let primary = primary.expect("a primary plugin");
+        let path = PathBuf::from("/run/multus/cni/net.d/10-ovn-kubernetes.conf");
+        assert_eq!(primary.default, DefaultNetwork::Cluster(NetworkName::Path(path.clone())));
+        assert_eq!((primary.readiness_file, primary.namespace_isolation), (Some(path), true));
+        let wanted = ["default", "openshift-multus", "openshift-sriov-network-operator"];
+        assert_eq!(primary.global_namespaces, wanted);
+        assert_eq!((primary.bin_dir, primary.log_level), ("/var/lib/cni/bin".into(), Some(LogLevel::Info)));
+        assert!(warnings.len() == 1 && warnings[0].starts_with("daemonSocketDir: ignored"), "{warnings:?}");
+    }
+
+    #[test]
+    fn static_delegates_stay_as_they_came() {
+        let delegates = json!([{"type": "bridge", "x": 1.5}, {"plugins": [{"type": "ptp"}]}]);
+        let (primary, warnings) = read(&json!({"delegates": delegates, "defaultNetworks": ["a"]})).expect("accepted");
+        let primary = primary.expect("a primary plugin");
+        assert_eq!(primary.default, DefaultNetwork::Delegates(delegates.as_array().expect("an array").clone()));
+        assert!(primary.default_networks.is_empty() && warnings[0].starts_with("defaultNetworks: ignored"));
+    }
+
+    #[test]
+    fn what_is_not_done_here_is_a_warning() {
+        for (key, value) in [
+            ("delegates", json!([{"type": "bridge"}])),
+            ("logToStderr", json!(false)),
+            ("logOptions", json!({"maxAge": 5})),
+            ("daemonSocketDir", json!("/run/multus")),
+        ] {
+            let (_, warnings) = with(key, value).expect("accepted");
+            assert!(warnings.len() == 1 && warnings[0].starts_with(&format!("{key}: ignored")), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn own_keys() {
+        let (primary, _) = with("network_status", json!("never")).expect("accepted");
+        assert_eq!(primary.network_status, NetworkStatus::Never);
+        assert_eq!(with("in_process_types", json!([])).expect("accepted").0.in_process_types, [""; 0]);
+        assert_eq!(with("chain_types", json!("a, b")).expect("accepted").0.chain_types, ["a", "b"]);
+        assert!(with("merge_addresses", json!(true)).expect("accepted").0.merge_addresses);
+        let timeout = with("readiness_timeout_seconds", json!(3)).expect("accepted").0.readiness_timeout;
+        assert_eq!(timeout, Duration::from_secs(3));
+        let (primary, _) = with("defaultNetworks", json!(["a.b", "/etc/x.conf"])).expect("accepted");
+        let wanted = [NetworkName::Name("a.b".into()), NetworkName::Path("/etc/x.conf".into())];
+        assert_eq!(primary.default_networks, wanted);
+        assert_eq!(with("globalNamespaces", json!("")).expect("accepted").0.global_namespaces, ["default"]);
+    }
+
+    #[test]
+    fn errors_name_the_key_and_what_is_accepted() {
+        for (key, value, wanted) in [
+            (
+                "clusterNetwork",
+                json!("net.d/ovn.conf"),
+                r#"clusterNetwork: "net.d/ovn.conf" is not accepted; accepted: "#,
+            ),
+            ("clusterNetwork", json!("a b"), r#"clusterNetwork: "a b" is not accepted; accepted: the name of"#),
+            ("clusterNetwork", json!(7), "clusterNetwork: 7 is not accepted; accepted: a string"),
+            ("defaultNetworks", json!(["a", "../b"]), r#"defaultNetworks[1]: "../b" is not accepted"#),
+            ("multusNamespace", json!("a/b"), r#"multusNamespace: "a/b" is not accepted; accepted: names of"#),
+            ("systemNamespaces", json!(["*"]), r#"systemNamespaces: "*" is not accepted; accepted: names of"#),
+            ("globalNamespaces", json!("a,B"), r#"globalNamespaces: "B" is not accepted; accepted: names of"#),
+            ("confDir", json!("x"), r#"confDir: "x" is not accepted; accepted: an absolute path"#),
+            ("namespaceIsolation", json!("yes"), r#"namespaceIsolation: "yes" is not accepted; accepted: true or"#),
+            ("network_status", json!("on"), r#"network_status: "on" is not accepted; accepted: auto, always, never"#),
+            ("chain_types", json!(["a/b"]), r#"chain_types: "a/b" is not accepted; accepted: types"#),
+            ("logLevel", json!("loud"), r#"logLevel: "loud" is not accepted; accepted: none, error"#),
+            ("auxiliaryCNIChainName", json!("aux"), r#"auxiliaryCNIChainName: "aux": auxiliary chains are not"#),
+            ("readiness_timeout_seconds", json!(0), "readiness_timeout_seconds: 0 is not accepted; accepted: a whole"),
+        ] {
+            let error = with(key, value).expect_err(key);
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(wanted), "{error}");
+        }
+        for delegates in [json!([]), json!({}), json!([{"type": "a"}, 7])] {
+            let error = read(&json!({"delegates": delegates})).expect_err("refused");
+            assert!(error.msg.starts_with("delegates: ") && error.msg.contains("accepted: an array"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! From JSON of any version to a result.
+
+use super::{AddResult, Address, Dns, Interface, Route};
+use crate::cni::list::wrong_type;
+use crate::cni::version::{self, Family};
+use crate::cni::{Block, Code, Error, Reader};
+use ipnet::{IpNet, Ipv4Net};
+use serde_json::{Map, Value};
+use std::net::IpAddr;
+
+/// The keys of a route that say how it is used (reference library, `pkg/types`).
+const METRICS: [&str; 5] = ["mtu", "advmss", "priority", "table", "scope"];
+
+impl AddResult {
+    /// Understands a result. Where it does not say its version, it speaks `unstated`, the one of
+    /// the configuration that it answers.
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`] with the path of what is wrong, the first part being `result`.
+    pub fn read(value: &Value, unstated: &str) -> Result<Self, Error> {
+        let block = Block::new("result", value)?;
+        let keys = block.reader();
+        let label = keys.string("cniVersion")?.filter(|label| !label.is_empty()).unwrap_or(unstated);
+        let Some(family) = Family::of(label) else {
+            let msg = format!(
+                "{}: {label:?} is not accepted; accepted: {}",
+                keys.place("cniVersion"),
+                version::SUPPORTED.join(", ")
+            );
+            return Err(Error::new(Code::InvalidConfig, msg));
+        };
+        let mut result = match family {
+            Family::V0_1 => single_addresses(&keys)?,
+            Family::V0_3 | Family::V1_0 => Self {
+                interfaces: each(&keys, "interfaces", interface)?,
+                ips: each(&keys, "ips", |keys| address(keys, family))?,
+                routes: each(&keys, "routes", route)?,
+                ..Self::default()
+            },
+        };
+        result.dns = keys.block("dns")?.map(|dns| read_dns(&dns.reader())).transpose()?.unwrap_or_default();
+        result.others = keys.others();
+        Ok(result)
+    }
+}
+
+/// Up to 0.2.0: one address of each family, with its routes.
+fn single_addresses(keys: &Reader<'_>) -> Result<AddResult, Error> {
+    let mut result = AddResult::default();
+    for key in ["ip4", "ip6"] {
+        let Some(block) = keys.block(key)? else { continue };
+        let keys = block.reader();
+        let address = required(&keys, "ip", PREFIX, prefix)?;
+        let gateway = gateway(&keys, "gateway")?;
+        result.routes.extend(each(&keys, "routes", single_route)?);
+        result.ips.push(Address { interface: None, address, gateway, others: keys.others() });
+    }
+    Ok(result)
+}
+
+fn interface(keys: &Reader<'_>) -> Result<Interface, Error> {
+    let string = |key| keys.string(key).map(|text| text.unwrap_or_default().to_owned());
+    Ok(Interface {
+        name: string("name")?,
+        mac: string("mac")?,
+        mtu: keys.number("mtu", 0, u32::MAX)?.unwrap_or(0),
+        sandbox: string("sandbox")?,
+        socket_path: string("socketPath")?,
+        pci_id: string("pciID")?,
+        others: keys.others(),
+    })
+}
+
+fn address(keys: &Reader<'_>, family: Family) -> Result<Address, Error> {
+    if family == Family::V0_3 {
+        // Which IP version it is, the address itself says.
+        let _ = keys.value("version");
+    }
+    let accepted = "a whole number";
+    let index = |value: &Value| value.as_i64().ok_or_else(|| wrong_type(&keys.place("interface"), value, accepted));
+    Ok(Address {
+        interface: keys.value("interface").map(index).transpose()?,
+        address: required(keys, "address", PREFIX, prefix)?,
+        gateway: gateway(keys, "gateway")?,
+        others: keys.others(),
+    })
+}
+
+fn route(keys: &Reader<'_>) -> Result<Route, Error> {
+    let mut metrics = Map::new();
+    for key in METRICS {
+        match keys.value(key) {
+            None => {}
+            // 0 is a value of its own only for the table and the scope.
+            Some(value) if value == 0 && !matches!(key, "table" | "scope") => {}
+            Some(value) if value.is_i64() => drop(metrics.insert(key.to_owned(), value.clone())),
+            Some(value) => return Err(wrong_type(&keys.place(key), value, "a whole number")),
+        }
+    }
+    let dst = required(keys, "dst", PREFIX, prefix)?;
+    Ok(Route { dst, gw: gateway(keys, "gw")?, metrics, others: keys.others() })
+}
+
+/// A route up to 0.2.0, where metrics are keys that the specification does not know.
+fn single_route(keys: &Reader<'_>) -> Result<Route, Error> {
+    let mut route = route(keys)?;
+    route.others.extend(std::mem::take(&mut route.metrics));
+    Ok(route)
+}
+
+fn read_dns(keys: &Reader<'_>) -> Result<Dns, Error> {
+    Ok(Dns {
+        nameservers: strings(keys, "nameservers")?,
+        domain: keys.string("domain")?.unwrap_or_default().to_owned(),
+        search: strings(keys, "search")?,
+        options: strings(keys, "options")?,
+        others: keys.others(),
+    })
+}
+
+const PREFIX: &str = "an address with its prefix length, as 10.0.0.1/24";
+
+/// As the reference library reads one: an IPv4 address in IPv6's notation is one of IPv4.
+fn prefix(text: &str) -> Option<IpNet> {
+    let net: IpNet = text.parse().ok()?;
+    match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
+        (IpAddr::V4(address), Some(length)) if net.addr().is_ipv6() => {
+            Ipv4Net::new(address, length).ok().map(IpNet::V4)
+        }
+        _ => Some(net),
+    }
+}
+
+/// An address; an empty string is none.
+fn gateway(keys: &Reader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
+    let Some(text) = keys.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+    match text.parse::<IpAddr>() {
+        Ok(address) => Ok(Some(address.to_canonical())),
+        Err(_) => Err(wrong_type(&keys.place(key), &Value::from(text), "an IPv4 or IPv6 address")),
+    }
+}
+
+fn required<T>(
+    keys: &Reader<'_>,
+    key: &'static str,
+    accepted: &str,
+    convert: impl Fn(&str) -> Option<T>,
+) -> Result<T, Error> {
+    let Some(value) = keys.value(key) else {
+        return Err(Error::new(
+            Code::InvalidConfig,
+            format!("{}: it is missing; accepted: {accepted}", keys.place(key)),
+        ));
+    };
+    value.as_str().and_then(convert).ok_or_else(|| wrong_type(&keys.place(key), value, accepted))
+}
+
+/// The objects of an array, each understood by `read`.
+fn each<T>(
+    keys: &Reader<'_>,
+    key: &'static str,
+    read: impl Fn(&Reader<'_>) -> Result<T, Error>,
+) -> Result<Vec<T>, Error> {
+    let items = array(keys, key, "an array of objects")?;
+    let item =
+        |(i, item)| Block::new(format!("{}[{i}]", keys.place(key)), item).and_then(|block| read(&block.reader()));
+    items.iter().enumerate().map(item).collect()
+}
+
+fn strings(keys: &Reader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
+    let accepted = "an array of strings";
+    let text =
+        |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| wrong_type(&keys.place(key), value, accepted));
+    array(keys, key, accepted)?.iter().map(text).collect()
+}
+
+fn array<'a>(keys: &Reader<'a>, key: &'static str, accepted: &str) -> Result<&'a [Value], Error> {
+    match keys.value(key) {
+        None => Ok(&[]),
+        Some(Value::Array(items)) => Ok(items),
+        Some(other) => Err(wrong_type(&keys.place(key), other, accepted)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_label_says_the_shape_and_without_one_the_configuration_does() {
+        let old = json!({"ip4": {"ip": "10.0.0.2/24"}});
+        assert_eq!(AddResult::read(&old, "0.2.0").expect("a result").ips.len(), 1);
+        let read = AddResult::read(&old, "1.0.0").expect("a result");
+        assert!(read.ips.is_empty() && read.others.contains_key("ip4"));
+        let labelled = json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/24"}});
+        assert_eq!(AddResult::read(&labelled, "1.0.0").expect("a result").ips.len(), 1);
+        let error = AddResult::read(&json!({"cniVersion": "2.0.0"}), "1.0.0").expect_err("another version");
+        assert!(error.msg.starts_with(r#"result.cniVersion: "2.0.0" is not accepted; accepted: 0.1.0, "#), "{error}");
+    }
+
+    #[test]
+    fn index_0_and_no_index_stay_what_they_are() {
+        let ips = json!({"ips": [{"interface": 0, "address": "10.0.0.2/24"}, {"address": "10.0.0.3/24"}]});
+        let read = AddResult::read(&ips, "1.0.0").expect("a result");
+        assert_eq!(read.ips.iter().map(|ip| ip.interface).collect::<Vec<_>>(), [Some(0), None]);
+    }
+
+    #[test]
+    fn null_is_absent_and_an_empty_gateway_none() {
+        let odd = json!({
+            "interfaces": null, "dns": null, "routes": [{"dst": "::/0", "gw": "", "mtu": null}],
+            "ips": [{"address": "::ffff:10.0.0.2/120", "gateway": "::ffff:10.0.0.1", "interface": null}],
+        });
+        let read = AddResult::read(&odd, "0.4.0").expect("a result");
+        assert_eq!((read.routes[0].gw, read.routes[0].metrics.len()), (None, 0));
+        assert_eq!(read.ips[0].address.to_string(), "10.0.0.2/24");
+        assert_eq!(read.ips[0].gateway, Some("10.0.0.1".parse().expect("an address")));
+        assert!(read.has_interface() && read.dns.is_empty());
+    }
+
+    #[test]
+    fn errors_name_the_path() {
+        for (value, wanted) in [
+            (json!([]), "result: [] is not accepted; accepted: an object"),
+            (json!({"ips": {}}), "result.ips: {} is not accepted; accepted: an array of objects"),
+            (json!({"ips": [7]}), "result.ips[0]: 7 is not accepted; accepted: an object"),
+            (json!({"ips": [{}]}), "result.ips[0].address: it is missing; accepted: an address with its prefix"),
+            (json!({"ips": [{"address": "10.0.0.1"}]}), r#"result.ips[0].address: "10.0.0.1" is not accepted"#),
+            (json!({"ips": [{"address": "::/0", "gateway": "x"}]}), r#"result.ips[0].gateway: "x" is not accepted"#),
+            (json!({"ips": [{"address": "::/0", "interface": "0"}]}), r#"result.ips[0].interface: "0" is not"#),
+            (json!({"interfaces": [{"name": 1}]}), "result.interfaces[0].name: 1 is not accepted"),
+            (json!({"routes": [{"dst": "::/0", "table": "x"}]}), r#"result.routes[0].table: "x" is not accepted"#),
+            (json!({"dns": {"search": "a"}}), r#"result.dns.search: "a" is not accepted; accepted: an array of"#),
+            (json!({"cniVersion": 1}), "result.cniVersion: 1 is not accepted; accepted: a string"),
+        ] {
+            let error = AddResult::read(&value, "1.0.0").expect_err("refused");
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(wanted), "{error}");
+        }
+        let error = AddResult::read(&json!({"ip4": {}}), "0.2.0").expect_err("refused");
+        assert!(error.msg.starts_with("result.ip4.ip: it is missing"), "{error}");
+    }
+
+    #[test]
+    fn default_routes_are_taken_away_and_added() {
+        let routes = json!({"routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}, {"dst": "::/0"}, {"dst": "0.0.0.0/1"}]});
+        let mut read = AddResult::read(&routes, "1.0.0").expect("a result");
+        assert_eq!(read.default_gateways().collect::<Vec<_>>(), ["10.0.0.1".parse::<IpAddr>().expect("an address")]);
+        read.remove_default_routes();
+        read.add_default_route("fd::1".parse().expect("an address"));
+        let json = read.to_json("1.0.0").expect("JSON");
+        assert_eq!(json["routes"], json!([{"dst": "0.0.0.0/1"}, {"dst": "::/0", "gw": "fd::1"}]));
+    }
+}

@@ -1,0 +1,225 @@
+//! From a result to JSON of any version, as the reference library converts (`pkg/types/020`,
+//! `040`, `100`): what a version has no place for is lost.
+
+use super::{AddResult, Address, Dns, Interface, Route};
+use crate::cni::version::Family;
+use crate::cni::{Code, Error};
+use serde_json::{Map, Value, json};
+use std::net::IpAddr;
+
+impl AddResult {
+    /// The result in the shape of `cni_version`, one that is spoken here.
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`]: up to 0.2.0 an interface or a route has no place without an
+    /// address. The reference library refuses an empty result, too, where it comes from a later
+    /// version; a plugin that makes nothing must be able to say so.
+    pub fn to_json(&self, cni_version: &str) -> Result<Value, Error> {
+        let mut object = Map::new();
+        object.insert("cniVersion".to_owned(), cni_version.into());
+        match Family::of(cni_version) {
+            Some(Family::V0_1) => {
+                self.single_addresses(cni_version, &mut object)?;
+                object.insert("dns".to_owned(), dns(&self.dns));
+            }
+            family => {
+                let family = family.unwrap_or(Family::V1_0);
+                let interfaces = self.interfaces.iter().map(|one| interface(one, family));
+                insert(&mut object, "interfaces", interfaces.collect::<Vec<_>>());
+                insert(&mut object, "ips", self.ips.iter().map(|one| address(one, family)).collect::<Vec<_>>());
+                insert(&mut object, "routes", self.routes.iter().map(route).collect::<Vec<_>>());
+                if family == Family::V0_3 || !self.dns.is_empty() {
+                    object.insert("dns".to_owned(), dns(&self.dns));
+                }
+            }
+        }
+        Ok(with_others(object, &self.others))
+    }
+
+    /// The first address of each family, with the family's routes; interfaces have no place.
+    fn single_addresses(&self, cni_version: &str, object: &mut Map<String, Value>) -> Result<(), Error> {
+        for (key, is_ours) in [("ip4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("ip6", IpAddr::is_ipv6)] {
+            let Some(first) = self.ips.iter().find(|ip| is_ours(&ip.address.addr())) else { continue };
+            let mut ip = Map::new();
+            ip.insert("ip".to_owned(), first.address.to_string().into());
+            insert(&mut ip, "gateway", text(first.gateway));
+            let routes = self.routes.iter().filter(|route| is_ours(&route.dst.addr()));
+            let routes = routes.map(|one| route(&Route { metrics: Map::new(), ..one.clone() }));
+            insert(&mut ip, "routes", routes.collect::<Vec<_>>());
+            object.insert(key.to_owned(), with_others(ip, &first.others));
+        }
+        if !self.ips.is_empty() || (self.interfaces.is_empty() && self.routes.is_empty()) {
+            return Ok(());
+        }
+        let msg = format!(
+            "cniVersion: {cni_version} has no place for an interface without an address; use 0.3.0 or later in the configuration"
+        );
+        Err(Error::new(Code::InvalidConfig, msg))
+    }
+}
+
+fn interface(interface: &Interface, family: Family) -> Value {
+    let mut object = Map::new();
+    object.insert("name".to_owned(), interface.name.clone().into());
+    insert(&mut object, "mac", &*interface.mac);
+    if family == Family::V1_0 && interface.mtu != 0 {
+        object.insert("mtu".to_owned(), interface.mtu.into());
+    }
+    insert(&mut object, "sandbox", &*interface.sandbox);
+    if family == Family::V1_0 {
+        insert(&mut object, "socketPath", &*interface.socket_path);
+        insert(&mut object, "pciID", &*interface.pci_id);
+    }
+    with_others(object, &interface.others)
+}
+
+fn address(ip: &Address, family: Family) -> Value {
+    let mut object = Map::new();
+    if family == Family::V0_3 {
+        object.insert("version".to_owned(), if ip.address.addr().is_ipv4() { "4" } else { "6" }.into());
+    }
+    if let Some(index) = ip.interface {
+        object.insert("interface".to_owned(), index.into());
+    }
+    object.insert("address".to_owned(), ip.address.to_string().into());
+    insert(&mut object, "gateway", text(ip.gateway));
+    with_others(object, &ip.others)
+}
+
+fn route(route: &Route) -> Value {
+    let mut object = Map::new();
+    object.insert("dst".to_owned(), route.dst.to_string().into());
+    insert(&mut object, "gw", text(route.gw));
+    object.extend(route.metrics.clone());
+    with_others(object, &route.others)
+}
+
+fn dns(dns: &Dns) -> Value {
+    let mut object = Map::new();
+    insert(&mut object, "nameservers", &*dns.nameservers);
+    insert(&mut object, "domain", &*dns.domain);
+    insert(&mut object, "search", &*dns.search);
+    insert(&mut object, "options", &*dns.options);
+    with_others(object, &dns.others)
+}
+
+fn text(address: Option<IpAddr>) -> String {
+    address.map(|address| address.to_string()).unwrap_or_default()
+}
+
+/// Adds a string or a list that isn't empty.
+fn insert(object: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
+    let value = value.into();
+    if value != json!("") && value != json!([]) {
+        object.insert(key.to_owned(), value);
+    }
+}
+
+/// With keys that the specification does not know, after those that it does.
+fn with_others(mut object: Map<String, Value>, others: &Map<String, Value>) -> Value {
+    for (key, value) in others {
+        object.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    Value::Object(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the version that `from` says to another.
+    fn converted(from: &Value, to: &str) -> Value {
+        AddResult::read(from, "0.1.0").and_then(|result| result.to_json(to)).expect("a result")
+    }
+
+    fn newest() -> Value {
+        json!({
+            "cniVersion": "1.1.0",
+            "interfaces": [
+                {"name": "eth0", "mac": "02:00:00:00:00:01", "mtu": 1500, "sandbox": "/n", "own": [1]},
+                {"name": "v", "socketPath": "/s", "pciID": "0000:00:01.0"},
+            ],
+            "ips": [
+                {"interface": 0, "address": "10.0.0.2/24", "gateway": "10.0.0.1", "own": true},
+                {"interface": 0, "address": "fd00::2/64"},
+                {"address": "10.0.0.3/24"},
+            ],
+            "routes": [
+                {"dst": "0.0.0.0/0", "gw": "10.0.0.1", "mtu": 1400, "priority": 5, "table": 0, "scope": 0},
+                {"dst": "fd01::/64", "own": "x"},
+            ],
+            "dns": {"nameservers": ["10.0.0.10"], "domain": "d", "search": ["s"], "options": ["o"], "own": 1},
+            "own": {"a": 1},
+        })
+    }
+
+    #[test]
+    fn the_newest_version_loses_nothing() {
+        assert_eq!(converted(&newest(), "1.1.0"), newest());
+        let mut older = newest();
+        older["cniVersion"] = json!("1.0.0");
+        assert_eq!(converted(&newest(), "1.0.0"), older, "one family, one shape");
+    }
+
+    #[test]
+    fn down_to_0_4_versions_of_addresses_are_said_and_new_keys_of_interfaces_lost() {
+        let wanted = json!({
+            "cniVersion": "0.4.0",
+            "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/n", "own": [1]}, {"name": "v"}],
+            "ips": [
+                {"version": "4", "interface": 0, "address": "10.0.0.2/24", "gateway": "10.0.0.1", "own": true},
+                {"version": "6", "interface": 0, "address": "fd00::2/64"},
+                {"version": "4", "address": "10.0.0.3/24"},
+            ],
+            "routes": newest()["routes"], "dns": newest()["dns"], "own": {"a": 1},
+        });
+        assert_eq!(converted(&newest(), "0.4.0"), wanted);
+    }
+
+    #[test]
+    fn down_to_0_2_one_address_of_a_family_is_left() {
+        let wanted = json!({
+            "cniVersion": "0.2.0",
+            "ip4": {
+                "ip": "10.0.0.2/24", "gateway": "10.0.0.1", "own": true,
+                "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}],
+            },
+            "ip6": {"ip": "fd00::2/64", "routes": [{"dst": "fd01::/64", "own": "x"}]},
+            "dns": newest()["dns"], "own": {"a": 1},
+        });
+        assert_eq!(converted(&newest(), "0.2.0"), wanted);
+        let only6 = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd::1/64"}], "routes": [{"dst": "0.0.0.0/0"}]});
+        let wanted = json!({"cniVersion": "0.1.0", "ip6": {"ip": "fd::1/64"}, "dns": {}});
+        assert_eq!(converted(&only6, "0.1.0"), wanted);
+    }
+
+    #[test]
+    fn up_from_0_2_addresses_have_no_interface() {
+        let old = json!({
+            "cniVersion": "0.2.0", "ip6": {"ip": "fd00::2/64", "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
+            "ip4": {"ip": "10.0.0.2/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0", "mtu": 7}]},
+            "dns": {"search": []},
+        });
+        let wanted = json!({
+            "cniVersion": "1.0.0",
+            "ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.1"}, {"address": "fd00::2/64"}],
+            "routes": [{"dst": "0.0.0.0/0", "mtu": 7}, {"dst": "::/0", "gw": "fd00::1"}],
+        });
+        assert_eq!(converted(&old, "1.0.0"), wanted);
+        let again = converted(&old, "0.1.0");
+        assert_eq!((&again["ip4"], &again["dns"]), (&old["ip4"], &json!({})));
+    }
+
+    #[test]
+    fn dns_is_always_there_up_to_0_4_and_never_without_need_after() {
+        let empty = AddResult::default();
+        assert_eq!(empty.to_json("0.3.1").expect("JSON"), json!({"cniVersion": "0.3.1", "dns": {}}));
+        assert_eq!(empty.to_json("1.1.0").expect("JSON"), json!({"cniVersion": "1.1.0"}));
+        assert_eq!(empty.to_json("0.2.0").expect("JSON"), json!({"cniVersion": "0.2.0", "dns": {}}));
+        let bare = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]});
+        let bare = AddResult::read(&bare, "1.0.0").expect("a result");
+        let error = bare.to_json("0.2.0").expect_err("no address");
+        assert_eq!(error.code, Code::InvalidConfig);
+        assert!(error.msg.contains("0.2.0") && error.msg.contains("0.3.0"), "{error}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Other CNI plugins: run as child processes, one by one or as a network's list of plugins.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `call` | the environment of a plugin |
+//! | `conf` | what goes to its stdin |
+//! | `find` | where its executable is |
+//! | `process` | a child with a deadline |
+//! | `answer` | what its exit and stdout mean |
+//! | `result` | an answer as a result in the configuration's version |
+//! | `conflist` | a network as it is written down, in files or inline |
+//! | `network` | several plugins, one after another: order, previous results, undoing |
+//!
+//! A child runs in this process's own namespaces, so nothing here may be called from a thread that
+//! has entered a pod's; it inherits no descriptor but its three streams.
+
+mod answer;
+mod call;
+mod conf;
+mod conflist;
+mod find;
+mod network;
+mod process;
+mod result;
+
+pub use call::Call;
+pub use network::{Network, Plugin};
+
+use crate::cni::{Code, Command, Error};
+use find::find;
+use process::Failure;
+use serde_json::{Map, Value};
+
+/// Runs a plugin: as a child process, or in this one.
+pub trait Runner {
+    /// Makes `call` of the plugin of type `kind` with `conf` as its configuration. What it printed
+    /// is returned for ADD; `None` where it printed nothing.
+    ///
+    /// # Errors
+    /// The plugin's own error with its code, or why it could not be run.
+    fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error>;
+
+    /// Whether there is a plugin of that type for `call`.
+    ///
+    /// # Errors
+    /// There is none.
+    fn find(&self, call: &Call, kind: &str) -> Result<(), Error>;
+}
+
+/// Runs plugins as child processes: executables of the type's name in the call's path.
+#[derive(Debug, Clone, Copy)]
+pub struct Executables;
+
+impl Runner for Executables {
+    fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
+        let program = find(kind, &call.path)?;
+        let stdin = serde_json::to_vec(conf).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
+        tracing::debug!(program = %program.display(), "calling {}", call.command);
+        let ended = process::run(&program, &call.variables(), stdin, call.timeout).map_err(|failure| {
+            let code = if matches!(failure, Failure::Busy) { Code::TryAgain } else { Code::Delegate };
+            Error::new(code, format!("{}: {failure}", program.display()))
+        })?;
+        answer::of(&program, call.command, &ended)
+    }
+
+    fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
+        find(kind, &call.path).map(drop)
+    }
+}
+
+/// Runs plugins of some types in this process, whatever executables there are, and all others as
+/// child processes.
+pub struct InProcess<'a> {
+    /// The types.
+    pub types: &'a [String],
+    /// [`Runner::run`] for these.
+    pub run: &'a InProcessRun<'a>,
+}
+
+/// A [`Runner::run`] for plugins in this process.
+pub type InProcessRun<'a> = dyn Fn(&Call, &str, &Map<String, Value>) -> Result<Option<Value>, Error> + 'a;
+
+impl InProcess<'_> {
+    fn has(&self, kind: &str) -> bool {
+        self.types.iter().any(|own| own == kind)
+    }
+}
+
+impl Runner for InProcess<'_> {
+    fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
+        if self.has(kind) { (self.run)(call, kind, conf) } else { Executables.run(call, kind, conf) }
+    }
+
+    fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
+        if self.has(kind) { Ok(()) } else { Executables.find(call, kind) }
+    }
+}
+
+/// A verb as the reference library's messages have it (`libcni/api.go`).
+const fn verb(command: Command) -> &'static str {
+    match command {
+        Command::Add => "add",
+        Command::Check => "check",
+        Command::Del => "delete",
+        Command::Gc => "gc",
+        Command::Status => "status",
+    }
+}

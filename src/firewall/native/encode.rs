@@ -1,0 +1,195 @@
+//! A native rule as expressions, and the sets that it brings with it.
+
+use super::rule::{Action, Condition, Key, Rule};
+use super::set::{NEW_SET, Set};
+use super::text::prefix;
+use crate::firewall::expression::{Base, Ct, Expression, Meta, SetName, Verdict};
+use crate::firewall::rule::Family;
+
+/// A rule in pieces.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Encoded {
+    pub expressions: Vec<Expression>,
+    pub sets: Vec<Set>,
+}
+
+/// How a key's values stand in a register.
+impl Key {
+    /// How many bytes.
+    pub(super) const fn width(self) -> usize {
+        match self {
+            Self::InInterface | Self::OutInterface => 16,
+            Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 4,
+            Self::Source(Family::Ip6) | Self::Destination(Family::Ip6) => 16,
+            Self::Protocol => 1,
+            Self::SourcePort | Self::DestinationPort => 2,
+            Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark => 4,
+        }
+    }
+
+    /// Whether the bytes are in the machine's own order; spans need network order.
+    pub(super) const fn in_host_order(self) -> bool {
+        matches!(self, Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark)
+    }
+
+    /// The greatest value.
+    pub(super) const fn greatest(self) -> u128 {
+        u128::MAX >> (128 - 8 * self.width())
+    }
+
+    fn load(self) -> Expression {
+        let payload = |base, offset: u32| Expression::Payload {
+            base,
+            offset,
+            length: u32::try_from(self.width()).unwrap_or_default(),
+        };
+        match self {
+            Self::InInterface => Expression::Meta(Meta::InInterface),
+            Self::OutInterface => Expression::Meta(Meta::OutInterface),
+            Self::Source(Family::Ip) => payload(Base::Network, SOURCE_V4),
+            Self::Source(Family::Ip6) => payload(Base::Network, SOURCE_V6),
+            Self::Destination(Family::Ip) => payload(Base::Network, DESTINATION_V4),
+            Self::Destination(Family::Ip6) => payload(Base::Network, DESTINATION_V6),
+            Self::Protocol => Expression::Meta(Meta::Protocol),
+            Self::SourcePort => payload(Base::Transport, SOURCE_PORT),
+            Self::DestinationPort => payload(Base::Transport, DESTINATION_PORT),
+            Self::Uid => Expression::Meta(Meta::Uid),
+            Self::Gid => Expression::Meta(Meta::Gid),
+            Self::CtState => Expression::Ct(Ct::State),
+            Self::Mark => Expression::Meta(Meta::Mark),
+            Self::CtMark => Expression::Ct(Ct::Mark),
+        }
+    }
+}
+
+/// Where things stand in the headers.
+pub(super) const SOURCE_V4: u32 = 12;
+pub(super) const DESTINATION_V4: u32 = 16;
+pub(super) const SOURCE_V6: u32 = 8;
+pub(super) const DESTINATION_V6: u32 = 24;
+pub(super) const SOURCE_PORT: u32 = 0;
+pub(super) const DESTINATION_PORT: u32 = 2;
+
+/// The last bytes of `number`, first the highest.
+pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
+    number.to_be_bytes()[16 - width..].to_vec()
+}
+
+/// The same as the machine has them in a register.
+pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
+    let mut bytes = network_order(number, key.width());
+    if key.in_host_order() && cfg!(target_endian = "little") {
+        bytes.reverse();
+    }
+    bytes
+}
+
+/// Encodes `rule`; its sets are numbered from `first_set`.
+pub(super) fn encode(rule: &Rule, first_set: u32) -> Encoded {
+    let mut out = Encoded::default();
+    if let Some(family) = rule.family {
+        let value = vec![family.number()];
+        out.expressions.extend([Expression::Meta(Meta::Family), Expression::Compare { not: false, value }]);
+    }
+    for condition in &rule.conditions {
+        write_condition(condition, first_set, &mut out);
+    }
+    out.expressions.push(Expression::Counter);
+    out.expressions.extend(action(&rule.action, rule.family));
+    out
+}
+
+fn write_condition(condition: &Condition, first_set: u32, out: &mut Encoded) {
+    let Condition { key, not, values } = condition;
+    let (key, not) = (*key, *not);
+    let name = matches!(key, Key::InInterface | Key::OutInterface);
+    out.expressions.push(key.load());
+    match values.single() {
+        Some(bits) if key == Key::CtState => {
+            let none = vec![0; key.width()];
+            out.expressions.push(Expression::Mask(register(key, bits.first)));
+            out.expressions.push(Expression::Compare { not: !not, value: none });
+        }
+        Some(span) if span.is_one() => {
+            out.expressions.push(Expression::Compare { not, value: register(key, span.first) });
+        }
+        Some(span) if name => {
+            let value: Vec<u8> = span.first.to_be_bytes().into_iter().take_while(|byte| *byte != 0).collect();
+            out.expressions.push(Expression::Compare { not, value });
+        }
+        Some(span) => match key {
+            Key::Source(family) | Key::Destination(family) if prefix(family, span).is_some() => {
+                let mask = key.greatest() ^ (span.first ^ span.last);
+                out.expressions.push(Expression::Mask(network_order(mask, key.width())));
+                out.expressions.push(Expression::Compare { not, value: network_order(span.first, key.width()) });
+            }
+            _ => {
+                out.expressions.extend(key.in_host_order().then_some(Expression::NetworkOrder));
+                let bytes = |number| network_order(number, key.width());
+                out.expressions.push(Expression::Range { not, from: bytes(span.first), to: bytes(span.last) });
+            }
+        },
+        None => {
+            let spans = values.as_slice().to_vec();
+            let interval = spans.iter().any(|span| !span.is_one());
+            out.expressions.extend((interval && key.in_host_order()).then_some(Expression::NetworkOrder));
+            let id = first_set + u32::try_from(out.sets.len()).unwrap_or_default();
+            let set = SetName { id, name: NEW_SET.to_owned() };
+            out.expressions.push(Expression::Lookup { not, set });
+            out.sets.push(Set { id, key, interval, spans });
+        }
+    }
+}
+
+fn action(action: &Action, family: Option<Family>) -> Vec<Expression> {
+    let port = |port: u16| Expression::Constant(port.to_be_bytes().to_vec());
+    let mark = |mark: u32| [Expression::Constant(mark.to_ne_bytes().to_vec()), Expression::SetMeta(Meta::Mark)];
+    let number = family.map_or(0, |family| family.number().into());
+    match action {
+        Action::Accept => vec![Expression::Verdict(Verdict::Accept)],
+        Action::Return => vec![Expression::Verdict(Verdict::Return)],
+        Action::Drop => vec![Expression::Verdict(Verdict::Drop)],
+        Action::Jump(chain) => vec![Expression::Verdict(Verdict::Jump(chain.clone()))],
+        Action::Redirect(to) => vec![port(*to), Expression::Redirect],
+        Action::Zone(zone) => {
+            vec![Expression::Constant(zone.to_ne_bytes().to_vec()), Expression::SetCt(Ct::Zone)]
+        }
+        Action::Tproxy { port: to, mark: with } => {
+            let mut all = vec![port(*to), Expression::Tproxy(number)];
+            all.extend(mark(*with));
+            all.push(Expression::Verdict(Verdict::Accept));
+            all
+        }
+        Action::SetMark(value) => mark(*value).into(),
+        Action::SaveMark => vec![Expression::Meta(Meta::Mark), Expression::SetCt(Ct::Mark)],
+        Action::RestoreMark => vec![Expression::Ct(Ct::Mark), Expression::SetMeta(Meta::Mark)],
+        Action::KeepDestination => {
+            vec![Key::Destination(family.unwrap_or(Family::Ip)).load(), Expression::DestinationNat(number)]
+        }
+    }
+}
+
+/// The rule action that `expressions` are, in a rule for `family`.
+pub(super) fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<Action> {
+    let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
+    let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
+    let found = match expressions {
+        [Expression::Verdict(Verdict::Accept)] => Action::Accept,
+        [Expression::Verdict(Verdict::Return)] => Action::Return,
+        [Expression::Verdict(Verdict::Drop)] => Action::Drop,
+        [Expression::Verdict(Verdict::Jump(chain))] => Action::Jump(chain.clone()),
+        [Expression::Constant(port), Expression::Redirect] => Action::Redirect(u16::from_be_bytes(short(port)?)),
+        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => Action::Zone(u16::from_ne_bytes(short(zone)?)),
+        [Expression::Constant(mark), Expression::SetMeta(Meta::Mark)] => {
+            Action::SetMark(u32::from_ne_bytes(long(mark)?))
+        }
+        [Expression::Constant(port), Expression::Tproxy(_), Expression::Constant(mark), ..] => {
+            Action::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
+        }
+        [Expression::Meta(Meta::Mark), ..] => Action::SaveMark,
+        [Expression::Ct(Ct::Mark), ..] => Action::RestoreMark,
+        [.., Expression::DestinationNat(_)] => Action::KeepDestination,
+        _ => return None,
+    };
+    (action(&found, family) == expressions).then_some(found)
+}

@@ -1,0 +1,162 @@
+//! Sets of constants that a rule brings with it: as messages, and as the kernel lists them.
+
+use super::decode::number;
+use super::encode::{network_order, register};
+use super::rule::Key;
+use super::spans::{Span, Spans};
+use crate::firewall::nfnetlink::attributes::{self, Attributes, find, find_be32};
+use crate::firewall::rule::Family;
+
+/// The kernel puts the first free number for the pattern (`nf_tables_set_alloc_name`).
+pub(super) const NEW_SET: &str = "__set%d";
+
+/// `NFT_SET_ANONYMOUS`, `NFT_SET_CONSTANT`, `NFT_SET_INTERVAL`.
+const ANONYMOUS: u32 = 1;
+const CONSTANT: u32 = 2;
+const INTERVAL: u32 = 4;
+/// `NFTA_LIST_ELEM`.
+const LIST_ELEMENT: u16 = 1;
+/// `NFTA_SET_ELEM_KEY` and within it `NFTA_DATA_VALUE`; `NFTA_SET_ELEM_FLAGS`.
+const ELEMENT_KEY: u16 = 1;
+const VALUE: u16 = 1;
+const ELEMENT_FLAGS: u16 = 3;
+/// `NFT_SET_ELEM_INTERVAL_END`.
+const INTERVAL_END: u32 = 1;
+/// An attribute ends at 64 KiB, and the longest element takes 36 bytes.
+const ELEMENTS_A_MESSAGE: usize = 1000;
+
+/// A set of constants that is looked up in one place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Set {
+    /// Which of a transaction's sets.
+    pub id: u32,
+    /// What its elements are.
+    pub key: Key,
+    /// Whether elements are spans.
+    pub interval: bool,
+    /// The elements.
+    pub spans: Vec<Span>,
+}
+
+/// What `nft` keeps of a set for itself: type, length and value of `NFTNL_UDATA_SET_KEYBYTEORDER`
+/// (libnftnl, udata.h), without which it prints names as nothing and UIDs back to front.
+const KEY_BYTE_ORDER: [u8; 2] = [0, 4];
+const HOST_ENDIAN: u32 = 1;
+const BIG_ENDIAN: u32 = 2;
+
+impl Key {
+    fn byte_order(self) -> u32 {
+        let is_in_packet =
+            matches!(self, Self::Source(_) | Self::Destination(_) | Self::SourcePort | Self::DestinationPort);
+        if is_in_packet { BIG_ENDIAN } else { HOST_ENDIAN }
+    }
+
+    /// By which `nft` knows how to print an element (`enum datatypes`, include/datatype.h).
+    const fn data_type(self) -> u32 {
+        match self {
+            Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 7,
+            Self::Source(_) | Self::Destination(_) => 8,
+            Self::Protocol => 12,
+            Self::SourcePort | Self::DestinationPort => 13,
+            Self::Mark | Self::CtMark => 19,
+            Self::Uid => 24,
+            Self::Gid => 25,
+            Self::CtState => 26,
+            Self::InInterface | Self::OutInterface => 41,
+        }
+    }
+}
+
+impl Set {
+    /// What makes the set (`NFTA_SET_…`).
+    pub(super) fn write(&self, table: &str) -> Attributes {
+        let flags = ANONYMOUS | CONSTANT | if self.interval { INTERVAL } else { 0 };
+        let count = u32::try_from(self.elements().len()).unwrap_or(u32::MAX);
+        let width = u32::try_from(self.key.width()).unwrap_or_default();
+        let all = Attributes::new().text(1, table).text(2, NEW_SET).be32(3, flags);
+        let all = all.be32(4, self.key.data_type()).be32(5, width);
+        let order = [&KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
+        all.nested(9, &Attributes::new().be32(1, count)).be32(10, self.id).bytes(13, &order)
+    }
+
+    /// What fills it, in as many messages as it takes (`NFTA_SET_ELEM_LIST_…`).
+    pub(super) fn write_elements(&self, table: &str) -> Vec<Attributes> {
+        let elements = self.elements();
+        let message = |elements: &[Attributes]| {
+            let list = elements.iter().fold(Attributes::new(), |list, element| list.nested(LIST_ELEMENT, element));
+            Attributes::new().text(1, table).text(2, NEW_SET).be32(4, self.id).nested(3, &list)
+        };
+        elements.chunks(ELEMENTS_A_MESSAGE).map(message).collect()
+    }
+
+    /// Each span as its first number and the first behind it, which the last of all has none of.
+    fn elements(&self) -> Vec<Attributes> {
+        let value = |bytes: &[u8]| Attributes::new().nested(ELEMENT_KEY, &Attributes::new().bytes(VALUE, bytes));
+        let mut all = Vec::new();
+        for span in &self.spans {
+            if !self.interval {
+                all.push(value(&register(self.key, span.first)));
+                continue;
+            }
+            all.push(value(&network_order(span.first, self.key.width())));
+            if span.last < self.key.greatest() {
+                let end = value(&network_order(span.last + 1, self.key.width()));
+                all.push(end.be32(ELEMENT_FLAGS, INTERVAL_END));
+            }
+        }
+        all
+    }
+}
+
+/// A set in the kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct LiveSet {
+    interval: bool,
+    /// Each a number's bytes, and whether a span ends before it.
+    elements: Vec<(Vec<u8>, bool)>,
+}
+
+impl LiveSet {
+    /// A set as it is listed, without its elements.
+    pub(super) fn of(set: &[u8]) -> Self {
+        Self { interval: find_be32(set, 3).unwrap_or_default() & INTERVAL != 0, elements: Vec::new() }
+    }
+
+    /// Adds a part of its elements as they are listed.
+    pub(super) fn read_elements(&mut self, message: &[u8]) {
+        let list = find(message, 3).unwrap_or_default();
+        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT) {
+            let ends = find_be32(element, ELEMENT_FLAGS).unwrap_or_default() & INTERVAL_END != 0;
+            if let Some(value) = find(element, ELEMENT_KEY).and_then(|key| find(key, VALUE)) {
+                self.elements.push((value.to_vec(), ends));
+            }
+        }
+    }
+
+    /// What is in it.
+    pub(super) fn spans(&self, key: Key, in_host_order: bool) -> Option<Spans> {
+        let values = self.elements.iter().map(|(value, ends)| Some((number(value, in_host_order)?, *ends)));
+        let mut values: Vec<(u128, bool)> = values.collect::<Option<_>>()?;
+        if !self.interval {
+            return Some(values.into_iter().map(|(value, _)| Span::one(value)).collect());
+        }
+        // Where one span ends, the next one may begin.
+        values.sort_unstable_by_key(|(value, ends)| (*value, !ends));
+        let mut spans = Spans::default();
+        let mut open = None;
+        for (value, ends) in values {
+            match (open, ends) {
+                (None, false) => open = Some(value),
+                (Some(first), true) => {
+                    spans.insert(Span { first, last: value.checked_sub(1)? });
+                    open = None;
+                }
+                // `nft` has every set begin with an end.
+                (None, true) => {}
+                (Some(_), false) => return None,
+            }
+        }
+        spans.extend(&open.map(|first| Spans::of(first, key.greatest())).unwrap_or_default());
+        Some(spans)
+    }
+}

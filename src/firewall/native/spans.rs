@@ -1,0 +1,140 @@
+//! Sets of numbers as spans: what a condition accepts, whatever the numbers stand for.
+
+/// Numbers, first and last included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span {
+    /// The first that belongs to it.
+    pub first: u128,
+    /// The last that belongs to it.
+    pub last: u128,
+}
+
+impl Span {
+    /// The span of one.
+    #[must_use]
+    pub const fn one(number: u128) -> Self {
+        Self { first: number, last: number }
+    }
+
+    /// Whether it is of one.
+    #[must_use]
+    pub const fn is_one(self) -> bool {
+        self.first == self.last
+    }
+}
+
+/// A set of numbers: spans in order, none overlapping or adjacent, so that equal sets are equal
+/// values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spans(Vec<Span>);
+
+impl Spans {
+    /// The set of one span.
+    #[must_use]
+    pub fn of(first: impl Into<u128>, last: impl Into<u128>) -> Self {
+        Self(vec![Span { first: first.into(), last: last.into() }])
+    }
+
+    /// The set of one number.
+    #[must_use]
+    pub fn one(number: impl Into<u128>) -> Self {
+        Self(vec![Span::one(number.into())])
+    }
+
+    /// The spans in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Span] {
+        &self.0
+    }
+
+    /// The span, where there is only one.
+    #[must_use]
+    pub fn single(&self) -> Option<Span> {
+        match self.0.as_slice() {
+            [span] => Some(*span),
+            _ => None,
+        }
+    }
+
+    /// Adds one span; those that it overlaps or touches become one with it.
+    pub fn insert(&mut self, mut span: Span) {
+        let from = self.0.partition_point(|other| other.last.saturating_add(1) < span.first);
+        let to = self.0.partition_point(|other| other.first <= span.last.saturating_add(1));
+        // At the top of all numbers the neighbour of the last is the last itself.
+        let to = to.max(from);
+        if let (Some(lowest), Some(highest)) = (self.0.get(from), self.0[..to].last())
+            && from < to
+        {
+            span = Span { first: span.first.min(lowest.first), last: span.last.max(highest.last) };
+        }
+        self.0.splice(from..to, [span]);
+    }
+
+    /// Adds all of `other`.
+    pub fn extend(&mut self, other: &Self) {
+        other.0.iter().for_each(|span| self.insert(*span));
+    }
+
+    /// Whether no number is in both.
+    #[must_use]
+    pub fn is_disjoint_from(&self, other: &Self) -> bool {
+        let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
+        while let (Some(a), Some(b)) = (ours.peek(), theirs.peek()) {
+            if a.last < b.first {
+                ours.next();
+            } else if b.last < a.first {
+                theirs.next();
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl FromIterator<Span> for Spans {
+    fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Self {
+        let mut all = Self::default();
+        spans.into_iter().for_each(|span| all.insert(span));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn numbers(spans: &Spans) -> BTreeSet<u128> {
+        spans.0.iter().flat_map(|span| span.first..=span.last).collect()
+    }
+
+    #[test]
+    fn what_touches_becomes_one() {
+        let spans: Spans =
+            [(5, 5), (7, 9), (6, 6), (20, 30), (1, 2)].into_iter().map(|(first, last)| Span { first, last }).collect();
+        let expected = [(1, 2), (5, 9), (20, 30)].map(|(first, last)| Span { first, last });
+        assert_eq!(spans.as_slice(), expected);
+    }
+
+    #[test]
+    fn the_last_number_of_all_has_no_neighbour() {
+        let mut spans = Spans::one(u128::MAX);
+        spans.insert(Span { first: 3, last: u128::MAX });
+        spans.insert(Span::one(u128::MAX));
+        assert_eq!(spans.single(), Some(Span { first: 3, last: u128::MAX }));
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_holds_what_was_put_in(list in prop::collection::vec((0_u128..60, 0_u128..8), 0..20), more in prop::collection::vec((0_u128..60, 0_u128..3), 0..4)) {
+            let of = |list: &[(u128, u128)]| list.iter().map(|(first, length)| Span { first: *first, last: first + length }).collect::<Spans>();
+            let (a, b) = (of(&list), of(&more));
+            let expected: BTreeSet<u128> = list.iter().flat_map(|(first, length)| *first..=first + length).collect();
+            prop_assert_eq!(numbers(&a), expected);
+            prop_assert!(a.0.windows(2).all(|w| w[0].last + 1 < w[1].first));
+            prop_assert_eq!(a.is_disjoint_from(&b), numbers(&a).is_disjoint(&numbers(&b)));
+        }
+    }
+}

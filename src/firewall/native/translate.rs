@@ -1,0 +1,217 @@
+//! From rules in iptables' vocabulary to native ones: both families of a chain in one, lists as
+//! sets. Chains keep their names.
+//!
+//! Three rules are not written word for word:
+//!
+//! * What is exempt from redirection is not accepted but keeps its destination by a NAT of its own
+//!   (chain `DETOUR_DIRECT`). An `accept` holds for one base chain only; a NAT that is settled, for
+//!   every table behind (`nf_nat_inet_fn`), so an exemption holds whoever redirects, and however.
+//! * For the same reason a query over lo that must be in no zone is put in zone 0, which is none:
+//!   the first zone stays (`nft_ct_set_zone_eval`, `xt_ct_target`).
+//! * xtables' TPROXY drops where nobody listens, the native one goes on: so a `drop` follows.
+
+use super::condense::condense;
+use super::rule::{Action, Chain, Condition, Key, Rule, Tables};
+use super::spans::{Span, Spans};
+use crate::firewall::detour::OUTPUT as EXEMPT;
+use crate::firewall::rule::{self, CtState, Family, Hook, Is, Match, Table, Target};
+use crate::firewall::ruleset::{Ruleset, TableRules};
+use crate::policy::{IdRange, PortRange, Protocol};
+use ipnet::IpNet;
+use std::net::IpAddr;
+
+/// The chain that settles that a connection goes where it goes to.
+const DIRECT: &str = "DETOUR_DIRECT";
+/// The zone of what is in no zone.
+const NO_ZONE: u16 = 0;
+/// `NF_CT_STATE_BIT` of established, related and of none (linux/netfilter/nf_conntrack_common.h).
+const INVALID: u32 = 1;
+const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
+
+/// The native tables that say what `ruleset` says.
+#[must_use]
+pub fn translate(ruleset: &Ruleset) -> Tables {
+    let both = Family::ALL.iter().all(|family| ruleset.tables.keys().any(|(other, _)| other == family));
+    let mut tables = Tables::new();
+    for table in Table::ALL {
+        let of = |family| ruleset.tables.get(&(family, table));
+        let families: Vec<(Family, &TableRules)> = Family::ALL.into_iter().filter_map(|f| Some((f, of(f)?))).collect();
+        if !families.is_empty() {
+            tables.insert(table, chains(table, &families, both).into_iter().collect());
+        }
+    }
+    tables
+}
+
+fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(String, Chain)> {
+    let mut chains: Vec<(String, Chain)> = Vec::new();
+    for hook in Hook::ALL {
+        let name = hook.chain();
+        let rules = |rules: &TableRules| rules.hooks.get(&hook).cloned();
+        if let Some(rules) = merged(table, name, families, rules, true) {
+            chains.push((name.to_owned(), Chain { hook: Some(hook), rules }));
+        }
+    }
+    for (_, rules) in families {
+        for (name, _) in &rules.chains {
+            if !chains.iter().any(|(other, _)| other == name) {
+                let rules = |rules: &TableRules| rules.chains.iter().find(|(n, _)| n == name).map(|(_, r)| r.clone());
+                // Where there is one family only, nothing of the other one gets here.
+                let rules = merged(table, name, families, rules, both).unwrap_or_default();
+                chains.push((name.clone(), Chain { hook: None, rules }));
+            }
+        }
+    }
+    if table == Table::Nat && chains.iter().any(|(name, _)| name == EXEMPT) {
+        let rules =
+            Family::ALL.map(|f| Rule { family: Some(f), conditions: Vec::new(), action: Action::KeepDestination });
+        chains.push((DIRECT.to_owned(), Chain { hook: None, rules: rules.into() }));
+    }
+    chains
+}
+
+/// A chain's rules of all families; `None` where none of them has it. With `named`, the rules of a
+/// chain that one family alone has say which.
+fn merged(
+    table: Table,
+    chain: &str,
+    families: &[(Family, &TableRules)],
+    rules: impl Fn(&TableRules) -> Option<Vec<rule::Rule>>,
+    named: bool,
+) -> Option<Vec<Rule>> {
+    let native = |family: Family, rules: Vec<rule::Rule>| {
+        condense(rules.iter().flat_map(|rule| native(rule, family, table, chain)).collect())
+    };
+    let mut lists = families.iter().filter_map(|(f, table_rules)| Some((*f, native(*f, rules(table_rules)?))));
+    match (lists.next()?, lists.next()) {
+        ((a, rules_of_a), Some((b, rules_of_b))) => Some(zip(&rules_of_a, a, &rules_of_b, b)),
+        ((_, rules), None) if !named => Some(rules),
+        ((family, rules), None) => Some(rules.iter().map(|rule| only(rule, family)).collect()),
+    }
+}
+
+fn only(rule: &Rule, family: Family) -> Rule {
+    Rule { family: Some(family), ..rule.clone() }
+}
+
+/// Two families' rules in one list: what stands in both, in the same order, stands there once.
+fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
+    let mut lengths = vec![vec![0_u32; b.len() + 1]; a.len() + 1];
+    for i in (0..a.len()).rev() {
+        for j in (0..b.len()).rev() {
+            lengths[i][j] =
+                if a[i] == b[j] { lengths[i + 1][j + 1] + 1 } else { lengths[i + 1][j].max(lengths[i][j + 1]) };
+        }
+    }
+    let mut zipped = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    while i < a.len() || j < b.len() {
+        if i < a.len() && j < b.len() && a[i] == b[j] {
+            zipped.push(a[i].clone());
+            (i, j) = (i + 1, j + 1);
+        } else if j == b.len() || (i < a.len() && lengths[i + 1][j] >= lengths[i][j + 1]) {
+            zipped.push(only(&a[i], family_of_a));
+            i += 1;
+        } else {
+            zipped.push(only(&b[j], family_of_b));
+            j += 1;
+        }
+    }
+    zipped
+}
+
+/// One rule; TPROXY is two.
+fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<Rule> {
+    let conditions = conditions(rule, family);
+    let has_address = rule.source.is_some() || rule.destination.is_some();
+    let of = |action| Rule { family: has_address.then_some(family), conditions: conditions.clone(), action };
+    let action = match &rule.target {
+        Target::Accept if chain == EXEMPT && table == Table::Nat => Action::Jump(DIRECT.to_owned()),
+        Target::Accept if chain == EXEMPT && table == Table::Raw => Action::Zone(NO_ZONE),
+        Target::Accept => Action::Accept,
+        Target::Return => Action::Return,
+        Target::Drop => Action::Drop,
+        Target::Jump(chain) => Action::Jump(chain.clone()),
+        Target::Redirect(port) => Action::Redirect(*port),
+        Target::Zone(zone) => Action::Zone(*zone),
+        Target::Tproxy { port, mark } => {
+            return vec![of(Action::Tproxy { port: *port, mark: *mark }), of(Action::Drop)];
+        }
+        Target::SetMark(mark) => Action::SetMark(*mark),
+        Target::SaveMark => Action::SaveMark,
+        Target::RestoreMark => Action::RestoreMark,
+    };
+    vec![of(action)]
+}
+
+fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
+    let mut all: Vec<Condition> = Vec::new();
+    let mut add = |key: Key, not: bool, values: Spans| {
+        // None of these and none of those is none of all of them.
+        match all.iter_mut().find(|other| other.key == key && other.not && not) {
+            Some(other) => other.values.extend(&values),
+            None => all.push(Condition { key, not, values }),
+        }
+    };
+    let name = |name: &Is<String>| interface(&name.value);
+    rule.in_interface.iter().for_each(|n| add(Key::InInterface, n.not, name(n)));
+    rule.out_interface.iter().for_each(|n| add(Key::OutInterface, n.not, name(n)));
+    rule.source.iter().for_each(|net| add(Key::Source(family), net.not, addresses(net.value)));
+    rule.destination.iter().for_each(|net| add(Key::Destination(family), net.not, addresses(net.value)));
+    if let Some(protocol) = rule.protocol {
+        add(Key::Protocol, false, Spans::one(protocol_number(protocol)));
+    }
+    for condition in &rule.matches {
+        match condition {
+            Match::DestinationPort(p) => add(Key::DestinationPort, p.not, ports(&[p.value])),
+            Match::SourcePort(p) => add(Key::SourcePort, p.not, ports(&[p.value])),
+            Match::DestinationPorts(list) => add(Key::DestinationPort, list.not, ports(&list.value)),
+            Match::Uid(id) => add(Key::Uid, id.not, ids(id.value)),
+            Match::Gid(id) => add(Key::Gid, id.not, ids(id.value)),
+            Match::CtState(CtState::Invalid) => add(Key::CtState, false, Spans::one(INVALID)),
+            Match::CtState(CtState::RelatedOrEstablished) => {
+                add(Key::CtState, false, Spans::one(ESTABLISHED_OR_RELATED));
+            }
+            Match::Mark(mark) => add(Key::Mark, mark.not, Spans::one(mark.value)),
+            Match::Connmark(mark) => add(Key::CtMark, false, Spans::one(*mark)),
+        }
+    }
+    all.sort_by_key(|condition| condition.key);
+    all
+}
+
+const fn protocol_number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+    }
+}
+
+fn ports(list: &[PortRange]) -> Spans {
+    list.iter().map(|range| Span { first: range.first.into(), last: range.last.into() }).collect()
+}
+
+fn ids(range: IdRange) -> Spans {
+    Spans::of(range.first, range.last)
+}
+
+fn addresses(net: IpNet) -> Spans {
+    let number = |address| match address {
+        IpAddr::V4(address) => u128::from(u32::from(address)),
+        IpAddr::V6(address) => u128::from(address),
+    };
+    Spans::of(number(net.network()), number(net.broadcast()))
+}
+
+/// A name, or every name that starts like it where it ends in `+`.
+fn interface(name: &str) -> Spans {
+    let filled = |text: &str, with: u8| {
+        let mut bytes = [with; 16];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+        u128::from_be_bytes(bytes)
+    };
+    match name.strip_suffix('+') {
+        Some(prefix) => Spans::of(filled(prefix, 0), filled(prefix, u8::MAX)),
+        None => Spans::one(filled(name, 0)),
+    }
+}

@@ -1,0 +1,237 @@
+//! A network's configuration: one plugin's, or a list of plugins.
+
+use super::json_text::members;
+use crate::cni::{Block, Code, Error, Reader, is_identifier, version, wrong_type};
+use serde_json::{Map, Value};
+
+/// A configuration that can be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Configuration {
+    /// Its text, byte for byte as it was written, but for a name that was put in.
+    pub text: String,
+    /// `name`: the network's.
+    pub name: String,
+    /// `cniVersion`, or the newest one of `cniVersions` that is spoken here; empty where it says
+    /// none, which means 0.1.0.
+    pub cni_version: String,
+    /// The plugins, at least one, each with a `type` that is an executable's name.
+    pub plugins: Vec<Block>,
+    /// `disableCheck`: CHECK does nothing.
+    pub disable_check: bool,
+    /// `disableGC`: GC does nothing.
+    pub disable_gc: bool,
+}
+
+const ACCEPTED: &str = r#"a JSON object with "type", or with "plugins", a list of such"#;
+const TYPE: &str = "the name of an executable, without /";
+
+impl Configuration {
+    /// Understands `text`, which stands at `place`. `name` is put in where the text has none.
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`] with the place, the key and what is accepted.
+    pub fn parse(place: &str, text: &str, name: Option<&str>) -> Result<Self, Error> {
+        let value = json(place, text)?;
+        let block = Block::new(place, &value)?;
+        let keys = block.reader();
+        let written = keys.string("name")?.filter(|name| !name.is_empty());
+        let (text, name) = match (written, name) {
+            (Some(written), _) => (text.to_owned(), written.to_owned()),
+            (None, Some(name)) => (with_name(text, name), name.to_owned()),
+            (None, None) => return Err(missing(&keys, "name", "letters, digits, _, . and -")),
+        };
+        if !is_identifier(&name) {
+            let accepted = "letters, digits, _, . and -, a letter or digit first";
+            return Err(wrong_type(&keys.place("name"), &Value::from(name), accepted));
+        }
+        Ok(Self {
+            cni_version: cni_version(&keys)?,
+            plugins: plugins(&block)?,
+            disable_check: boolean(&keys, "disableCheck")?,
+            disable_gc: boolean(&keys, "disableGC")?,
+            text,
+            name,
+        })
+    }
+
+    /// The types of its plugins, in order.
+    pub fn types(&self) -> impl Iterator<Item = &str> {
+        self.plugins.iter().filter_map(|plugin| plugin.keys.get("type")?.as_str())
+    }
+}
+
+/// The JSON of a configuration's text.
+pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
+    serde_json::from_str(text).map_err(|error| {
+        Error::new(Code::InvalidConfig, format!("{place}: it is not JSON: {error}; accepted: {ACCEPTED}"))
+    })
+}
+
+fn missing(keys: &Reader<'_>, key: &str, accepted: &str) -> Error {
+    Error::new(Code::InvalidConfig, format!("{}: it is missing; accepted: {accepted}", keys.place(key)))
+}
+
+/// The object's text with this name and everything else untouched.
+fn with_name(text: &str, name: &str) -> String {
+    let name = Value::from(name);
+    match members(text).into_iter().rfind(|(key, _)| key == "name") {
+        Some((_, span)) => format!("{}{name}{}", &text[..span.start], &text[span.end..]),
+        None => text.replacen('{', &format!("{{\"name\":{name},"), 1),
+    }
+}
+
+/// As libcni chooses (`libcni/conf.go`): the newest of all that are written down and spoken here.
+fn cni_version(keys: &Reader<'_>) -> Result<String, Error> {
+    let one = keys.string("cniVersion")?.unwrap_or_default().to_owned();
+    let Some(list) = keys.list("cniVersions")?.filter(|list| !list.items.is_empty()) else { return Ok(one) };
+    let written = |version: &&str| *version == one || list.items.iter().any(|item| item == version);
+    match version::SUPPORTED.into_iter().rfind(written) {
+        Some(newest) => Ok(newest.to_owned()),
+        None => Err(list.reject(&list.items.join(","), &format!("at least one of {}", version::SUPPORTED.join(", ")))),
+    }
+}
+
+fn plugins(block: &Block) -> Result<Vec<Block>, Error> {
+    let keys = block.reader();
+    // Like Multus: `type` counts where both are there.
+    if keys.value("type").is_some_and(|kind| kind != "") {
+        check_type(&keys)?;
+        return Ok(vec![block.clone()]);
+    }
+    let plugins = match keys.value("plugins") {
+        Some(Value::Array(plugins)) if !plugins.is_empty() => plugins,
+        Some(other) => {
+            return Err(wrong_type(&keys.place("plugins"), other, "an array of at least one object with type"));
+        }
+        None => {
+            let msg = format!("{}: it has neither type nor plugins; accepted: {ACCEPTED}", block.path);
+            return Err(Error::new(Code::InvalidConfig, msg));
+        }
+    };
+    let plugin = |(i, plugin)| {
+        let plugin = Block::new(format!("{}[{i}]", keys.place("plugins")), plugin)?;
+        check_type(&plugin.reader())?;
+        Ok(plugin)
+    };
+    plugins.iter().enumerate().map(plugin).collect()
+}
+
+/// A path would lead out of where executables are looked for.
+fn check_type(keys: &Reader<'_>) -> Result<(), Error> {
+    match keys.value("type") {
+        Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => Ok(()),
+        Some(other) => Err(wrong_type(&keys.place("type"), other, TYPE)),
+        None => Err(missing(keys, "type", TYPE)),
+    }
+}
+
+/// libcni takes strings, too.
+fn boolean(keys: &Reader<'_>, key: &'static str) -> Result<bool, Error> {
+    match keys.value(key) {
+        Some(Value::String(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
+        Some(Value::String(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
+        _ => Ok(keys.boolean(key)?.unwrap_or(false)),
+    }
+}
+
+/// The configuration's text with more plugins at the end of its list.
+pub(super) fn with_plugins(list: &Map<String, Value>, more: Vec<Value>) -> String {
+    let mut list = list.clone();
+    if let Value::Array(plugins) = list.entry("plugins").or_insert_with(|| Value::Array(Vec::new())) {
+        plugins.extend(more);
+    }
+    Value::Object(list).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Configuration, Error> {
+        Configuration::parse("P", text, Some("nad"))
+    }
+
+    fn types(text: &str) -> Vec<String> {
+        parse(text).unwrap_or_else(|error| panic!("{error}")).types().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn text_with_a_name_is_kept_byte_for_byte() {
+        let text = " {\n\t\"type\":\"bridge\", \"name\" : \"br\" ,\"mtu\": 1e3, \"x\":12345678901234567890123}\n";
+        let read = parse(text).expect("accepted");
+        assert_eq!((&*read.text, &*read.name, &*read.cni_version), (text, "br", ""));
+        assert_eq!(read.plugins[0].keys["type"], "bridge");
+    }
+
+    #[test]
+    fn a_missing_name_is_put_in_and_nothing_else_changes() {
+        for (text, wanted) in [
+            ("\n{ \"type\": \"a\", \"n\": 1e3}", "\n{\"name\":\"nad\", \"type\": \"a\", \"n\": 1e3}"),
+            (
+                "{\"type\":\"a\",\"name\": \"\" ,\"x\":{\"name\":\"\"}}",
+                "{\"type\":\"a\",\"name\": \"nad\" ,\"x\":{\"name\":\"\"}}",
+            ),
+            ("{\"name\":null,\"type\":\"a\"}", "{\"name\":\"nad\",\"type\":\"a\"}"),
+        ] {
+            let read = parse(text).expect("accepted");
+            assert_eq!((&*read.text, &*read.name), (wanted, "nad"));
+            let again = Configuration::parse("P", &read.text, None).expect("accepted");
+            assert_eq!(again.name, "nad");
+        }
+        let error = Configuration::parse("P", "{\"type\":\"a\"}", None).expect_err("no name");
+        assert_eq!(error.msg, "P.name: it is missing; accepted: letters, digits, _, . and -");
+    }
+
+    #[test]
+    fn one_plugin_or_a_list() {
+        assert_eq!(types("{\"type\":\"a\"}"), ["a"]);
+        assert_eq!(types("{\"plugins\":[{\"type\":\"a\"},{\"type\":\"b\"}]}"), ["a", "b"]);
+        assert_eq!(types("{\"type\":\"c\",\"plugins\":[{\"type\":\"a\"}]}"), ["c"]);
+        assert_eq!(types("{\"type\":\"\",\"plugins\":[{\"type\":\"a\"}]}"), ["a"]);
+        let list =
+            "{\"cniVersion\":\"0.4.0\",\"disableCheck\":true,\"disableGC\":\"TRUE\",\"plugins\":[{\"type\":\"a\"}]}";
+        let read = parse(list).expect("accepted");
+        assert!(read.disable_check && read.disable_gc && read.cni_version == "0.4.0");
+        assert_eq!(read.plugins[0].path, "P.plugins[0]");
+    }
+
+    #[test]
+    fn the_newest_version_that_is_spoken_is_chosen() {
+        for (versions, wanted) in [
+            ("\"cniVersion\":\"0.3.1\"", "0.3.1"),
+            ("\"cniVersions\":[\"0.4.0\",\"1.1.0\",\"2.0.0\"]", "1.1.0"),
+            ("\"cniVersion\":\"1.1.0\",\"cniVersions\":[\"0.4.0\"]", "1.1.0"),
+            ("\"cniVersion\":\"7\",\"cniVersions\":[]", "7"),
+        ] {
+            assert_eq!(parse(&format!("{{{versions},\"type\":\"a\"}}")).expect("accepted").cni_version, wanted);
+        }
+        assert!(parse("{\"cniVersions\":[\"9.9.9\"],\"type\":\"a\"}").is_err());
+    }
+
+    #[test]
+    fn errors_name_the_place_and_the_key() {
+        for (text, wanted) in [
+            ("", "P: it is not JSON: EOF while parsing a value at line 1 column 0; accepted: a JSON object with"),
+            ("{\"type\":", "P: it is not JSON: EOF"),
+            ("[]", "P: [] is not accepted; accepted: an object"),
+            ("{}", "P: it has neither type nor plugins; accepted: a JSON object with"),
+            (
+                "{\"type\":\"../sh\"}",
+                "P.type: \"../sh\" is not accepted; accepted: the name of an executable, without /",
+            ),
+            ("{\"type\":7}", "P.type: 7 is not accepted"),
+            ("{\"plugins\":[]}", "P.plugins: [] is not accepted; accepted: an array of at least one"),
+            ("{\"plugins\":[{\"type\":\"a\"},{}]}", "P.plugins[1].type: it is missing"),
+            ("{\"plugins\":[{\"type\":\"a/b\"}]}", "P.plugins[0].type: \"a/b\" is not accepted"),
+            ("{\"plugins\":[7]}", "P.plugins[0]: 7 is not accepted"),
+            ("{\"type\":\"a\",\"name\":\"x/y\"}", "P.name: \"x/y\" is not accepted"),
+            ("{\"type\":\"a\",\"name\":7}", "P.name: 7 is not accepted; accepted: a string"),
+            ("{\"type\":\"a\",\"cniVersion\":1}", "P.cniVersion: 1 is not accepted"),
+            ("{\"type\":\"a\",\"disableCheck\":\"maybe\"}", "P.disableCheck: \"maybe\" is not accepted"),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(wanted), "{error}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! From a definition to a configuration.
+
+use super::{Configuration, files};
+use crate::cluster::Definition;
+use crate::cni::{Code, Error};
+use std::path::Path;
+
+/// The configuration that a definition stands for: its own, or where it has none the one of its
+/// name in `conf_dir`. A configuration without a name gets the definition's.
+///
+/// # Errors
+/// [`Code::InvalidConfig`] with the definition, the key and what is accepted: there is none, it is
+/// wrong, or it asks for a device plugin's device.
+pub fn configuration(
+    definition: &Definition,
+    conf_dir: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Configuration, Error> {
+    let place = format!("NetworkAttachmentDefinition {}", definition.object);
+    if let Some(resource) = definition.resource_name().filter(|resource| !resource.is_empty()) {
+        let msg = format!(
+            "{place}: annotation \"k8s.v1.cni.cncf.io/resourceName\" asks for a device of {resource:?}: \
+             device plugins are not supported; remove the annotation, or leave this pod's networks to Multus"
+        );
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
+    if definition.config.trim().is_empty() {
+        files::named(conf_dir, &definition.object.name, warnings).map_err(|error| Error {
+            msg: format!("{place}: spec.config is empty, so confDir counts: {}", error.msg),
+            ..error
+        })
+    } else {
+        Configuration::parse(&format!("{place}: spec.config"), &definition.config, Some(&definition.object.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::ObjectRef;
+
+    fn definition(config: &str) -> Definition {
+        let object = ObjectRef { namespace: "shop".into(), name: "a.b".into() };
+        Definition { object, config: config.into(), ..Definition::default() }
+    }
+
+    fn read(definition: &Definition) -> Result<Configuration, Error> {
+        configuration(definition, Path::new("/absent"), &mut Vec::new())
+    }
+
+    #[test]
+    fn a_configuration_without_a_name_has_the_definitions() {
+        let read = read(&definition("{\"type\":\"bridge\"}")).expect("accepted");
+        assert_eq!((&*read.name, &*read.text), ("a.b", "{\"name\":\"a.b\",\"type\":\"bridge\"}"));
+    }
+
+    #[test]
+    fn errors_name_the_definition_and_the_key() {
+        for (config, wanted) in [
+            ("{", "NetworkAttachmentDefinition shop/a.b: spec.config: it is not JSON: EOF"),
+            ("{\"type\":\"/bin/sh\"}", "NetworkAttachmentDefinition shop/a.b: spec.config.type: \"/bin/sh\" is not"),
+            (
+                "",
+                "NetworkAttachmentDefinition shop/a.b: spec.config is empty, so confDir counts: /absent can't be read",
+            ),
+            (" \n", "NetworkAttachmentDefinition shop/a.b: spec.config is empty, so confDir counts: /absent"),
+        ] {
+            let error = read(&definition(config)).expect_err(config);
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn devices_are_refused() {
+        let mut sriov = definition("{\"type\":\"sriov\"}");
+        sriov.annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
+        let error = read(&sriov).expect_err("a device");
+        assert!(
+            error.code == Code::InvalidConfig && error.msg.contains("\"intel.com/sriov\": device plugins"),
+            "{error}"
+        );
+        sriov.annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), String::new());
+        assert!(read(&sriov).is_ok());
+    }
+}

@@ -1,0 +1,351 @@
+//! The JSON form: an array of network selection elements.
+
+use super::comma_form::{NAME, NAMESPACE};
+use super::hardware_address::{self, is_hardware_address};
+use super::json_text::{elements, members};
+use super::selection::{Annotation, Selection, Selections};
+use crate::cni::{Code, Error, check_interface_name, is_dns_label, is_dns_subdomain, wrong_type};
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+use std::net::IpAddr;
+
+const ACCEPTED: &str = r#"an array of objects, as [{"name": "a"}], or the comma form, as a,ns/b@eth1"#;
+
+/// The fields of an element. The last one only ovn-kubernetes reads, in the annotation itself.
+const FIELDS: [&str; 13] = [
+    "name",
+    "namespace",
+    "interface",
+    "interfaceRequest",
+    "ips",
+    "mac",
+    "infiniband-guid",
+    "portMappings",
+    "bandwidth",
+    "deviceID",
+    "cni-args",
+    "default-route",
+    "ipam-claim-reference",
+];
+
+/// Understands the annotation's text.
+pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
+    let text = annotation.text;
+    let whole: Vec<Value> = match serde_json::from_str(text) {
+        Ok(Value::Array(whole)) => whole,
+        Ok(_) => return Err(annotation.refuse(&format!("it is JSON, but no array; accepted: {ACCEPTED}"))),
+        Err(error) => return Err(no_json(annotation, &error)),
+    };
+    let mut selections = Selections::default();
+    for (index, (span, value)) in elements(text).into_iter().zip(&whole).enumerate() {
+        let (number, at) = (index + 1, span.start);
+        let Value::Object(fields) = value else {
+            let what = wrong_type(&annotation.place(number, at), value, ACCEPTED);
+            return Err(what);
+        };
+        let places = members(&text[span]).into_iter().map(|(name, value)| (name, at + value.start)).collect();
+        let element = Element { annotation, number, at, fields, places };
+        element.warn(&mut selections.warnings);
+        selections.elements.push(element.selection()?);
+    }
+    Ok(selections)
+}
+
+fn no_json(annotation: &Annotation<'_>, error: &serde_json::Error) -> Error {
+    let before =
+        annotation.text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
+    let character = annotation.character(before + error.column().saturating_sub(1));
+    let what = error.to_string();
+    let what = what.split(" at line ").next().unwrap_or_default();
+    annotation.refuse(&format!("it is not JSON at character {character}: {what}; accepted: {ACCEPTED}"))
+}
+
+/// An object of the array.
+struct Element<'a> {
+    annotation: &'a Annotation<'a>,
+    /// Which one, counted from 1.
+    number: usize,
+    /// The byte of the annotation's text that it starts at.
+    at: usize,
+    fields: &'a Map<String, Value>,
+    /// Where the fields' values start, for each time that one is written.
+    places: Vec<(String, usize)>,
+}
+
+/// A field that is there.
+struct Field<'a> {
+    value: &'a Value,
+    /// Element, character and field, for messages.
+    place: String,
+}
+
+impl<'a> Element<'a> {
+    fn selection(&self) -> Result<Selection, Error> {
+        let name = self.field("name").ok_or_else(|| {
+            let msg = format!("{}: name: it is missing; accepted: {NAME}", self.annotation.place(self.number, self.at));
+            Error::new(Code::InvalidConfig, msg)
+        })?;
+        let interface = self.text("interface", NOT_EMPTY, |_| true)?;
+        let interface =
+            if interface.is_some() { interface } else { self.text("interfaceRequest", NOT_EMPTY, |_| true)? };
+        let interface = interface.map(|field| field.interface()).transpose()?;
+        let owned = |field: Option<Field<'a>>| field.and_then(|field| field.value.as_str()).map(str::to_owned);
+        Ok(Selection {
+            place: self.annotation.place(self.number, self.at),
+            namespace: owned(self.text("namespace", NAMESPACE, is_dns_label)?)
+                .unwrap_or_else(|| self.annotation.namespace.to_owned()),
+            name: name.string(NAME, is_dns_subdomain)?.to_owned(),
+            interface,
+            ips: self.strings("ips", "an address, as 10.0.0.9 or 10.0.0.9/24", is_ip)?.unwrap_or_default(),
+            mac: owned(self.text("mac", hardware_address::ACCEPTED, is_hardware_address)?),
+            infiniband_guid: owned(self.text("infiniband-guid", hardware_address::ACCEPTED, is_hardware_address)?),
+            port_mappings: self
+                .field("portMappings")
+                .map(|field| field.port_mappings())
+                .transpose()?
+                .unwrap_or_default(),
+            bandwidth: self.field("bandwidth").map(|field| field.bandwidth()).transpose()?,
+            device_id: owned(self.text("deviceID", "a string", |_| true)?),
+            cni_args: self.field("cni-args").map(|field| field.object().cloned()).transpose()?.unwrap_or_default(),
+            default_route: self.default_route()?,
+        })
+    }
+
+    /// A field that is there and not `null`. Go's JSON, by which Multus reads, takes names in any
+    /// case where there is none in the right one, and of equal ones the last.
+    fn field(&self, name: &str) -> Option<Field<'a>> {
+        let same = |key: &&String| key.eq_ignore_ascii_case(name);
+        let key = self.fields.get_key_value(name).map(|(key, _)| key).or_else(|| self.fields.keys().rfind(same))?;
+        let value = self.fields.get(key).filter(|value| !value.is_null())?;
+        let at = self.places.iter().rfind(|(place, _)| place == key).map_or(self.at, |(_, at)| *at);
+        Some(Field { value, place: format!("{}: {name}", self.annotation.place(self.number, at)) })
+    }
+
+    /// A string that isn't empty and that `is_fine`.
+    fn text(&self, name: &str, accepted: &str, is_fine: fn(&str) -> bool) -> Result<Option<Field<'a>>, Error> {
+        let Some(field) = self.field(name).filter(|field| field.value != "") else { return Ok(None) };
+        field.string(accepted, is_fine)?;
+        Ok(Some(field))
+    }
+
+    /// An array of strings that are all fine.
+    fn strings(&self, name: &str, accepted: &str, is_fine: fn(&str) -> bool) -> Result<Option<Vec<String>>, Error> {
+        let Some(field) = self.field(name) else { return Ok(None) };
+        let items = field.array()?.map(|item| item.string(accepted, is_fine).map(str::to_owned));
+        items.collect::<Result<_, _>>().map(Some)
+    }
+
+    fn default_route(&self) -> Result<Option<Vec<IpAddr>>, Error> {
+        let texts = self.strings("default-route", "an IPv4 or IPv6 address", |text| text.parse::<IpAddr>().is_ok())?;
+        Ok(texts.map(|texts| texts.iter().filter_map(|text| text.parse().ok()).collect()))
+    }
+
+    fn warn(&self, warnings: &mut Vec<String>) {
+        for (index, (name, at)) in self.places.iter().enumerate() {
+            let place = self.annotation.place(self.number, *at);
+            if !FIELDS.iter().any(|field| field.eq_ignore_ascii_case(name)) {
+                warnings.push(format!("{place}: {name}: unknown field, ignored; known: {}", FIELDS.join(", ")));
+            } else if self.places[..index].iter().any(|(earlier, _)| earlier.eq_ignore_ascii_case(name)) {
+                warnings.push(format!("{place}: {name}: it is written more than once; one counts"));
+            }
+        }
+    }
+}
+
+const NOT_EMPTY: &str = "a string";
+
+impl<'a> Field<'a> {
+    fn refuse(&self, accepted: &str) -> Error {
+        wrong_type(&self.place, self.value, accepted)
+    }
+
+    fn string(&self, accepted: &str, is_fine: fn(&str) -> bool) -> Result<&'a str, Error> {
+        self.value.as_str().filter(|text| is_fine(text)).ok_or_else(|| self.refuse(accepted))
+    }
+
+    fn array(&self) -> Result<impl Iterator<Item = Field<'a>>, Error> {
+        let items = self.value.as_array().ok_or_else(|| self.refuse("an array"))?;
+        let place = self.place.clone();
+        Ok(items.iter().enumerate().map(move |(i, value)| Field { value, place: format!("{place}[{i}]") }))
+    }
+
+    fn object(&self) -> Result<&'a Map<String, Value>, Error> {
+        self.value.as_object().ok_or_else(|| self.refuse("an object"))
+    }
+
+    fn interface(&self) -> Result<String, Error> {
+        let name = self.string(NOT_EMPTY, |_| true)?;
+        let refused = |error| Error::new(Code::InvalidConfig, format!("{}: {name:?}: {error}", self.place));
+        check_interface_name(name).map(|()| name.to_owned()).map_err(refused)
+    }
+
+    /// A member of this object, where it is there and not `null`.
+    fn member(&self, object: &'a Map<String, Value>, name: &str) -> Option<Self> {
+        let value = object.get(name).filter(|value| !value.is_null())?;
+        Some(Field { value, place: format!("{}.{name}", self.place) })
+    }
+
+    /// What the plugin `portmap` takes (containernetworking/plugins, `plugins/meta/portmap`).
+    fn port_mappings(&self) -> Result<Vec<Value>, Error> {
+        let mapping = |field: Field<'a>| {
+            let object = field.object()?;
+            for key in ["hostPort", "containerPort"] {
+                let Some(port) = field.member(object, key) else {
+                    return Err(field.refuse("an object with hostPort and containerPort"));
+                };
+                if !port.value.as_u64().is_some_and(|port| (1..=u64::from(u16::MAX)).contains(&port)) {
+                    return Err(port.refuse("a port, 1 to 65535"));
+                }
+            }
+            for key in ["protocol", "hostIP"] {
+                if let Some(text) = field.member(object, key) {
+                    text.string("a string", |_| true)?;
+                }
+            }
+            Ok(field.value.clone())
+        };
+        self.array()?.map(mapping).collect()
+    }
+
+    fn bandwidth(&self) -> Result<Value, Error> {
+        let object = self.object()?;
+        for key in ["ingressRate", "ingressBurst", "egressRate", "egressBurst"] {
+            if let Some(rate) = self.member(object, key).filter(|rate| !rate.value.is_u64()) {
+                return Err(rate.refuse("a whole number of bits, a second for rates"));
+            }
+        }
+        Ok(self.value.clone())
+    }
+}
+
+fn is_ip(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::networks::Selection;
+    use crate::networks::selection::tests::{parse, refused};
+    use serde_json::{Value, json};
+
+    fn one(element: &Value) -> Selection {
+        let selections = parse(&json!([element]).to_string()).unwrap_or_else(|error| panic!("{error}"));
+        assert!(selections.warnings.is_empty(), "{:?}", selections.warnings);
+        selections.elements.into_iter().next().expect("an element")
+    }
+
+    #[test]
+    fn every_field_arrives() {
+        let read = one(&json!({
+            "name": "mac.vlan", "namespace": "ns1", "interface": "data0", "interfaceRequest": "ignored",
+            "ips": ["10.0.0.9", "fd00::9/64"], "mac": "02:00:00:00:00:01", "infiniband-guid": "11:22:33:44:55:66:77:88",
+            "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""}],
+            "bandwidth": {"ingressRate": 1000, "ingressBurst": 800, "egressRate": 0}, "deviceID": "0000:00:01.0",
+            "cni-args": {"uid-exclude": {"uids": [7]}}, "default-route": ["10.0.0.1", "fd00::1"],
+            "ipam-claim-reference": "claim",
+        }));
+        let wanted = Selection {
+            place: r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 1 at character 2"#.into(),
+            namespace: "ns1".into(),
+            name: "mac.vlan".into(),
+            interface: Some("data0".into()),
+            ips: vec!["10.0.0.9".into(), "fd00::9/64".into()],
+            mac: Some("02:00:00:00:00:01".into()),
+            infiniband_guid: Some("11:22:33:44:55:66:77:88".into()),
+            port_mappings: vec![json!({"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""})],
+            bandwidth: Some(json!({"ingressRate": 1000, "ingressBurst": 800, "egressRate": 0})),
+            device_id: Some("0000:00:01.0".into()),
+            cni_args: json!({"uid-exclude": {"uids": [7]}}).as_object().expect("an object").clone(),
+            default_route: Some(vec!["10.0.0.1".parse().expect("IPv4"), "fd00::1".parse().expect("IPv6")]),
+        };
+        assert_eq!(read, wanted);
+    }
+
+    #[test]
+    fn what_is_null_or_empty_is_absent() {
+        let bare = Selection { name: "a".into(), ..one(&json!({"name": "a"})) };
+        let keys = ["namespace", "interface", "interfaceRequest", "mac", "infiniband-guid", "deviceID"];
+        let nulls = keys.into_iter().chain(["ips", "portMappings", "bandwidth", "cni-args", "default-route"]);
+        for (key, value) in keys.map(|key| (key, json!(""))).into_iter().chain(nulls.map(|key| (key, Value::Null))) {
+            assert_eq!(one(&json!({"name": "a", key: value})), bare, "{key}");
+        }
+        assert_eq!((&*bare.namespace, bare.default_route), ("shop", None));
+        assert_eq!(one(&json!({"name": "a", "default-route": []})).default_route, Some(Vec::new()));
+    }
+
+    #[test]
+    fn the_old_name_of_interface_counts_where_there_is_no_new_one() {
+        let read = one(&json!({"name": "a", "interface": "", "interfaceRequest": "x0"}));
+        assert_eq!(read.interface.as_deref(), Some("x0"));
+    }
+
+    #[test]
+    fn names_of_fields_are_known_in_any_case() {
+        let read = one(&json!({"Name": "a", "NameSpace": "b", "defaUlt-route": []}));
+        assert_eq!((&*read.namespace, &*read.name, read.default_route), ("b", "a", Some(Vec::new())));
+    }
+
+    #[test]
+    fn unknown_fields_and_repeated_ones_are_warnings() {
+        let text = r#"[{"name": "a"}, {"name": "b", "nmae": 1, "ips": [], "ips": ["10.0.0.1"]}]"#;
+        let selections = parse(text).expect("accepted");
+        assert_eq!(selections.elements[1].ips, ["10.0.0.1"]);
+        let [unknown, repeated] = &selections.warnings[..] else { panic!("{:?}", selections.warnings) };
+        assert!(unknown.contains("shop/web-0: element 2 at character 39: nmae: unknown field"), "{unknown}");
+        assert!(repeated.contains("element 2 at character 60: ips: it is written more than once"), "{repeated}");
+    }
+
+    #[test]
+    fn errors_name_the_element_the_character_and_the_field() {
+        let first = "element 1 at character ";
+        for (text, place, what) in [
+            ("[{]", "", "it is not JSON at character 3: key must be a string; accepted: an array of objects"),
+            ("[{\"name\": \"ä\"},\n {\"name\" 1}]", "", "it is not JSON at character 26: expected `:`"),
+            ("[{\"name\": \"a\"}", "", "it is not JSON at character 14: EOF while parsing a list"),
+            (r#"{"name": "a"}"#, "", "it is JSON, but no array; accepted: an array of objects"),
+            (r#""a""#, "", "it is JSON, but no array"),
+            (r#"a,"b""#, "", "it is not JSON at character 1: expected value"),
+            (r#"[ "a", "b"]"#, first, r#"3: "a" is not accepted; accepted: an array of objects"#),
+            (r#"[{"name": "a"}, []]"#, "element 2 at character ", "17: [] is not accepted"),
+            ("[{}]", first, "2: name: it is missing; accepted: lower-case"),
+            (r#"[{"name": ""}]"#, first, r#"11: name: "" is not accepted; accepted: lower-case"#),
+            (r#"[{"name": 7}]"#, first, "11: name: 7 is not accepted"),
+            (r#"[{"name": "ä/../b"}]"#, first, r#"11: name: "ä/../b" is not accepted"#),
+            (r#"[{"name": "a"}, {"name": "B"}]"#, "element 2 at character ", r#"26: name: "B" is not accepted"#),
+            (
+                r#"[{"name": "a", "namespace": "x.y"}]"#,
+                first,
+                r#"29: namespace: "x.y" is not accepted; accepted: lower"#,
+            ),
+            (r#"[{"name": "a", "interface": "a/b"}]"#, first, r#"29: interface: "a/b": interface name contains"#),
+            (r#"[{"name": "a", "interface": 1}]"#, first, "29: interface: 1 is not accepted; accepted: a string"),
+            (r#"[{"name": "a", "interfaceRequest": ".."}]"#, first, r#"36: interfaceRequest: "..": interface name is"#),
+            (r#"[{"name": "a", "mac": "zz"}]"#, first, r#"23: mac: "zz" is not accepted; accepted: a hardware"#),
+            (r#"[{"name": "a", "infiniband-guid": 1}]"#, first, "35: infiniband-guid: 1 is not accepted; accepted: a"),
+            (r#"[{"name": "a", "ips": ["1.2.3"]}]"#, first, r#"23: ips[0]: "1.2.3" is not accepted; accepted: an"#),
+            (r#"[{"name": "a", "ips": ["::1", "1.2.3.4/33"]}]"#, first, r#"23: ips[1]: "1.2.3.4/33" is not accepted"#),
+            (
+                r#"[{"name": "a", "ips": "1.2.3.4"}]"#,
+                first,
+                r#"23: ips: "1.2.3.4" is not accepted; accepted: an array"#,
+            ),
+            (r#"[{"name": "a", "default-route": ["10.0.0.0/8"]}]"#, first, r#"33: default-route[0]: "10.0.0.0/8" is"#),
+            (r#"[{"name": "a", "cni-args": []}]"#, first, "28: cni-args: [] is not accepted; accepted: an object"),
+            (r#"[{"name": "a", "deviceID": 1}]"#, first, "28: deviceID: 1 is not accepted; accepted: a string"),
+            (r#"[{"name": "a", "bandwidth": {"egressRate": -1}}]"#, first, "29: bandwidth.egressRate: -1 is not"),
+            (r#"[{"name": "a", "bandwidth": 7}]"#, first, "29: bandwidth: 7 is not accepted; accepted: an object"),
+            (
+                r#"[{"name": "a", "portMappings": [{"hostPort": 1}]}]"#,
+                first,
+                r#"32: portMappings[0]: {"hostPort":1} is"#,
+            ),
+            (
+                r#"[{"name": "a", "portMappings": [{"hostPort": 1, "containerPort": 70000}]}]"#,
+                first,
+                "32: portMappings[0].containerPort: 70000 is not accepted; accepted: a port, 1 to 65535",
+            ),
+        ] {
+            refused(text, place, what);
+        }
+    }
+}

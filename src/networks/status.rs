@@ -1,0 +1,223 @@
+//! What a pod's networks came to, for the annotation `k8s.v1.cni.cncf.io/network-status`.
+
+use crate::cni::result::{AddResult, Dns};
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::PrettyFormatter;
+use std::net::IpAddr;
+
+/// A network that was added.
+#[derive(Debug, Clone, Copy)]
+pub struct Added<'a> {
+    /// How the network is called: `NAMESPACE/NAME` of its definition, else its configuration's name.
+    pub name: &'a str,
+    /// Whether it is the pod's default network.
+    pub default: bool,
+    /// What the ADD came to.
+    pub result: &'a AddResult,
+}
+
+/// One interface (network-attachment-definition-client, `NetworkStatus`), in its order of fields.
+#[derive(Serialize)]
+struct Status<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    interface: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ips: Vec<IpAddr>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    mac: &'a str,
+    #[serde(skip_serializing_if = "is_zero")]
+    mtu: u32,
+    #[serde(skip_serializing_if = "is_false")]
+    default: bool,
+    dns: Names<'a>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gateway: Vec<IpAddr>,
+}
+
+#[derive(Serialize)]
+struct Names<'a> {
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    nameservers: &'a [String],
+    #[serde(skip_serializing_if = "str::is_empty")]
+    domain: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    search: &'a [String],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    options: &'a [String],
+}
+
+/// The annotation's value for the networks of a pod, in the order in which they were added, in the
+/// very form in which Multus writes it (its `SetNetworkStatus`: each element is indented by four
+/// blanks, elements are joined by a comma). A network without an interface has none.
+#[must_use]
+pub fn network_status(networks: &[Added<'_>]) -> String {
+    let elements: Vec<String> =
+        networks.iter().flat_map(|added| statuses(*added)).map(|status| indented(&status)).collect();
+    format!("[{}]", elements.join(","))
+}
+
+/// An element for each of the network's interfaces in the pod; where it has but one interface, for
+/// that one, wherever it is.
+fn statuses(added: Added<'_>) -> Vec<Status<'_>> {
+    let interfaces = &added.result.interfaces;
+    let in_pod = |index: &usize| !interfaces[*index].sandbox.is_empty();
+    if interfaces.len() == 1 {
+        let shown = Some(0).filter(in_pod);
+        let ips = added.result.ips.iter().map(|ip| ip.address.addr()).collect();
+        return vec![added.status(shown, ips, added.default)];
+    }
+    let shown: Vec<usize> = (0..interfaces.len()).filter(in_pod).collect();
+    let gateway = added.result.ips.iter().find(|ip| ip.gateway.is_some() && ip.interface.is_some());
+    let default = gateway.and_then(|ip| usize::try_from(ip.interface?).ok()).or_else(|| shown.first().copied());
+    let status = |index: &usize| {
+        let is_here = |interface: Option<i64>| match interface {
+            Some(interface) => usize::try_from(interface) == Ok(*index),
+            None => shown.last() == Some(index),
+        };
+        let ips = added.result.ips.iter().filter(|ip| is_here(ip.interface)).map(|ip| ip.address.addr());
+        added.status(Some(*index), ips.collect(), added.default && default == Some(*index))
+    };
+    shown.iter().map(status).collect()
+}
+
+impl<'a> Added<'a> {
+    fn status(self, interface: Option<usize>, ips: Vec<IpAddr>, default: bool) -> Status<'a> {
+        let interface = interface.map(|index| &self.result.interfaces[index]);
+        let Dns { nameservers, domain, search, options, .. } = &self.result.dns;
+        Status {
+            name: self.name,
+            interface: interface.map_or("", |interface| &interface.name),
+            ips,
+            mac: interface.map_or("", |interface| &interface.mac),
+            mtu: interface.map_or(0, |interface| interface.mtu),
+            default,
+            dns: Names { nameservers, domain, search, options },
+            gateway: self.result.default_gateways().collect(),
+        }
+    }
+}
+
+fn indented(status: &Status<'_>) -> String {
+    let mut text = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(b"    "));
+    // Strings, numbers and lists of them always become JSON.
+    let _ = status.serialize(&mut serializer);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+// serde passes references.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::networks::added_interface;
+    use serde_json::{Value, json};
+
+    fn result(value: &Value) -> AddResult {
+        AddResult::read(value, "1.1.0").expect("a result")
+    }
+
+    fn status(default: bool, value: &Value) -> Value {
+        let text = network_status(&[Added { name: "ns/net", default, result: &result(value) }]);
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    #[test]
+    fn the_value_is_written_as_multus_writes_it() {
+        let ovn = result(&json!({
+            "interfaces": [{"name": "vethA"}, {"name": "eth0", "mac": "0a:58:0a:80:00:05", "mtu": 1400, "sandbox": "/n"}],
+            "ips": [{"interface": 1, "address": "10.128.0.5/23", "gateway": "10.128.0.1"}],
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.128.0.1"}, {"dst": "10.0.0.0/8", "gw": "10.128.0.1"}],
+            "dns": {"nameservers": ["10.0.0.10"], "search": ["svc"]},
+        }));
+        let macvlan = result(&json!({
+            "interfaces": [{"name": "net1", "sandbox": "/n"}], "ips": [{"address": "fd00::5/64"}, {"address": "10.1.0.5/24"}],
+        }));
+        let networks = [
+            Added { name: "ovn-kubernetes", default: true, result: &ovn },
+            Added { name: "default/istio-cni", default: false, result: &AddResult::default() },
+            Added { name: "shop/macvlan", default: false, result: &macvlan },
+        ];
+        let wanted = r#"[{
+    "name": "ovn-kubernetes",
+    "interface": "eth0",
+    "ips": [
+        "10.128.0.5"
+    ],
+    "mac": "0a:58:0a:80:00:05",
+    "mtu": 1400,
+    "default": true,
+    "dns": {
+        "nameservers": [
+            "10.0.0.10"
+        ],
+        "search": [
+            "svc"
+        ]
+    },
+    "gateway": [
+        "10.128.0.1"
+    ]
+},{
+    "name": "shop/macvlan",
+    "interface": "net1",
+    "ips": [
+        "fd00::5",
+        "10.1.0.5"
+    ],
+    "dns": {}
+}]"#;
+        assert_eq!(network_status(&networks), wanted);
+        assert_eq!(network_status(&[]), "[]");
+    }
+
+    #[test]
+    fn one_interface_of_the_host_shows_its_addresses_only() {
+        let host = json!({"interfaces": [{"name": "br0", "mac": "x"}], "ips": [{"address": "10.0.0.1/24"}]});
+        assert_eq!(status(true, &host), json!([{"name": "ns/net", "ips": ["10.0.0.1"], "default": true, "dns": {}}]));
+    }
+
+    #[test]
+    fn several_interfaces_are_told_apart_by_index() {
+        let several = |ips: Value| {
+            let interfaces = json!([{"name": "v"}, {"name": "a", "sandbox": "/n"}, {"name": "b", "sandbox": "/n"}]);
+            status(true, &json!({"interfaces": interfaces, "ips": ips}))
+        };
+        let told = several(json!([
+            {"interface": 0, "address": "10.0.0.1/24"}, {"interface": 1, "address": "10.0.0.2/24"},
+            {"interface": 2, "address": "10.0.0.3/24", "gateway": "10.0.0.1"}, {"address": "10.0.0.4/24"},
+        ]));
+        let wanted = json!([
+            {"name": "ns/net", "interface": "a", "ips": ["10.0.0.2"], "dns": {}},
+            {"name": "ns/net", "interface": "b", "ips": ["10.0.0.3", "10.0.0.4"], "default": true, "dns": {}},
+        ]);
+        assert_eq!(told, wanted);
+        assert_eq!(several(json!([]))[0]["default"], true, "the first in the pod, where nobody has a gateway");
+        let on_host = several(json!([{"interface": 0, "address": "10.0.0.1/24", "gateway": "10.0.0.9"}]));
+        assert_eq!((&on_host[0]["default"], &on_host[1]["default"]), (&Value::Null, &Value::Null));
+    }
+
+    #[test]
+    fn an_event_names_interface_addresses_and_network() {
+        let added = |value: &Value| {
+            let result = result(value);
+            added_interface("net1", Added { name: "ns1/list", default: false, result: &result })
+                .map(|event| event.message)
+        };
+        let ips = json!({"ips": [{"address": "10.1.1.1/24"}, {"address": "fd::1/64"}]});
+        assert_eq!(added(&ips).as_deref(), Some("Add net1 [10.1.1.1/24 fd::1/64] from ns1/list"));
+        assert_eq!(added(&json!({"interfaces": [{"name": "x"}]})).as_deref(), Some("Add net1 [] from ns1/list"));
+        assert_eq!(added(&json!({"dns": {}})), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! What the kernel should hold for a policy.
+
+use crate::firewall::Ruleset;
+use crate::firewall::rule::Family;
+use crate::policy::{InterceptionMode, Ipv6, Policy};
+use crate::sandbox::{Fixtures, Routing};
+
+/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
+/// in every pod.
+pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
+    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
+}
+
+fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
+    match policy.redirect().map(|redirect| redirect.ipv6) {
+        Some(Ipv6::On) => true,
+        Some(Ipv6::Off) => false,
+        Some(Ipv6::Auto) | None => ip6,
+    }
+}
+
+/// What the rules for `policy` need of the namespace besides themselves.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
+}

@@ -1,0 +1,186 @@
+//! NetworkAttachmentDefinitions, from an API and from a directory.
+
+use crate::scene::{api, directory, knows_both, kubeconfig, manifests, status, wanted};
+use crate::server::{Answer, Request, Server};
+use detour_cni::cluster::{self, Cluster, Lookup, ObjectRef};
+use detour_cni::cni::{Code, Error};
+use serde_json::{Value, json};
+use std::fs;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+const PATH: &str = "/apis/k8s.cni.cncf.io/v1";
+const CONFIG: &str = "{ \"type\":\"bridge\" ,\n\t\"mtu\": 1e3}";
+
+fn object(namespace: &str, name: &str) -> ObjectRef {
+    ObjectRef { namespace: namespace.into(), name: name.into() }
+}
+
+fn get(namespace: &str, name: &str) -> String {
+    format!("GET {PATH}/namespaces/{namespace}/network-attachment-definitions/{name} HTTP/1.1")
+}
+
+fn definition(namespace: &str, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "spec": spec,
+        "metadata": {"namespace": namespace, "name": name, "annotations": {"k8s.v1.cni.cncf.io/resourceName": "r"}},
+    })
+}
+
+fn source(test: &str, server: &Server, timeout: Duration) -> Box<dyn Cluster> {
+    let path = kubeconfig(&format!("definitions-{test}"), &json!({"server": server.http()}), &json!({}));
+    cluster::source(&api(&path, timeout)).expect("a source")
+}
+
+/// Answers with every definition of the namespace `shop`.
+fn knows_shops(request: &Request) -> Answer {
+    let name = request.line.strip_prefix(&format!("GET {PATH}/namespaces/shop/network-attachment-definitions/"));
+    match name.and_then(|rest| rest.split(' ').next()) {
+        Some(name) => Answer::json(200, &definition("shop", name, &json!({"config": CONFIG}))),
+        None => status(404, "network-attachment-definitions.k8s.cni.cncf.io \"x\" not found"),
+    }
+}
+
+const LONG: Duration = Duration::from_secs(10);
+const BRIEF: Duration = Duration::from_millis(300);
+
+#[test]
+fn definitions_arrive_in_order_with_their_exact_configuration() {
+    let server = Server::plain(knows_shops);
+    let wanted = [object("shop", "b.c"), object("shop", "a")];
+    let found = source("order", &server, LONG).definitions(&wanted).expect("definitions");
+    for (wanted, found) in wanted.iter().zip(found) {
+        let Lookup::Found(found) = found else { panic!("{found:?}") };
+        assert_eq!((&found.object, &*found.config), (wanted, CONFIG));
+        assert_eq!(found.resource_name(), Some("r"));
+    }
+    assert_eq!(server.lines(), [get("shop", "a"), get("shop", "b.c")]);
+}
+
+#[test]
+fn all_are_asked_for_at_the_same_time() {
+    let meeting = Barrier::new(5);
+    let server = Server::plain(move |request| {
+        meeting.wait();
+        knows_shops(request)
+    });
+    let wanted: Vec<_> = (0..5).map(|i| object("shop", &format!("n{i}"))).collect();
+    assert_eq!(source("same-time", &server, LONG).definitions(&wanted).expect("definitions").len(), 5);
+    assert_eq!(server.requests().len(), 5);
+}
+
+#[test]
+fn nothing_is_asked_for_nothing_and_for_what_is_no_name() {
+    let server = Server::plain(knows_shops);
+    let source = source("nothing", &server, LONG);
+    assert_eq!(source.definitions(&[]), Ok(vec![]));
+    for wrong in [object("shop", "../secrets/x"), object("a/b", "x"), object("shop", "")] {
+        assert_eq!(source.definitions(&[wrong]).expect_err("no name").code, Code::Environment);
+    }
+    assert_eq!(server.connections(), 0);
+}
+
+#[test]
+fn an_absent_specification_is_an_empty_configuration() {
+    for (test, spec) in [("null", Value::Null), ("empty", json!({})), ("no-config", json!({"config": null}))] {
+        let server = Server::plain(move |_| Answer::json(200, &definition("shop", "a", &spec)));
+        let found = source(test, &server, LONG).definitions(&[object("shop", "a")]).expect("definitions");
+        assert!(matches!(&found[0], Lookup::Found(found) if found.config.is_empty()), "{found:?}");
+    }
+}
+
+#[test]
+fn one_that_is_missing_is_looked_for_during_two_seconds_and_named() {
+    let server = Server::plain(knows_shops);
+    let started = Instant::now();
+    let found = source("missing", &server, LONG).definitions(&[object("shop", "a"), object("other", "x")]);
+    let [Lookup::Found(_), Lookup::Missing(sought)] = &found.expect("an answer")[..] else { panic!("both or none") };
+    for part in ["NetworkAttachmentDefinition other/x: GET http://", "/namespaces/other/", "6 tries", "\"x\" not found"]
+    {
+        assert!(sought.contains(part), "{part}: {sought}");
+    }
+    assert!(started.elapsed() > Duration::from_millis(1800) && started.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn one_that_appears_is_found() {
+    let server = Server::plain(|request| if request.nth == 0 { status(404, "not yet") } else { knows_shops(request) });
+    let found = source("appears", &server, LONG).definitions(&[object("shop", "a")]).expect("definitions");
+    assert!(matches!(found[..], [Lookup::Found(_)]), "{found:?}");
+}
+
+#[test]
+fn trouble_and_missing_rights_are_errors() {
+    let fails = |test: &str, code: u16| -> Error {
+        let server = Server::plain(move |request| match request.line.contains("/bad ") {
+            true => status(code, "said"),
+            false => Answer::Hang,
+        });
+        let wanted = [object("shop", "good"), object("shop", "bad")];
+        source(test, &server, BRIEF).definitions(&wanted).expect_err("an error")
+    };
+    let error = fails("forbidden", 403);
+    assert_eq!(error.code, Code::Forbidden);
+    let right = "get network-attachment-definitions.k8s.cni.cncf.io in namespace shop";
+    assert!(
+        error.msg.starts_with("NetworkAttachmentDefinition shop/bad: GET ") && error.msg.contains(right),
+        "{error}"
+    );
+    let error = fails("trouble", 500);
+    assert_eq!(error.code, Code::TryAgain);
+}
+
+#[test]
+fn namespaces_that_have_it_are_listed_at_once_or_not_at_all() {
+    let server = Server::plain(|request| {
+        assert!(request.line.starts_with(&format!("GET {PATH}/network-attachment-definitions?")), "{}", request.line);
+        assert!(request.line.contains("fieldSelector=metadata.name%3Dx"), "{}", request.line);
+        let items =
+            [("b", "x"), ("a", "x"), ("c", "y")].map(|(namespace, name)| definition(namespace, name, &json!({})));
+        Answer::json(200, &json!({"kind": "List", "items": items}))
+    });
+    let namespaces = source("list", &server, LONG).namespaces_with_definition("x");
+    assert_eq!(namespaces, Some(vec!["a".into(), "b".into()]));
+    for (test, code) in [("list-403", 403), ("list-404", 404), ("list-500", 500)] {
+        let server = Server::plain(move |_| status(code, "no"));
+        assert_eq!(source(test, &server, LONG).namespaces_with_definition("x"), None);
+        assert_eq!(server.requests().len(), 1, "{test}");
+    }
+    assert_eq!(source("list-name", &server, LONG).namespaces_with_definition("x,y"), None);
+}
+
+#[test]
+fn one_connection_serves_one_request_after_the_other() {
+    let server = Server::plain(|request| match request.line.contains(PATH) {
+        true => knows_shops(request),
+        false => knows_both(request),
+    });
+    let source = source("connection", &server, LONG);
+    source.facts(&wanted(), false).expect("facts");
+    source.definitions(&[object("shop", "a")]).expect("definitions");
+    source.definitions(&[object("shop", "b")]).expect("definitions");
+    assert_eq!((server.requests().len(), server.connections()), (3, 1));
+}
+
+#[test]
+fn manifests_have_definitions_too() {
+    let dir = directory("definitions-manifests");
+    let yaml = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a, namespace: shop}\n\
+                spec:\n  config: '{ \"type\": \"bridge\" }'\n---\napiVersion: example.com/v1\n\
+                kind: NetworkAttachmentDefinition\nmetadata: {name: b, namespace: shop}\n";
+    fs::write(dir.join("a.yaml"), yaml).expect("a file");
+    fs::write(dir.join("b.json"), definition("default", "a", &json!({})).to_string()).expect("a file");
+    let source = cluster::source(&manifests(&dir)).expect("a source");
+    let found = source.definitions(&[object("shop", "a"), object("default", "a"), object("shop", "b")]);
+    let [Lookup::Found(first), Lookup::Found(second), Lookup::Missing(sought)] = &found.expect("an answer")[..] else {
+        panic!("two are there")
+    };
+    assert_eq!((&*first.config, &*second.config), ("{ \"type\": \"bridge\" }", ""));
+    assert!(sought.contains("definitions-manifests"), "{sought}");
+    assert_eq!(source.namespaces_with_definition("a"), Some(vec!["default".into(), "shop".into()]));
+
+    fs::write(dir.join("c.yaml"), "a: b: c").expect("a file");
+    assert!(source.definitions(&[object("shop", "a")]).is_ok());
+    let error = source.definitions(&[object("shop", "b")]).expect_err("it may stand in the broken file");
+    assert!(error.msg.contains("c.yaml") && error.details.contains("shop/b"), "{error}");
+}

@@ -1,0 +1,97 @@
+//! What the cluster is told of a pod.
+
+use crate::scene::{api, directory, kubeconfig, manifests, status};
+use crate::server::{Answer, Server, closed_port};
+use detour_cni::cluster::{self, Cluster, Event};
+use detour_cni::cni::Code;
+use detour_cni::pod::Pod;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+fn pod() -> Pod {
+    Pod { namespace: "shop".into(), name: "web-0".into(), uid: Some("uid-1".into()), ..Pod::default() }
+}
+
+fn event() -> Event {
+    Event { warning: true, reason: "NoNetworkFound", message: "no \"x\"".into() }
+}
+
+fn source(test: &str, server: &str) -> Box<dyn Cluster> {
+    let path = kubeconfig(&format!("writes-{test}"), &json!({"server": server}), &json!({}));
+    cluster::source(&api(&path, Duration::from_secs(10))).expect("a source")
+}
+
+fn body(server: &Server) -> Value {
+    serde_json::from_slice(&server.requests()[0].body).expect("JSON")
+}
+
+#[test]
+fn the_status_is_one_merge_patch_of_this_very_pod() {
+    let server = Server::plain(|_| Answer::json(200, &json!({})));
+    let value = "[{\n    \"name\": \"ovn\"\n}]";
+    source("status", &server.http()).patch_network_status(&pod(), value).expect("written");
+    assert_eq!(server.lines(), ["PATCH /api/v1/namespaces/shop/pods/web-0/status? HTTP/1.1"]);
+    assert_eq!(server.requests()[0].headers["content-type"], "application/merge-patch+json");
+    let wanted = json!({"metadata": {"uid": "uid-1", "annotations": {"k8s.v1.cni.cncf.io/network-status": value}}});
+    assert_eq!(body(&server), wanted);
+}
+
+#[test]
+fn an_event_is_posted_in_the_pods_namespace() {
+    let server = Server::plain(|_| Answer::json(201, &json!({})));
+    source("event", &server.http()).post_event(&pod(), &event()).expect("written");
+    assert_eq!(server.lines(), ["POST /api/v1/namespaces/shop/events? HTTP/1.1"]);
+    let body = body(&server);
+    let object = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "web-0", "uid": "uid-1"});
+    assert_eq!(body["involvedObject"], object);
+    assert_eq!(body["metadata"], json!({"generateName": "web-0.", "namespace": "shop"}));
+    assert_eq!(
+        (&body["type"], &body["reason"], &body["message"]),
+        (&json!("Warning"), &json!("NoNetworkFound"), &json!("no \"x\""))
+    );
+    let time = body["firstTimestamp"].as_str().expect("a time");
+    assert!(time.len() == 20 && time.ends_with('Z') && &time[10..11] == "T", "{time}");
+    assert_eq!(body["firstTimestamp"], body["lastTimestamp"]);
+}
+
+#[test]
+fn a_pod_that_is_gone_or_another_one_is_not_waited_for() {
+    for (test, answer, code) in
+        [("gone", 404, Code::PodUnknown), ("another", 409, Code::PodUnknown), ("right", 403, Code::Forbidden)]
+    {
+        let server = Server::plain(move |_| status(answer, "said so"));
+        let started = Instant::now();
+        let error = source(test, &server.http()).patch_network_status(&pod(), "[]").expect_err("refused");
+        assert_eq!(error.code, code, "{error}");
+        let wanted = "pod shop/web-0: PATCH http://";
+        assert!(error.msg.starts_with(wanted) && error.details.contains("said so"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(1));
+        assert_eq!(server.requests().len(), 1);
+    }
+}
+
+#[test]
+fn trouble_is_tried_again_for_two_seconds_at_the_most() {
+    let heals = Server::plain(
+        |request| if request.nth == 0 { status(500, "no leader") } else { Answer::json(200, &json!({})) },
+    );
+    source("heals", &heals.http()).patch_network_status(&pod(), "[]").expect("written");
+    assert_eq!(heals.requests().len(), 2);
+
+    let started = Instant::now();
+    let refused = format!("http://{}", closed_port());
+    assert_eq!(source("refused", &refused).post_event(&pod(), &event()).expect_err("nobody").code, Code::TryAgain);
+    let hangs = Server::plain(|_| Answer::Hang);
+    let error = source("hangs", &hangs.http()).post_event(&pod(), &event()).expect_err("no answer");
+    assert!(error.code == Code::TryAgain && error.msg.contains("POST"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+#[test]
+fn manifests_are_not_written_to() {
+    let dir = directory("writes-manifests");
+    let source = cluster::source(&manifests(&dir)).expect("a source");
+    source.patch_network_status(&pod(), "[]").expect("nothing to do");
+    source.post_event(&pod(), &event()).expect("nothing to do");
+    assert_eq!(std::fs::read_dir(&dir).expect("readable").count(), 0);
+}

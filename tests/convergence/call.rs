@@ -1,0 +1,94 @@
+//! Calls of the plugin.
+
+use crate::attachment::Attachment;
+use crate::pod::Pod;
+use serde_json::Value;
+use std::io::Write;
+use std::process::{Child, Command, Output, Stdio};
+
+/// How a call ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done,
+    /// The error's code, and its text with details.
+    Refused(u64, String),
+}
+
+impl Answer {
+    #[track_caller]
+    pub(crate) fn done(self) {
+        assert_eq!(self, Self::Done);
+    }
+
+    /// The text of an error with this code.
+    #[track_caller]
+    pub(crate) fn refused(self, expected: u64) -> String {
+        match self {
+            Self::Refused(code, text) if code == expected => text,
+            other => panic!("not refused with {expected}: {other:?}"),
+        }
+    }
+
+    fn of(output: &Output) -> Self {
+        if output.status.success() {
+            return Self::Done;
+        }
+        let error: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
+        Self::Refused(error["code"].as_u64().expect("a code"), format!("{}: {}", text("msg"), text("details")))
+    }
+}
+
+impl Pod {
+    pub(crate) fn add(&self, attachment: Attachment) -> Answer {
+        self.call("ADD", attachment)
+    }
+
+    pub(crate) fn del(&self, attachment: Attachment) -> Answer {
+        self.call("DEL", attachment)
+    }
+
+    pub(crate) fn check(&self, attachment: Attachment) -> Answer {
+        self.call("CHECK", attachment)
+    }
+
+    pub(crate) fn call(&self, verb: &str, attachment: Attachment) -> Answer {
+        Answer::of(&self.start(verb, attachment).wait_with_output().expect("it ends"))
+    }
+
+    /// Starts a call.
+    pub(crate) fn start(&self, verb: &str, attachment: Attachment) -> Child {
+        self.start_with(
+            verb,
+            attachment.slot.ifname(),
+            &attachment.configuration(),
+            &self.netns().display().to_string(),
+        )
+    }
+
+    /// Starts a call with all that makes it.
+    pub(crate) fn start_with(&self, verb: &str, ifname: &str, configuration: &Value, netns: &str) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+        command.env_clear().envs([
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", &self.container_id),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", ifname),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"),
+        ]);
+        let mut configuration = configuration.clone();
+        configuration["log_level"] = "none".into();
+        // As a file, for a process that is killed early can't be written to.
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        writer.write_all(configuration.to_string().as_bytes()).expect("it fits into the pipe");
+        drop(writer);
+        command.stdin(reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+    }
+
+    /// A call with all that makes it, to its end.
+    pub(crate) fn call_with(&self, verb: &str, ifname: &str, configuration: &Value, netns: &str) -> Answer {
+        let child = self.start_with(verb, ifname, configuration, netns);
+        Answer::of(&child.wait_with_output().expect("it ends"))
+    }
+}

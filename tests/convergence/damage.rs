@@ -1,0 +1,179 @@
+//! Whatever a person or another tool does to our rules with iptables is found by CHECK and
+//! repaired by ADD. `ALL_DAMAGES=1` tries each kind on each rule.
+
+use crate::attachment::{Attachment, Facts, Slot};
+use crate::call::Answer;
+use crate::kernel::Kernel;
+use crate::node::on_a_node;
+use crate::pod::Pod;
+
+/// One thing done to the rules: `iptables` or `ip6tables` with these arguments, in this order.
+struct Damage {
+    what: &'static str,
+    commands: Vec<String>,
+    /// What CHECK says, among other things.
+    named: Vec<String>,
+}
+
+/// A rule as iptables-save prints it, and where it stands.
+struct Place {
+    family: &'static str,
+    table: String,
+    chain: String,
+    /// The first has 1, as iptables counts.
+    number: usize,
+    rule: String,
+}
+
+impl Place {
+    fn damage(&self, what: &'static str, commands: &[String], named: &[String]) -> Damage {
+        let table = format!("-t {} ", self.table);
+        Damage { what, commands: commands.iter().map(|c| table.clone() + c).collect(), named: named.to_vec() }
+    }
+
+    /// As CHECK names it.
+    fn says(&self, word: &str, rule: &str) -> String {
+        format!("{word}: {} {} -A {rule}", self.family, self.table)
+    }
+
+    fn conditions(&self) -> &str {
+        self.rule.strip_prefix(&self.chain).expect("it stands in its chain").trim()
+    }
+
+    /// What can be done to one rule of ours.
+    fn damages(&self) -> Vec<Damage> {
+        let Self { chain, number, rule, .. } = self;
+        let conditions = self.conditions();
+        let missing = self.says("missing", rule);
+        let replaced =
+            format!("{chain} -s {} -j RETURN", if self.family == "ip" { "192.0.2.1/32" } else { "2001:db8::1/128" });
+        let in_place =
+            |rule: &str| format!("-I {chain} {number}{}", rule.strip_prefix(chain.as_str()).expect("of its chain"));
+        let mut all = vec![
+            self.damage("deleted", &[format!("-D {rule}")], std::slice::from_ref(&missing)),
+            self.damage("duplicated", &[format!("-A {rule}")], &[self.says("extra", rule)]),
+        ];
+        if chain.contains('_') {
+            let extra = self.says("extra", &replaced);
+            let changed =
+                [format!("-R {chain} {number}{}", replaced.strip_prefix(chain.as_str()).expect("of its chain"))];
+            all.push(self.damage("changed", &changed, &[missing, extra.clone()]));
+            all.push(self.damage("inserted in front of it", &[in_place(&replaced)], &[extra]));
+            let strange =
+                format!("-I {chain} {number} -p tcp -m tcp --tcp-flags SYN SYN -m comment --comment strange -j ACCEPT");
+            let extra = format!("extra: {} {} -A {chain} (a foreign rule", self.family, self.table);
+            all.push(self.damage("a rule that is never ours inserted", &[strange], &[extra]));
+        } else if conditions.starts_with("-j") || conditions.contains("-j ISTIO") {
+            let narrowed =
+                format!("{chain} -p tcp -m tcp --dport 1 {}", &conditions[conditions.find("-j").expect("a jump")..]);
+            let commands = [format!("-D {rule}"), in_place(&narrowed).replace(&format!("{number} "), "1 ")];
+            all.push(self.damage("jump narrowed", &commands, &[missing, self.says("extra", &narrowed)]));
+        }
+        all
+    }
+}
+
+fn places(kernel: &Kernel) -> Vec<Place> {
+    let mut found = Vec::new();
+    for (place, rules) in &kernel.rules {
+        let mut words = place.split(' ');
+        let mut word = || words.next().expect("FAMILY TABLE CHAIN").to_owned();
+        let family = if word() == "ip" { "ip" } else { "ip6" };
+        let (table, chain) = (word(), word());
+        for (index, rule) in rules.iter().enumerate() {
+            found.push(Place {
+                family,
+                table: table.clone(),
+                chain: chain.clone(),
+                number: index + 1,
+                rule: rule.clone(),
+            });
+        }
+    }
+    found
+}
+
+/// What can be done to a chain as a whole.
+fn of_chains(kernel: &Kernel, places: &[Place]) -> Vec<(&'static str, Damage)> {
+    let mut all = Vec::new();
+    for rules in kernel.rules.values().filter(|rules| !rules.is_empty()) {
+        let at = |rule: &String| {
+            places
+                .iter()
+                .find(|p| p.rule == *rule && kernel.rules[&format!("{} {} {}", p.family, p.table, p.chain)] == *rules)
+        };
+        let in_chain: Vec<&Place> = rules.iter().filter_map(at).collect();
+        let (first, last) = (in_chain[0], in_chain[in_chain.len() - 1]);
+        let missing: Vec<String> = rules.iter().take(3).map(|rule| first.says("missing", rule)).collect();
+        all.push((first.family, first.damage("flushed", &[format!("-F {}", first.chain)], &missing)));
+        if rules.len() > 1 && first.rule != last.rule {
+            let commands = [format!("-D {}", first.rule), format!("-A {}", first.rule)];
+            all.push((first.family, first.damage("first moved to the end", &commands, &[first.says("moved", "")])));
+        }
+    }
+    all
+}
+
+/// Does one thing after the other, and each time looks whether CHECK finds it and ADD repairs it.
+fn is_found_and_repaired(attachments: &[Attachment]) {
+    on_a_node(|| {
+        let pod = Pod::new();
+        attachments.iter().for_each(|attachment| pod.add(*attachment).done());
+        let right = Kernel::of(&pod);
+        let places = places(&right);
+        let single = places.iter().flat_map(|place| place.damages().into_iter().map(|damage| (place.family, damage)));
+        let all: Vec<_> = single.chain(of_chains(&right, &places)).step_by(every()).collect();
+        let part = all.len().div_ceil(std::thread::available_parallelism().map_or(1, usize::from));
+        std::thread::scope(|scope| {
+            for part in all.chunks(part) {
+                scope.spawn(|| each_in_a_pod_of_its_own(attachments, &right, part));
+            }
+        });
+        println!("{attachments:?}: {} damages", all.len());
+        attachments.iter().for_each(|attachment| pod.del(*attachment).done());
+    });
+}
+
+/// Whether all is tried, or a part that reaches each kind and each chain.
+fn every() -> usize {
+    if std::env::var_os("ALL_DAMAGES").is_some() { 1 } else { 7 }
+}
+
+fn each_in_a_pod_of_its_own(attachments: &[Attachment], right: &Kernel, damages: &[(&'static str, Damage)]) {
+    let pod = Pod::new();
+    attachments.iter().for_each(|attachment| pod.add(*attachment).done());
+    let last = *attachments.last().expect("there is one");
+    for (family, damage) in damages {
+        let program = if *family == "ip" { "iptables" } else { "ip6tables" };
+        let when = format!("{program} {:?} ({})", damage.commands, damage.what);
+        for command in &damage.commands {
+            pod.tool(program, &command.split(' ').collect::<Vec<_>>(), "");
+        }
+        let text = match pod.check(last) {
+            Answer::Refused(103, text) => text,
+            other => panic!("{when}: {other:?}"),
+        };
+        for named in &damage.named {
+            assert!(text.contains(named), "{when}: {named:?} is not in {text:?}");
+        }
+        pod.add(last).done();
+        Kernel::of(&pod).assert_is(right, &when);
+        pod.check(last).done();
+    }
+    attachments.iter().for_each(|attachment| pod.del(*attachment).done());
+}
+
+#[test]
+fn to_one_chain_with_captured_dns() {
+    is_found_and_repaired(&[Slot::Detour.with(Facts::DnsCaptured)]);
+}
+
+#[test]
+fn to_two_attachments_with_annotations() {
+    is_found_and_repaired(&[Slot::IstioCni.with(Facts::Annotated), Slot::ExcludeDns.with(Facts::Annotated)]);
+}
+
+#[test]
+fn to_tproxy() {
+    is_found_and_repaired(&[Slot::Detour.with(Facts::Tproxy)]);
+}

@@ -1,0 +1,209 @@
+//! State that can't be read or written, and namespaces that are gone or have been replaced.
+
+use crate::attachment::{Attachment, Facts, Slot};
+use crate::call::Answer;
+use crate::expect::from_scratch;
+use crate::kernel::Kernel;
+use crate::node::{STATE, left_in_state, on_a_node, on_a_node_with};
+use crate::pod::Pod;
+use nix::mount::{MsFlags, mount};
+use std::path::{Path, PathBuf};
+
+const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
+
+fn kept(pod: &Pod, attachment: Attachment) -> PathBuf {
+    let name = format!("{}@{}.json", attachment.slot.network(), attachment.slot.ifname());
+    Path::new(STATE).join("attachments").join(&pod.container_id).join(name)
+}
+
+/// A state file in the ways in which it can be no state.
+fn broken(text: &str) -> Vec<String> {
+    let half = &text[..text.len() / 2];
+    [half, "", "\0\0\0\0", "[]", "{}", "{\"policy\": 7}", "null"].map(str::to_owned).into()
+}
+
+#[test]
+fn broken_state_is_an_error_with_a_way_out_and_never_blocks_del() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        pod.add(STORY).done();
+        let file = kept(&pod, STORY);
+        for text in broken(&std::fs::read_to_string(&file).expect("kept")) {
+            pod.add(STORY).done();
+            let before = Kernel::of(&pod);
+            std::fs::write(&file, &text).expect("writable");
+            for verb in ["ADD", "CHECK"] {
+                let error = pod.call(verb, STORY).refused(105);
+                assert!(error.contains(file.to_str().expect("text")) && error.contains("delete the pod"), "{error}");
+                pod.call(verb, OTHER).refused(105);
+            }
+            Kernel::of(&pod).assert_is(&before, "calls that were refused");
+            pod.del(OTHER).done();
+            assert!(file.exists(), "the DEL of another attachment takes nothing of this one");
+            pod.del(STORY).done();
+            assert!(!file.exists());
+            let left = Kernel::of(&pod);
+            assert!(!left.rules.keys().any(|chain| chain.contains("DETOUR_")), "{left:?}");
+            // What redirects is not known to be ours any more, and stays until the pod goes.
+            for program in ["iptables-restore", "ip6tables-restore"] {
+                pod.tool(program, &[], "*nat\nCOMMIT\n*raw\nCOMMIT\n");
+            }
+        }
+    });
+}
+
+#[test]
+fn state_that_is_no_file_is_an_error_and_never_blocks_del() {
+    on_a_node_with("size=1m", || {
+        let pod = Pod::new();
+        std::fs::create_dir_all(kept(&pod, STORY)).expect("writable");
+        pod.add(STORY).refused(5);
+        pod.check(STORY).refused(5);
+        pod.del(STORY).done();
+        assert!(!Kernel::of(&pod).has_rules());
+    });
+}
+
+fn nothing_is_done_where_state_cannot_be_kept(pod: &Pod) {
+    let before = Kernel::of(pod);
+    let error = pod.add(STORY).refused(5);
+    assert!(error.contains(STATE), "{error}");
+    pod.check(STORY).refused(104);
+    Kernel::of(pod).assert_is(&before, "an ADD that was refused");
+}
+
+fn remount(flags: MsFlags) {
+    mount(None::<&str>, STATE, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).expect("needs root");
+}
+
+#[test]
+fn where_state_is_read_only_nothing_is_done_and_what_was_done_is_undone() {
+    on_a_node_with("size=1m", || {
+        let (with, without) = (Pod::new(), Pod::new());
+        with.add(STORY).done();
+        remount(MsFlags::MS_RDONLY);
+        nothing_is_done_where_state_cannot_be_kept(&without);
+        without.del(STORY).done();
+        with.check(STORY).done();
+        with.del(STORY).done();
+        assert!(!Kernel::of(&with).has_rules());
+        remount(MsFlags::empty());
+        with.del(STORY).done();
+        assert!(!kept(&with, STORY).exists());
+    });
+}
+
+#[test]
+fn where_the_file_system_is_full_nothing_is_done_and_what_was_done_is_undone() {
+    on_a_node_with("size=64k", || {
+        let (with, without) = (Pod::new(), Pod::new());
+        with.add(STORY).done();
+        let filler = Path::new(STATE).join("filler");
+        std::fs::write(&filler, vec![0; 1 << 20]).expect_err("it is full");
+        nothing_is_done_where_state_cannot_be_kept(&without);
+        without.del(STORY).done();
+        with.check(STORY).done();
+        with.add(Slot::Detour.with(Facts::Annotated)).refused(5);
+        with.check(STORY).done();
+        with.del(STORY).done();
+        assert!(!Kernel::of(&with).has_rules());
+        std::fs::remove_file(filler).expect("it is there");
+        assert_eq!(left_in_state(), Vec::<PathBuf>::new());
+    });
+}
+
+#[test]
+fn a_container_in_another_namespace_starts_from_nothing() {
+    on_a_node(|| {
+        let first = Pod::new();
+        first.add(STORY).done();
+        first.add(OTHER).done();
+        let second = first.replaced();
+        second.check(STORY).refused(104);
+        second.add(STORY).done();
+        let alone = from_scratch(None, &[STORY].into()).expect("accepted");
+        Kernel::of(&second).assert_is(&alone, "without what another namespace had");
+        second.check(STORY).done();
+        second.del(OTHER).done();
+        Kernel::of(&second).assert_is(&alone, "after the DEL of what another namespace had");
+        second.del(STORY).done();
+        assert!(!Kernel::of(&second).has_rules());
+    });
+}
+
+#[test]
+fn a_namespace_that_is_gone_is_an_error_but_for_del() {
+    on_a_node_with("size=1m", || {
+        let empty = Path::new(STATE).join("empty");
+        std::fs::write(&empty, "").expect("writable");
+        let empty = empty.display().to_string();
+        for netns in ["/run/netns/convergence-none", "/proc/4194304/ns/net", &empty, &format!("{empty}/below"), ""] {
+            let pod = Pod::new();
+            pod.add(STORY).done();
+            let call = |verb| pod.call_with(verb, "net4", &STORY.configuration(), netns);
+            let code = if netns.is_empty() { 4 } else { 8 };
+            call("ADD").refused(code);
+            call("CHECK").refused(code);
+            call("DEL").done();
+            assert!(!kept(&pod, STORY).exists());
+            call("DEL").done();
+        }
+    });
+}
+
+/// A runtime that calls DEL late may name a path that leads to another pod by now.
+#[test]
+fn a_del_in_the_namespace_of_another_pod_takes_nothing_from_it() {
+    on_a_node(|| {
+        let (gone, live) = (Pod::new(), Pod::new());
+        gone.add(OTHER).done();
+        live.add(OTHER).done();
+        let netns = live.netns().display().to_string();
+        for _ in ["of what was added elsewhere", "of what was never added"] {
+            gone.call_with("DEL", OTHER.slot.ifname(), &OTHER.configuration(), &netns).done();
+            live.check(OTHER).done();
+        }
+        assert!(!kept(&gone, OTHER).exists());
+        live.del(OTHER).done();
+    });
+}
+
+/// As after a reboot, or where a runtime forgot the ADD.
+#[test]
+fn without_state_a_del_takes_only_what_bears_our_name() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        pod.add(STORY).done();
+        let redirected: Vec<_> =
+            Kernel::of(&pod).rules.into_iter().filter(|(chain, _)| chain.contains("ISTIO_")).collect();
+        std::fs::remove_dir_all(Path::new(STATE).join("attachments")).expect("there is some");
+        pod.del(STORY).done();
+        let left = Kernel::of(&pod);
+        assert!(!left.rules.keys().any(|chain| chain.contains("DETOUR_")), "{left:?}");
+        assert_eq!(
+            left.rules.into_iter().filter(|(chain, _)| chain.contains("ISTIO_")).collect::<Vec<_>>(),
+            redirected
+        );
+        assert_eq!(pod.del(STORY), Answer::Done);
+    });
+}
+
+/// The kernel refuses `-m owner` where the namespace belongs to another user namespace
+/// (net/netfilter/xt_owner.c). What was written down before goes again.
+#[test]
+fn what_the_kernel_refuses_leaves_nothing() {
+    on_a_node(|| {
+        let pod = Pod::of_another_user();
+        let before = Kernel::of(&pod);
+        let netns = pod.netns().display().to_string();
+        let mut configuration = STORY.configuration();
+        configuration["dialect"] = "iptables".into();
+        let error = pod.call_with("ADD", "net4", &configuration, &netns).refused(102);
+        assert!(error.contains("-m owner"), "{error}");
+        Kernel::of(&pod).assert_is(&before, "after the refusal");
+        assert_eq!(left_in_state(), Vec::<PathBuf>::new());
+        pod.check(STORY).refused(104);
+        pod.del(STORY).done();
+    });
+}

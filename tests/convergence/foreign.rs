@@ -1,0 +1,121 @@
+//! Rules of nobody that is known: before, between and behind ours, in other chains and tables.
+
+use crate::attachment::{Facts, Slot};
+use crate::kernel::Kernel;
+use crate::node::on_a_node;
+use crate::pod::Pod;
+use std::collections::BTreeMap;
+
+const RULES: &str = "*filter
+:OTHERS - [0:0]
+-A OUTPUT -j OTHERS
+-A OTHERS -p tcp -m tcp --dport 25 -j DROP
+COMMIT
+*nat
+:MINE - [0:0]
+-A PREROUTING -p tcp -m tcp --dport 7 -j RETURN
+-A OUTPUT -m owner --uid-owner 2000 -j RETURN
+-A OUTPUT -p tcp -m comment --comment \"not ours\" -j MINE
+-A MINE -p tcp -m tcp --dport 9 -j ACCEPT
+COMMIT
+*raw
+-A OUTPUT -p udp -m udp --dport 9 -j NOTRACK
+COMMIT
+*mangle
+-A POSTROUTING -m mark --mark 0x7 -j ACCEPT
+COMMIT
+";
+
+/// Puts foreign rules of both families into a pod.
+pub(crate) fn load(pod: &Pod) {
+    for restore in ["iptables-restore", "ip6tables-restore"] {
+        pod.tool(restore, &["--noflush"], RULES);
+    }
+}
+
+/// Redirects a pod as istio-init and the real istio-cni do.
+pub(crate) fn redirect(pod: &Pod) {
+    pod.tool("iptables-restore", &["--noflush"], include_str!("../golden/istio-dns.v4.rules"));
+    pod.tool("ip6tables-restore", &["--noflush"], include_str!("../golden/istio-dns.v6.rules"));
+}
+
+/// What people insert at the head, at the tail and between our jumps.
+const LATER: [&str; 6] = [
+    "-t nat -I OUTPUT 1 -m owner --uid-owner 3000 -j RETURN",
+    "-t nat -A OUTPUT -p tcp -m tcp --dport 11 -j ACCEPT",
+    "-t nat -I OUTPUT 3 -p tcp -m tcp --dport 12 -j MINE",
+    "-t nat -I PREROUTING 1 -p tcp -m tcp --dport 13 -j ACCEPT",
+    "-t raw -I OUTPUT 2 -p udp -m udp --dport 14 -j NOTRACK",
+    "-t filter -A OTHERS -p tcp -m tcp --dport 15 -j DROP",
+];
+
+fn insert_later(pod: &Pod) {
+    for program in ["iptables", "ip6tables"] {
+        for arguments in LATER {
+            pod.tool(program, &arguments.split(' ').collect::<Vec<_>>(), "");
+        }
+    }
+}
+
+/// The foreign rules of a chain, in their order.
+fn foreign(kernel: &Kernel, before: &Kernel) -> BTreeMap<String, Vec<String>> {
+    let ours = |rule: &String| rule.contains("-j DETOUR_") || rule.contains("-j ISTIO_");
+    let chains = kernel.rules.iter().filter(|(chain, _)| before.rules.contains_key(*chain));
+    chains.map(|(chain, rules)| (chain.clone(), rules.iter().filter(|r| !ours(r)).cloned().collect())).collect()
+}
+
+#[test]
+fn foreign_rules_never_fail_a_check_and_survive_everything_in_their_order() {
+    let story = Slot::Detour.with(Facts::DnsCaptured);
+    on_a_node(|| {
+        let pod = Pod::new();
+        load(&pod);
+        pod.add(story).done();
+        insert_later(&pod);
+        let inserted = Kernel::of(&pod);
+        pod.check(story).done();
+        Kernel::of(&pod).assert_is(&inserted, "CHECK changes nothing");
+        let expected = foreign(&inserted, &inserted);
+        let theirs = [
+            "OUTPUT -m owner --uid-owner 3000 -j RETURN",
+            "OUTPUT -m owner --uid-owner 2000 -j RETURN",
+            "OUTPUT -p tcp -m tcp --dport 12 -j MINE",
+            "OUTPUT -p tcp -m comment --comment \"not ours\" -j MINE",
+            "OUTPUT -p tcp -m tcp --dport 11 -j ACCEPT",
+        ];
+        assert_eq!(expected["ip nat OUTPUT"], theirs);
+        pod.add(story).done();
+        assert_eq!(foreign(&Kernel::of(&pod), &inserted), expected);
+        pod.check(story).done();
+        pod.add(Slot::Detour.with(Facts::Annotated)).done();
+        pod.del(story).done();
+        let left = Kernel::of(&pod);
+        let ours = |(chain, _): &(String, Vec<String>)| chain.contains("DETOUR_") || chain.contains("ISTIO_");
+        assert_eq!(left.rules, expected.into_iter().filter(|entry| !ours(entry)).collect());
+    });
+}
+
+/// Another tool's exclusion in front of the redirection may stand behind ours or before it; a
+/// redirection that comes in front of our exclusions makes them useless, and CHECK says so.
+#[test]
+fn a_redirection_that_comes_in_front_of_the_exclusions_is_found_and_overtaken() {
+    let exclude = Slot::ExcludeDns.with(Facts::Plain);
+    on_a_node(|| {
+        let pod = Pod::new();
+        pod.add(exclude).done();
+        for program in ["iptables", "ip6tables"] {
+            pod.tool(program, &["-t", "nat", "-N", "ISTIO_OUTPUT"], "");
+            pod.tool(program, &["-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "ISTIO_OUTPUT"], "");
+        }
+        let text = pod.check(exclude).refused(103);
+        assert!(text.contains("moved: ip nat -A OUTPUT -j DETOUR_OUTPUT"), "{text}");
+        pod.add(exclude).done();
+        pod.check(exclude).done();
+        for family in ["ip", "ip6"] {
+            let output = &Kernel::of(&pod).rules[&format!("{family} nat OUTPUT")];
+            assert_eq!(output, &["OUTPUT -j DETOUR_OUTPUT", "OUTPUT -p tcp -j ISTIO_OUTPUT"]);
+        }
+        pod.del(exclude).done();
+        assert_eq!(Kernel::of(&pod).rules["ip nat OUTPUT"], ["OUTPUT -p tcp -j ISTIO_OUTPUT"]);
+    });
+}

@@ -1,0 +1,116 @@
+//! GC takes away what the runtime no longer knows of this network, and nothing else.
+
+use crate::attachment::{Attachment, Facts, Slot};
+use crate::call::Answer;
+use crate::expect::from_scratch;
+use crate::kernel::Kernel;
+use crate::node::{STATE, left_in_state, on_a_node};
+use crate::pod::Pod;
+use serde_json::{Value, json};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+const REDIRECT: Attachment = Slot::IstioCni.with(Facts::DnsCaptured);
+const EXCLUDE: Attachment = Slot::ExcludeDns.with(Facts::Plain);
+
+fn gc(network: &str, valid: Option<&[(&Pod, Attachment)]>) -> Answer {
+    let mut configuration = json!({ "cniVersion": "1.1.0", "name": network, "type": "detour" });
+    if let Some(valid) = valid {
+        let known = |(pod, attachment): &(&Pod, Attachment)| json!({ "containerID": pod.container_id, "ifname": attachment.slot.ifname() });
+        configuration["cni.dev/valid-attachments"] = valid.iter().map(known).collect::<Vec<Value>>().into();
+    }
+    Pod::new().call_with("GC", "", &configuration, "")
+}
+
+fn two_pods() -> (Pod, Pod) {
+    let pods = (Pod::new(), Pod::new());
+    for pod in [&pods.0, &pods.1] {
+        pod.add(REDIRECT).done();
+        pod.add(EXCLUDE).done();
+    }
+    pods
+}
+
+fn delete_all(pods: [&Pod; 2]) {
+    for pod in pods {
+        pod.del(REDIRECT).done();
+        pod.del(EXCLUDE).done();
+        assert!(!Kernel::of(pod).has_rules());
+    }
+}
+
+fn only(attachments: &[Attachment]) -> Kernel {
+    from_scratch(None, &attachments.iter().copied().collect()).expect("accepted")
+}
+
+#[test]
+fn what_is_no_longer_valid_goes_from_a_live_pod_and_the_rest_stays() {
+    on_a_node(|| {
+        let (one, two) = two_pods();
+        gc("istio-cni", Some(&[(&two, REDIRECT)])).done();
+        Kernel::of(&one).assert_is(&only(&[EXCLUDE]), "the pod with a stale attachment");
+        one.check(EXCLUDE).done();
+        one.check(REDIRECT).refused(104);
+        Kernel::of(&two).assert_is(&only(&[REDIRECT, EXCLUDE]), "the other pod");
+        two.check(REDIRECT).done();
+        delete_all([&one, &two]);
+    });
+}
+
+#[test]
+fn another_network_and_a_call_without_a_list_take_nothing() {
+    on_a_node(|| {
+        let (one, two) = two_pods();
+        gc("another", Some(&[])).done();
+        gc("istio-cni", None).done();
+        for pod in [&one, &two] {
+            pod.check(REDIRECT).done();
+            pod.check(EXCLUDE).done();
+        }
+        delete_all([&one, &two]);
+    });
+}
+
+#[test]
+fn what_is_kept_of_a_pod_that_is_gone_is_forgotten() {
+    on_a_node(|| {
+        drop(two_pods());
+        gc("istio-cni", Some(&[])).done();
+        gc("excludedns", Some(&[])).done();
+    });
+}
+
+/// The path may lead to another pod's namespace by now; that is left alone.
+#[test]
+fn a_namespace_in_the_place_of_a_stale_one_is_left_alone() {
+    on_a_node(|| {
+        let (stale, live) = (Pod::new(), Pod::new());
+        let path = Path::new(STATE).join("netns");
+        symlink(stale.netns(), &path).expect("writable");
+        let text = path.display().to_string();
+        stale.call_with("ADD", "net1", &REDIRECT.configuration(), &text).done();
+        live.add(EXCLUDE).done();
+        std::fs::remove_file(&path).expect("it is there");
+        symlink(live.netns(), &path).expect("writable");
+        gc("istio-cni", Some(&[])).done();
+        live.check(EXCLUDE).done();
+        live.del(EXCLUDE).done();
+        std::fs::remove_file(&path).expect("it is there");
+    });
+}
+
+#[test]
+fn what_cannot_be_read_does_not_keep_the_rest() {
+    on_a_node(|| {
+        let (one, two) = two_pods();
+        let broken = left_in_state().into_iter().find(|path| path.ends_with("istio-cni@net1.json")).expect("kept");
+        std::fs::write(broken, "{").expect("writable");
+        std::fs::write("/run/detour/attachments/stray", "").expect("writable");
+        gc("istio-cni", Some(&[])).refused(5);
+        assert!(left_in_state().iter().all(|path| !path.ends_with("istio-cni@net1.json")), "{:?}", left_in_state());
+        std::fs::remove_file("/run/detour/attachments/stray").expect("still there");
+        for pod in [&one, &two] {
+            pod.del(EXCLUDE).done();
+        }
+    });
+}

@@ -1,0 +1,108 @@
+//! What a pod's namespace holds, as a value.
+
+use crate::pod::Pod;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Rules and everything else that a plugin could leave behind.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    /// By `FAMILY TABLE CHAIN`, as iptables-save and ip6tables-save print them.
+    pub(crate) rules: BTreeMap<String, Vec<String>>,
+    /// Every table and chain of nf_tables, empty ones too, with its hook.
+    chains: BTreeSet<String>,
+    /// Addresses, policy rules and routes.
+    rest: String,
+}
+
+/// One shell for all: most of the time goes into starting processes.
+const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; nft list tables; \
+    nft list chains; echo '#rest'; ip addr show lo; ip rule; ip -6 rule; ip route show table all dev lo; \
+    ip -6 route show table all dev lo";
+
+impl Kernel {
+    pub(crate) fn of(pod: &Pod) -> Self {
+        let text = pod.tool("sh", &["-c", LOOK], "");
+        let (rules_text, rest) = text.split_once("#chains\n").expect("printed");
+        let (chains_text, rest) = rest.split_once("#rest\n").expect("printed");
+        Self { rules: rules(rules_text), chains: chains(chains_text), rest: rest.to_owned() }
+    }
+
+    /// Whether there is any rule.
+    pub(crate) fn has_rules(&self) -> bool {
+        self.rules.values().any(|rules| !rules.is_empty())
+    }
+
+    /// Whether tables, chains and rules are the same; addresses and routes may differ.
+    pub(crate) fn has_same_rules(&self, other: &Self) -> bool {
+        (&self.rules, &self.chains) == (&other.rules, &other.chains)
+    }
+}
+
+fn rules(text: &str) -> BTreeMap<String, Vec<String>> {
+    let (mut family, mut table) = ("", "");
+    let mut rules = BTreeMap::<String, Vec<String>>::new();
+    for line in text.lines() {
+        let chain = |text: &str| format!("{family} {table} {}", text.split(' ').next().expect("a chain"));
+        match line.split_at_checked(1) {
+            Some(("#", name)) if !name.starts_with(' ') => family = name,
+            Some(("*", name)) => table = name,
+            Some((":", declared)) => drop(rules.entry(chain(declared)).or_default()),
+            Some(("-", rule)) => {
+                let rule = rule.strip_prefix("A ").expect("a rule is appended");
+                rules.entry(chain(rule)).or_default().push(rule.to_owned());
+            }
+            _ => {}
+        }
+    }
+    rules
+}
+
+fn chains(text: &str) -> BTreeSet<String> {
+    let (mut table, mut chain) = ("", "");
+    let mut found = BTreeSet::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("table ") {
+            (table, chain) = (line.trim_end_matches(" {"), "");
+        } else if line.starts_with("chain ") {
+            chain = line;
+        }
+        if line != "}" {
+            found.insert(format!("{table} {chain} {line}"));
+        }
+    }
+    found
+}
+
+impl Kernel {
+    /// Fails where `self` is not `expected`, and shows the differences only.
+    #[track_caller]
+    pub(crate) fn assert_is(&self, expected: &Self, when: &str) {
+        assert!(self == expected, "{when}:\n{}", difference(&self.lines(), &expected.lines()));
+    }
+
+    fn lines(&self) -> BTreeSet<String> {
+        let numbered = |(chain, rules): (&String, &Vec<String>)| {
+            let lines = rules.iter().enumerate().map(|(at, rule)| format!("{chain} {at}: {rule}"));
+            lines.chain([format!("{chain}:")]).collect::<Vec<_>>()
+        };
+        let rules = self.rules.iter().flat_map(numbered);
+        rules.chain(self.chains.iter().cloned()).chain(self.rest.lines().map(str::to_owned)).collect()
+    }
+}
+
+fn difference(found: &BTreeSet<String>, expected: &BTreeSet<String>) -> String {
+    let extra = found.difference(expected).map(|line| format!("+ {line}\n"));
+    extra.chain(expected.difference(found).map(|line| format!("- {line}\n"))).collect()
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lines().iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// The settings of all interfaces.
+pub(crate) fn settings(pod: &Pod) -> String {
+    pod.tool("sh", &["-c", "grep -rs . /proc/thread-self/net/../../sys/net/ipv4/conf /proc/sys/net/ipv6/conf | grep -v -e stable_secret -e regen"], "")
+}

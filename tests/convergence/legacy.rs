@@ -1,0 +1,79 @@
+//! Rules of `iptables-legacy` in the pod: the kernel passes them besides those of nf_tables.
+
+use crate::attachment::{Facts, Slot};
+use crate::expect::from_scratch;
+use crate::kernel::Kernel;
+use crate::node::on_a_node;
+use crate::pod::Pod;
+
+const REDIRECTION: &str = "*nat
+:ISTIO_OUTPUT - [0:0]
+:ISTIO_REDIRECT - [0:0]
+-A OUTPUT -p tcp -j ISTIO_OUTPUT
+-A ISTIO_OUTPUT -j ISTIO_REDIRECT
+-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
+COMMIT
+";
+const FILTER: &str = "*filter\n-A OUTPUT -p tcp -m tcp --dport 25 -j DROP\nCOMMIT\n";
+
+fn load(pod: &Pod, rules: &str) {
+    pod.tool("iptables-legacy-restore", &["--noflush"], rules);
+    pod.tool("ip6tables-legacy-restore", &["--noflush"], rules);
+}
+
+fn saved(pod: &Pod) -> Vec<String> {
+    let text = pod.tool("sh", &["-c", "iptables-legacy-save; ip6tables-legacy-save"], "");
+    text.lines().filter(|line| line.starts_with('-')).map(str::to_owned).collect()
+}
+
+/// What redirects is legacy, so an exclusion in nf_tables would exempt from nothing.
+#[test]
+fn exclusions_beside_a_legacy_redirection_are_refused() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        load(&pod, REDIRECTION);
+        let before = (Kernel::of(&pod), saved(&pod));
+        for attachment in [Slot::ExcludeDns.with(Facts::Plain), Slot::Exclusions.with(Facts::DnsCaptured)] {
+            let text = pod.add(attachment).refused(107);
+            assert!(text.contains("iptables-legacy (ip nat, ip6 nat)") && text.contains("iptables-nft"), "{text}");
+            pod.check(attachment).refused(104);
+            Kernel::of(&pod).assert_is(&before.0, "after the refusal");
+            pod.del(attachment).done();
+        }
+        assert_eq!(saved(&pod), before.1);
+    });
+}
+
+/// Whoever redirects in nf_tables can be excluded from; an empty legacy table does no harm.
+#[test]
+fn where_nf_tables_redirects_legacy_rules_stay_and_ours_come() {
+    on_a_node(|| {
+        let (redirect, exclude) = (Slot::Detour.with(Facts::DnsCaptured), Slot::ExcludeDns.with(Facts::Plain));
+        let pod = Pod::new();
+        load(&pod, FILTER);
+        pod.tool("iptables-legacy", &["-t", "nat", "-L"], "");
+        let theirs = saved(&pod);
+        pod.add(redirect).done();
+        pod.add(exclude).done();
+        pod.check(exclude).done();
+        let both = [redirect, exclude].into();
+        Kernel::of(&pod).assert_is(&from_scratch(None, &both).expect("accepted"), "beside legacy rules");
+        assert_eq!(saved(&pod), theirs);
+        pod.del(exclude).done();
+        pod.del(redirect).done();
+        assert!(!Kernel::of(&pod).has_rules());
+        assert_eq!(saved(&pod), theirs);
+    });
+}
+
+#[test]
+fn a_legacy_filter_alone_is_in_nobodys_way() {
+    on_a_node(|| {
+        let exclude = Slot::ExcludeDns.with(Facts::Plain);
+        let pod = Pod::new();
+        load(&pod, FILTER);
+        pod.add(exclude).done();
+        pod.check(exclude).done();
+        pod.del(exclude).done();
+    });
+}

@@ -1,0 +1,20 @@
+//! Whatever happens to a pod's attachments, in any order, any number of times, killed, damaged or
+//! in parallel: its kernel state is what they ask for together. Every test works on a node of its
+//! own (a private `/run/detour`) and on pods of its own (network namespaces without a name), so
+//! that nothing stays behind. Needs root, `ip`, `nft`, `iptables` and `iptables-legacy`.
+
+mod attachment;
+mod call;
+mod damage;
+mod expect;
+mod faults;
+mod foreign;
+mod gc;
+mod kernel;
+mod kill;
+mod legacy;
+mod node;
+mod order;
+mod parallel;
+mod pod;
+mod sequences;

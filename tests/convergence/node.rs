@@ -1,0 +1,49 @@
+//! A node: where the plugin keeps its state.
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use std::path::{Path, PathBuf};
+
+/// Where the plugin keeps its state.
+pub(crate) const STATE: &str = "/run/detour";
+
+/// Runs `work` where [`STATE`] is an empty file system of its own, and says whether `work` left
+/// nothing there.
+pub(crate) fn on_a_node<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    on_a_node_with("size=64m", || {
+        let done = work();
+        assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "state is left");
+        done
+    })
+}
+
+/// The same with options for the file system, and without looking at what is left.
+pub(crate) fn on_a_node_with<T: Send>(options: &str, work: impl FnOnce() -> T + Send) -> T {
+    std::fs::create_dir_all(STATE).expect("needs root");
+    let on_thread = || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("mounts can be made private");
+        mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("a tmpfs");
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Every file below [`STATE`] and every directory of a container.
+pub(crate) fn left_in_state() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    collect(Path::new(STATE), &mut found);
+    found.retain(|path| path != &Path::new(STATE).join("attachments"));
+    found
+}
+
+fn collect(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).expect("readable") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            collect(&path, found);
+        }
+        found.push(path);
+    }
+}

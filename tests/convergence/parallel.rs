@@ -1,0 +1,138 @@
+//! Many calls at the same time. `CYCLES` says how many times a pod is added and deleted.
+
+use crate::attachment::{Attachment, Facts, Slot};
+use crate::call::Answer;
+use crate::expect::from_scratch;
+use crate::kernel::Kernel;
+use crate::node::on_a_node;
+use crate::pod::Pod;
+use serde_json::{Value, json};
+use std::process::Child;
+use std::time::Instant;
+
+const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
+const PODS: usize = 200;
+const IN_ONE_POD: u32 = 20;
+const CYCLES: u32 = 100;
+
+/// Waits for all; none may fail.
+fn all_succeed(calls: impl IntoIterator<Item = Child>) {
+    for call in calls.into_iter().collect::<Vec<_>>() {
+        let output = call.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+#[test]
+fn in_pods_of_their_own() {
+    on_a_node(|| {
+        let expected = from_scratch(None, &[STORY].into()).expect("accepted");
+        let pods: Vec<Pod> = (0..PODS).map(|_| Pod::new()).collect();
+        let start = Instant::now();
+        all_succeed(pods.iter().map(|pod| pod.start("ADD", STORY)));
+        println!("{PODS} ADDs in as many pods: {:?}", start.elapsed());
+        for pod in &pods {
+            Kernel::of(pod).assert_is(&expected, "an ADD among many");
+        }
+        let start = Instant::now();
+        all_succeed(pods.iter().map(|pod| pod.start("DEL", STORY)));
+        println!("{PODS} DELs: {:?}", start.elapsed());
+        assert!(pods.iter().all(|pod| !Kernel::of(pod).has_rules()));
+    });
+}
+
+fn excluding(uid: u32) -> Value {
+    json!({ "cniVersion": "1.0.0", "name": format!("exclude-{uid}"), "type": "detour", "chain": [{ "type": "uid-exclude", "uids": [uid] }] })
+}
+
+#[test]
+fn of_many_attachments_in_one_pod() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        let netns = pod.netns().display().to_string();
+        let before = Kernel::of(&pod);
+        let all = |verb| {
+            let start = Instant::now();
+            all_succeed((0..IN_ONE_POD).map(|uid| pod.start_with(verb, "net1", &excluding(uid), &netns)));
+            println!("{IN_ONE_POD} attachments {verb} in one pod: {:?}", start.elapsed());
+        };
+        all("ADD");
+        let rules = Kernel::of(&pod).rules;
+        for family in ["ip", "ip6"] {
+            assert_eq!(rules[&format!("{family} nat DETOUR_OUTPUT")].len(), IN_ONE_POD as usize);
+            assert_eq!(rules[&format!("{family} nat OUTPUT")], ["OUTPUT -j DETOUR_OUTPUT"]);
+        }
+        all("CHECK");
+        all("DEL");
+        Kernel::of(&pod).assert_is(&before, "after all DELs");
+    });
+}
+
+#[test]
+fn of_the_same_attachment_in_one_pod() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        let before = Kernel::of(&pod);
+        all_succeed((0..IN_ONE_POD).map(|_| pod.start("ADD", STORY)));
+        Kernel::of(&pod).assert_is(&from_scratch(None, &[STORY].into()).expect("accepted"), "the same ADD many times");
+        all_succeed((0..IN_ONE_POD).map(|_| pod.start("DEL", STORY)));
+        Kernel::of(&pod).assert_is(&before, "the same DEL many times");
+    });
+}
+
+#[test]
+fn of_different_verbs_in_one_pod() {
+    on_a_node(|| {
+        let only = |attachment| from_scratch(None, &[attachment].into()).expect("accepted");
+        let (story, other) = (only(STORY), only(OTHER));
+        let pod = Pod::new();
+        let without_netns = |verb, attachment: Attachment| {
+            pod.start_with(verb, attachment.slot.ifname(), &attachment.configuration(), "")
+        };
+        pod.add(OTHER).done();
+        for _ in 0..IN_ONE_POD {
+            all_succeed([pod.start("ADD", STORY), pod.start("DEL", OTHER)]);
+            Kernel::of(&pod).assert_is(&story, "ADD of one and DEL of the other");
+            all_succeed([pod.start("DEL", STORY), pod.start("ADD", OTHER)]);
+            Kernel::of(&pod).assert_is(&other, "DEL of one and ADD of the other");
+            // A second DEL without a namespace removes the directory that an ADD is about to write to.
+            all_succeed([pod.start("DEL", OTHER), without_netns("DEL", STORY), without_netns("DEL", OTHER)]);
+            all_succeed([pod.start("ADD", OTHER), without_netns("DEL", STORY), without_netns("DEL", STORY)]);
+            Kernel::of(&pod).assert_is(&other, "ADD of one and DELs of the other");
+        }
+        pod.del(OTHER).done();
+        assert!(!Kernel::of(&pod).has_rules());
+    });
+}
+
+/// An ADD that asks for no rules at all takes a shorter way; it must not be overlooked.
+#[test]
+fn of_an_add_and_one_that_forbids_all_rules() {
+    on_a_node(|| {
+        let none = Slot::IstioCni.with(Facts::InterceptionNone);
+        for _ in 0..IN_ONE_POD {
+            let pod = Pod::new();
+            all_succeed([pod.start("ADD", none), pod.start("ADD", OTHER)]);
+            assert!(!Kernel::of(&pod).has_rules());
+            assert_eq!(pod.check(OTHER), Answer::Done);
+            all_succeed([pod.start("DEL", none), pod.start("DEL", OTHER)]);
+        }
+    });
+}
+
+#[test]
+fn again_and_again() {
+    let cycles = std::env::var("CYCLES").map_or(CYCLES, |text| text.parse().expect("CYCLES is a number"));
+    on_a_node(|| {
+        let pod = Pod::new();
+        let before = Kernel::of(&pod);
+        let start = Instant::now();
+        for _ in 0..cycles {
+            pod.add(STORY).done();
+            pod.del(STORY).done();
+        }
+        println!("{cycles} cycles of ADD and DEL: {:?}", start.elapsed());
+        Kernel::of(&pod).assert_is(&before, "at the end");
+    });
+}

@@ -1,0 +1,115 @@
+//! A pod's network namespace, without a name and without anybody in it: it goes with its file.
+
+use nix::sched::{CloneFlags, setns, unshare};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const LINKS: &str = "link set lo up
+link add eth0 type veth peer name peer0
+link set eth0 up
+link set peer0 up
+addr add 10.88.0.2/24 dev eth0
+addr add fd88::2/64 dev eth0 nodad
+";
+
+pub(crate) struct Pod {
+    /// Unique on this machine.
+    pub(crate) container_id: String,
+    netns: File,
+    /// Lives in a user namespace that the namespace belongs to.
+    owner: Option<Child>,
+}
+
+/// How a tool ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) success: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Pod {
+    /// A pod with an IPv4 and an IPv6 address.
+    pub(crate) fn new() -> Self {
+        let pod = Self { container_id: next_container_id(), netns: new_netns(), owner: None };
+        pod.tool("ip", &["-batch", "-"], LINKS);
+        pod
+    }
+
+    /// A pod whose namespace belongs to another user namespace, as `hostUsers: false` makes it.
+    pub(crate) fn of_another_user() -> Self {
+        let mut owner = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo ready; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare is needed");
+        let mut ready = [0; 6];
+        owner.stdout.as_mut().expect("it is piped").read_exact(&mut ready).expect("it enters a user namespace");
+        let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
+        let pod = Self { container_id: next_container_id(), netns, owner: Some(owner) };
+        pod.tool("ip", &["-batch", "-"], LINKS);
+        pod
+    }
+
+    /// The same container in another, new namespace.
+    pub(crate) fn replaced(&self) -> Self {
+        let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), owner: None };
+        pod.tool("ip", &["-batch", "-"], LINKS);
+        pod
+    }
+
+    /// Where the namespace is found.
+    pub(crate) fn netns(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_raw_fd()).into()
+    }
+
+    /// Runs a tool in the namespace, which must succeed, and returns what it printed.
+    #[track_caller]
+    pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
+        let ended = self.try_tool(program, arguments, stdin);
+        assert!(ended.success, "{program} {arguments:?}: {}", ended.stderr);
+        ended.stdout
+    }
+
+    /// Runs a tool in the namespace.
+    pub(crate) fn try_tool(&self, program: &str, arguments: &[&str], stdin: &str) -> Ended {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let spawn = || {
+            setns(&self.netns, CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+            command.spawn().unwrap_or_else(|error| panic!("{program} is needed: {error}"))
+        };
+        let mut child = std::thread::scope(|scope| scope.spawn(spawn).join()).expect("it is started");
+        child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("it reads");
+        let output = child.wait_with_output().expect("it ends");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        Ended { success: output.status.success(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if let Some(mut owner) = self.owner.take() {
+            drop(owner.stdin.take());
+            owner.wait().expect("it ends with its stdin");
+        }
+    }
+}
+
+fn next_container_id() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("convergence-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+fn new_netns() -> File {
+    let make = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+        File::open("/proc/thread-self/ns/net").expect("the namespace of this thread")
+    };
+    std::thread::spawn(make).join().expect("a namespace")
+}

@@ -1,0 +1,126 @@
+//! Executables that do not do as they should: the ADD fails, says why, and leaves nothing.
+
+use crate::pod::{Output, Pod, conf, with};
+use crate::recorders::{Recorders, add_prints, fails};
+use serde_json::{Value, json};
+
+/// An ADD whose executable `second`, after `first`, misbehaves.
+#[track_caller]
+fn failed(recorders: &Recorders, pod: &Pod, more: &Value) -> Output {
+    let executables = [json!({"type": "first"}), json!({"type": "second"}), json!({"type": "third"})];
+    let output = pod.call("ADD", &recorders.bin(), &with(conf("1.0.0", &executables), more));
+    assert!(!output.success, "{output:?}");
+    assert_eq!(pod.rules(), [""; 0]);
+    output
+}
+
+fn recorders() -> Recorders {
+    let first = add_prints(&json!({"cniVersion": "1.0.0", "ips": []}));
+    Recorders::new().with("first", &first).with("third", "")
+}
+
+/// The message of an ADD whose executable `second` does this; what was done is undone.
+#[track_caller]
+fn message(behaviour: &str, more: &Value) -> String {
+    let recorders = recorders().with("second", behaviour);
+    let output = failed(&recorders, &Pod::new(), more);
+    assert_eq!(output.stdout["code"], 106, "{}", output.stdout);
+    assert_eq!(recorders.order()[..2], ["ADD first", "ADD second"]);
+    assert!(recorders.order().ends_with(&["DEL second".to_owned(), "DEL first".to_owned()]));
+    let message = output.stdout["msg"].as_str().expect("a message").to_owned();
+    assert!(message.starts_with("plugin type=\"second\" failed (add): "), "{message}");
+    message
+}
+
+fn nothing() -> Value {
+    json!({})
+}
+
+#[test]
+fn what_was_done_is_undone_in_reverse_and_the_code_stays() {
+    let recorders = recorders().with("second", &fails("ADD", &json!({"code": 11, "msg": "later", "details": "why"})));
+    let pod = Pod::new();
+    let output = failed(&recorders, &pod, &nothing());
+    let wanted = json!({
+        "cniVersion": "1.0.0", "code": 11, "msg": "plugin type=\"second\" failed (add): later", "details": "why",
+    });
+    assert_eq!(output.stdout, wanted);
+    assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+    let seen = recorders.seen();
+    assert_eq!(seen[3].stdin["prevResult"], json!({"cniVersion": "1.0.0", "ips": []}));
+    let state = std::path::Path::new("/run/detour/attachments").join(&pod.name);
+    assert!(!state.exists(), "no state is left");
+}
+
+#[test]
+fn a_failed_undoing_is_logged_and_hides_nothing() {
+    let no = |msg: &str| format!("printf '%s' '{}'; exit 1", json!({"code": 7, "msg": msg}));
+    let recorders = recorders().with("second", &format!("{}\n{}", fails("ADD", &json!({"msg": "a"})), no("b")));
+    let output = failed(&recorders, &Pod::new(), &nothing());
+    assert_eq!(output.stdout["msg"], "plugin type=\"second\" failed (add): a");
+    assert!(output.stderr.contains("failed (delete): b"), "{}", output.stderr);
+}
+
+#[test]
+fn a_hang_ends_at_the_deadline() {
+    let hang = "if [ $CNI_COMMAND = ADD ]; then echo waiting for godot >&2; exec /bin/sleep 1000; fi";
+    let message = message(hang, &json!({"delegate_timeout_seconds": 1}));
+    assert!(message.contains("did not end within 1 s"), "{message}");
+    assert!(message.contains("waiting for godot") && message.contains("delegate_timeout_seconds"), "{message}");
+}
+
+#[test]
+fn garbage_is_quoted() {
+    let message = message("if [ $CNI_COMMAND = ADD ]; then echo hello; fi", &nothing());
+    assert!(message.contains("is not JSON") && message.contains(r#""hello\n""#), "{message}");
+}
+
+#[test]
+fn a_failure_without_a_word_is_told_by_its_status() {
+    let message = message("if [ $CNI_COMMAND = ADD ]; then echo oh no >&2; exit 3; fi", &nothing());
+    assert!(message.contains("exit status: 3") && message.contains("oh no"), "{message}");
+}
+
+#[test]
+fn a_signal_is_named() {
+    let message = message("if [ $CNI_COMMAND = ADD ]; then kill -KILL $$; fi", &nothing());
+    assert!(message.contains("signal: 9"), "{message}");
+}
+
+#[test]
+fn ten_megabytes_are_too_much() {
+    let flood = "if [ $CNI_COMMAND = ADD ]; then exec /usr/bin/head -c 10000000 /dev/zero; fi";
+    assert!(message(flood, &nothing()).contains("more than 4 MiB"));
+}
+
+#[test]
+fn what_is_no_result_is_named() {
+    let message = message(&add_prints(&json!({"cniVersion": "1.0.0", "ips": "10.0.0.1/8"})), &nothing());
+    assert!(message.contains("result.ips: \"10.0.0.1/8\" is not accepted"), "{message}");
+}
+
+#[test]
+fn stderr_is_passed_on() {
+    let recorders = recorders().with("second", "echo a line of its own >&2");
+    let executables = [json!({"type": "second"})];
+    let output = Pod::new().call("ADD", &recorders.bin(), &conf("1.0.0", &executables));
+    assert!(output.success && output.stderr.contains("a line of its own\n"), "{output:?}");
+}
+
+#[test]
+fn a_missing_executable_is_found_out_before_anything_runs() {
+    let recorders = recorders();
+    let output = failed(&recorders, &Pod::new(), &nothing());
+    assert_eq!(output.stdout["code"], 7);
+    let wanted = format!("failed to find plugin \"second\" in path [{}]", recorders.bin().display());
+    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(&wanted)), "{}", output.stdout);
+    assert_eq!(recorders.order(), [""; 0]);
+}
+
+#[test]
+fn what_is_not_executable_is_said_to_be() {
+    let recorders = recorders().with_file("second", "#!/bin/sh\n", 0o644);
+    let output = failed(&recorders, &Pod::new(), &nothing());
+    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("x bits")), "{}", output.stdout);
+    assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
+}

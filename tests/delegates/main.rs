@@ -1,0 +1,9 @@
+//! Other plugins run by this one: real ones of the reference's, and recorders that write down what
+//! they were given. Needs root, `iptables-save` and Debian's `containernetworking-plugins`.
+
+mod chain;
+mod cnitool;
+mod failures;
+mod pod;
+mod recorders;
+mod reference_plugins;

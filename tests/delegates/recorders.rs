@@ -1,0 +1,112 @@
+//! Plugins that write down what they were given, and then do as the test says.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory of plugins and of what they saw.
+pub(crate) struct Recorders {
+    root: PathBuf,
+}
+
+/// One call that a plugin saw.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Seen {
+    /// The plugin's name.
+    pub(crate) kind: String,
+    /// `CNI_COMMAND`.
+    pub(crate) command: String,
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) stdin: Value,
+    /// The identity of its network namespace.
+    pub(crate) netns: String,
+}
+
+/// Written with absolute paths: a runtime may pass any `PATH`, or none. Recording is over before
+/// the behaviour starts, and calls come one after another.
+const SCRIPT: &str = r#"#!/bin/sh
+number=$(/bin/ls 'ROOT/seen' | /usr/bin/wc -l)
+to="ROOT/seen/$(printf '%03d' "$number")"
+/bin/mkdir "$to"
+/bin/cat > "$to/stdin"
+/usr/bin/env > "$to/environment"
+/usr/bin/readlink /proc/self/ns/net > "$to/netns"
+printf '%s' "${0##*/}" > "$to/kind"
+"#;
+
+impl Recorders {
+    pub(crate) fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let root = std::env::temp_dir().join(format!("detour-delegates-{}-{number}", std::process::id()));
+        fs::create_dir_all(root.join("bin")).expect("a directory");
+        fs::create_dir(root.join("seen")).expect("a directory");
+        Self { root }
+    }
+
+    /// Where they are.
+    pub(crate) fn bin(&self) -> PathBuf {
+        self.root.join("bin")
+    }
+
+    /// A plugin that records and then does what `behaviour`, in shell, says.
+    pub(crate) fn with(self, kind: &str, behaviour: &str) -> Self {
+        let script = SCRIPT.replace("ROOT", &self.root.display().to_string()) + behaviour + "\n";
+        self.with_file(kind, &script, 0o755)
+    }
+
+    /// A file in their directory.
+    pub(crate) fn with_file(self, name: &str, text: &str, mode: u32) -> Self {
+        let path = self.bin().join(name);
+        fs::write(&path, text).expect("writable");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("permissions");
+        self
+    }
+
+    /// All calls so far, in their order.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        let mut entries: Vec<_> = fs::read_dir(self.root.join("seen")).expect("readable").flatten().collect();
+        entries.sort_by_key(fs::DirEntry::file_name);
+        entries.iter().map(|entry| read(&entry.path())).collect()
+    }
+
+    /// `ADD first`, … of all calls so far.
+    pub(crate) fn order(&self) -> Vec<String> {
+        self.seen().iter().map(|seen| format!("{} {}", seen.command, seen.kind)).collect()
+    }
+}
+
+impl Drop for Recorders {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.root) {
+            eprintln!("remove {}: {error}", self.root.display());
+        }
+    }
+}
+
+fn read(directory: &Path) -> Seen {
+    let text = |name: &str| fs::read_to_string(directory.join(name)).expect("it was recorded");
+    let pairs = text("environment");
+    let environment: BTreeMap<_, _> =
+        pairs.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+    Seen {
+        kind: text("kind"),
+        command: environment["CNI_COMMAND"].clone(),
+        stdin: serde_json::from_str(&text("stdin")).expect("JSON on stdin"),
+        netns: text("netns").trim().to_owned(),
+        environment,
+    }
+}
+
+/// Shell: prints `answer` where the command is ADD.
+pub(crate) fn add_prints(answer: &Value) -> String {
+    format!("if [ \"$CNI_COMMAND\" = ADD ]; then printf '%s' '{answer}'; fi")
+}
+
+/// Shell: prints `answer` and fails where the command is `command`.
+pub(crate) fn fails(command: &str, answer: &Value) -> String {
+    format!("if [ \"$CNI_COMMAND\" = {command} ]; then printf '%s' '{answer}'; exit 1; fi")
+}

@@ -1,0 +1,43 @@
+//! Scenarios that must hold whichever way the rules are written.
+
+use serde_json::{Value, json};
+
+/// The configuration's `dialect`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Iptables,
+    Nftables,
+}
+
+impl Dialect {
+    /// The configuration with this dialect.
+    pub(crate) fn of(self, mut configuration: Value) -> Value {
+        configuration["dialect"] = match self {
+            Self::Iptables => json!("iptables"),
+            Self::Nftables => json!("nftables"),
+        };
+        configuration
+    }
+}
+
+/// Makes two tests of each function.
+macro_rules! in_both_dialects {
+    ($($(#[$doc:meta])* fn $name:ident($dialect:ident) $scenario:block)+) => { $(
+        $(#[$doc])*
+        mod $name {
+            use super::*;
+
+            fn scenario($dialect: crate::dialect::Dialect) $scenario
+
+            #[test]
+            fn iptables() {
+                scenario(crate::dialect::Dialect::Iptables);
+            }
+
+            #[test]
+            fn nftables() {
+                scenario(crate::dialect::Dialect::Nftables);
+            }
+        }
+    )+ };
+}

@@ -1,0 +1,122 @@
+//! Where istio-init or the real istio-cni redirects the pod, before this plugin's call or after
+//! it, exclusions work, and go away alone.
+
+use crate::configuration::{chain, exclude_1337, excludedns, story};
+use crate::expectations::*;
+use crate::istio::{Dns, redirected_world, rules};
+use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+use serde_json::{Value, json};
+
+/// Exclusions alone, with facts of the pod.
+fn exclusions(world: &World, dns: Dns) -> Value {
+    let sub_plugins = json!([{ "type": "uid-exclude", "uids": [1337] }, { "type": "dns-exclude", "uids": [1337] }]);
+    chain(&story(world, dns, &[]), sub_plugins)
+}
+
+fn redirect(world: &World, dns: Dns) {
+    for &family in world.families() {
+        world.iptables_restore(family, &rules(family, dns, PROXY.uid));
+    }
+}
+
+fn saved(world: &World) -> Vec<Ruleset> {
+    world.families().iter().map(|&family| world.iptables_save(family)).collect()
+}
+
+#[track_caller]
+fn is_excluded(world: &World, dns: Dns) {
+    tcp_is_direct(world, VAULT_INIT);
+    dns_is_direct(world, VAULT_INIT, RESOLVER);
+    tcp_is_captured(world, APP_PROCESS);
+    match dns {
+        Dns::Captured => dns_is_captured(world, APP_PROCESS, RESOLVER),
+        Dns::Left => the_rest_is_direct(world, APP_PROCESS),
+    }
+    tcp_is_direct(world, PROXY);
+    dns_is_direct(world, PROXY, RESOLVER);
+    inbound_is_captured(world);
+}
+
+/// Exclusions directly before the first jump into the redirection, wherever that stands.
+#[track_caller]
+fn stands_before_the_redirection(world: &World) {
+    for &family in world.families() {
+        let rules = world.iptables_save(family);
+        let output = rules.chain("nat", "OUTPUT");
+        let first = output.iter().position(|rule| rule.contains("-j ISTIO_")).expect("it is redirected");
+        assert_eq!(output[first - 1], "-j DETOUR_OUTPUT", "{rules}");
+    }
+}
+
+fn added_to_a_redirected_world(dns: Dns, configuration: impl Fn(&World) -> Value) {
+    let world = redirected_world(dns);
+    let before = saved(&world);
+    let configuration = configuration(&world);
+    world.add(&configuration);
+    stands_before_the_redirection(&world);
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+    is_excluded(&world, dns);
+    world.add(&configuration);
+    stands_before_the_redirection(&world);
+    world.call("DEL", &configuration).run().expect_success();
+    assert_eq!(saved(&world), before);
+}
+
+#[test]
+fn exclusions_without_facts_beside_a_redirection() {
+    added_to_a_redirected_world(Dns::Left, |_| excludedns());
+}
+
+#[test]
+fn exclusions_without_facts_beside_a_redirection_with_dns() {
+    added_to_a_redirected_world(Dns::Captured, |_| excludedns());
+}
+
+/// The other redirection stays, and ours is not written a second time.
+#[test]
+fn a_chain_with_a_redirection_of_its_own_beside_one_that_is_there() {
+    added_to_a_redirected_world(Dns::Captured, |world| exclude_1337(&story(world, Dns::Captured, &[])));
+}
+
+fn redirected_after_exclusions(dns: Dns) {
+    let world = World::new(Families::Both);
+    let configuration = exclusions(&world, dns);
+    world.add(&configuration);
+    redirect(&world, dns);
+    world.call("CHECK", &configuration).run().expect_success();
+    stands_before_the_redirection(&world);
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+    is_excluded(&world, dns);
+    world.call("DEL", &configuration).run().expect_success();
+    for (&family, left) in world.families().iter().zip(saved(&world)) {
+        assert_eq!(left, Ruleset::parse(&rules(family, dns, PROXY.uid)));
+    }
+}
+
+#[test]
+fn exclusions_before_a_redirection() {
+    redirected_after_exclusions(Dns::Left);
+}
+
+#[test]
+fn exclusions_before_a_redirection_with_dns() {
+    redirected_after_exclusions(Dns::Captured);
+}
+
+/// Where the pod says that DNS is left and it is captured all the same, exempt queries get through;
+/// that each is tracked as one is what the next ADD sees to, and CHECK warns of it.
+#[test]
+fn a_redirection_that_captures_dns_against_what_the_pod_says() {
+    const WARNING: &str = "add this attachment after the redirection";
+    let world = World::new(Families::Both);
+    let configuration = exclusions(&world, Dns::Left);
+    world.add(&configuration);
+    redirect(&world, Dns::Captured);
+    is_excluded(&world, Dns::Captured);
+    let output = world.call("CHECK", &configuration).run().expect_success();
+    assert!(output.stderr.contains(WARNING), "{}", output.stderr);
+    world.add(&configuration);
+    let output = world.call("CHECK", &configuration).run().expect_success();
+    assert!(!output.stderr.contains(WARNING), "{}", output.stderr);
+}

@@ -1,0 +1,143 @@
+//! What only the native dialect has to show.
+
+use crate::configuration::{chain, exclude_1337, excludedns, story};
+use crate::dialect::Dialect;
+use crate::expectations::*;
+use crate::istio::{Dns, redirected_world};
+use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+use serde_json::json;
+
+#[test]
+fn check_names_the_drift_as_nft_writes_it() {
+    let world = World::new(Families::Both);
+    let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
+    world.add(&configuration);
+    world.call("CHECK", &configuration).run().expect_success();
+    world.nft("flush chain inet detour-nat ISTIO_REDIRECT");
+    let output = world.call("CHECK", &configuration).run();
+    assert_eq!(output.expect_code(), 103);
+    let missing = "missing: inet detour-nat ISTIO_REDIRECT meta l4proto tcp counter redirect to :15001";
+    assert_eq!(output.stdout["details"], missing);
+}
+
+#[test]
+fn del_leaves_nothing() {
+    let world = World::new(Families::Both);
+    let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
+    world.add(&configuration);
+    world.call("DEL", &configuration).run().expect_success();
+    assert!(world.native_tables().is_empty());
+}
+
+#[test]
+fn ipv6_is_left_alone_where_only_ipv4_is_redirected() {
+    let world = World::new(Families::Both);
+    let off = json!([{ "type": "istio-redirect", "enable_ipv6": false }, { "type": "uid-exclude", "uids": [1337] }]);
+    world.add(&Dialect::Nftables.of(chain(&story(&world, Dns::Captured, &[]), off)));
+    let to = SERVER.at(Family::V6, HTTPS);
+    assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::direct(to, POD.ip(Family::V6)));
+    let to = SERVER.at(Family::V4, HTTPS);
+    assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::captured(OUTBOUND, to));
+}
+
+/// A pod keeps its dialect: `auto` takes what is there, and who demands the other one is refused.
+#[test]
+fn the_two_are_never_mixed() {
+    for (first, other) in [(Dialect::Iptables, Dialect::Nftables), (Dialect::Nftables, Dialect::Iptables)] {
+        let world = World::new(Families::Both);
+        let manifests = story(&world, Dns::Captured, &[]);
+        world.add(&first.of(exclude_1337(&manifests)));
+        let before = (world.native_tables(), world.iptables_save(Family::V4));
+        let output = world.call("ADD", &other.of(excludedns())).interface("net2").run();
+        assert_eq!(output.expect_code(), 7);
+        assert_eq!((world.native_tables(), world.iptables_save(Family::V4)), before);
+        world.call("ADD", &excludedns()).interface("net2").run().expect_success();
+        assert_eq!(world.native_tables().is_empty(), first == Dialect::Iptables);
+        assert_eq!(world.iptables_save(Family::V4).is_empty(), first == Dialect::Nftables);
+    }
+}
+
+/// What Istio's own native rules amount to where DNS is captured (istio/istio,
+/// `tools/istio-nftables`), for OpenShift's proxy.
+const ISTIO: &str = "
+table inet istio-proxy-nat {
+    chain prerouting { type nat hook prerouting priority -100; meta l4proto tcp jump istio-inbound; }
+    chain output { type nat hook output priority -100; jump istio-output; }
+    chain istio-inbound { tcp dport { 15008, 15020, 15021, 15090 } return; meta l4proto tcp redirect to :15006; }
+    chain istio-output {
+        oifname \"lo\" ip saddr 127.0.0.6 return
+        oifname \"lo\" meta l4proto tcp tcp dport != 53 meta skuid != 1000659999 return
+        meta skuid 1000659999 return
+        udp dport 53 redirect to :15053
+        tcp dport 53 redirect to :15053
+        ip daddr 127.0.0.1 return
+        meta l4proto tcp redirect to :15001
+    }
+}
+table inet istio-proxy-raw {
+    chain prerouting { type filter hook prerouting priority -300; udp sport 53 ct zone set 1; }
+    chain output { type filter hook output priority -300; jump istio-output-dns; }
+    chain istio-output-dns {
+        udp dport 53 meta skuid 1000659999 ct zone set 1
+        udp sport 15053 meta skuid 1000659999 ct zone set 2
+        udp dport 53 ct zone set 2
+    }
+}
+";
+
+#[track_caller]
+fn exclusions_hold(world: &World) {
+    tcp_is_direct(world, VAULT_INIT);
+    dns_is_direct(world, VAULT_INIT, RESOLVER);
+    tcp_is_captured(world, APP_PROCESS);
+    dns_is_captured(world, APP_PROCESS, RESOLVER);
+    dns_is_direct(world, PROXY, RESOLVER);
+    inbound_is_captured(world);
+}
+
+#[test]
+fn exclusions_hold_beside_istios_native_rules() {
+    let world = World::new(Families::Both);
+    world.nft(ISTIO);
+    let before = world.native_tables();
+    dns_is_captured(&world, VAULT_INIT, RESOLVER);
+    world.add(&excludedns());
+    exclusions_hold(&world);
+    world.call("DEL", &excludedns()).run().expect_success();
+    assert_eq!(world.native_tables(), before);
+}
+
+#[test]
+fn exclusions_beside_istios_native_rules_leave_one_replied_entry() {
+    let world = World::new(Families::Both);
+    world.nft(ISTIO);
+    world.add(&excludedns());
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
+}
+
+/// Whoever comes later, too: what is settled stays.
+#[test]
+fn exclusions_hold_when_istios_native_rules_come_later() {
+    let world = World::new(Families::Both);
+    world.add(&Dialect::Nftables.of(excludedns()));
+    world.nft(ISTIO);
+    tcp_is_direct(&world, VAULT_INIT);
+    tcp_is_captured(&world, APP_PROCESS);
+}
+
+#[test]
+fn who_insists_on_iptables_beside_istios_native_rules_is_refused() {
+    let world = World::new(Families::Both);
+    world.nft(ISTIO);
+    let output = world.call("ADD", &Dialect::Iptables.of(excludedns())).run();
+    assert_eq!(output.expect_code(), 107);
+}
+
+#[test]
+fn exclusions_hold_beside_a_redirection_in_iptables_form() {
+    let world = redirected_world(Dns::Captured);
+    world.add(&Dialect::Nftables.of(excludedns()));
+    exclusions_hold(&world);
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
+}

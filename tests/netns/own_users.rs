@@ -1,0 +1,43 @@
+//! A pod with `hostUsers: false`: its network namespace belongs to a user namespace of its own.
+
+use crate::configuration::{exclude_1337, story};
+use crate::expectations::*;
+use crate::istio::Dns;
+use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+use serde_json::json;
+
+/// UIDs are the pod's own, as in its manifest.
+#[test]
+fn auto_goes_native_and_everyone_gets_where_they_must() {
+    let world = World::with_own_users(Families::Both);
+    let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
+    world.add(&configuration);
+    assert!(!world.native_tables().is_empty());
+    assert!(world.families().iter().all(|&family| world.iptables_save(family).is_empty()));
+    tcp_is_captured(&world, APP_PROCESS);
+    dns_is_captured(&world, APP_PROCESS, RESOLVER);
+    tcp_is_direct(&world, PROXY);
+    dns_is_direct(&world, PROXY, RESOLVER);
+    tcp_is_direct(&world, VAULT_INIT);
+    inbound_is_captured(&world);
+    loopback_is_as_istio_has_it(&world, APP_PROCESS, PROXY);
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
+    world.call("CHECK", &configuration).run().expect_success();
+    world.add(&configuration);
+    world.call("DEL", &configuration).run().expect_success();
+    assert!(world.native_tables().is_empty());
+}
+
+#[test]
+fn who_insists_on_iptables_is_told_what_else_there_is() {
+    let world = World::with_own_users(Families::V4);
+    let mut configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
+    configuration["dialect"] = json!("iptables");
+    let output = world.call("ADD", &configuration).run();
+    assert_eq!(output.expect_code(), 102);
+    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("nftables")), "{}", output.stdout);
+    configuration["dialect"] = json!("nftables");
+    world.add(&configuration);
+    tcp_is_direct(&world, VAULT_INIT);
+}

@@ -1,0 +1,28 @@
+//! Network namespaces for a moment, and tools that run in them.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+/// Runs `work` in a network namespace that goes with the thread.
+pub(crate) fn in_new_netns<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+        work()
+    });
+    thread.join().expect("the work in the namespace succeeds")
+}
+
+/// What a tool prints that gets `input`, and must succeed.
+pub(crate) fn tool(name: &str, args: &[&str], input: &str) -> String {
+    let mut child = Command::new(name)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{name} is needed: {e}"));
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("writable");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{name} {args:?}: {}\n{input}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
