@@ -9,7 +9,7 @@ use super::explain::Explained;
 use super::process::{Exempt, Process, processes};
 use super::subject::Subject;
 use super::svg::{Area, Drawing, shortened, wrapped};
-use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Ports, Ranges, Redirect};
+use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
 use std::fmt::Display;
 
 const WIDTH: i32 = 1120;
@@ -80,7 +80,7 @@ fn upper_height(cards: usize) -> i32 {
 }
 
 fn card(process: &Process<'_>) -> Card {
-    let uid = process.uid().map_or_else(|| "UID not in the pod".to_owned(), |uid| format!("uid {uid}"));
+    let uid = process.uid().map_or_else(|| "UID unsaid".to_owned(), |uid| format!("uid {uid}"));
     let detail = if process.ends_before { format!("init container, {uid}") } else { uid };
     Card { name: process.container.name.clone(), detail, ends_before: process.ends_before }
 }
@@ -95,7 +95,15 @@ fn everything(card: Card) -> Lane {
 
 /// What leaves untouched: at the word of an exclusion, or of a setting.
 fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec<Lane> {
-    let mut lanes: Vec<Lane> = policy.exclusions.iter().map(|exclusion| lane(exclusion, processes)).collect();
+    let mut lanes: Vec<Lane> = Vec::new();
+    for exclusion in &policy.exclusions {
+        let same = |other: &&Exclusion| Exclusion { protocol: exclusion.protocol, ..(*other).clone() } == *exclusion;
+        let protocols: Vec<Protocol> = policy.exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
+        // One lane for both protocols.
+        if protocols.first() == exclusion.protocol.as_ref() {
+            lanes.push(lane(exclusion, &protocols, processes));
+        }
+    }
     let mut add = |setting: &str, what: String, to: String| {
         lanes.push(Lane { card: everyone(setting), what, to });
     };
@@ -113,20 +121,21 @@ fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec
     lanes
 }
 
-fn lane(exclusion: &Exclusion, processes: &[Process<'_>]) -> Lane {
+fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[Process<'_>]) -> Lane {
     let who = owner(exclusion.owner);
     let matching: Vec<&Process<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
     let card = match matching.as_slice() {
-        _ if exclusion.owner == crate::policy::Owner::Any => everyone("excluded"),
+        _ if exclusion.owner == Owner::Any => everyone("excluded"),
         [] => Card { name: who, detail: "no container says that it is".to_owned(), ends_before: false },
         [one] => card(one),
         several => {
             let names: Vec<&str> = several.iter().map(|process| process.container.name.as_str()).collect();
-            Card { name: names.join(", "), detail: who, ends_before: false }
+            let detail = names.join(", ");
+            Card { name: format!("{} containers, {who}", names.len()), detail, ends_before: false }
         }
     };
     let mut what: Vec<String> = Vec::new();
-    what.extend(exclusion.protocol.map(|protocol| protocol.to_string().to_uppercase()));
+    what.extend((!protocols.is_empty()).then(|| list(protocols).to_uppercase()));
     what.extend((!exclusion.ports.is_empty()).then(|| format!("port {}", list(&exclusion.ports))));
     if what.is_empty() {
         what.push("everything".to_owned());
@@ -199,12 +208,8 @@ fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card
         }
         DnsCapture::All => "DNS".to_owned(),
         DnsCapture::Servers { v4, v6 } => {
-            format!(
-                "DNS to {}",
-                [v4.iter().map(ToString::to_string).collect::<Vec<_>>(), v6.iter().map(ToString::to_string).collect()]
-                    .concat()
-                    .join(", ")
-            )
+            let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
+            format!("DNS to {}", servers.collect::<Vec<_>>().join(", "))
         }
     };
     for area in &areas {

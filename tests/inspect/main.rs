@@ -2,5 +2,6 @@
 
 mod command_line;
 mod explain;
+mod reports;
 mod restore;
 mod run;
