@@ -88,6 +88,7 @@ write_files() {
     tee "$work/manifests/namespace.json" >"$work/api/api/v1/namespaces/shop.json" <<<"$namespace"
     conf manifests.conf manifests_dir "$work/manifests"
     conf api.conf kubeconfig "$work/kubeconfig"
+    jq '.dialect = "nftables"' "$work/manifests.conf" >"$work/native.conf"
     jq '.chain |= .[:1]' "$work/manifests.conf" >"$work/redirect.conf"
     jq '.chain |= .[1:] | .name = "excludedns"' "$work/manifests.conf" >"$work/exclude.conf"
     printf 'fn main() {}\n' >"$work/empty.rs"
@@ -169,7 +170,7 @@ second_attachment() {
     cni DEL shop "$detour" <"$work/redirect.conf"
 }
 
-contenders=12
+contenders=13
 
 # contend NUMBER: one contender's turn, in a network namespace that is as good as new.
 contend() {
@@ -185,7 +186,8 @@ contend() {
         8) run_inside "nft -f, both families" /dev/null nft -f "$work/rules.nft" ;;
         9) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
         10) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
-        11) run "an empty static program" /dev/null "$work/empty" ;;
+        11) add "detour ADD, native rules" native.conf shop ;;
+        12) run "an empty static program" /dev/null "$work/empty" ;;
     esac
 }
 

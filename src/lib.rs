@@ -8,8 +8,7 @@
 //!
 //! | row | modules | what they know |
 //! |---|---|---|
-//! | front doors | `main` | plugin or command line |
-//! | questions | [`inspect`] | explain, trace, rules: reports as values, and how they are shown |
+//! | front doors | `main`, [`agent`], [`inspect`] | plugin or command line; what puts the plugin on a node and keeps it there; explain, trace, rules: reports as values, and how they are shown |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
@@ -25,6 +24,12 @@
 //! as intent in [`state`], turned into rules by [`firewall`], compared with what the kernel holds, and
 //! the difference is sent as one netlink transaction. No process is started, but for executables in the
 //! chain: [`delegate`] runs them afterwards.
+//!
+//! # On a node
+//!
+//! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
+//! shown (`--dry-run`), applied, and taken back by its log. [`agent::keep`] does that again whenever
+//! something changes.
 //!
 //! # Ports
 //!
@@ -44,6 +49,11 @@
 //! | `mangle` | -150 | `ISTIO_INBOUND`, `ISTIO_TPROXY`, `ISTIO_DIVERT`, `ISTIO_DROP` |
 //! | `nat` | -100 | `DETOUR_OUTPUT` (accepts what is exempt), `ISTIO_OUTPUT`, `ISTIO_OUTPUT_DNS`, `ISTIO_INBOUND`, `ISTIO_REDIRECT`, `ISTIO_IN_REDIRECT` |
 //!
+//! In dialect `nftables` the same chains stand in the tables `detour-raw`, `detour-mangle` and
+//! `detour-nat` of family `inet`, raw and nat one priority earlier; `DETOUR_DIRECT` there keeps the
+//! destination of what is exempt by a NAT of its own, which holds for other tools' tables too. Why,
+//! stands in `src/firewall/native`; who gets which dialect, in `src/plugin/dialect.rs`.
+//!
 //! Connection tracking zone 1 is the proxy's own DNS and resolvers' answers, zone 2 captured
 //! queries. Marks 1337 and 1338 are TPROXY's. What deviates from Istio's own rules, and why, stands
 //! in `src/firewall/istio.rs`.
@@ -51,8 +61,9 @@
 //! # State
 //!
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
-//! a reboot, as the namespaces do. Error codes: [`cni::Code`].
+//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`: what was put on the node. Error codes: [`cni::Code`].
 
+pub mod agent;
 pub mod chain;
 pub mod cluster;
 pub mod cni;

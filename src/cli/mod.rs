@@ -1,12 +1,15 @@
 //! The command line: one subcommand a file.
 
+mod agent;
 mod completion;
 mod explain;
 mod failure;
+mod install;
 mod output;
 mod rules;
 mod subject;
 mod trace;
+mod uninstall;
 mod version;
 
 use clap::{Parser, Subcommand};
@@ -19,7 +22,7 @@ use std::process::ExitCode;
 /// Container runtimes and Multus run this binary as a CNI plugin: then CNI_COMMAND is set, the
 /// configuration comes on stdin, and no argument is looked at.
 #[derive(Debug, Parser)]
-#[command(name = "detour", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "detour", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -31,6 +34,7 @@ Examples:
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
                                                         where one packet arrives, rule by rule
   detour rules /run/netns/cni-0c1f                      a pod's live rules beside the desired ones
+  detour install --dry-run                              what it would change on this node
   CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
 
 Exit codes: 0 fine, 1 something is wrong, 2 wrong usage.";
@@ -40,6 +44,9 @@ enum Command {
     Explain(explain::Arguments),
     Trace(trace::Arguments),
     Rules(rules::Arguments),
+    Install(Box<install::Install>),
+    Agent(Box<agent::Agent>),
+    Uninstall(uninstall::Uninstall),
     Version(version::Arguments),
     Completion(completion::Arguments),
 }
@@ -71,6 +78,9 @@ pub(crate) fn run() -> ExitCode {
         Command::Explain(arguments) => explain::run(arguments),
         Command::Trace(arguments) => trace::run(arguments),
         Command::Rules(arguments) => rules::run(&arguments),
+        Command::Install(install) => return install.run(),
+        Command::Agent(agent) => return agent.run(),
+        Command::Uninstall(uninstall) => return uninstall.run(),
         Command::Version(arguments) => version::run(&arguments),
         Command::Completion(arguments) => completion::run(&arguments),
     };
@@ -78,6 +88,11 @@ pub(crate) fn run() -> ExitCode {
         Ok(Answer { text, code }) => crate::print(io::stdout(), text.trim_end_matches('\n'), code),
         Err(failure) => crate::print(io::stderr(), format!("detour: {failure}"), failure.code()),
     }
+}
+
+/// The exit code of a command; what kept it from its end goes to stderr.
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| crate::print(io::stderr(), format!("detour: {error:#}"), ExitCode::FAILURE))
 }
 
 #[cfg(test)]

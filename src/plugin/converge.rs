@@ -4,11 +4,11 @@
 
 use super::desired::{fixtures, ruleset};
 use super::dialect::{Known, choose};
-use super::foreign;
+use super::foreign::Redirection;
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
+use crate::firewall::{Dialect, Live, Made, Plan};
 use crate::policy::Policy;
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
@@ -58,6 +58,10 @@ impl Wish {
             Self::Have(_, dialect) => *dialect,
             Self::Leave => cni::Dialect::Auto,
         }
+    }
+
+    fn redirects(&self) -> bool {
+        matches!(self, Self::Have(policy, _) if policy.redirect().is_some())
     }
 }
 
@@ -128,19 +132,18 @@ impl Converge<'_> {
         let before = kept.known_rules();
         let mut records = kept.clone();
         let own = kept.get(self.attachment);
+        let redirected = wish.redirects() || kept.policy().is_ok_and(|policy| policy.redirect().is_some());
+        let foreign = Redirection::find(live, &before, redirected);
         let known = Known {
             in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
             before: own.map(|own| own.dialect),
-            native_redirection: live.native_istio.is_some(),
+            foreign,
         };
         let dialect = if go_native { Dialect::Nftables } else { choose(wish.dialect(), known)? };
         if own.is_some() || matches!(wish, Wish::Have(..)) {
-            records.put(self.attachment, self.intent(wish, own, live, &before, addresses, dialect));
+            records.put(self.attachment, self.intent(wish, own, foreign, addresses, dialect));
         }
         let policy = records.policy()?;
-        if let Wish::Have(..) = wish {
-            foreign::beside_legacy(&policy, live)?;
-        }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
@@ -165,14 +168,13 @@ impl Converge<'_> {
         &self,
         wish: &Wish,
         own: Option<&Record>,
-        live: &Live,
-        before: &Ruleset,
+        foreign: Option<Redirection>,
         addresses: OwnFamilies,
         dialect: Dialect,
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy, _) => foreign::beside_redirection(policy.clone(), live, before),
+            Wish::Have(policy, _) => foreign.map_or(policy.clone(), |foreign| foreign.beside(policy.clone())),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {

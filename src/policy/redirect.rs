@@ -64,6 +64,15 @@ pub enum InterceptionMode {
     Tproxy,
 }
 
+impl fmt::Display for InterceptionMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy => "TPROXY",
+        })
+    }
+}
+
 /// Which DNS queries of the applications go to the proxy's own resolver (port 15053).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DnsCapture {
@@ -89,6 +98,16 @@ pub enum Ipv6 {
     On,
     /// Never.
     Off,
+}
+
+impl fmt::Display for Ipv6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "not set",
+            Self::On => "true",
+            Self::Off => "false",
+        })
+    }
 }
 
 /// A redirection to the sidecar. The names are those of the `istio-redirect` block.

@@ -3,7 +3,7 @@
 use super::rtnl::{LO, failed, run, unless_there};
 use crate::cni::Error;
 use futures_util::TryStreamExt;
-use netlink_packet_route::address::AddressAttribute;
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use std::net::{IpAddr, Ipv6Addr};
@@ -70,8 +70,13 @@ pub fn own_families() -> Result<OwnFamilies, Error> {
 /// # Errors
 /// The kernel refuses; that it has the address already is none.
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| unless_there(handle.address().add(LO, PROXY_LOOPBACK.into(), 128).execute().await))
-        .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+    run(async |handle| {
+        let mut request = handle.address().add(LO, PROXY_LOOPBACK.into(), 128);
+        // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        unless_there(request.execute().await)
+    })
+    .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
 }
 
 /// Takes [`PROXY_LOOPBACK`] from lo.
