@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// From the top down; modules of one row don't know each other.
 const ROWS: [&[&str]; 8] = [
     &["cli"],
-    &["agent"],
+    &["agent", "inspect"],
     &["plugin"],
     &["chain", "delegate"],
     &["networks"],

@@ -1,5 +1,6 @@
 //! `istio-redirect`: the redirection to the sidecar, as its layers of settings have it.
 
+use super::origin::{Layers, Source};
 use super::settings::Settings;
 use super::{Note, istio_annotations, ports, proxy_container};
 use crate::cni::{Code, Error};
@@ -21,19 +22,26 @@ pub(super) struct Above<'a> {
     pub annotations: bool,
 }
 
-/// The redirection that `block`, which stands at `path`, asks for.
+/// The redirection that `block`, which stands at `path`, asks for; and where each setting of it
+/// comes from.
 pub(super) fn interception(
     path: &str,
     block: &Settings,
     above: Above<'_>,
+    origins: &mut Vec<(&'static str, Source)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
-    let annotated = if above.annotations { istio_annotations::settings(above.pod)? } else { Settings::default() };
-    let settings = annotated
-        .over(above.args.unwrap_or_default())
-        .over(proxy_container::settings(above.pod, above.proxy, notes)?)
-        .over(block.clone());
-    resolve(path, settings, notes)
+    let pod = above.pod;
+    let layers = Layers {
+        path,
+        pod,
+        annotated: if above.annotations { istio_annotations::settings(pod)? } else { Settings::default() },
+        args: above.args.unwrap_or_default(),
+        container: proxy_container::settings(pod, above.proxy, notes)?,
+        block: block.clone(),
+    };
+    origins.extend(layers.origins());
+    resolve(path, layers.settings(), notes)
 }
 
 /// Settings with Istio's defaults for what they leave open.

@@ -18,6 +18,14 @@ macro_rules! layer {
             pub(super) fn over(self, below: Self) -> Self {
                 Self { $($key: self.$key.or(below.$key),)+ }
             }
+
+            /// Every key.
+            pub(super) const KEYS: [&str; [$(stringify!($key)),+].len()] = [$(stringify!($key)),+];
+
+            /// Which of [`Self::KEYS`] this layer sets.
+            pub(super) const fn says(&self) -> [bool; Self::KEYS.len()] {
+                [$(self.$key.is_some()),+]
+            }
         }
     };
 }

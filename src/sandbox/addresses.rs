@@ -12,6 +12,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
+const UNLISTED: &str = "the pod's addresses can't be listed";
+
 /// Whether the pod has addresses of its own, neither loopback nor link-local, of either family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OwnFamilies {
@@ -23,12 +25,31 @@ pub struct OwnFamilies {
     pub proxy_loopback: bool,
 }
 
+/// The addresses of the pod's own, neither loopback nor link-local.
+///
+/// # Errors
+/// The kernel does not list them.
+pub fn own_addresses() -> Result<Vec<IpAddr>, Error> {
+    let interfaces = getifaddrs().map_err(|e| failed(UNLISTED, &e))?;
+    let outer = interfaces.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    let addresses = outer.filter_map(|interface| {
+        let address = interface.address?;
+        let ip4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        ip4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+    });
+    let is_own = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    Ok(addresses.filter(is_own).collect())
+}
+
 /// Looks at every interface.
 ///
 /// # Errors
 /// The kernel does not list them.
 pub fn own_families() -> Result<OwnFamilies, Error> {
-    let interfaces = getifaddrs().map_err(|e| failed("the pod's addresses can't be listed", &e))?;
+    let interfaces = getifaddrs().map_err(|e| failed(UNLISTED, &e))?;
     let mut found = OwnFamilies::default();
     for interface in interfaces {
         let Some(address) = interface.address else { continue };
