@@ -271,4 +271,8 @@ fn the_log_that_uninstall_goes_by_is_nobody_elses_business() {
         said.contains("/var/lib/cni/detour/install.json: the log of the installation can't be understood"),
         "{said}"
     );
+    let output = scene.run("install", &[]);
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("installing makes a new one"));
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(LIST), CALICO);
 }
