@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 source hack/machine.sh
 
 need_root
-need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables strace=strace
+need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace strip=binutils
 need_rust
 say "building the traffic tool"
 cargo build --locked --examples </dev/null
