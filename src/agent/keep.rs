@@ -103,10 +103,9 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         health.tell(turn.obstacle(), time + SLACK);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
-            if let Some((installer, _)) = &present {
-                job.node.forget_presence(installer);
-            }
-            return job.end(standing);
+            let Some((installer, _)) = present else { return Ok(()) };
+            job.node.forget_presence(&installer);
+            return job.end(&installer);
         }
     }
 }
@@ -152,21 +151,25 @@ impl Job<'_> {
         reached.chain(self.sources.iter().cloned()).collect()
     }
 
-    fn end(&self, standing: Standing) -> Result<(), String> {
-        if self.on_exit == OnExit::Leave || standing == Standing::Yielded {
-            tracing::info!("ends; the plugin stays on the node");
-            return Ok(());
-        }
+    fn end(&self, installer: &str) -> Result<(), String> {
         let remove = || {
             let lock = self.node.lock()?;
-            let plan = undo(&self.node.look(None)?);
-            self.node.apply(&plan, self.program, &lock)?;
+            let found = self.node.look(None)?;
+            // A later agent may have taken over since this one looked last.
+            let plan = if found.record.installer == installer { undo(&found) } else { Plan::default() };
+            if !plan.actions.is_empty() {
+                self.node.apply(&plan, self.program, &lock)?;
+            }
             Ok(plan)
         };
-        let plan = remove().map_err(|error: Error| error.to_string())?;
+        let plan = match self.on_exit {
+            OnExit::Leave => Plan::default(),
+            OnExit::Remove => remove().map_err(|error: Error| error.to_string())?,
+        };
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
-        tracing::info!("ends; the plugin is taken off the node");
+        let what = if plan.actions.is_empty() { "stays on" } else { "is taken off" };
+        tracing::info!("ends; the plugin {what} the node");
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -174,6 +175,20 @@ fn of_two_the_later_works_and_the_earlier_takes_over_when_that_is_gone() {
     first.says("write /etc/cni/net.d/10-calico.conflist");
     first.says(SETTLED);
     assert!(!scene.read(LIST).contains("\"log_level\": \"debug\""));
+}
+
+#[test]
+fn one_that_was_taken_over_takes_nothing_away() {
+    let scene = Scene::with("agent-surge", "10-calico.conflist", CALICO);
+    let first = Agent::start(&scene, "first", &["--on-exit=remove"]);
+    first.says(SETTLED);
+    let second = Agent::start(&scene, "a", &[]);
+    second.says(SETTLED);
+    let installed = scene.files();
+    let present = |path: &Path| path.extension().is_some_and(|extension| extension == "present");
+    assert!(first.end(Signal::SIGTERM).success());
+    let wanted: Vec<_> = installed.into_iter().filter(|(path, _)| !present(path)).collect();
+    assert_eq!(scene.files().into_iter().collect::<Vec<_>>(), wanted);
 }
 
 #[test]

@@ -271,4 +271,41 @@ fn the_log_that_uninstall_goes_by_is_nobody_elses_business() {
         said.contains("/var/lib/cni/detour/install.json: the log of the installation can't be understood"),
         "{said}"
     );
+    let output = scene.run("install", &[]);
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("installing makes a new one"));
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(LIST), CALICO);
+}
+
+/// With all directories where they are, so that the plugin finds what its configuration names.
+#[test]
+fn the_plugin_understands_what_it_is_given() {
+    let scene = Scene::new("understood");
+    let certificate = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+    scene.write("sa/ca.crt", &certificate.cert.pem());
+    scene.write("sa/token", "a-token");
+    scene.write("config.json", r#"{"cniVersion": "1.1.0"}"#);
+    // Nobody listens there; a listener that is closed again makes sure of it.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("bound");
+    let here = |within: &str| scene.path(within).display().to_string();
+    let installed = Command::new(program())
+        .args(["install", "--chained=false", &format!("--config={}", here("config.json"))])
+        .args([format!("--state-dir={}", here("state")), format!("--bin-dir={}", here("bin"))])
+        .args([format!("--conf-dir={}", here("conf")), format!("--service-account={}", here("sa"))])
+        .env_clear()
+        .env("KUBERNETES_SERVICE_HOST", closed.ip().to_string())
+        .env("KUBERNETES_SERVICE_PORT", closed.port().to_string())
+        .status();
+    assert!(installed.expect("it starts").success());
+    let status = Command::new(scene.path("bin/detour"))
+        .env_clear()
+        .env("CNI_COMMAND", "STATUS")
+        .env("CNI_PATH", here("bin"))
+        .stdin(fs::File::open(scene.path("conf/istio-cni.conf")).expect("there"))
+        .output()
+        .expect("it starts");
+    let error: Value = serde_json::from_slice(&status.stdout).expect("an error object");
+    let details = error["details"].as_str().expect("details");
+    assert_eq!(error["code"], 50, "{error}");
+    assert!(details.contains(&closed.to_string()) && details.contains("refused"), "it asked there: {details}");
 }

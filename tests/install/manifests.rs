@@ -7,6 +7,7 @@ use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn manifests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
@@ -111,6 +112,18 @@ fn the_agent_does_its_work_with_what_is_mounted() {
         }
         let written = scene.read(conf);
         assert!(written.contains("\"uid-exclude\"") && written.contains("1337"), "{written}");
+    }
+}
+
+#[test]
+fn the_bases_are_of_this_chart() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("hack/manifests.sh");
+    let output = Command::new(script).arg("--digest").output().expect("it starts");
+    let line = format!("# Chart: {}\n", String::from_utf8_lossy(&output.stdout).trim());
+    assert!(output.status.success() && line.len() > 20, "{line}");
+    for platform in ["kubernetes", "openshift"] {
+        let text = fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable");
+        assert!(text.contains(&line), "{platform}: run hack/manifests.sh");
     }
 }
 

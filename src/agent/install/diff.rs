@@ -72,7 +72,9 @@ mod tests {
             let diff = unified("/x", Some(&before), Some(&after));
             patch.stdin.take().expect("a pipe").write_all(diff.as_bytes()).expect("written");
             proptest::prop_assert!(patch.wait().expect("it ends").success(), "{}", diff);
-            proptest::prop_assert_eq!(fs::read_to_string(directory.join("x")).expect("read"), after);
+            let patched = fs::read_to_string(directory.join("x")).expect("read");
+            fs::remove_dir_all(&directory).expect("removed");
+            proptest::prop_assert_eq!(patched, after);
         }
     }
 }

@@ -49,7 +49,7 @@ pub enum Error {
         hint: &'static str,
     },
     /// The log of the installation is broken.
-    #[error("{path}: the log of the installation can't be understood ({why}); remove it and install again")]
+    #[error("{path}: the log of the installation can't be understood ({why}); installing makes a new one")]
     Log {
         /// The log.
         path: HostPath,

@@ -96,9 +96,13 @@ impl Node {
     /// What is there, as far as `desired` and the log speak of it.
     ///
     /// # Errors
-    /// A file or directory can't be read; the log can't be understood.
+    /// A file or directory can't be read; nothing is desired and the log can't be understood.
     pub fn look(&self, desired: Option<&Desired>) -> Result<Found, Error> {
-        let record = self.record()?;
+        let (record, notes) = match (self.record(), desired) {
+            // What was there before can't be known any more; what is wanted can.
+            (Err(why @ Error::Log { .. }), Some(_)) => (Record::default(), vec![why.to_string()]),
+            (record, _) => (record?, Vec::new()),
+        };
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
         paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
         paths.extend(record.files.values().filter_map(|owned| match &owned.before {
@@ -106,7 +110,7 @@ impl Node {
             _ => None,
         }));
         let mut directories = BTreeSet::from([self.state.clone()]);
-        let mut found = Found { record, ..Found::default() };
+        let mut found = Found { record, notes, ..Found::default() };
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
             paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));

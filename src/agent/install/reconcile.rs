@@ -56,6 +56,8 @@ pub struct Found {
     pub configurations: Vec<ConfFile>,
     /// What killed installations left behind.
     pub leftovers: Vec<HostPath>,
+    /// What could not be understood; one line each.
+    pub notes: Vec<String>,
 }
 
 /// A file that is there.
@@ -81,7 +83,7 @@ const PRIVATE: u32 = 0o600;
 /// What the log says and is no longer wanted is taken back, as [`undo::undo`] would.
 #[must_use]
 pub fn reconcile(desired: &Desired, found: &Found) -> Plan {
-    let mut plan = Plan { record: found.record.clone(), ..Plan::default() };
+    let mut plan = Plan { record: found.record.clone(), notes: found.notes.clone(), ..Plan::default() };
     plan.record.installer.clone_from(&desired.installer);
     plan.actions.extend(found.leftovers.iter().map(|path| Action::Remove { path: path.clone(), before: None }));
     for path in &desired.programs {
