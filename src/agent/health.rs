@@ -56,9 +56,8 @@ impl Health {
     fn answer(&self, mut connection: TcpStream) -> io::Result<()> {
         connection.set_read_timeout(Some(PATIENCE))?;
         connection.set_write_timeout(Some(PATIENCE))?;
-        let mut request = [0; 1024];
-        let read = connection.read(&mut request)?;
-        let line = String::from_utf8_lossy(&request[..read]);
+        let request = head_of(&mut connection)?;
+        let line = String::from_utf8_lossy(&request);
         let (status, text) = self.status(line.split_whitespace().nth(1).unwrap_or_default(), Instant::now());
         let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n");
         write!(connection, "{head}Content-Length: {}\r\n\r\n{text}\n", text.len() + 1)
@@ -78,9 +77,30 @@ impl Health {
     }
 }
 
+/// A request up to its empty line, however many pieces it comes in: an answer to part of it would
+/// be lost with the connection.
+fn head_of(connection: &mut impl Read) -> io::Result<Vec<u8>> {
+    const LONGEST: usize = 4096;
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < LONGEST {
+        match connection.read(&mut piece)? {
+            0 => break,
+            read => head.extend_from_slice(&piece[..read]),
+        }
+    }
+    Ok(head)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_in_pieces_is_read_to_its_end() {
+        let mut pieces = "GET ".as_bytes().chain("/readyz HTTP/1.1\r\n".as_bytes()).chain("\r\nrest".as_bytes());
+        assert_eq!(head_of(&mut pieces).expect("readable"), b"GET /readyz HTTP/1.1\r\n\r\nrest");
+    }
 
     #[test]
     fn alive_while_turns_come_and_ready_once_nothing_is_in_the_way() {

@@ -2,7 +2,7 @@
 
 use super::origin::{Layers, Source};
 use super::settings::Settings;
-use super::{Note, istio_annotations, ports, proxy_container};
+use super::{Note, istio_annotations, ports, proxy_container, secondary};
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
 use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
@@ -41,7 +41,15 @@ pub(super) fn interception(
         block: block.clone(),
     };
     origins.extend(layers.origins());
-    resolve(path, layers.settings(), notes)
+    let mut interception = resolve(path, layers.settings(), notes)?;
+    if let Interception::On(redirect) = &mut interception
+        && !redirect.capture_secondary_networks
+    {
+        let new = secondary::interfaces(pod).into_iter().filter(|name| !redirect.exclude_interfaces.contains(name));
+        let new: Vec<String> = new.collect();
+        redirect.exclude_interfaces.extend(new);
+    }
+    Ok(interception)
 }
 
 /// Settings with Istio's defaults for what they leave open.
@@ -77,6 +85,7 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
         reroute_virtual_interfaces: settings.reroute_virtual_interfaces.unwrap_or(default.reroute_virtual_interfaces),
         exclude_interfaces: settings.exclude_interfaces.unwrap_or(default.exclude_interfaces),
         dns,
+        capture_secondary_networks: settings.capture_secondary_networks.unwrap_or(default.capture_secondary_networks),
         drop_invalid: settings.drop_invalid.unwrap_or(default.drop_invalid),
         ipv6: settings.enable_ipv6.map_or(default.ipv6, |on| if on { Ipv6::On } else { Ipv6::Off }),
         host_ipv4_loopback_cidr: settings.host_ipv4_loopback_cidr.unwrap_or(default.host_ipv4_loopback_cidr),

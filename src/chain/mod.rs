@@ -35,6 +35,7 @@ mod sample;
 #[cfg(test)]
 mod scenario;
 mod scene;
+mod secondary;
 mod settings;
 mod sub_plugin;
 mod uid_exclude;

@@ -90,6 +90,7 @@ fn value(redirect: &Redirect, key: &str) -> Value {
             DnsCapture::Servers { v6, .. } => list(v6),
             DnsCapture::Off | DnsCapture::All => json!([]),
         },
+        "capture_secondary_networks" => json!(redirect.capture_secondary_networks),
         "drop_invalid" => json!(redirect.drop_invalid),
         "enable_ipv6" => match redirect.ipv6 {
             Ipv6::Auto => json!("where the pod has an IPv6 address"),

@@ -9,7 +9,7 @@ use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::{Dialect, Live, Made, Plan};
-use crate::policy::Policy;
+use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
@@ -53,6 +53,19 @@ pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> R
 }
 
 impl Wish {
+    /// Where secondary networks are not to be captured: neither are those that are there already.
+    fn spare_secondary_networks(&mut self) -> Result<(), Error> {
+        let Self::Have(Policy { interception: Interception::On(redirect), .. }, _) = self else { return Ok(()) };
+        if !redirect.capture_secondary_networks {
+            for name in sandbox::secondary_interfaces()? {
+                if !redirect.exclude_interfaces.contains(&name) {
+                    redirect.exclude_interfaces.push(name);
+                }
+            }
+        }
+        Ok(())
+    }
+
     const fn dialect(&self) -> cni::Dialect {
         match self {
             Self::Have(_, dialect) => *dialect,
@@ -80,7 +93,8 @@ struct Converge<'a> {
 }
 
 impl Converge<'_> {
-    fn run(&self, wish: Wish) -> Result<(), Error> {
+    fn run(&self, mut wish: Wish) -> Result<(), Error> {
+        wish.spare_secondary_networks()?;
         let first = self.records()?;
         let own = first.get(self.attachment);
         if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {

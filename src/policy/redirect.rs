@@ -149,6 +149,9 @@ pub struct Redirect {
     pub reroute_virtual_interfaces: Vec<String>,
     /// Interfaces that are left alone both ways.
     pub exclude_interfaces: Vec<String>,
+    /// Whether interfaces of secondary networks are captured like the default network's. Where not,
+    /// those that the pod tells of are in `exclude_interfaces`, and those in the namespace come to it.
+    pub capture_secondary_networks: bool,
     /// Which DNS queries the proxy answers.
     pub dns: DnsCapture,
     /// Packets that connection tracking can't place are dropped.
@@ -182,6 +185,7 @@ impl Default for Redirect {
             owner_groups_exclude: Vec::new(),
             reroute_virtual_interfaces: Vec::new(),
             exclude_interfaces: Vec::new(),
+            capture_secondary_networks: true,
             dns: DnsCapture::Off,
             drop_invalid: false,
             ipv6: Ipv6::Auto,

@@ -61,6 +61,7 @@ impl Redirect {
             inbound_tunnel_port,
             inbound_tproxy_mark,
             inbound_tproxy_route_table,
+            capture_secondary_networks,
             drop_invalid,
             host_ipv4_loopback_cidr
         );

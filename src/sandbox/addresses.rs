@@ -6,6 +6,7 @@ use futures_util::TryStreamExt;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The IPv6 address that the proxy sends from when it passes an inbound connection on as it is.
@@ -63,6 +64,16 @@ pub fn own_families() -> Result<OwnFamilies, Error> {
         found.proxy_loopback |= ip == PROXY_LOOPBACK;
     }
     Ok(found)
+}
+
+/// The interfaces that are there besides lo and the default network's, `eth0`.
+///
+/// # Errors
+/// The kernel does not list them.
+pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
+    let interfaces = getifaddrs().map_err(|e| failed("the pod's interfaces can't be listed", &e))?;
+    let others = interfaces.filter(|i| !i.flags.contains(InterfaceFlags::IFF_LOOPBACK) && i.interface_name != "eth0");
+    Ok(others.map(|interface| interface.interface_name).collect())
 }
 
 /// Gives lo the address [`PROXY_LOOPBACK`].

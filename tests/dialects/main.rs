@@ -4,6 +4,7 @@
 mod as_iptables;
 mod as_nftables;
 mod packet;
+#[path = "../policies/drawn.rs"]
 mod policy;
 
 use detour_cni::firewall::native::{text, translate};
