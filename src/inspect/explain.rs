@@ -6,7 +6,8 @@ use super::settings::{Setting, settings};
 use super::subject::Subject;
 use super::surprise::{Warning, surprises};
 use crate::chain::{Decision, Reason, Severity, Source, SubPlugin, considered};
-use crate::cni::Error;
+use crate::cluster;
+use crate::cni::{Block, Error};
 use crate::plugin::wish;
 use crate::pod::PodRef;
 use crate::policy::Policy;
@@ -70,6 +71,9 @@ pub struct Explained {
     pub policy: Policy,
 }
 
+const NO_SOURCE: &str = "the configuration names no source of facts, without which an ADD fails: set kubernetes.kubeconfig, \
+    kubernetes.agent_socket or kubernetes.manifests_dir";
+
 /// Finds out, as an ADD would.
 ///
 /// # Errors
@@ -99,7 +103,18 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         explanation.decision = format!("not redirected: {why}");
         return Ok(Explained { explanation, policy: Policy::default() });
     }
-    let output = wish::output(&conf.chain, conf, Some(facts))?;
+    // An attachment without a source of facts goes by its configuration alone, where that can be.
+    let in_chain = redirects(&conf.chain);
+    let has_facts = cluster::source(&conf.kubernetes).is_some();
+    let output = wish::output(&conf.chain, conf, (has_facts || in_chain).then_some(facts))?;
+    if !has_facts {
+        let msg = if in_chain {
+            NO_SOURCE
+        } else {
+            "the configuration names no source of facts: what the pod is does not count"
+        };
+        explanation.notes.push(msg.to_owned());
+    }
     let policy = output.policy;
     explanation.redirected = policy.redirect().is_some();
     explanation.decision = output.decision.to_string();
@@ -126,10 +141,14 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     Ok(Explained { explanation, policy })
 }
 
+fn redirects(chain: &[Block]) -> bool {
+    chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect))
+}
+
 /// The pod's own rules with those that are the chain's.
 fn rules(subject: &Subject, decision: &Decision, origins: &[(&'static str, Source)]) -> Vec<Rule> {
     let chain = &subject.conf.chain;
-    let in_chain = chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect));
+    let in_chain = redirects(chain);
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
     let own = Rule {
         wanted: "the chain has istio-redirect".to_owned(),

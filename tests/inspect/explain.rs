@@ -43,7 +43,7 @@ fn namespace() -> Value {
 fn conf() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "istio-cni", "type": "detour",
-        "kubernetes": { "exclude_namespaces": ["kube-system"], "agent_namespace": "mesh" },
+        "kubernetes": { "kubeconfig": "/k", "exclude_namespaces": ["kube-system"], "agent_namespace": "mesh" },
         "chain": [
             { "type": "istio-redirect" },
             { "type": "uid-exclude", "uids": ["1337"] },
@@ -59,7 +59,7 @@ fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 15] = [
     ("redirected", |_, _| ()),
     ("surprises", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
@@ -79,6 +79,11 @@ const CASES: [Case; 14] = [
         (pod["metadata"]["namespace"], pod["metadata"]["name"]) = ("mesh".into(), "detour-agent-x".into());
     }),
     ("not-in-chain", |_, conf| drop(conf["chain"].as_array_mut().expect("an array").remove(0))),
+    ("without-a-source-of-facts", |pod, conf| {
+        drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop());
+        drop(conf["chain"].as_array_mut().expect("an array").remove(0));
+        conf["kubernetes"]["kubeconfig"] = Value::Null;
+    }),
     ("host-network", |pod, _| pod["spec"]["hostNetwork"] = true.into()),
     ("istio-init", |pod, _| pod["spec"]["initContainers"][0]["name"] = "istio-init".into()),
     ("no-proxy", |pod, _| drop(pod["spec"]["containers"].as_array_mut().expect("an array").pop())),
