@@ -17,6 +17,7 @@ mod native;
 mod own_users;
 mod pod;
 mod resolvers;
+mod secondary_networks;
 mod tproxy;
 mod trace;
 mod vault_init;
