@@ -41,6 +41,16 @@ impl Definition {
     }
 }
 
+/// A definition that is looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sought {
+    /// Which one.
+    pub object: ObjectRef,
+    /// Whether one that is not there may be about to appear, and is waited for. Else its absence is
+    /// an answer.
+    pub awaited: bool,
+}
+
 /// What looking a definition up came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lookup {

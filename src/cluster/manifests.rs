@@ -1,7 +1,7 @@
 //! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
 //! documents, JSON files, lists of objects.
 
-use super::{Cluster, Event, Lookup, ObjectRef, about, another_uid, wire};
+use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde::de::DeserializeOwned;
@@ -46,16 +46,16 @@ impl Cluster for Manifests {
         self.find(wanted, with_namespace).map_err(|error| about(wanted, error))
     }
 
-    fn definitions(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         let (manifests, broken) = self.read()?;
-        let found = wanted.iter().map(|object| match find_definition(&manifests, object) {
+        let found = wanted.iter().map(|Sought { object, .. }| match find_definition(&manifests, object) {
             Some(manifest) => Ok(Lookup::Found(manifest.read::<wire::Definition>()?.into())),
             None => Ok(Lookup::Missing(format!("no manifest of it in {} ({FILES})", self.dir.display()))),
         });
         let found: Vec<Lookup> = found.collect::<Result<_, Error>>()?;
         let missing = wanted.iter().zip(&found).find(|(_, found)| matches!(found, Lookup::Missing(_)));
         match (missing, broken.first()) {
-            (Some((object, _)), Some(error)) => {
+            (Some((Sought { object, .. }, _)), Some(error)) => {
                 Err(error.clone().with_details(format!("NetworkAttachmentDefinition {object} may stand there")))
             }
             _ => Ok(found),

@@ -10,7 +10,7 @@ mod query;
 mod retry;
 mod wire;
 
-pub use definition::{Definition, Lookup, ObjectRef};
+pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
 
 use crate::cni;
@@ -25,12 +25,12 @@ pub trait Cluster {
     /// was looked for and where, and the next step.
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
 
-    /// The definitions, in the order of `wanted`, all looked up at the same time. One that is not
-    /// there is looked for during two seconds, like a pod.
+    /// The definitions, in the order of `wanted`, all looked up at the same time. One that is awaited
+    /// and not there is looked for during two seconds, like a pod.
     ///
     /// # Errors
     /// Whether they are there can't be known within the configured wait.
-    fn definitions(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, cni::Error>;
+    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, cni::Error>;
 
     /// The namespaces that have a definition of this name, sorted; `None` where that can't be
     /// known at once.

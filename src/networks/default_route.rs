@@ -18,7 +18,7 @@ pub struct DefaultRouteChange {
 ///
 /// # Errors
 /// [`Code::InvalidConfig`] with the second one's place.
-pub fn check_default_routes(selections: &[Selection]) -> Result<(), Error> {
+pub fn check_default_routes<'a>(selections: impl IntoIterator<Item = &'a Selection>) -> Result<(), Error> {
     let mut seen: Vec<(bool, &str)> = Vec::new();
     for selection in selections {
         for gateway in selection.default_route.iter().flatten() {

@@ -13,6 +13,7 @@ mod interfaces;
 mod isolation;
 mod json_form;
 mod json_text;
+mod resolve;
 mod selection;
 mod status;
 
@@ -22,5 +23,6 @@ pub use definition::configuration;
 pub use events::{added_interface, no_network_found};
 pub use interfaces::interface_names;
 pub use isolation::check_isolation;
+pub use resolve::{PodNetwork, PodNetworks, resolve};
 pub use selection::{Selection, Selections, default_network, networks};
 pub use status::{Added, network_status};

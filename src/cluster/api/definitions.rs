@@ -3,7 +3,7 @@
 use super::{Api, all, check_names, get};
 use crate::cluster::query::Object;
 use crate::cluster::retry::{Failure, GaveUp, retry};
-use crate::cluster::{Lookup, ObjectRef, wire};
+use crate::cluster::{Lookup, Sought, wire};
 use crate::cni::Error;
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,23 @@ const LIST: Duration = Duration::from_secs(2);
 
 impl Api {
     /// All at the same time.
-    pub(super) fn look_up(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, Error> {
+    pub(super) fn look_up(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
         let started = Instant::now();
-        check_names("NetworkAttachmentDefinition", wanted.iter().flat_map(|object| [&object.namespace, &object.name]))?;
+        let names = wanted.iter().flat_map(|Sought { object, .. }| [&object.namespace, &object.name]);
+        check_names("NetworkAttachmentDefinition", names)?;
         let session = self.session()?;
-        let one = async |object| {
-            let query = self.query(session, Object::Definition(object));
-            let attempt = async || get::<wire::Definition>(session, &query).await;
-            match retry(started, self.timeout, attempt).await {
+        let one = async |sought: &Sought| {
+            let query = self.query(session, Object::Definition(&sought.object));
+            let attempt = async || match get::<wire::Definition>(session, &query).await {
                 Ok(definition) => Ok(Lookup::Found(definition.into())),
+                Err(Failure::Missing(cause)) if !sought.awaited => Ok(Lookup::Missing(format!("{query}: {cause}"))),
+                Err(failure) => Err(failure),
+            };
+            match retry(started, self.timeout, attempt).await {
+                Ok(lookup) => Ok(lookup),
                 Err(end @ GaveUp { last: Failure::Missing(_), .. }) => Ok(Lookup::Missing(query.missing(end))),
                 Err(end) => Err(query.gave_up(end)),
             }

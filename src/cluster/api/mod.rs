@@ -7,7 +7,7 @@ mod writes;
 
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
-use super::{Cluster, Event, Lookup, ObjectRef, about, another_uid, wire};
+use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
@@ -36,7 +36,7 @@ impl Cluster for Api {
         session.run(self.fetch(started, session, wanted, with_namespace))
     }
 
-    fn definitions(&self, wanted: &[ObjectRef]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         self.look_up(wanted)
     }
 

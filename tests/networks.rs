@@ -1,0 +1,263 @@
+//! From a configuration and a pod's annotations to networks, with a cluster that notes what it is
+//! asked and told.
+
+use detour_cni::cluster::{Cluster, Definition, Event, Lookup, ObjectRef, Sought};
+use detour_cni::cni::{Code, Command, Error, NetConf, Primary};
+use detour_cni::networks::{PodNetworks, resolve};
+use detour_cni::pod::{Facts, Pod, PodRef};
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Definitions by namespace and name.
+#[derive(Default)]
+struct Fake {
+    definitions: Vec<Definition>,
+    /// Whether namespaces may be listed.
+    lists: bool,
+    trouble: Option<Error>,
+    asked: RefCell<Vec<Sought>>,
+    told: RefCell<Vec<Event>>,
+}
+
+impl Fake {
+    fn with(definitions: &[(&str, &str, &str)]) -> Self {
+        let definition = |(namespace, name, config): &(&str, &str, &str)| Definition {
+            object: object(namespace, name),
+            config: (*config).to_owned(),
+            ..Definition::default()
+        };
+        Self { definitions: definitions.iter().map(definition).collect(), lists: true, ..Self::default() }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        let text = |sought: &Sought| format!("{}{}", sought.object, if sought.awaited { "" } else { "?" });
+        self.asked.borrow().iter().map(text).collect()
+    }
+}
+
+impl Cluster for Fake {
+    fn facts(&self, _: &PodRef, _: bool) -> Result<Facts, Error> {
+        panic!("nobody asks")
+    }
+
+    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+        self.asked.borrow_mut().extend_from_slice(wanted);
+        let look_up = |sought: &Sought| match self.definitions.iter().find(|d| d.object == sought.object) {
+            Some(definition) => Lookup::Found(definition.clone()),
+            None => Lookup::Missing(format!("looked for {}", sought.object)),
+        };
+        self.trouble.clone().map_or_else(|| Ok(wanted.iter().map(look_up).collect()), Err)
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        let named = self.definitions.iter().filter(|definition| definition.object.name == name);
+        self.lists.then(|| named.map(|definition| definition.object.namespace.clone()).collect())
+    }
+
+    fn patch_network_status(&self, _: &Pod, _: &str) -> Result<(), Error> {
+        panic!("nobody tells")
+    }
+
+    fn post_event(&self, _: &Pod, event: &Event) -> Result<(), Error> {
+        self.told.borrow_mut().push(event.clone());
+        Ok(())
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn object(namespace: &str, name: &str) -> ObjectRef {
+    ObjectRef { namespace: namespace.into(), name: name.into() }
+}
+
+/// A pod of `shop` with the networks that it selects, and another default network.
+fn pod(networks: &str, default: Option<&str>) -> Pod {
+    let mut pod = Pod { namespace: "shop".into(), name: "web-0".into(), ..Pod::default() };
+    pod.annotations.insert("k8s.v1.cni.cncf.io/networks".into(), networks.into());
+    pod.annotations.extend(default.map(|text| ("v1.multus-cni.io/default-network".into(), text.into())));
+    pod
+}
+
+fn primary(keys: &Value) -> Primary {
+    let mut conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "detour"});
+    conf.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("a configuration");
+    conf.primary.expect("a primary plugin")
+}
+
+/// A primary plugin with one static delegate.
+fn delegate() -> Primary {
+    primary(&json!({"delegates": [{"name": "ovn", "type": "ovn-k8s-cni-overlay"}]}))
+}
+
+/// Names and interfaces.
+fn named(networks: &PodNetworks) -> Vec<(&str, &str)> {
+    networks.networks.iter().map(|network| (&*network.name, &*network.interface)).collect()
+}
+
+/// A directory with these configuration files.
+fn directory(test: &str, files: &[(&str, &str)]) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("networks").join(test);
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).expect("a directory");
+    for (name, text) in files {
+        fs::write(dir.join(name), text).expect("a file");
+    }
+    dir
+}
+
+const BRIDGE: &str = r#"{"type":"bridge","name":"br"}"#;
+
+#[test]
+fn a_meshed_pod_of_openshift() {
+    let istio = "{ \"name\": \"istio-cni\", \"type\": \"detour\" }";
+    let dir = directory("openshift", &[("10-ovn.conf", r#"{"name":"ovn","type":"ovn"}"#), ("istio-cni.conf", istio)]);
+    let conf = primary(&json!({"clusterNetwork": dir.join("10-ovn.conf"), "confDir": dir, "namespaceIsolation": true}));
+    let cluster = Fake::with(&[("default", "istio-cni", ""), ("shop", "mac.vlan", BRIDGE)]);
+    let pod = pod("default/istio-cni, mac.vlan@data0, default/istio-cni", None);
+    let found = resolve(&conf, Some(&cluster), Some(&pod), "eth0").expect("networks");
+    let wanted =
+        [("ovn", "eth0"), ("default/istio-cni", "net1"), ("shop/mac.vlan", "data0"), ("default/istio-cni", "net3")];
+    assert_eq!(named(&found), wanted);
+    assert_eq!(found.networks[1].configuration.text, istio);
+    assert_eq!(found.networks[2].configuration.text, BRIDGE);
+    assert_eq!(found.networks[0].selection, None);
+    assert_eq!(found.networks[2].selection.as_ref().map(|selection| &*selection.name), Some("mac.vlan"));
+    assert_eq!(cluster.asked(), ["default/istio-cni", "shop/mac.vlan"], "each once");
+}
+
+#[test]
+fn static_delegates_need_no_cluster() {
+    let delegates =
+        json!([{"name": "a", "type": "bridge"}, {"name": "b", "plugins": [{"type": "ptp"}, {"type": "x"}]}]);
+    let found = resolve(&primary(&json!({"delegates": delegates})), None, None, "eth0").expect("networks");
+    assert_eq!(named(&found), [("a", "eth0"), ("b", "net1")]);
+    assert_eq!(found.networks[1].configuration.types().collect::<Vec<_>>(), ["ptp", "x"]);
+    let error = resolve(&primary(&json!({"delegates": [{"name": "a", "type": "x/y"}]})), None, None, "eth0");
+    assert!(error.expect_err("a path").msg.starts_with("delegates[0].type: \"x/y\" is not accepted"));
+    let error = resolve(&delegate(), None, Some(&pod("a", None)), "eth0").expect_err("nobody to ask");
+    assert!(error.msg.contains("element 1 at character 1: shop/a: there is no API"), "{error}");
+}
+
+#[test]
+fn a_name_of_the_configuration_is_a_definitions_or_a_files() {
+    let dir = directory(
+        "names",
+        &[("a.conf", r#"{"name":"ovn","type":"file"}"#), ("b.conf", r#"{"name":"extra","type":"b"}"#)],
+    );
+    let conf = primary(
+        &json!({"clusterNetwork": "ovn", "defaultNetworks": ["extra"], "confDir": dir, "multusNamespace": "net"}),
+    );
+    let cluster = Fake::with(&[("net", "ovn", r#"{"type":"definition"}"#)]);
+    let found = resolve(&conf, Some(&cluster), Some(&pod("", None)), "eth0").expect("networks");
+    assert_eq!(named(&found), [("net/ovn", "eth0"), ("extra", "net1")]);
+    assert_eq!(found.networks[0].configuration.types().collect::<Vec<_>>(), ["definition"]);
+    assert_eq!(cluster.asked(), ["net/extra?", "net/ovn?"], "no time is lost where a file may be meant");
+
+    let found = resolve(&conf, Some(&Fake::with(&[])), Some(&pod("", None)), "eth0").expect("networks");
+    assert_eq!(found.networks[0].configuration.types().collect::<Vec<_>>(), ["file"]);
+    let conf = primary(&json!({"clusterNetwork": "absent", "confDir": dir}));
+    let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0").expect_err("neither");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.starts_with("clusterNetwork: ") && error.msg.ends_with("found: ovn, extra"), "{error}");
+    assert_eq!(error.details, "nor a definition: looked for kube-system/absent");
+}
+
+#[test]
+fn system_namespaces_get_no_default_networks() {
+    let dir = directory("system", &[("a.conf", r#"{"name":"ovn","type":"a"}"#)]);
+    let keys = json!({"clusterNetwork": dir, "defaultNetworks": [dir], "systemNamespaces": ["shop"]});
+    let cluster = Fake::with(&[("shop", "a", BRIDGE)]);
+    let found = resolve(&primary(&keys), Some(&cluster), Some(&pod("a", None)), "eth0").expect("networks");
+    assert_eq!(named(&found), [("ovn", "eth0"), ("shop/a", "net1")]);
+    let other = Pod { namespace: "other".into(), ..pod("shop/a", None) };
+    let found = resolve(&primary(&keys), Some(&cluster), Some(&other), "eth0").expect("networks");
+    assert_eq!(named(&found), [("ovn", "eth0"), ("ovn", "net1"), ("shop/a", "net2")]);
+}
+
+#[test]
+fn the_pod_may_select_another_default_network() {
+    let conf = primary(&json!({"clusterNetwork": "/absent", "multusNamespace": "net", "namespaceIsolation": true}));
+    let cluster = Fake::with(&[("net", "other", BRIDGE), ("shop", "a", BRIDGE)]);
+    let found = resolve(&conf, Some(&cluster), Some(&pod("a", Some("other@ovn0"))), "eth0").expect("networks");
+    assert_eq!(named(&found), [("net/other", "ovn0"), ("shop/a", "net1")]);
+}
+
+#[test]
+fn a_missing_definition_is_named_with_where_it_is_and_told() {
+    let mut cluster =
+        Fake::with(&[("default", "istio-cni", BRIDGE), ("infra", "istio-cni", BRIDGE), ("shop", "a", BRIDGE)]);
+    let pod = pod("a, istio-cni", None);
+    let error = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing");
+    let place = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 2 at character 4"#;
+    let missing = format!("{place}: there is no NetworkAttachmentDefinition \"istio-cni\" in namespace \"shop\"");
+    let elsewhere = "; there is one of that name in default, infra: write NAMESPACE/istio-cni";
+    let wanted =
+        Error::new(Code::InvalidConfig, format!("{missing}{elsewhere}")).with_details("looked for shop/istio-cni");
+    assert_eq!(error, wanted);
+    let told = cluster.told.take();
+    assert!(told.len() == 1 && told[0].warning && told[0].reason == "NoNetworkFound", "{told:?}");
+    let message =
+        "cannot find a network-attachment-definition (istio-cni) in namespace (shop): looked for shop/istio-cni";
+    assert_eq!(told[0].message, message);
+
+    cluster.lists = false;
+    assert_eq!(resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing").msg, missing);
+    let error = resolve(&delegate(), Some(&Fake::with(&[])), Some(&pod), "eth0").expect_err("missing");
+    assert!(error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has one of that name"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_by_itself_is_known_before_anything_is_fetched() {
+    let isolated = primary(&json!({"delegates": [{"name": "ovn", "type": "a"}], "namespaceIsolation": true}));
+    let routes = r#"[{"name": "a", "default-route": ["10.0.0.1"]}, {"name": "b", "default-route": ["10.0.0.2"]}]"#;
+    for (conf, networks, wanted) in [
+        (&delegate(), "a,,b", "element 2 at character 3: it is empty"),
+        (&delegate(), "a@eth0", "element 1 at character 1: interface \"eth0\" is taken"),
+        (&delegate(), "a@net2,b", "element 2 at character 8: interface \"net2\" is taken"),
+        (&delegate(), routes, "element 2 at character 48: default-route: 10.0.0.2 is the pod's second IPv4"),
+        (&isolated, "a,other/b", "element 2 at character 3: other/b: definitions of namespace \"other\" are not"),
+    ] {
+        let cluster = Fake::with(&[]);
+        let error = resolve(conf, Some(&cluster), Some(&pod(networks, None)), "eth0").expect_err(networks);
+        assert_eq!(error.code, Code::InvalidConfig);
+        assert!(error.msg.contains(&format!("pod shop/web-0: {wanted}")), "{error}");
+        assert!(cluster.asked().is_empty() && cluster.told.take().is_empty());
+    }
+}
+
+#[test]
+fn what_a_definition_says_is_checked_before_anything_runs() {
+    let mut sriov = Fake::with(&[("shop", "b", BRIDGE)]);
+    sriov.definitions[0].annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
+    for (cluster, wanted) in [
+        (Fake::with(&[("shop", "b", r#"{"type":"../x"}"#)]), "spec.config.type: \"../x\" is not accepted"),
+        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: it is not JSON"),
+        (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" asks for a device"),
+    ] {
+        let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0").expect_err(wanted);
+        let wanted = format!("element 1 at character 1: NetworkAttachmentDefinition shop/b: {wanted}");
+        assert!(error.code == Code::InvalidConfig && error.msg.contains(&wanted), "{error}");
+    }
+}
+
+#[test]
+fn trouble_keeps_its_code_and_names_the_pod() {
+    let trouble = Some(Error::new(Code::TryAgain, "NetworkAttachmentDefinition shop/a: no usable answer"));
+    let cluster = Fake { trouble, ..Fake::default() };
+    let error = resolve(&delegate(), Some(&cluster), Some(&pod("a", None)), "eth0").expect_err("trouble");
+    let wanted = "networks of pod shop/web-0: NetworkAttachmentDefinition shop/a: no usable answer";
+    assert_eq!(error, Error::new(Code::TryAgain, wanted));
+}
+
+#[test]
+fn warnings_arrive() {
+    let cluster = Fake::with(&[("shop", "a", BRIDGE)]);
+    let pod = pod(r#"[{"name": "a", "nmae": 1}]"#, None);
+    let found = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect("networks");
+    assert!(found.warnings.len() == 1 && found.warnings[0].contains("nmae: unknown field"), "{:?}", found.warnings);
+}
