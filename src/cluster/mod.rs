@@ -14,7 +14,7 @@ pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
 
 use crate::cni;
-use crate::pod::{Facts, Pod, PodRef};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
 
 /// A source of facts.
 pub trait Cluster {
@@ -24,6 +24,12 @@ pub trait Cluster {
     /// What can't be known within the configured wait, as the CNI error that names the pod, what
     /// was looked for and where, and the next step.
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
+
+    /// The namespace of the pod that `wanted` speaks of.
+    ///
+    /// # Errors
+    /// As [`Self::facts`].
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, cni::Error>;
 
     /// The definitions, in the order of `wanted`, all looked up at the same time. One that is awaited
     /// and not there is looked for during two seconds, like a pod.
@@ -36,18 +42,13 @@ pub trait Cluster {
     /// known at once.
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>>;
 
-    /// Sets the pod's annotation `k8s.v1.cni.cncf.io/network-status`, if it still is this pod
-    /// (`pod.uid`). Takes two seconds at the most.
+    /// Tells of a pod: sets its annotation `k8s.v1.cni.cncf.io/network-status` to `status`, where there
+    /// is one and if it still is this pod (`pod.uid`), and records the events. All is done at the same
+    /// time and takes two seconds at the most.
     ///
     /// # Errors
-    /// It could not be set. That is no reason to keep a pod from running.
-    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), cni::Error>;
-
-    /// Records an event of the pod. Takes two seconds at the most.
-    ///
-    /// # Errors
-    /// It could not be recorded. That is no reason to keep a pod from running.
-    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), cni::Error>;
+    /// What could not be told. That is no reason to keep a pod from running.
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), cni::Error>;
 
     /// Whether facts could be had now: one question, no second try.
     ///

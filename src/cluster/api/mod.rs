@@ -36,6 +36,13 @@ impl Cluster for Api {
         session.run(self.fetch(started, session, wanted, with_namespace))
     }
 
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        let started = Instant::now();
+        check_names("CNI_ARGS", [&wanted.namespace])?;
+        let session = self.session().map_err(|error| about(wanted, error))?;
+        session.run(self.namespace_of(started, session, Object::PodNamespace(wanted)))
+    }
+
     fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         self.look_up(wanted)
     }
@@ -44,12 +51,9 @@ impl Cluster for Api {
         self.list_namespaces(name).inspect_err(|error| tracing::debug!("{error}")).ok()
     }
 
-    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), Error> {
-        self.write(pod, Object::NetworkStatus(pod, status))
-    }
-
-    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        self.write(pod, Object::Event(pod, event))
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let status = status.map(|status| Object::NetworkStatus(pod, status));
+        self.write(pod, status.into_iter().chain(events.iter().map(|event| Object::Event(pod, event))))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -100,7 +104,7 @@ impl Api {
             Namespace(Namespace),
         }
         let fact = async |object| match object {
-            Object::PodNamespace(_) => self.namespace(started, session, object).await.map(Fact::Namespace),
+            Object::PodNamespace(_) => self.namespace_of(started, session, object).await.map(Fact::Namespace),
             _ => self.pod(started, session, wanted).await.map(Fact::Pod),
         };
         let mut facts = Facts::default();
@@ -123,7 +127,7 @@ impl Api {
         retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
     }
 
-    async fn namespace(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
+    async fn namespace_of(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
         let query = self.query(session, object);
         let attempt = async || Ok(get::<wire::Namespace>(session, &query).await?.into());
         retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
