@@ -72,8 +72,8 @@ fn serve(request: &Request, document: &Document, program: &str) -> Result<Option
 fn understand(request: &Request, document: &Document, program: &str) -> Result<NetConf, Error> {
     match NetConf::understand(document, request.command, program) {
         Err(error) if request.command == Command::Del => {
-            let mut conf = NetConf::understand_name_only(document)?;
-            conf.warnings.push(format!("DEL goes by the network's name alone: {error}"));
+            let mut conf = NetConf::understand_for_del(document)?;
+            conf.warnings.push(format!("DEL goes by what is right in it: {error}"));
             Ok(conf)
         }
         other => other,
