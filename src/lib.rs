@@ -25,6 +25,10 @@
 //! the difference is sent as one netlink transaction. No process is started, but for executables in the
 //! chain: [`delegate`] runs them afterwards.
 //!
+//! As the primary plugin it asks [`networks`] for all that the pod is to have, keeps the intent, has
+//! [`delegate`] run the networks one after another, does the above on the default network's result, and
+//! then the executables.
+//!
 //! # Ports
 //!
 //! | port | who listens | what arrives |
@@ -49,6 +53,8 @@
 //!
 //! # State
 //!
+//! `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`): what the primary plugin ran for a
+//! pod; DEL must find it after a reboot.
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
 //! a reboot, as the namespaces do. Error codes: [`cni::Code`].
 

@@ -69,6 +69,16 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     Some(Box::new(api::Api::new(kubeconfig, conf.timeout)))
 }
 
+/// The source that a pod of the cluster has: its own service account; `None` outside of pods
+/// (kubernetes.io, "Accessing the Kubernetes API from a Pod").
+#[must_use]
+pub fn in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    Some(Box::new(api::Api::in_cluster(format!("https://{host}:{port}"), conf.timeout)))
+}
+
 /// How the pod that was found differs from the one that is wanted.
 fn another_uid(found: &Pod, wanted: &PodRef) -> String {
     let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());

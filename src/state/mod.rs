@@ -182,8 +182,7 @@ fn write_in_directory(path: &Path, text: &[u8]) -> io::Result<()> {
 fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        // In a directory that another tool uses, too, there may be files where containers' directories are.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed("read", directory, &error)),
     };
     let names = entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());

@@ -104,3 +104,24 @@ fn an_api_that_takes_no_status_delays_an_add_by_two_seconds_at_most() {
     node.done("ADD", &conf(&node, &server, &json!({})));
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
 }
+
+#[test]
+fn without_a_kubeconfig_the_environment_of_a_pod_counts() {
+    let node = Node::new();
+    let mut environment = node.environment("ADD");
+    environment.insert("KUBERNETES_SERVICE_HOST".into(), "127.0.0.1".into());
+    environment.insert("KUBERNETES_SERVICE_PORT".into(), "1".into());
+    let output = crate::pod::call(&environment, &node.recording(&json!({"kubernetes": {"timeout_seconds": 1}})));
+    let text = output.stdout.to_string();
+    assert!(text.contains("/var/run/secrets/kubernetes.io/serviceaccount"), "{output:?}");
+    assert!(node.recorders.seen().is_empty());
+}
+
+#[test]
+fn annotations_that_are_none_are_refused() {
+    let (node, server) = (Node::new(), Server::plain(script("")));
+    for (annotations, place) in [(json!([]), "pod-annotations: "), (json!({"a": 1}), "pod-annotations.a: ")] {
+        let (code, text) = node.refused("ADD", &conf(&node, &server, &told(&annotations)));
+        assert!(code == 7 && text.contains(place), "{text}");
+    }
+}

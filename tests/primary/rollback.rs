@@ -52,3 +52,13 @@ fn contradicting_attachments_are_both_named() {
     assert_eq!(node.recorders.order(), ["ADD default", "DEL default"]);
     assert!(!node.keeps());
 }
+
+#[test]
+fn an_attachment_is_no_primary_plugin_of_its_own() {
+    let node = node(Recorders::new());
+    node.definition("shop", "mesh", &json!({"name": "m", "type": "detour", "delegates": [{"name": "x", "type": "a"}]}));
+    node.pod_selects("mesh");
+    let (code, text) = node.refused("ADD", &node.recording(&json!({})));
+    assert!(code == 7 && text.contains("network shop/mesh: clusterNetwork and delegates"), "{text}");
+    assert!(node.recorders.seen().is_empty());
+}

@@ -5,6 +5,7 @@ mod definitions;
 mod session;
 mod writes;
 
+use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
 use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
@@ -19,9 +20,15 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// The API server that a kubeconfig names.
+/// Where kubelet puts a service account's files.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The API server that a kubeconfig or a service account names.
 pub(super) struct Api {
+    /// Or the directory of a service account.
     kubeconfig: PathBuf,
+    /// A service account's server; a kubeconfig names its own.
+    server: Option<String>,
     /// How long facts may take, all tries together.
     timeout: Duration,
     /// Opened by the first request; a handshake costs more than a request.
@@ -77,14 +84,22 @@ const PROBE: Duration = Duration::from_secs(1);
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, timeout, session: OnceLock::new() }
+        Self { kubeconfig, server: None, timeout, session: OnceLock::new() }
+    }
+
+    /// This server, asked as the service account of the pod that this process runs in.
+    pub(super) fn in_cluster(server: String, timeout: Duration) -> Self {
+        Self { server: Some(server), ..Self::new(SERVICE_ACCOUNT.into(), timeout) }
     }
 
     fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        let session = Session::open(&self.kubeconfig)?;
+        let session = Session::open(match &self.server {
+            None => Kubeconfig::load(&self.kubeconfig)?,
+            Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
+        })?;
         Ok(self.session.get_or_init(|| session))
     }
 

@@ -3,7 +3,6 @@
 
 use super::Context;
 use super::kept::Kept;
-use crate::cluster::source;
 use crate::cni::{Command, Error, ValidAttachment};
 use crate::delegate::{Call, Executables, Network};
 use crate::plugin::gc;
@@ -42,7 +41,11 @@ fn attachments(context: &Context<'_>) -> Result<Vec<Attachment>, Error> {
     let store = context.store();
     let mut all = Vec::new();
     for container_id in store.containers()? {
-        all.extend(store.of_container(&container_id)?);
+        // In a directory that Multus uses, too, there are files where containers' directories are here.
+        match store.of_container(&container_id) {
+            Ok(attachments) => all.extend(attachments),
+            Err(error) => tracing::warn!("{error}"),
+        }
     }
     all.retain(|attachment| attachment.network == context.conf.name);
     Ok(all)
@@ -50,7 +53,7 @@ fn attachments(context: &Context<'_>) -> Result<Vec<Attachment>, Error> {
 
 /// The default network of pods that select no other.
 fn default_network(context: &Context<'_>) -> Option<Network> {
-    let source = source(&context.conf.kubernetes);
+    let source = context.source();
     let networks = context
         .common_networks(source.as_deref())
         .inspect_err(|error| tracing::warn!("GC of the default network: {error}"));

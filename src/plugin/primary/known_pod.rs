@@ -3,7 +3,7 @@
 
 use super::Context;
 use crate::chain;
-use crate::cluster::{Cluster, source};
+use crate::cluster::Cluster;
 use crate::cni::{Error, wrong_type};
 use crate::plugin::wish::is_agent;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -39,7 +39,7 @@ impl<'a> KnownPod<'a> {
             (Some(wanted), Some(told)) => Some(told_pod(wanted, told)?),
             _ => None,
         };
-        let source = source(&context.conf.kubernetes);
+        let source = context.source();
         Ok(Self { context, wanted, source, told, fetched: OnceCell::new(), namespace: OnceCell::new() })
     }
 

@@ -114,9 +114,8 @@ impl Member {
             Some(result) => result,
             None => AddResult::default().to_json(network.version())?,
         };
-        let read = AddResult::read(&result, network.version()).map_err(|error| self.about(error))?;
-        self.result = Some(result);
-        Ok(read)
+        let result = self.result.insert(result);
+        AddResult::read(result, network.version())
     }
 
     /// Keeps another result than the plugins' own.

@@ -27,6 +27,10 @@ impl Attached {
         let (name, node) = (network.name.clone(), context.conf);
         let about = |error: Error| Error { msg: format!("network {name}: {}", error.msg), ..error };
         let own = NetConf::parse(network.configuration.text.as_bytes(), Command::Add, "").map_err(about)?;
+        if own.primary.is_some() {
+            let msg = format!("network {name}: clusterNetwork and delegates are for the runtime's own configuration");
+            return Err(Error::new(Code::InvalidConfig, msg));
+        }
         for warning in &own.warnings {
             tracing::warn!("network {name}: {warning}");
         }

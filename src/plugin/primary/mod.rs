@@ -27,7 +27,7 @@ mod readiness;
 mod report;
 mod status;
 
-use crate::cluster::Cluster;
+use crate::cluster::{self, Cluster};
 use crate::cni::{Command, Error, NetConf, Primary, Request};
 use crate::delegate::Call;
 use crate::networks::{PodNetwork, resolve};
@@ -59,6 +59,11 @@ impl Context<'_> {
     /// The call as delegates get it, but for what differs from one to the next.
     fn call(&self) -> Call {
         Call::handed_on(self.request, self.conf)
+    }
+
+    /// Whom to ask: who the configuration names, else whoever the environment of a pod does.
+    fn source(&self) -> Option<Box<dyn Cluster>> {
+        cluster::source(&self.conf.kubernetes).or_else(|| cluster::in_cluster(&self.conf.kubernetes))
     }
 
     fn store(&self) -> Store {

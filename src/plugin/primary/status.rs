@@ -1,7 +1,6 @@
 //! STATUS: whether an ADD could be served now.
 
 use super::{Context, readiness};
-use crate::cluster::source;
 use crate::cni::{Code, Error};
 use crate::delegate::{Executables, Network};
 use crate::plugin::status;
@@ -23,7 +22,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
 }
 
 fn default_network(context: &Context<'_>) -> Result<Network, Error> {
-    let source = source(&context.conf.kubernetes);
+    let source = context.source();
     let networks = context.common_networks(source.as_deref())?;
     let network = networks.first().map(|network| Network::from(&network.configuration));
     network.ok_or_else(|| Error::new(Code::Internal, "there is no default network"))
