@@ -90,6 +90,7 @@ write_files() {
     tee "$work/manifests/namespace.json" >"$work/api/api/v1/namespaces/shop.json" <<<"$namespace"
     conf manifests.conf manifests_dir "$work/manifests"
     conf api.conf kubeconfig "$work/kubeconfig"
+    jq '.dialect = "nftables"' "$work/manifests.conf" >"$work/native.conf"
     jq '.chain |= .[:1]' "$work/manifests.conf" >"$work/redirect.conf"
     mkdir -p "$work/api/api/v1/namespaces/shop/pods/web-0" \
         "$work/api/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions"
@@ -191,7 +192,7 @@ network() {
     CNI_IFNAME_OF_CALL=eth0 cni DEL shop "$3" <"$work/$2"
 }
 
-contenders=14
+contenders=15
 
 # contend NUMBER: one contender's turn, in a network namespace that is as good as new.
 contend() {
@@ -207,9 +208,10 @@ contend() {
         8) run_inside "nft -f, both families" /dev/null nft -f "$work/rules.nft" ;;
         9) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
         10) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
-        11) network "bridge alone, ADD" bridge.conf /usr/lib/cni/bridge ;;
-        12) network "detour primary, bridge and istio-cni, ADD" primary.conf "$detour" ;;
-        13) run "an empty static program" /dev/null "$work/empty" ;;
+        11) add "detour ADD, native rules" native.conf shop ;;
+        12) network "bridge alone, ADD" bridge.conf /usr/lib/cni/bridge ;;
+        13) network "detour primary, bridge and istio-cni, ADD" primary.conf "$detour" ;;
+        14) run "an empty static program" /dev/null "$work/empty" ;;
     esac
 }
 

@@ -8,7 +8,7 @@
 //!
 //! | row | modules | what they know |
 //! |---|---|---|
-//! | front doors | `main` | plugin or command line |
+//! | front doors | `main`, [`agent`], [`inspect`] | plugin or command line; what puts the plugin on a node and keeps it there; explain, trace, rules: reports as values, and how they are shown |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
@@ -29,6 +29,12 @@
 //! [`delegate`] run the networks one after another, does the above on the default network's result, and
 //! then the executables.
 //!
+//! # On a node
+//!
+//! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
+//! shown (`--dry-run`), applied, and taken back by its log. [`agent::keep`] does that again whenever
+//! something changes.
+//!
 //! # Ports
 //!
 //! | port | who listens | what arrives |
@@ -47,6 +53,11 @@
 //! | `mangle` | -150 | `ISTIO_INBOUND`, `ISTIO_TPROXY`, `ISTIO_DIVERT`, `ISTIO_DROP` |
 //! | `nat` | -100 | `DETOUR_OUTPUT` (accepts what is exempt), `ISTIO_OUTPUT`, `ISTIO_OUTPUT_DNS`, `ISTIO_INBOUND`, `ISTIO_REDIRECT`, `ISTIO_IN_REDIRECT` |
 //!
+//! In dialect `nftables` the same chains stand in the tables `detour-raw`, `detour-mangle` and
+//! `detour-nat` of family `inet`, raw and nat one priority earlier; `DETOUR_DIRECT` there keeps the
+//! destination of what is exempt by a NAT of its own, which holds for other tools' tables too. Why,
+//! stands in `src/firewall/native`; who gets which dialect, in `src/plugin/dialect.rs`.
+//!
 //! Connection tracking zone 1 is the proxy's own DNS and resolvers' answers, zone 2 captured
 //! queries. Marks 1337 and 1338 are TPROXY's. What deviates from Istio's own rules, and why, stands
 //! in `src/firewall/istio.rs`.
@@ -56,13 +67,16 @@
 //! `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`): what the primary plugin ran for a
 //! pod; DEL must find it after a reboot.
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
-//! a reboot, as the namespaces do. Error codes: [`cni::Code`].
+//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`:
+//! what was put on the node. Error codes: [`cni::Code`].
 
+pub mod agent;
 pub mod chain;
 pub mod cluster;
 pub mod cni;
 pub mod delegate;
 pub mod firewall;
+pub mod inspect;
 pub mod logging;
 pub mod networks;
 pub mod plugin;

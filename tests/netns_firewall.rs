@@ -4,10 +4,14 @@
 use detour_cni::firewall::nfnetlink::Socket;
 use detour_cni::firewall::rule::{Family, Table};
 use detour_cni::firewall::{Dialect, Live, LiveRule, Made, Plan, Ruleset};
+use detour_cni::policy::Policy;
 use policies::policies;
+use proptest::prelude::*;
 use scratch::{in_new_netns, tool};
 use std::fmt::Write as _;
 
+#[path = "policies/drawn.rs"]
+mod drawn;
 mod policies;
 mod scratch;
 
@@ -57,26 +61,35 @@ fn chains(live: &Live) -> Chains {
     all.filter(|(_, _, name, rules)| !rules.is_empty() || name.contains('_')).collect()
 }
 
+fn holds_what_iptables_would_have_made(name: &str, policy: &Policy) {
+    let ruleset = Ruleset::of(policy, &Family::ALL);
+    let [v4, v6] = Family::ALL.map(|family| restore_text(&ruleset, family));
+    let expected = in_new_netns(move || {
+        tool("iptables-restore", &[], &v4);
+        tool("ip6tables-restore", &[], &v6);
+        (chains(&live()), saved(false), saved(true))
+    });
+    let found = in_new_netns(move || {
+        converge(&Ruleset::default(), &ruleset, &Made::default());
+        (chains(&live()), saved(false), saved(true))
+    });
+    assert_eq!(found.1, expected.1, "{name}");
+    assert_eq!(found.2, expected.2, "{name}");
+    assert_eq!(found.0, expected.0, "{name}");
+    assert!(found.0.iter().all(|(_, _, _, rules)| rules.iter().all(Result::is_ok)), "{name}: {:?}", found.0);
+}
+
 #[test]
 fn the_kernel_holds_what_iptables_would_have_made_of_the_same_rules() {
-    for (name, policy) in policies() {
-        let ruleset = Ruleset::of(&policy, &Family::ALL);
-        let expected = {
-            let ruleset = ruleset.clone();
-            in_new_netns(move || {
-                tool("iptables-restore", &[], &restore_text(&ruleset, Family::Ip));
-                tool("ip6tables-restore", &[], &restore_text(&ruleset, Family::Ip6));
-                (chains(&live()), saved(false), saved(true))
-            })
-        };
-        let found = in_new_netns(move || {
-            converge(&Ruleset::default(), &ruleset, &Made::default());
-            (chains(&live()), saved(false), saved(true))
-        });
-        assert_eq!(found.1, expected.1, "{name}");
-        assert_eq!(found.2, expected.2, "{name}");
-        assert_eq!(found.0, expected.0, "{name}");
-        assert!(found.0.iter().all(|(_, _, _, rules)| rules.iter().all(Result::is_ok)), "{name}: {:?}", found.0);
+    policies().iter().for_each(|(name, policy)| holds_what_iptables_would_have_made(name, policy));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn and_so_it_does_of_any_others(policy in drawn::any()) {
+        holds_what_iptables_would_have_made("drawn", &policy);
     }
 }
 

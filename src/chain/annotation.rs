@@ -1,5 +1,6 @@
 //! Annotations, with the place where each stands.
 
+use super::Source;
 use super::scene::{Author, name_of};
 use crate::cni::List;
 use crate::pod::{Facts, Pod};
@@ -30,6 +31,14 @@ impl<'a> Annotation<'a> {
             let place = format!("annotation {key:?} of namespace {}", namespace.name);
             Some(Self { place, value, author: Author::Administrator })
         })
+    }
+
+    /// Whose word it is; `key` is its own.
+    pub(super) const fn source(&self, key: &'static str) -> Source {
+        match self.author {
+            Author::Pod => Source::Pod(key),
+            Author::Administrator => Source::Namespace(key),
+        }
     }
 
     /// Its value as a comma list.

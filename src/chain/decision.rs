@@ -1,7 +1,7 @@
 //! Whether a pod is redirected, and why or why not.
 
 use super::parse_bool::parse_bool;
-use crate::pod::Pod;
+use crate::pod::{Container, Pod};
 use std::fmt;
 
 /// Label, or else annotation, by which a pod says whether it wants a sidecar.
@@ -67,40 +67,122 @@ impl fmt::Display for Reason {
     }
 }
 
+/// One rule that was looked at on the way to a decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Considered {
+    /// What must hold for the pod to be redirected.
+    pub wanted: &'static str,
+    /// What the pod says of it.
+    pub found: String,
+    /// Whether it holds; the first that does not decides.
+    pub holds: bool,
+}
+
+/// One of Istio's rules.
+struct Rule {
+    wanted: &'static str,
+    found: fn(&Pod) -> String,
+    why_not: fn(&Pod) -> Option<Reason>,
+}
+
+/// In Istio's order.
+const RULES: [Rule; 7] = [
+    Rule {
+        wanted: "a network of its own",
+        found: |pod| format!("hostNetwork is {}", pod.host_network),
+        why_not: |pod| pod.host_network.then_some(Reason::HostNetwork),
+    },
+    Rule {
+        wanted: "nobody else redirects it",
+        found: |pod| match pod.all_containers().any(is_istio_init) {
+            true => "a container is named istio-init".to_owned(),
+            false => "no container is named istio-init".to_owned(),
+        },
+        why_not: |pod| pod.all_containers().any(is_istio_init).then_some(Reason::IstioInit),
+    },
+    Rule {
+        wanted: "a container istio-proxy",
+        found: |pod| {
+            let names: Vec<&str> = pod.all_containers().map(|c| c.name.as_str()).collect();
+            format!("containers {}", names.join(", "))
+        },
+        why_not: |pod| pod.proxy().is_none().then_some(Reason::NoProxy),
+    },
+    Rule {
+        wanted: "the proxy takes what is redirected",
+        found: |pod| said("DISABLE_ENVOY", pod.proxy().and_then(|proxy| proxy.env("DISABLE_ENVOY"))),
+        why_not: |pod| {
+            let disabled = pod.proxy()?.env("DISABLE_ENVOY").and_then(parse_bool);
+            (disabled == Some(true)).then_some(Reason::EnvoyDisabled)
+        },
+    },
+    Rule {
+        wanted: "the proxy is a sidecar",
+        found: |pod| match pod.proxy().map(|proxy| proxy.args.as_slice()).unwrap_or_default() {
+            [] => "istio-proxy has no args".to_owned(),
+            args => format!("args start with {}", args.iter().take(2).cloned().collect::<Vec<_>>().join(" ")),
+        },
+        why_not: |pod| match pod.proxy()?.args.as_slice() {
+            [first, kind, ..] if first == "proxy" && !matches!(kind.as_str(), "" | "sidecar") => {
+                Some(Reason::NotASidecar(kind.clone()))
+            }
+            _ => None,
+        },
+    },
+    Rule {
+        wanted: "injection is not refused",
+        found: |pod| said(INJECT, inject(pod)),
+        why_not: |pod| (inject(pod).and_then(parse_bool) == Some(false)).then_some(Reason::InjectionRefused),
+    },
+    Rule {
+        wanted: "Istio's injector has seen it",
+        found: |pod| match pod.annotations.contains_key(STATUS) {
+            true => format!("annotation {STATUS} is there"),
+            false => format!("there is no annotation {STATUS}"),
+        },
+        why_not: |pod| (!pod.annotations.contains_key(STATUS)).then_some(Reason::NotInjected),
+    },
+];
+
+fn is_istio_init(container: &Container) -> bool {
+    container.name == "istio-init"
+}
+
+/// The label or, where there is none, the annotation.
+fn inject(pod: &Pod) -> Option<&str> {
+    pod.labels.get(INJECT).or_else(|| pod.annotations.get(INJECT)).map(String::as_str)
+}
+
+fn said(key: &str, value: Option<&str>) -> String {
+    value.map_or_else(|| format!("{key} is not set"), |value| format!("{key} is {value:?}"))
+}
+
 /// Which of Istio's rows a pod falls into; the first that matches counts.
 pub(super) fn decide(pod: &Pod) -> Decision {
     why_not(pod).map_or(Decision::Redirect, Decision::LeaveAlone)
 }
 
 fn why_not(pod: &Pod) -> Option<Reason> {
-    if pod.host_network {
-        return Some(Reason::HostNetwork);
-    }
-    if pod.all_containers().any(|c| c.name == "istio-init") {
-        return Some(Reason::IstioInit);
-    }
-    let Some(proxy) = pod.proxy() else { return Some(Reason::NoProxy) };
-    if proxy.env("DISABLE_ENVOY").and_then(parse_bool) == Some(true) {
-        return Some(Reason::EnvoyDisabled);
-    }
-    if let [first, kind, ..] = &proxy.args[..]
-        && first == "proxy"
-        && !matches!(kind.as_str(), "" | "sidecar")
-    {
-        return Some(Reason::NotASidecar(kind.clone()));
-    }
-    let inject = pod.labels.get(INJECT).or_else(|| pod.annotations.get(INJECT));
-    if inject.and_then(|value| parse_bool(value)) == Some(false) {
-        return Some(Reason::InjectionRefused);
-    }
-    (!pod.annotations.contains_key(STATUS)).then_some(Reason::NotInjected)
+    RULES.iter().find_map(|rule| (rule.why_not)(pod))
+}
+
+/// Every rule up to the one that decides, for people.
+#[must_use]
+pub fn considered(pod: &Pod) -> Vec<Considered> {
+    let decides = RULES.iter().position(|rule| (rule.why_not)(pod).is_some());
+    let seen = decides.map_or(RULES.len(), |index| index + 1);
+    let look = |rule: &Rule| Considered {
+        wanted: rule.wanted,
+        found: (rule.found)(pod),
+        holds: (rule.why_not)(pod).is_none(),
+    };
+    RULES[..seen].iter().map(look).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::sample::{container, meshed_pod};
     use super::*;
-    use crate::pod::Container;
 
     fn proxy_env(pod: &mut Pod, name: &str, value: &str) {
         pod.containers[1].env.push((name.into(), value.into()));
@@ -156,6 +238,10 @@ mod tests {
             let mut pod = meshed_pod();
             change(&mut pod);
             assert_eq!(why_not(&pod), reason, "{row}");
+            let seen = considered(&pod);
+            let (last, before) = seen.split_last().expect("a rule");
+            assert!(before.iter().all(|rule| rule.holds), "{row}: {seen:?}");
+            assert_eq!(last.holds, reason.is_none(), "{row}: {seen:?}");
         }
     }
 

@@ -4,7 +4,7 @@ use super::annotation::Annotation;
 use super::destinations::Destinations;
 use super::ids::{Ids, Kind};
 use super::scene::{Author, Scene};
-use super::{Note, ports, protocols};
+use super::{Note, Source, ports, protocols};
 use crate::cni::{Error, Reader};
 use crate::pod::Facts;
 use crate::policy::{Exclusion, Owner, PortRange, Ports, Protocol};
@@ -41,10 +41,10 @@ impl DnsExclude {
     }
 
     /// The annotation of the pod or its namespace: for every process, on this block's ports.
-    pub(super) fn annotated(&self, facts: &Facts) -> Result<Option<Self>, Error> {
+    pub(super) fn annotated(&self, facts: &Facts) -> Result<Option<(Source, Self)>, Error> {
         let Some(annotation) = Annotation::of_pod_or_namespace(facts, RESOLVERS) else { return Ok(None) };
         let resolvers = Some(Destinations::parse(&annotation.list())?);
-        Ok(Some(Self { uids: None, gids: None, resolvers, ..self.clone() }))
+        Ok(Some((annotation.source(RESOLVERS), Self { uids: None, gids: None, resolvers, ..self.clone() })))
     }
 
     /// What that exempts in one pod.

@@ -3,7 +3,7 @@
 use super::Note;
 use super::scene::{Author, Scene, name_of};
 use crate::cni::{Code, Error, List};
-use crate::pod::{Container, Facts, Pod};
+use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, Owner};
 use std::fmt;
 
@@ -118,7 +118,8 @@ impl Kind {
         }
     }
 
-    const fn key(self) -> &'static str {
+    /// The key of a `securityContext` that says it.
+    pub(super) const fn key(self) -> &'static str {
         match self {
             Self::User => "runAsUser",
             Self::Group => "runAsGroup",
@@ -150,6 +151,15 @@ impl Kind {
         };
         said.map(id).transpose()
     }
+}
+
+/// The UIDs that OpenShift gives to the pods of `namespace`; `None` where it says nothing that can
+/// be understood.
+#[must_use]
+pub fn namespace_uids(namespace: &Namespace) -> Option<Vec<IdRange>> {
+    let blocks = List::from_text(UID_RANGE, namespace.annotations.get(UID_RANGE)?);
+    let ranges: Option<Vec<IdRange>> = blocks.items.iter().map(|item| range(item)).collect();
+    ranges.filter(|ranges| !ranges.is_empty())
 }
 
 /// A form that only a pod's facts give a meaning.

@@ -53,6 +53,22 @@ pub(super) fn settings(pod: &Pod) -> Result<Settings, Error> {
     })
 }
 
+/// The annotation by which the pod sets a key of `istio-redirect`.
+pub(super) fn of_key(pod: &Pod, key: &str) -> &'static str {
+    match key {
+        "outbound_ip_ranges_include" => INCLUDE_OUTBOUND_RANGES,
+        "outbound_ip_ranges_exclude" => EXCLUDE_OUTBOUND_RANGES,
+        "inbound_ports_include" => INCLUDE_INBOUND_PORTS,
+        "inbound_ports_exclude" => EXCLUDE_INBOUND_PORTS,
+        "outbound_ports_include" => INCLUDE_OUTBOUND_PORTS,
+        "outbound_ports_exclude" => EXCLUDE_OUTBOUND_PORTS,
+        "exclude_interfaces" => EXCLUDE_INTERFACES,
+        "reroute_virtual_interfaces" if pod.annotations.contains_key(REROUTE_INTERFACES) => REROUTE_INTERFACES,
+        "reroute_virtual_interfaces" => KUBEVIRT_INTERFACES,
+        _ => MODE,
+    }
+}
+
 /// `excludeOutboundIPRanges` alone.
 pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
     list(pod, EXCLUDE_OUTBOUND_RANGES, ranges::parse)

@@ -1,7 +1,8 @@
 //! `istio-redirect`: the redirection to the sidecar, as its layers of settings have it.
 
+use super::origin::{Layers, Source};
 use super::settings::Settings;
-use super::{Note, istio_annotations, ports, proxy_container};
+use super::{Note, istio_annotations, ports, proxy_container, secondary};
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
 use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
@@ -21,19 +22,34 @@ pub(super) struct Above<'a> {
     pub annotations: bool,
 }
 
-/// The redirection that `block`, which stands at `path`, asks for.
+/// The redirection that `block`, which stands at `path`, asks for; and where each setting of it
+/// comes from.
 pub(super) fn interception(
     path: &str,
     block: &Settings,
     above: Above<'_>,
+    origins: &mut Vec<(&'static str, Source)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
-    let annotated = if above.annotations { istio_annotations::settings(above.pod)? } else { Settings::default() };
-    let settings = annotated
-        .over(above.args.unwrap_or_default())
-        .over(proxy_container::settings(above.pod, above.proxy, notes)?)
-        .over(block.clone());
-    resolve(path, settings, notes)
+    let pod = above.pod;
+    let layers = Layers {
+        path,
+        pod,
+        annotated: if above.annotations { istio_annotations::settings(pod)? } else { Settings::default() },
+        args: above.args.unwrap_or_default(),
+        container: proxy_container::settings(pod, above.proxy, notes)?,
+        block: block.clone(),
+    };
+    origins.extend(layers.origins());
+    let mut interception = resolve(path, layers.settings(), notes)?;
+    if let Interception::On(redirect) = &mut interception
+        && !redirect.capture_secondary_networks
+    {
+        let new = secondary::interfaces(pod).into_iter().filter(|name| !redirect.exclude_interfaces.contains(name));
+        let new: Vec<String> = new.collect();
+        redirect.exclude_interfaces.extend(new);
+    }
+    Ok(interception)
 }
 
 /// Settings with Istio's defaults for what they leave open.
@@ -69,6 +85,7 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
         reroute_virtual_interfaces: settings.reroute_virtual_interfaces.unwrap_or(default.reroute_virtual_interfaces),
         exclude_interfaces: settings.exclude_interfaces.unwrap_or(default.exclude_interfaces),
         dns,
+        capture_secondary_networks: settings.capture_secondary_networks.unwrap_or(default.capture_secondary_networks),
         drop_invalid: settings.drop_invalid.unwrap_or(default.drop_invalid),
         ipv6: settings.enable_ipv6.map_or(default.ipv6, |on| if on { Ipv6::On } else { Ipv6::Off }),
         host_ipv4_loopback_cidr: settings.host_ipv4_loopback_cidr.unwrap_or(default.host_ipv4_loopback_cidr),

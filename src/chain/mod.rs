@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `sub_plugin`, `note` | the blocks of a chain, and what of the pod's wishes is not heard |
 //! | `decision` | who is redirected |
+//! | `origin` | where each setting and exclusion comes from |
 //! | `istio_redirect` | the redirection, from four layers of `settings`: the block, `proxy_container`, `args.cni`, `istio_annotations` |
 //! | `uid_exclude`, `dns_exclude` | who is exempt |
 //! | `ids`, `rules`, `destinations`, `ports`, `protocols`, `ranges`, `interfaces`, `groups` | how each kind of list is written |
@@ -22,6 +23,7 @@ mod interfaces;
 mod istio_annotations;
 mod istio_redirect;
 mod note;
+mod origin;
 mod parse_bool;
 mod ports;
 mod protocols;
@@ -33,12 +35,15 @@ mod sample;
 #[cfg(test)]
 mod scenario;
 mod scene;
+mod secondary;
 mod settings;
 mod sub_plugin;
 mod uid_exclude;
 
-pub use decision::{Decision, Reason};
+pub use decision::{Considered, Decision, Reason, considered};
+pub use ids::namespace_uids;
 pub use note::{Note, Severity};
+pub use origin::{Origins, Source};
 pub use sub_plugin::SubPlugin;
 
 use crate::cni::{Block, Code, Error, Reader};
@@ -85,6 +90,8 @@ pub struct Output {
     pub policy: Policy,
     /// Whether the pod is redirected by this chain.
     pub decision: Decision,
+    /// Where what is in the policy comes from.
+    pub origins: Origins,
     /// What should be said to people, none twice.
     pub notes: Vec<Note>,
 }
@@ -120,25 +127,26 @@ pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
 /// and `args.cni` only where the pod has a sidecar.
 pub fn run(chain: &[Block], input: &Input<'_>) -> Result<Output, Error> {
     let chain = Chain::parse(chain, input.group_id)?;
-    let mut notes = Vec::new();
+    let (mut notes, mut origins) = (Vec::new(), Origins::default());
     let mut decision = decide(&chain, input)?;
     let pod = input.facts.map(|facts| &facts.pod);
     let mut policy = Policy { dns_captured_elsewhere: pod.map(proxy_container::captures_dns), ..Policy::default() };
     if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
         let mut silenced = pod.is_some_and(istio_annotations::wants_none);
         if decision == Decision::Redirect {
-            policy.interception = interception(&chain, input, &mut notes)?;
+            policy.interception = interception(&chain, input, &mut origins.settings, &mut notes)?;
             silenced = policy.interception == Interception::Off;
         }
         if silenced {
             decision = Decision::LeaveAlone(Reason::ModeNone);
         } else {
-            policy.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
+            origins.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
+            policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
         }
         notes.extend(note::unheard(&chain, input));
     }
     let policy = policy.union(&Policy::default()).map_err(internal)?;
-    Ok(Output { policy, decision, notes: note::each_once(notes) })
+    Ok(Output { policy, decision, origins, notes: note::each_once(notes) })
 }
 
 fn decide(chain: &Chain, input: &Input<'_>) -> Result<Decision, Error> {
@@ -155,7 +163,12 @@ fn decide(chain: &Chain, input: &Input<'_>) -> Result<Decision, Error> {
     }
 }
 
-fn interception(chain: &Chain, input: &Input<'_>, notes: &mut Vec<Note>) -> Result<Interception, Error> {
+fn interception(
+    chain: &Chain,
+    input: &Input<'_>,
+    origins: &mut Vec<(&'static str, Source)>,
+    notes: &mut Vec<Note>,
+) -> Result<Interception, Error> {
     let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
         return Ok(Interception::Unsaid);
     };
@@ -164,7 +177,7 @@ fn interception(chain: &Chain, input: &Input<'_>, notes: &mut Vec<Note>) -> Resu
         let parse = |r: &Reader<'_>| Settings::parse(r, input.group_id);
         let args = if entry.pod_overrides { argument(SubPlugin::IstioRedirect, input, parse)? } else { None };
         let above = Above { pod, proxy, args, annotations: entry.pod_overrides };
-        let interception = istio_redirect::interception(&entry.path, &entry.own, above, notes)?;
+        let interception = istio_redirect::interception(&entry.path, &entry.own, above, origins, notes)?;
         let part = Policy { interception, ..Policy::default() };
         for (path, other) in &parts {
             other.union(&part).map_err(|conflict| {
@@ -183,27 +196,34 @@ fn exclusions(
     input: &Input<'_>,
     policy: &Policy,
     notes: &mut Vec<Note>,
-) -> Result<BTreeSet<Exclusion>, Error> {
+) -> Result<Vec<(Exclusion, Source)>, Error> {
     let (facts, resolvers) = (input.facts, input.resolvers);
     let scene = Scene { facts, resolvers, redirect: policy.redirect() };
-    let mut exclusions = BTreeSet::new();
+    let mut exclusions = Vec::new();
+    let mut add = |source: Source, asked: Vec<Exclusion>| {
+        exclusions.extend(asked.into_iter().map(|exclusion| (exclusion, source.clone())));
+    };
     for entry in &chain.uid_excludes {
-        exclusions.extend(entry.own.exclusions(&scene, notes)?);
+        add(Source::Configuration(entry.path.clone()), entry.own.exclusions(&scene, notes)?);
         if entry.pod_overrides {
-            let argument = argument(SubPlugin::UidExclude, input, |r| UidExclude::parse(r, Author::Pod))?;
-            let annotated = facts.map(UidExclude::annotated).transpose()?;
-            for asked in argument.iter().chain(&annotated) {
-                exclusions.extend(asked.exclusions(&scene, notes)?);
+            let own = SubPlugin::UidExclude;
+            if let Some(asked) = argument(own, input, |r| UidExclude::parse(r, Author::Pod))? {
+                add(Source::Argument(own), asked.exclusions(&scene, notes)?);
+            }
+            for (source, asked) in facts.map(UidExclude::annotated).transpose()?.into_iter().flatten() {
+                add(source, asked.exclusions(&scene, notes)?);
             }
         }
     }
     for entry in &chain.dns_excludes {
-        exclusions.extend(entry.own.exclusions(&scene, notes)?);
+        add(Source::Configuration(entry.path.clone()), entry.own.exclusions(&scene, notes)?);
         if entry.pod_overrides {
-            let argument = argument(SubPlugin::DnsExclude, input, |r| DnsExclude::parse(r, Author::Pod))?;
-            let annotated = facts.map(|facts| entry.own.annotated(facts)).transpose()?.flatten();
-            for asked in argument.iter().chain(&annotated) {
-                exclusions.extend(asked.exclusions(&scene, notes)?);
+            let own = SubPlugin::DnsExclude;
+            if let Some(asked) = argument(own, input, |r| DnsExclude::parse(r, Author::Pod))? {
+                add(Source::Argument(own), asked.exclusions(&scene, notes)?);
+            }
+            if let Some((source, asked)) = facts.map(|facts| entry.own.annotated(facts)).transpose()?.flatten() {
+                add(source, asked.exclusions(&scene, notes)?);
             }
         }
     }

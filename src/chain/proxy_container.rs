@@ -26,6 +26,16 @@ pub(super) fn settings(pod: &Pod, proxy: &Container, notes: &mut Vec<Note>) -> R
     })
 }
 
+/// By what the container sets a key of `istio-redirect`.
+pub(super) fn said_by(key: &str) -> &'static str {
+    match key {
+        "proxy_uid" => Kind::User.key(),
+        "proxy_gid" => Kind::Group.key(),
+        "redirect_dns" => DNS_CAPTURE,
+        _ => INVALID_DROP,
+    }
+}
+
 /// Whether the pod's sidecar answers DNS, whoever sends it there.
 pub(super) fn captures_dns(pod: &Pod) -> bool {
     pod.proxy().and_then(|proxy| proxy.env(DNS_CAPTURE)).and_then(parse_bool) == Some(true)

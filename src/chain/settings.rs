@@ -18,6 +18,14 @@ macro_rules! layer {
             pub(super) fn over(self, below: Self) -> Self {
                 Self { $($key: self.$key.or(below.$key),)+ }
             }
+
+            /// Every key.
+            pub(super) const KEYS: [&str; [$(stringify!($key)),+].len()] = [$(stringify!($key)),+];
+
+            /// Which of [`Self::KEYS`] this layer sets.
+            pub(super) const fn says(&self) -> [bool; Self::KEYS.len()] {
+                [$(self.$key.is_some()),+]
+            }
         }
     };
 }
@@ -46,6 +54,7 @@ layer! {
     capture_all_dns: bool,
     dns_servers_v4: Vec<Ipv4Addr>,
     dns_servers_v6: Vec<Ipv6Addr>,
+    capture_secondary_networks: bool,
     drop_invalid: bool,
     enable_ipv6: bool,
     host_ipv4_loopback_cidr: Ipv4Net,
@@ -87,6 +96,7 @@ impl Settings {
             capture_all_dns: r.boolean("capture_all_dns")?,
             dns_servers_v4: list(r, "dns_servers_v4", |l| addresses(l, "IPv4 addresses"))?,
             dns_servers_v6: list(r, "dns_servers_v6", |l| addresses(l, "IPv6 addresses"))?,
+            capture_secondary_networks: r.boolean("capture_secondary_networks")?,
             drop_invalid: r.boolean("drop_invalid")?,
             enable_ipv6: r.boolean("enable_ipv6")?,
             host_ipv4_loopback_cidr: loopback(r, "host_ipv4_loopback_cidr")?,

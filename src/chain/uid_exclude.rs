@@ -1,10 +1,10 @@
 //! `uid-exclude`: all outbound traffic of a UID or GID, or some of it, leaves untouched.
 
-use super::Note;
 use super::annotation::Annotation;
 use super::ids::{Ids, Kind};
 use super::rules::{self, Rule};
 use super::scene::{Author, Scene};
+use super::{Note, Source};
 use crate::cni::{Error, Reader};
 use crate::pod::Facts;
 use crate::policy::Exclusion;
@@ -32,13 +32,20 @@ impl UidExclude {
         Ok(Self { uids: ids("uids")?, gids: ids("gids")?, rules })
     }
 
-    /// The pod's and its namespace's annotations.
-    pub(super) fn annotated(facts: &Facts) -> Result<Self, Error> {
-        let annotation = |key| Annotation::of_pod_or_namespace(facts, key);
-        let ids = |key| annotation(key).map(|a| Ids::parse(&a.list(), a.author)).transpose();
-        let rules =
-            annotation(RULES).map(|a| rules::from_text(a.place, a.value, a.author)).transpose()?.unwrap_or_default();
-        Ok(Self { uids: ids(UIDS)?, gids: ids(GIDS)?, rules })
+    /// The pod's and its namespace's annotations, one by one.
+    pub(super) fn annotated(facts: &Facts) -> Result<Vec<(Source, Self)>, Error> {
+        let mut asked = Vec::new();
+        for key in ANNOTATIONS {
+            let Some(annotation) = Annotation::of_pod_or_namespace(facts, key) else { continue };
+            let ids = |of| (key == of).then(|| Ids::parse(&annotation.list(), annotation.author)).transpose();
+            let (uids, gids) = (ids(UIDS)?, ids(GIDS)?);
+            let rules = match key {
+                RULES => rules::from_text(annotation.place.clone(), annotation.value, annotation.author)?,
+                _ => Vec::new(),
+            };
+            asked.push((annotation.source(key), Self { uids, gids, rules }));
+        }
+        Ok(asked)
     }
 
     /// What that exempts in one pod.

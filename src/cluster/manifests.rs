@@ -17,10 +17,10 @@ const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 const FILES: &str = "*.yaml, *.yml, *.json";
 
 /// A kind of objects: `apiVersion` and `kind`.
-type Kind = (&'static str, &'static str);
+pub(super) type Kind = (&'static str, &'static str);
 
-const POD: Kind = ("v1", "Pod");
-const NAMESPACE: Kind = ("v1", "Namespace");
+pub(super) const POD: Kind = ("v1", "Pod");
+pub(super) const NAMESPACE: Kind = ("v1", "Namespace");
 const DEFINITION: Kind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
 
 /// A directory of manifests.
@@ -32,7 +32,7 @@ pub(super) struct Manifests {
 
 /// One object of a file.
 #[derive(Debug)]
-struct Manifest {
+pub(super) struct Manifest {
     file: PathBuf,
     /// Which of the file's documents, counted from 0.
     document: usize,
@@ -126,7 +126,8 @@ impl Manifests {
         files.sort();
         let (mut manifests, mut broken) = (Vec::new(), Vec::new());
         for file in &files {
-            broken.extend(documents(file, &mut manifests).err());
+            let text = fs::read_to_string(file).map_err(|error| self::broken(file, error));
+            broken.extend(text.and_then(|text| documents(file, &text, &mut manifests)).err());
         }
         Ok((manifests, broken))
     }
@@ -173,14 +174,19 @@ impl Manifest {
         self.text("/metadata/namespace").unwrap_or("default")
     }
 
-    fn is(&self, (api_version, kind): Kind, namespace: Option<&str>, name: &str) -> bool {
-        self.text("/kind") == Some(kind)
-            && self.text("/apiVersion").is_none_or(|version| version == api_version)
+    /// Whether it is of that kind; one that doesn't say its API version may be of any.
+    pub(super) fn is_a(&self, (api_version, kind): Kind) -> bool {
+        self.text("/kind") == Some(kind) && self.text("/apiVersion").is_none_or(|version| version == api_version)
+    }
+
+    fn is(&self, kind: Kind, namespace: Option<&str>, name: &str) -> bool {
+        self.is_a(kind)
             && self.text("/metadata/name") == Some(name)
             && namespace.is_none_or(|namespace| self.namespace() == namespace)
     }
 
-    fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+    /// The object.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_value(self.object.clone()).map_err(|error| {
             let line = if self.listed { None } else { self.line::<T>() };
             broken(&self.file, line.unwrap_or_else(|| error.to_string()))
@@ -200,8 +206,7 @@ fn find_definition<'a>(manifests: &'a [Manifest], wanted: &ObjectRef) -> Option<
 }
 
 /// Adds a file's objects to `all`, those of a list one by one.
-fn documents(file: &Path, all: &mut Vec<Manifest>) -> Result<(), Error> {
-    let text = fs::read_to_string(file).map_err(|error| broken(file, error))?;
+pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<Manifest>) -> Result<(), Error> {
     for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
         let mut object = result.map_err(|error| broken(file, error))?;
         let manifest = |listed, object| Manifest { file: file.to_owned(), document, listed, object };

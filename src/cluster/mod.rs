@@ -8,10 +8,12 @@ mod kubeconfig;
 mod manifests;
 mod query;
 mod retry;
+mod text;
 mod wire;
 
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
+pub use text::{Objects, objects};
 
 use crate::cni;
 use crate::pod::{Facts, Namespace, Pod, PodRef};

@@ -2,7 +2,7 @@
 //! values and attributes.
 
 use super::iptables::Extension;
-use super::nfnetlink::attributes::{self, Attributes, find, find_be32, find_text};
+use super::nfnetlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 
 /// `NFTA_LIST_ELEM`.
 const LIST_ELEMENT: u16 = 1;
@@ -235,6 +235,14 @@ impl Expression {
     /// used here.
     pub(super) fn read_all(list: &[u8]) -> impl Iterator<Item = Option<Self>> {
         attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).map(|(_, element)| Self::read(element))
+    }
+
+    /// Packets and bytes of a rule's first counter (`NFTA_COUNTER_PACKETS`, `NFTA_COUNTER_BYTES`).
+    pub(super) fn counted(list: &[u8]) -> Option<(u64, u64)> {
+        let elements = attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT);
+        let mut counters = elements.filter(|(_, element)| find_text(element, NAME) == Some("counter"));
+        let data = find(counters.next()?.1, DATA)?;
+        Some((find_be64(data, 2)?, find_be64(data, 1)?))
     }
 
     fn read(element: &[u8]) -> Option<Self> {

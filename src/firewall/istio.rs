@@ -290,6 +290,7 @@ impl Writer<'_> {
         let Some(resolvers) = self.captured_resolvers() else { return };
         let raw = ruleset.table(self.family, Table::Raw);
         raw.hook(Hook::Output, Rule::jump(OUTPUT_DNS));
+        raw.rules_of(OUTPUT_DNS);
         let zone = |zone: u16| Rule::new(Target::Zone(zone)).udp();
         let answers = || Match::SourcePort(is(PortRange::one(DNS_PROXY_PORT)));
         for owner in self.uids().chain(self.gids()) {

@@ -1,5 +1,6 @@
 //! What the kernel holds: the tables that iptables-nft manages, read in one go.
 
+use super::expression::Expression;
 use super::iptables;
 use super::native::{self, live::Sets};
 use super::nfnetlink::attributes::{find, find_be64, find_text};
@@ -36,6 +37,30 @@ impl Family {
     }
 }
 
+/// What a rule has counted; equal to any other, for what was counted is no difference between rules.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counter {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Counter {
+    /// The counter among a rule's expressions as the kernel lists them.
+    pub(super) fn read(expressions: &[u8]) -> Self {
+        Expression::counted(expressions).map(|(packets, bytes)| Self { packets, bytes }).unwrap_or_default()
+    }
+}
+
+impl PartialEq for Counter {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Counter {}
+
 /// A rule in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRule {
@@ -43,6 +68,8 @@ pub struct LiveRule {
     pub handle: u64,
     /// What it is; where it is no rule that this crate would write, the chain that it goes to.
     pub rule: Result<Rule, Option<String>>,
+    /// What it has counted.
+    pub counter: Counter,
 }
 
 impl LiveRule {
@@ -131,8 +158,9 @@ impl Live {
             let key = table_of(number, find_text(body, 1));
             let chain = key.and_then(|key| live.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
             if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
-                let rule = iptables::decode(find(body, 4).unwrap_or_default(), family);
-                chain.rules.push(LiveRule { handle, rule });
+                let expressions = find(body, 4).unwrap_or_default();
+                let (rule, counter) = (iptables::decode(expressions, family), Counter::read(expressions));
+                chain.rules.push(LiveRule { handle, rule, counter });
             }
             native::live::add_rule(&mut live.native, &sets, number, body);
             if let Some(istio) = live.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {

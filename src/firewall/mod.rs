@@ -20,6 +20,6 @@ mod text;
 pub use dialect::{Dialect, Plan};
 pub use drift::{Difference, Drift, foreign_rules};
 pub use legacy::legacy_tables;
-pub use live::{Live, LiveChain, LiveRule, NativeIstio};
+pub use live::{Counter, Live, LiveChain, LiveRule, NativeIstio};
 pub use plan::{Change, Made, Step};
 pub use ruleset::{Ruleset, TableRules};

@@ -26,6 +26,15 @@ impl Family {
         }
     }
 
+    /// How many bits an address has.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::Ip => 32,
+            Self::Ip6 => 128,
+        }
+    }
+
     /// Whether `net` belongs to it.
     #[must_use]
     pub const fn has(self, net: &IpNet) -> bool {

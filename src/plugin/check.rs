@@ -2,7 +2,7 @@
 
 use super::converge::records;
 use super::desired::{fixtures, ruleset};
-use super::foreign;
+use super::foreign::Redirection;
 use super::record::attachment;
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
@@ -39,7 +39,8 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
         let desired = ruleset(&policy, records.ip6());
         let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
-        if foreign::redirection(&live, &desired) == Some(true) && policy.dns_captured_elsewhere == Some(false) {
+        let foreign = Redirection::find(&live, &records.known_rules(), policy.redirect().is_some());
+        if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
             tracing::warn!(
                 "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
                  is tracked twice until the next ADD; add this attachment after the redirection"

@@ -4,12 +4,12 @@
 
 use super::desired::{fixtures, ruleset};
 use super::dialect::{Known, choose};
-use super::foreign;
+use super::foreign::Redirection;
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::{Dialect, Live, Made, Plan, Ruleset};
-use crate::policy::Policy;
+use crate::firewall::{Dialect, Live, Made, Plan};
+use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
@@ -53,11 +53,28 @@ pub(super) fn records(store: &Store, container_id: &str, sandbox: &Sandbox) -> R
 }
 
 impl Wish {
+    /// Where secondary networks are not to be captured: neither are those that are there already.
+    fn spare_secondary_networks(&mut self) -> Result<(), Error> {
+        let Self::Have(Policy { interception: Interception::On(redirect), .. }, _) = self else { return Ok(()) };
+        if !redirect.capture_secondary_networks {
+            for name in sandbox::secondary_interfaces()? {
+                if !redirect.exclude_interfaces.contains(&name) {
+                    redirect.exclude_interfaces.push(name);
+                }
+            }
+        }
+        Ok(())
+    }
+
     const fn dialect(&self) -> cni::Dialect {
         match self {
             Self::Have(_, dialect) => *dialect,
             Self::Leave => cni::Dialect::Auto,
         }
+    }
+
+    fn redirects(&self) -> bool {
+        matches!(self, Self::Have(policy, _) if policy.redirect().is_some())
     }
 }
 
@@ -76,7 +93,8 @@ struct Converge<'a> {
 }
 
 impl Converge<'_> {
-    fn run(&self, wish: Wish) -> Result<(), Error> {
+    fn run(&self, mut wish: Wish) -> Result<(), Error> {
+        wish.spare_secondary_networks()?;
         let first = self.records()?;
         let own = first.get(self.attachment);
         if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
@@ -128,19 +146,18 @@ impl Converge<'_> {
         let before = kept.known_rules();
         let mut records = kept.clone();
         let own = kept.get(self.attachment);
+        let redirected = wish.redirects() || kept.policy().is_ok_and(|policy| policy.redirect().is_some());
+        let foreign = Redirection::find(live, &before, redirected);
         let known = Known {
             in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
             before: own.map(|own| own.dialect),
-            native_redirection: live.native_istio.is_some(),
+            foreign,
         };
         let dialect = if go_native { Dialect::Nftables } else { choose(wish.dialect(), known)? };
         if own.is_some() || matches!(wish, Wish::Have(..)) {
-            records.put(self.attachment, self.intent(wish, own, live, &before, addresses, dialect));
+            records.put(self.attachment, self.intent(wish, own, foreign, addresses, dialect));
         }
         let policy = records.policy()?;
-        if let Wish::Have(..) = wish {
-            foreign::beside_legacy(&policy, live)?;
-        }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
@@ -165,14 +182,13 @@ impl Converge<'_> {
         &self,
         wish: &Wish,
         own: Option<&Record>,
-        live: &Live,
-        before: &Ruleset,
+        foreign: Option<Redirection>,
         addresses: OwnFamilies,
         dialect: Dialect,
     ) -> Record {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
-            Wish::Have(policy, _) => foreign::beside_redirection(policy.clone(), live, before),
+            Wish::Have(policy, _) => foreign.map_or(policy.clone(), |foreign| foreign.beside(policy.clone())),
             Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {

@@ -1,6 +1,7 @@
 //! In which dialect a pod's rules are written: what is there already, and who redirects, count
 //! before what is merely preferred. A pod never has rules of ours in both.
 
+use super::foreign::Redirection;
 use crate::cni::{self, Code, Error};
 use crate::firewall::Dialect;
 
@@ -11,8 +12,8 @@ pub(super) struct Known {
     pub(super) in_use: Option<Dialect>,
     /// The dialect that this attachment had before.
     pub(super) before: Option<Dialect>,
-    /// Somebody else redirects the pod with native rules.
-    pub(super) native_redirection: bool,
+    /// Who else redirects the pod.
+    pub(super) foreign: Option<Redirection>,
 }
 
 /// Chooses.
@@ -25,6 +26,7 @@ pub(super) fn choose(asked: cni::Dialect, known: Known) -> Result<Dialect, Error
         cni::Dialect::Iptables => Some(Dialect::Iptables),
         cni::Dialect::Nftables => Some(Dialect::Nftables),
     };
+    let out_of_reach = known.foreign.is_some_and(|foreign| !foreign.in_iptables);
     match (wanted, known.in_use) {
         (Some(wanted), Some(used)) if wanted != used => {
             let msg = format!(
@@ -35,13 +37,13 @@ pub(super) fn choose(asked: cni::Dialect, known: Known) -> Result<Dialect, Error
             Err(Error::new(Code::InvalidConfig, msg))
         }
         (_, Some(used)) => Ok(used),
-        (Some(Dialect::Iptables), None) if known.native_redirection => {
-            let msg = "dialect: another tool redirects the pod with native rules (tables inet istio-proxy-*), which no \
-                       rule of dialect iptables can exempt anything from; accepted: auto, nftables";
+        (Some(Dialect::Iptables), None) if out_of_reach => {
+            let msg = "dialect: another tool redirects the pod by rules of nftables or of iptables-legacy, which no rule \
+                       of iptables-nft can exempt anything from; accepted: auto, nftables";
             Err(Error::new(Code::ForeignRules, msg))
         }
         (Some(wanted), None) => Ok(wanted),
-        (None, None) if known.native_redirection => Ok(Dialect::Nftables),
+        (None, None) if out_of_reach => Ok(Dialect::Nftables),
         (None, None) => Ok(known.before.unwrap_or_default()),
     }
 }
@@ -55,7 +57,7 @@ mod tests {
     fn what_is_there_decides_before_what_is_preferred() {
         let nothing = Known::default();
         let used = |dialect| Known { in_use: Some(dialect), ..nothing };
-        let native = Known { native_redirection: true, ..nothing };
+        let by = |in_iptables| Known { foreign: Some(Redirection { in_iptables, captures_dns: true }), ..nothing };
         let table = [
             (Auto, nothing, Some(Dialect::Iptables)),
             (Iptables, nothing, Some(Dialect::Iptables)),
@@ -65,9 +67,10 @@ mod tests {
             (Iptables, Known { before: Some(Dialect::Nftables), ..nothing }, Some(Dialect::Iptables)),
             (Iptables, used(Dialect::Nftables), None),
             (Nftables, used(Dialect::Iptables), None),
-            (Auto, native, Some(Dialect::Nftables)),
-            (Iptables, native, None),
-            (Nftables, native, Some(Dialect::Nftables)),
+            (Auto, by(true), Some(Dialect::Iptables)),
+            (Auto, by(false), Some(Dialect::Nftables)),
+            (Iptables, by(false), None),
+            (Nftables, by(false), Some(Dialect::Nftables)),
         ];
         for (asked, known, expected) in table {
             assert_eq!(choose(asked, known).ok(), expected, "{asked:?} {known:?}");

@@ -1,54 +1,63 @@
-//! What other tools have put into a pod, and what that means for a policy.
+//! Other tools' redirections of a pod, and what they mean for a policy.
 
-use crate::cni::{Code, Error};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{Live, LiveChain, Ruleset, legacy_tables};
 use crate::policy::{Interception, Policy};
 
-/// Where somebody else redirects this pod already, that stays: only the exclusions are ours, and
-/// whether DNS is captured is read from those rules.
-pub(super) fn beside_redirection(mut policy: Policy, live: &Live, known: &Ruleset) -> Policy {
-    let Some(captures_dns) = redirection(live, known) else { return policy };
-    if policy.redirect().is_some() {
-        tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
-        policy.interception = Interception::Unsaid;
-    }
-    policy.dns_captured_elsewhere = Some(captures_dns);
-    policy
+/// A redirection that is somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Redirection {
+    /// Whether it is in the tables of iptables-nft, where what is exempt can be accepted before it.
+    /// A verdict there does not stop other tables.
+    pub(super) in_iptables: bool,
+    /// Whether it captures DNS.
+    pub(super) captures_dns: bool,
 }
 
-/// Whether a redirection whose rules are not among those `known` as ours captures DNS; `None`
-/// where there is no such redirection.
-pub(super) fn redirection(live: &Live, known: &Ruleset) -> Option<bool> {
-    let foreign = |(family, table, name, _): &(Family, Table, &str, &LiveChain)| {
-        name.starts_with("ISTIO_") && !known.has_chain(*family, *table, name)
-    };
-    let captures = |(_, table, _, chain): (_, Table, _, &LiveChain)| table == Table::Raw && !chain.rules.is_empty();
-    let native = live.native_istio.map(|istio| istio.captures_dns);
-    live.chains().filter(foreign).map(captures).chain(native).reduce(|a, b| a || b)
-}
+impl Redirection {
+    /// Finds one whose rules are not among those `known` as ours. `redirected` says that the pod is
+    /// redirected by us, so that nobody else need be.
+    pub(super) fn find(live: &Live, known: &Ruleset, redirected: bool) -> Option<Self> {
+        let native = live.native_istio.map(|istio| Self { in_iptables: false, captures_dns: istio.captures_dns });
+        native.or_else(|| Self::in_iptables(live, known)).or_else(|| Self::in_legacy(redirected))
+    }
 
-/// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables: the kernel passes both,
-/// nobody's are lost, and a verdict in one does not stop the other's. So where those are what
-/// redirects this pod, nothing that is written here can exempt from it. What they are can't be
-/// read without iptables; that the pod is redirected by them shows in there being no other rules
-/// that do.
-pub(super) fn beside_legacy(policy: &Policy, live: &Live) -> Result<(), Error> {
-    let tables = legacy_tables();
-    if policy.is_empty() || tables.is_empty() {
-        return Ok(());
+    fn in_iptables(live: &Live, known: &Ruleset) -> Option<Self> {
+        let foreign = |(family, table, name, _): &(Family, Table, &str, &LiveChain)| {
+            name.starts_with("ISTIO_") && !known.has_chain(*family, *table, name)
+        };
+        let captures = |(_, table, _, chain): (_, Table, _, &LiveChain)| table == Table::Raw && !chain.rules.is_empty();
+        let captures_dns = live.chains().filter(foreign).map(captures).reduce(|a, b| a || b)?;
+        Some(Self { in_iptables: true, captures_dns })
     }
-    let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
-    let all = all.join(", ");
-    let redirected = policy.redirect().is_some() || live.chains().any(|(_, _, name, _)| name.starts_with("ISTIO_"));
-    if !redirected && tables.iter().any(|(_, table)| table == Table::Nat.name()) {
-        let msg = format!(
-            "the pod has tables of iptables-legacy ({all}) and no redirection in nf_tables: nothing can be exempt from \
-             a redirection by iptables-legacy; let whatever redirects this pod use iptables-nft (for istio-cni: no \
-             iptables-legacy on the node), or let this plugin redirect it"
-        );
-        return Err(Error::new(Code::ForeignRules, msg));
+
+    /// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables. What they are can't
+    /// be read without iptables; that the pod is redirected by them shows in there being no other
+    /// rules that do, and that DNS is captured in there being a table for its zones.
+    fn in_legacy(redirected: bool) -> Option<Self> {
+        let tables = legacy_tables();
+        let has = |table: Table| tables.iter().any(|(_, name)| name == table.name());
+        if redirected {
+            if !tables.is_empty() {
+                let all: Vec<String> =
+                    tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
+                let all = all.join(", ");
+                tracing::warn!(
+                    "tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply"
+                );
+            }
+            return None;
+        }
+        has(Table::Nat).then(|| Self { in_iptables: false, captures_dns: has(Table::Raw) })
     }
-    tracing::warn!("tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply");
-    Ok(())
+
+    /// The policy beside it: it stays, so that only the exclusions are ours.
+    pub(super) fn beside(self, mut policy: Policy) -> Policy {
+        if policy.redirect().is_some() {
+            tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
+            policy.interception = Interception::Unsaid;
+        }
+        policy.dns_captured_elsewhere = Some(self.captures_dns);
+        policy
+    }
 }

@@ -2,6 +2,7 @@
 //! the order of things is known here and nowhere else.
 
 mod add;
+pub mod asked;
 mod check;
 mod converge;
 mod del;
@@ -16,7 +17,7 @@ mod primary;
 mod record;
 mod status;
 mod version;
-mod wish;
+pub mod wish;
 
 use crate::cni::version::NEWEST;
 use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};

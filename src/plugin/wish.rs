@@ -1,5 +1,5 @@
 //! What a call asks for: from the configuration, the caller and the pod's facts to one policy and
-//! the reason for it.
+//! the reason for it. `explain` asks the same of a pod that no call was made for.
 
 use crate::chain::{self, Input, Resolvers, Severity, SubPlugin};
 use crate::cluster;
@@ -44,11 +44,10 @@ pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<Wish, Error> {
 /// # Errors
 /// Facts can't be known, or the configuration or the pod asks for something impossible.
 pub(super) fn wish_by(pod: Option<&PodRef>, conf: &NetConf, facts: Option<&FactsOf<'_>>) -> Result<Wish, Error> {
+    if let Some(why) = pod.and_then(|pod| left_out(conf, pod)) {
+        return Ok(Wish::nothing(why));
+    }
     match (pod, facts) {
-        (Some(pod), _) if conf.kubernetes.excludes(&pod.namespace) => {
-            Ok(Wish::nothing(format!("namespace {} is excluded", pod.namespace)))
-        }
-        (Some(pod), _) if is_agent(conf, pod) => Ok(Wish::nothing("the pod is the node agent's own")),
         (None, Some(_)) => Ok(Wish::nothing("CNI_ARGS names no pod, so there are no facts to go by")),
         (None, None) => {
             let redirect = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
@@ -66,6 +65,15 @@ pub(super) fn wish_by(pod: Option<&PodRef>, conf: &NetConf, facts: Option<&Facts
     }
 }
 
+/// Why nothing is done for `pod`, whatever it is: no facts are needed to tell.
+#[must_use]
+pub fn left_out(conf: &NetConf, pod: &PodRef) -> Option<String> {
+    if conf.kubernetes.excludes(&pod.namespace) {
+        return Some(format!("namespace {} is excluded", pod.namespace));
+    }
+    is_agent(conf, pod).then(|| "the pod is the node agent's own".to_owned())
+}
+
 /// The agent's own pod must come up where nothing else can: it is what makes the rest work.
 pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
     conf.kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
@@ -73,10 +81,7 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, Error> {
-    let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
-    let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
-    let input = Input { facts, args: &conf.args, resolvers, group_id: &host_group };
-    let output = chain::run(blocks, &input)?;
+    let output = output(blocks, conf, facts)?;
     for note in output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -84,6 +89,17 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
         }
     }
     Ok(Wish { policy: output.policy, why: output.decision.to_string() })
+}
+
+/// What `blocks` make of a pod under this configuration.
+///
+/// # Errors
+/// As [`chain::run`].
+pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<chain::Output, Error> {
+    let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
+    let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
+    let input = Input { facts, args: &conf.args, resolvers, group_id: &host_group };
+    chain::run(blocks, &input)
 }
 
 /// The GID of a group of the host (group(5): `name:password:GID:members`).

@@ -64,6 +64,15 @@ pub enum InterceptionMode {
     Tproxy,
 }
 
+impl fmt::Display for InterceptionMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy => "TPROXY",
+        })
+    }
+}
+
 /// Which DNS queries of the applications go to the proxy's own resolver (port 15053).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DnsCapture {
@@ -89,6 +98,16 @@ pub enum Ipv6 {
     On,
     /// Never.
     Off,
+}
+
+impl fmt::Display for Ipv6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "not set",
+            Self::On => "true",
+            Self::Off => "false",
+        })
+    }
 }
 
 /// A redirection to the sidecar. The names are those of the `istio-redirect` block.
@@ -130,6 +149,9 @@ pub struct Redirect {
     pub reroute_virtual_interfaces: Vec<String>,
     /// Interfaces that are left alone both ways.
     pub exclude_interfaces: Vec<String>,
+    /// Whether interfaces of secondary networks are captured like the default network's. Where not,
+    /// those that the pod tells of are in `exclude_interfaces`, and those in the namespace come to it.
+    pub capture_secondary_networks: bool,
     /// Which DNS queries the proxy answers.
     pub dns: DnsCapture,
     /// Packets that connection tracking can't place are dropped.
@@ -163,6 +185,7 @@ impl Default for Redirect {
             owner_groups_exclude: Vec::new(),
             reroute_virtual_interfaces: Vec::new(),
             exclude_interfaces: Vec::new(),
+            capture_secondary_networks: true,
             dns: DnsCapture::Off,
             drop_invalid: false,
             ipv6: Ipv6::Auto,

@@ -1,7 +1,7 @@
 //! Several attachments on one container: what all of them ask for together.
 
 use super::{DnsCapture, Groups, Interception, Policy, Ports, Ranges, Redirect};
-use std::fmt::Debug;
+use std::fmt::Display;
 
 /// A setting that can have one value only and was given two.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,14 +39,14 @@ impl Interception {
             (Self::Unsaid, said) | (said, Self::Unsaid) => Ok(said.clone()),
             (Self::Off, Self::Off) => Ok(Self::Off),
             (Self::On(a), Self::On(b)) => Ok(Self::On(Box::new(a.union(b)?))),
-            (Self::On(r), Self::Off) => Err(mode_conflict(format!("{:?}", r.inbound_interception_mode), "None".into())),
-            (Self::Off, Self::On(r)) => Err(mode_conflict("None".into(), format!("{:?}", r.inbound_interception_mode))),
+            (Self::On(r), Self::Off) => Err(mode_conflict(r.inbound_interception_mode.to_string(), "NONE".into())),
+            (Self::Off, Self::On(r)) => Err(mode_conflict("NONE".into(), r.inbound_interception_mode.to_string())),
         }
     }
 }
 
 fn mode_conflict(first: String, second: String) -> Conflict {
-    Conflict { setting: "inbound_interception_mode", first: first.to_uppercase(), second: second.to_uppercase() }
+    Conflict { setting: "inbound_interception_mode", first, second }
 }
 
 impl Redirect {
@@ -61,10 +61,11 @@ impl Redirect {
             inbound_tunnel_port,
             inbound_tproxy_mark,
             inbound_tproxy_route_table,
+            capture_secondary_networks,
             drop_invalid,
-            ipv6,
             host_ipv4_loopback_cidr
         );
+        same("enable_ipv6", &self.ipv6, &other.ipv6)?;
         Ok(Self {
             proxy_uid: merge(&self.proxy_uid, &other.proxy_uid),
             proxy_gid: merge(&self.proxy_gid, &other.proxy_gid),
@@ -84,8 +85,8 @@ impl Redirect {
     }
 }
 
-fn same<T: PartialEq + Debug>(setting: &'static str, a: &T, b: &T) -> Result<(), Conflict> {
-    if a == b { Ok(()) } else { Err(Conflict { setting, first: format!("{a:?}"), second: format!("{b:?}") }) }
+fn same<T: PartialEq + Display>(setting: &'static str, a: &T, b: &T) -> Result<(), Conflict> {
+    if a == b { Ok(()) } else { Err(Conflict { setting, first: a.to_string(), second: b.to_string() }) }
 }
 
 /// Both lists as one without repetitions. Two lists that hold the same in another order give one

@@ -3,14 +3,17 @@
 use super::rtnl::{LO, failed, run, unless_there};
 use crate::cni::Error;
 use futures_util::TryStreamExt;
-use netlink_packet_route::address::AddressAttribute;
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The IPv6 address that the proxy sends from when it passes an inbound connection on as it is.
 /// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+
+const UNLISTED: &str = "the pod's addresses can't be listed";
 
 /// Whether the pod has addresses of its own, neither loopback nor link-local, of either family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -23,12 +26,31 @@ pub struct OwnFamilies {
     pub proxy_loopback: bool,
 }
 
+/// The addresses of the pod's own, neither loopback nor link-local.
+///
+/// # Errors
+/// The kernel does not list them.
+pub fn own_addresses() -> Result<Vec<IpAddr>, Error> {
+    let interfaces = getifaddrs().map_err(|e| failed(UNLISTED, &e))?;
+    let outer = interfaces.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    let addresses = outer.filter_map(|interface| {
+        let address = interface.address?;
+        let ip4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        ip4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+    });
+    let is_own = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    Ok(addresses.filter(is_own).collect())
+}
+
 /// Looks at every interface.
 ///
 /// # Errors
 /// The kernel does not list them.
 pub fn own_families() -> Result<OwnFamilies, Error> {
-    let interfaces = getifaddrs().map_err(|e| failed("the pod's addresses can't be listed", &e))?;
+    let interfaces = getifaddrs().map_err(|e| failed(UNLISTED, &e))?;
     let mut found = OwnFamilies::default();
     for interface in interfaces {
         let Some(address) = interface.address else { continue };
@@ -44,13 +66,28 @@ pub fn own_families() -> Result<OwnFamilies, Error> {
     Ok(found)
 }
 
+/// The interfaces that are there besides lo and the default network's, `eth0`.
+///
+/// # Errors
+/// The kernel does not list them.
+pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
+    let interfaces = getifaddrs().map_err(|e| failed("the pod's interfaces can't be listed", &e))?;
+    let others = interfaces.filter(|i| !i.flags.contains(InterfaceFlags::IFF_LOOPBACK) && i.interface_name != "eth0");
+    Ok(others.map(|interface| interface.interface_name).collect())
+}
+
 /// Gives lo the address [`PROXY_LOOPBACK`].
 ///
 /// # Errors
 /// The kernel refuses; that it has the address already is none.
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| unless_there(handle.address().add(LO, PROXY_LOOPBACK.into(), 128).execute().await))
-        .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+    run(async |handle| {
+        let mut request = handle.address().add(LO, PROXY_LOOPBACK.into(), 128);
+        // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        unless_there(request.execute().await)
+    })
+    .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
 }
 
 /// Takes [`PROXY_LOOPBACK`] from lo.

@@ -7,7 +7,7 @@ mod fixtures;
 mod routing;
 mod rtnl;
 
-pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_families};
+pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, secondary_interfaces};
 pub use default_route::replace_default_routes;
 pub use fixtures::Fixtures;
 pub use routing::Routing;

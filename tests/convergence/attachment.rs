@@ -104,12 +104,12 @@ impl Facts {
     image: proxyv2
     args: [proxy, sidecar]
     env:
-    - { name: ISTIO_META_DNS_CAPTURE, value: \"CAPTURE\" }
+    - { name: ISTIO_META_DNS_CAPTURE, value: \"@\" }
     securityContext: { runAsUser: 1000659999, runAsGroup: 1000659999 }\n"
             }
         };
         let captured = matches!(self, Self::DnsCaptured | Self::Annotated | Self::AnnotatedOtherwise);
-        let proxy = proxy.replace("CAPTURE", if captured { "true" } else { "false" });
+        let proxy = proxy.replace('@', if captured { "true" } else { "false" });
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web-0\n  namespace: shop\n  annotations:\n    \
              sidecar.istio.io/status: '{{\"revision\":\"default\"}}'\n{annotations}spec:\n  containers:\n  \

@@ -25,7 +25,7 @@ impl Kernel {
         let text = pod.tool("sh", &["-c", LOOK], "");
         let (rules_text, rest) = text.split_once("#chains\n").expect("printed");
         let (chains_text, rest) = rest.split_once("#rest\n").expect("printed");
-        Self { rules: rules(rules_text), chains: chains(chains_text), rest: rest.to_owned() }
+        Self { rules: rules(rules_text), chains: chains(chains_text), rest: settled(rest) }
     }
 
     /// Whether there is any rule.
@@ -37,6 +37,12 @@ impl Kernel {
     pub(crate) fn has_same_rules(&self, other: &Self) -> bool {
         (&self.rules, &self.chains) == (&other.rules, &other.chains)
     }
+}
+
+/// For a moment a new address is tentative, on lo too, and its route is not there yet.
+fn settled(rest: &str) -> String {
+    let lines = rest.lines().filter(|line| !line.starts_with("local ::6 "));
+    lines.map(|line| line.replace(" tentative", "") + "\n").collect()
 }
 
 fn rules(text: &str) -> BTreeMap<String, Vec<String>> {
@@ -104,5 +110,5 @@ impl fmt::Debug for Kernel {
 
 /// The settings of all interfaces.
 pub(crate) fn settings(pod: &Pod) -> String {
-    pod.tool("sh", &["-c", "grep -rs . /proc/thread-self/net/../../sys/net/ipv4/conf /proc/sys/net/ipv6/conf | grep -v -e stable_secret -e regen"], "")
+    pod.tool("sysctl", &["-a", "-r", r"^net\.ipv[46]\.conf\."], "")
 }

@@ -11,6 +11,8 @@ use std::process::Child;
 use std::time::Instant;
 
 const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+/// DNS is left, so that it needs fewer tables than what only excludes.
+const PLAIN: Attachment = Slot::Detour.with(Facts::Plain);
 const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
 const PODS: usize = 200;
 const IN_ONE_POD: u32 = 20;
@@ -60,7 +62,10 @@ fn of_many_attachments_in_one_pod() {
         all("ADD");
         let rules = Kernel::of(&pod).rules;
         for family in ["ip", "ip6"] {
-            assert_eq!(rules[&format!("{family} nat DETOUR_OUTPUT")].len(), IN_ONE_POD as usize);
+            let chain = &rules[&format!("{family} nat DETOUR_OUTPUT")];
+            let exempts =
+                |uid| chain.iter().any(|rule| rule.contains(&format!("! -o lo -m owner --uid-owner {uid} -j")));
+            assert!((0..IN_ONE_POD).all(exempts), "{chain:?}");
             assert_eq!(rules[&format!("{family} nat OUTPUT")], ["OUTPUT -j DETOUR_OUTPUT"]);
         }
         all("CHECK");
@@ -85,20 +90,20 @@ fn of_the_same_attachment_in_one_pod() {
 fn of_different_verbs_in_one_pod() {
     on_a_node(|| {
         let only = |attachment| from_scratch(None, &[attachment].into()).expect("accepted");
-        let (story, other) = (only(STORY), only(OTHER));
+        let (story, other) = (only(PLAIN), only(OTHER));
         let pod = Pod::new();
         let without_netns = |verb, attachment: Attachment| {
             pod.start_with(verb, attachment.slot.ifname(), &attachment.configuration(), "")
         };
         pod.add(OTHER).done();
         for _ in 0..IN_ONE_POD {
-            all_succeed([pod.start("ADD", STORY), pod.start("DEL", OTHER)]);
+            all_succeed([pod.start("ADD", PLAIN), pod.start("DEL", OTHER)]);
             Kernel::of(&pod).assert_is(&story, "ADD of one and DEL of the other");
-            all_succeed([pod.start("DEL", STORY), pod.start("ADD", OTHER)]);
+            all_succeed([pod.start("DEL", PLAIN), pod.start("ADD", OTHER)]);
             Kernel::of(&pod).assert_is(&other, "DEL of one and ADD of the other");
             // A second DEL without a namespace removes the directory that an ADD is about to write to.
-            all_succeed([pod.start("DEL", OTHER), without_netns("DEL", STORY), without_netns("DEL", OTHER)]);
-            all_succeed([pod.start("ADD", OTHER), without_netns("DEL", STORY), without_netns("DEL", STORY)]);
+            all_succeed([pod.start("DEL", OTHER), without_netns("DEL", PLAIN)]);
+            all_succeed([pod.start("ADD", OTHER), without_netns("DEL", PLAIN), without_netns("DEL", PLAIN)]);
             Kernel::of(&pod).assert_is(&other, "ADD of one and DELs of the other");
         }
         pod.del(OTHER).done();

@@ -12,7 +12,7 @@ use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeMap;
 
 /// How many sequences, unless `PROPTEST_CASES` says otherwise.
-const CASES: u32 = 16;
+const CASES: u32 = 12;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {

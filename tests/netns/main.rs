@@ -18,5 +18,6 @@ mod own_users;
 mod pod;
 mod resolvers;
 mod tproxy;
+mod trace;
 mod vault_init;
 mod world;

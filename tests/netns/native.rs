@@ -3,7 +3,7 @@
 use crate::configuration::{chain, exclude_1337, excludedns, story};
 use crate::dialect::Dialect;
 use crate::expectations::*;
-use crate::istio::{Dns, redirected_world};
+use crate::istio::{Dns, redirected_world, rules};
 use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use serde_json::json;
@@ -138,6 +138,19 @@ fn who_insists_on_iptables_beside_istios_native_rules_is_refused() {
 fn exclusions_hold_beside_a_redirection_in_iptables_form() {
     let world = redirected_world(Dns::Captured);
     world.add(&Dialect::Nftables.of(excludedns()));
+    exclusions_hold(&world);
+    a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
+}
+
+/// What istio-cni makes where a node has iptables-legacy.
+#[test]
+fn exclusions_hold_beside_a_redirection_by_iptables_legacy() {
+    let world = World::new(Families::Both);
+    for &family in world.families() {
+        world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid));
+    }
+    dns_is_captured(&world, VAULT_INIT, RESOLVER);
+    world.add(&excludedns());
     exclusions_hold(&world);
     a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
 }

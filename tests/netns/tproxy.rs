@@ -24,14 +24,15 @@ fn routing(world: &World) -> Vec<String> {
     lines.collect()
 }
 
-#[test]
-fn redirects_both_ways() {
-    let (world, configuration) = world();
-    world.add(&configuration);
-    inbound_is_captured(&world);
-    tcp_is_captured(&world, APP_PROCESS);
-    tcp_is_direct(&world, ROOT_PROXY);
-    the_rest_is_direct(&world, APP_PROCESS);
+in_both_dialects! {
+    fn redirects_both_ways(dialect) {
+        let (world, configuration) = world();
+        world.add(&dialect.of(configuration));
+        inbound_is_captured(&world);
+        tcp_is_captured(&world, APP_PROCESS);
+        tcp_is_direct(&world, ROOT_PROXY);
+        the_rest_is_direct(&world, APP_PROCESS);
+    }
 }
 
 #[test]

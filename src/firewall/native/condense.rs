@@ -56,3 +56,64 @@ fn united(a: &Rule, b: &Rule) -> Option<Rule> {
     union.conditions[at].values.extend(&other.values);
     Some(union)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::rule::{Action, Condition};
+    use super::super::spans::{Span, Spans};
+    use super::*;
+    use proptest::prelude::*;
+
+    const KEYS: [Key; 3] = [Key::DestinationPort, Key::Uid, Key::Gid];
+
+    /// The first rule that `values`, one for each key, meet.
+    fn decides(rules: &[Rule], values: [u128; 3]) -> Option<&Action> {
+        let holds = |condition: &Condition| {
+            let value = values[KEYS.iter().position(|key| *key == condition.key).expect("one of these")];
+            condition.values.as_slice().iter().any(|s| s.first <= value && value <= s.last) != condition.not
+        };
+        rules.iter().find(|rule| rule.conditions.iter().all(holds)).map(|rule| &rule.action)
+    }
+
+    fn rule() -> impl Strategy<Value = Rule> {
+        let condition = |key: Key| {
+            let span = (0_u128..4, 0_u128..2).prop_map(|(first, more)| Span { first, last: first + more });
+            (span, prop::bool::weighted(0.2)).prop_map(move |(span, not)| Condition {
+                key,
+                not,
+                values: Spans::of(span.first, span.last),
+            })
+        };
+        let conditions = KEYS.map(|key| prop::option::of(condition(key)));
+        let action = prop::sample::select(vec![Action::Accept, Action::Drop]);
+        (conditions, action).prop_map(|(conditions, action)| Rule {
+            family: None,
+            conditions: conditions.into_iter().flatten().collect(),
+            action,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_rule_decides_or_one_that_does_the_same(rules in prop::collection::vec(rule(), 0..10)) {
+            let fewer = condense(rules.clone());
+            prop_assert!(fewer.len() <= rules.len());
+            for values in (0..6 * 6 * 6).map(|n| [n % 6, n / 6 % 6, n / 36]) {
+                prop_assert_eq!(decides(&fewer, values), decides(&rules, values), "{:?}", values);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rule_moves_past_others_that_no_packet_of_its_own_meets() {
+        let of = |port: u16, action: Action| Rule {
+            family: None,
+            conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) }],
+            action,
+        };
+        let rules = vec![of(1, Action::Accept), of(2, Action::Drop), of(5, Action::Accept), of(2, Action::Accept)];
+        let fewer: Vec<String> = condense(rules).iter().map(ToString::to_string).collect();
+        let expected = ["th dport { 1, 5 } counter accept", "th dport 2 counter drop", "th dport 2 counter accept"];
+        assert_eq!(fewer, expected);
+    }
+}

@@ -2,7 +2,6 @@
 
 use super::rule::{Action, Condition, Key, Rule};
 use super::set::{NEW_SET, Set};
-use super::text::prefix;
 use crate::firewall::expression::{Base, Ct, Expression, Meta, SetName, Verdict};
 use crate::firewall::rule::Family;
 
@@ -118,7 +117,7 @@ fn write_condition(condition: &Condition, first_set: u32, out: &mut Encoded) {
             out.expressions.push(Expression::Compare { not, value });
         }
         Some(span) => match key {
-            Key::Source(family) | Key::Destination(family) if prefix(family, span).is_some() => {
+            Key::Source(family) | Key::Destination(family) if span.prefix(family.bits()).is_some() => {
                 let mask = key.greatest() ^ (span.first ^ span.last);
                 out.expressions.push(Expression::Mask(network_order(mask, key.width())));
                 out.expressions.push(Expression::Compare { not, value: network_order(span.first, key.width()) });

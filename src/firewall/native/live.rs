@@ -4,6 +4,7 @@ use super::change::INET;
 use super::decode::decode;
 use super::rule::{Rule, chain_type, priority, table_name};
 use super::set::LiveSet;
+use crate::firewall::live::Counter;
 use crate::firewall::nfnetlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::firewall::nfnetlink::{Error, Socket, Verb};
 use crate::firewall::rule::{Hook, Table};
@@ -16,6 +17,8 @@ pub struct LiveChain {
     pub hook: Result<Option<Hook>, NotOurs>,
     /// In order; `None` for one that this crate would not write.
     pub rules: Vec<Option<Rule>>,
+    /// What each of them has counted.
+    pub counters: Vec<Counter>,
 }
 
 /// Something in the kernel that this crate would not write.
@@ -56,7 +59,7 @@ impl Sets {
 pub(in crate::firewall) fn add_chain(tables: &mut LiveTables, family: u8, body: &[u8]) {
     let table = table_of(family, find_text(body, 1));
     if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
-        let chain = LiveChain { hook: hook(table, body), rules: Vec::new() };
+        let chain = LiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
         tables.entry(table).or_default().insert(name.to_owned(), chain);
     }
 }
@@ -76,7 +79,8 @@ pub(in crate::firewall) fn add_rule(tables: &mut LiveTables, sets: &Sets, family
     let chain = tables.get_mut(&table).and_then(|chains| chains.get_mut(find_text(body, 2)?));
     if let Some(chain) = chain {
         let none = BTreeMap::new();
-        let rule = decode(find(body, 4).unwrap_or_default(), sets.0.get(&table).unwrap_or(&none));
-        chain.rules.push(rule);
+        let expressions = find(body, 4).unwrap_or_default();
+        chain.rules.push(decode(expressions, sets.0.get(&table).unwrap_or(&none)));
+        chain.counters.push(Counter::read(expressions));
     }
 }

@@ -21,6 +21,15 @@ impl Span {
     pub const fn is_one(self) -> bool {
         self.first == self.last
     }
+
+    /// The length of the prefix that it is, among numbers of so many bits, where it is one.
+    #[must_use]
+    pub const fn prefix(self, bits: u32) -> Option<u32> {
+        let differing = self.first ^ self.last;
+        let host_bits = u128::BITS - differing.leading_zeros();
+        let is_prefix = differing.count_ones() == host_bits && self.first & differing == 0;
+        if is_prefix { bits.checked_sub(host_bits) } else { None }
+    }
 }
 
 /// A set of numbers: spans in order, none overlapping or adjacent, so that equal sets are equal
@@ -124,6 +133,13 @@ mod tests {
         spans.insert(Span { first: 3, last: u128::MAX });
         spans.insert(Span::one(u128::MAX));
         assert_eq!(spans.single(), Some(Span { first: 3, last: u128::MAX }));
+    }
+
+    #[test]
+    fn a_span_is_a_prefix_only_where_it_begins_at_one() {
+        let of = |first, last| Span { first, last }.prefix(32);
+        assert_eq!((of(8, 15), of(7, 7), of(0, u32::MAX.into())), (Some(29), Some(32), Some(0)));
+        assert_eq!((of(4, 11), of(8, 14)), (None, None));
     }
 
     proptest! {

@@ -127,7 +127,7 @@ fn span_text(key: Key, span: Span) -> String {
     match key {
         Key::InInterface | Key::OutInterface => interface(span),
         Key::CtState => state(span.first),
-        Key::Source(family) | Key::Destination(family) => match prefix(family, span) {
+        Key::Source(family) | Key::Destination(family) => match span.prefix(family.bits()) {
             Some(length) if !span.is_one() => format!("{}/{length}", one(span.first)),
             _ => range(span, one),
         },
@@ -144,18 +144,6 @@ fn address(family: Family, number: u128) -> String {
         Family::Ip => Ipv4Addr::from(u32::try_from(number).unwrap_or_default()).to_string(),
         Family::Ip6 => Ipv6Addr::from(number).to_string(),
     }
-}
-
-/// The length of the prefix that the span is, where it is one.
-pub(super) fn prefix(family: Family, span: Span) -> Option<u32> {
-    let bits = match family {
-        Family::Ip => 32,
-        Family::Ip6 => 128,
-    };
-    let differing = span.first ^ span.last;
-    let host_bits = u128::BITS - differing.leading_zeros();
-    let is_prefix = differing.count_ones() == host_bits && span.first & differing == 0;
-    is_prefix.then(|| bits - host_bits)
 }
 
 fn interface(span: Span) -> String {

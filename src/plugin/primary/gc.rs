@@ -41,10 +41,10 @@ fn attachments(context: &Context<'_>) -> Result<Vec<Attachment>, Error> {
     let store = context.store();
     let mut all = Vec::new();
     for container_id in store.containers()? {
-        // In a directory that Multus uses, too, there are files where containers' directories are here.
+        // Others keep files there, too: Multus, and whoever installs this plugin.
         match store.of_container(&container_id) {
             Ok(attachments) => all.extend(attachments),
-            Err(error) => tracing::warn!("{error}"),
+            Err(error) => tracing::debug!("{error}"),
         }
     }
     all.retain(|attachment| attachment.network == context.conf.name);

@@ -105,7 +105,15 @@ pub(super) fn save(pod: &Place, family: Family) -> Ruleset {
 }
 
 pub(super) fn restore(pod: &Place, family: Family, text: &str) {
-    let output = pod.run(family.program("-restore").arg("--noflush"), text);
+    restore_with(pod, &mut family.program("-restore"), text);
+}
+
+pub(super) fn legacy_restore(pod: &Place, family: Family, text: &str) {
+    restore_with(pod, &mut family.program("-legacy-restore"), text);
+}
+
+fn restore_with(pod: &Place, program: &mut Command, text: &str) {
+    let output = pod.run(program.arg("--noflush"), text);
     assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -139,6 +139,11 @@ impl World {
         iptables::restore(&self.pod, family, text);
     }
 
+    /// Adds rules with the older tools, `iptables-legacy-restore` and its like.
+    pub(crate) fn legacy_restore(&self, family: Family, text: &str) {
+        iptables::legacy_restore(&self.pod, family, text);
+    }
+
     /// Runs `iptables` or `ip6tables` in the pod and says whether it succeeded, and what it printed.
     pub(crate) fn iptables(&self, family: Family, arguments: &[&str]) -> (bool, String) {
         iptables::run(&self.pod, family, arguments)

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Renders the chart into the kustomize bases beside it. With --check it only says whether they are
+# what the chart gives; with --digest it prints what tells one chart from another, which stands in
+# each base as well and needs no helm.
+#
+# Usage: hack/manifests.sh [--check|--digest]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source-path=SCRIPTDIR source=machine.sh
+source hack/machine.sh
+
+helm_version=v3.19.0
+
+digest() {
+    find manifests/chart -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-16
+}
+
+if [[ ${1:-} == --digest ]]; then
+    digest
+    exit
+fi
+tools="$(target_directory)/tools"
+
+need_helm() {
+    [[ ! -x $tools/helm ]] || return 0
+    command -v go >/dev/null || die "building helm needs Go (https://go.dev/dl)"
+    say "building helm $helm_version"
+    GOBIN="$tools" go install "helm.sh/helm/v3/cmd/helm@$helm_version" </dev/null
+}
+
+render() {
+    local platform=$1
+    echo "# Rendered from manifests/chart by hack/manifests.sh for $platform: change that, not this."
+    echo "# Chart: $(digest)"
+    "$tools/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
+}
+
+need_helm
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+stale=false
+for platform in kubernetes openshift; do
+    render "$platform" >"$work/rendered.yaml"
+    if [[ ${1:-} == --check ]]; then
+        diff -u "manifests/$platform/rendered.yaml" "$work/rendered.yaml" || stale=true
+    else
+        cp "$work/rendered.yaml" "manifests/$platform/rendered.yaml"
+    fi
+done
+! "$stale" || die "the bases are not what the chart gives: run hack/manifests.sh"

@@ -1,0 +1,115 @@
+//! What a kubelet asks: does it live (`/healthz`), is the node ready (`/readyz`)?
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Kubelets wait for a second unless told otherwise.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is known, shared with who answers.
+#[derive(Debug, Clone)]
+pub(super) struct Health(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    /// Why the node isn't ready.
+    obstacle: Option<String>,
+    /// Until when the next turn must have come.
+    alive_until: Instant,
+}
+
+impl Health {
+    /// Of an agent that has done nothing yet and has `patience` to do so.
+    pub(super) fn new(patience: Duration) -> Self {
+        let state = State { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + patience };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Says what keeps the node from being ready, and within what time there will be news.
+    pub(super) fn tell(&self, obstacle: Option<String>, patience: Duration) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = State { obstacle, alive_until: Instant::now() + patience };
+    }
+
+    /// Answers at `address` from now on, one after the other. Gives the address that it has.
+    pub(super) fn serve(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+        // A node can have IPv6 switched off.
+        let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
+        let listener = TcpListener::bind(address).or_else(|error| {
+            if address.ip() == Ipv6Addr::UNSPECIFIED { TcpListener::bind(every_v4) } else { Err(error) }
+        })?;
+        let bound = listener.local_addr()?;
+        let health = self.clone();
+        thread::Builder::new().name("health".into()).spawn(move || {
+            for connection in listener.incoming().flatten() {
+                if let Err(error) = health.answer(connection) {
+                    tracing::debug!(%error, "a probe went away");
+                }
+            }
+        })?;
+        Ok(bound)
+    }
+
+    fn answer(&self, mut connection: TcpStream) -> io::Result<()> {
+        connection.set_read_timeout(Some(PATIENCE))?;
+        connection.set_write_timeout(Some(PATIENCE))?;
+        let request = head_of(&mut connection)?;
+        let line = String::from_utf8_lossy(&request);
+        let (status, text) = self.status(line.split_whitespace().nth(1).unwrap_or_default(), Instant::now());
+        let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n");
+        write!(connection, "{head}Content-Length: {}\r\n\r\n{text}\n", text.len() + 1)
+    }
+
+    fn status(&self, path: &str, now: Instant) -> (&'static str, String) {
+        const OK: &str = "200 OK";
+        const UNAVAILABLE: &str = "503 Service Unavailable";
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (path, &state.obstacle) {
+            ("/healthz", _) if now <= state.alive_until => (OK, "alive".into()),
+            ("/healthz", _) => (UNAVAILABLE, "stuck: the file system does not answer".into()),
+            ("/readyz", None) => (OK, "installed".into()),
+            ("/readyz", Some(why)) => (UNAVAILABLE, why.clone()),
+            _ => ("404 Not Found", "there are /healthz and /readyz".into()),
+        }
+    }
+}
+
+/// A request up to its empty line, however many pieces it comes in: an answer to part of it would
+/// be lost with the connection.
+fn head_of(connection: &mut impl Read) -> io::Result<Vec<u8>> {
+    const LONGEST: usize = 4096;
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < LONGEST {
+        match connection.read(&mut piece)? {
+            0 => break,
+            read => head.extend_from_slice(&piece[..read]),
+        }
+    }
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_in_pieces_is_read_to_its_end() {
+        let mut pieces = "GET ".as_bytes().chain("/readyz HTTP/1.1\r\n".as_bytes()).chain("\r\nrest".as_bytes());
+        assert_eq!(head_of(&mut pieces).expect("readable"), b"GET /readyz HTTP/1.1\r\n\r\nrest");
+    }
+
+    #[test]
+    fn alive_while_turns_come_and_ready_once_nothing_is_in_the_way() {
+        let health = Health::new(Duration::from_secs(60));
+        let now = Instant::now();
+        let code = |path: &str, at: Instant| health.status(path, at).0[..3].to_owned();
+        assert_eq!((code("/healthz", now), code("/readyz", now)), ("200".into(), "503".into()));
+        assert_eq!(code("/healthz", now + Duration::from_secs(120)), "503");
+        health.tell(None, Duration::ZERO);
+        assert_eq!((code("/readyz", now), code("/metrics", now)), ("200".into(), "404".into()));
+    }
+}

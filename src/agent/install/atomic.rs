@@ -1,0 +1,82 @@
+//! Files that are there whole or not at all, whatever kills the writer.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = ".detour-";
+const SUFFIX: &str = ".tmp";
+
+/// Whether a file of that name is one that is being written, or was when its writer was killed.
+/// No runtime takes it for a configuration, and none for a plugin.
+pub(super) fn is_leftover(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
+/// Writes `path` anew: a file beside it, flushed to the disk and closed (one that is still open for
+/// writing can't be executed: ETXTBSY), takes its place. Runtimes see that (containerd overlooks a
+/// rename from another directory). The owner stays, the permission bits become `mode`.
+pub(super) fn write(path: &Path, mode: u32, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(directory)?;
+    let temporary = beside(path);
+    let written = fill_file(&temporary, path, mode, fill).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    flush(directory)
+}
+
+fn fill_file(
+    temporary: &Path,
+    path: &Path,
+    mode: u32,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
+    fill(&mut file)?;
+    if let Ok(there) = fs::metadata(path) {
+        let own = file.metadata()?;
+        if (own.uid(), own.gid()) != (there.uid(), there.gid()) {
+            fchown(&file, Some(there.uid()), Some(there.gid()))?;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()
+}
+
+/// Gives `from` the name `to`, in the place of what has it.
+pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    flush(to.parent().unwrap_or(Path::new("/")))
+}
+
+/// Gives `path` a second name; one that it, or another, has already is kept.
+pub(super) fn second_name(path: &Path, name: &Path) -> io::Result<()> {
+    match fs::hard_link(path, name) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => flush(path.parent().unwrap_or(Path::new("/"))),
+    }
+}
+
+/// Removes a file; that it is gone is no error.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => flush(path.parent().unwrap_or(Path::new("/"))),
+    }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    path.with_file_name(format!("{PREFIX}{name}{SUFFIX}"))
+}
+
+/// A name lasts when its directory is on the disk.
+fn flush(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}

@@ -1,0 +1,43 @@
+//! Whether a file is still the one that was written.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Length and hash of a content (FNV-1a, eight bytes a step): enough to see that somebody changed
+/// it, no protection against one who hides it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Digest(String);
+
+impl Digest {
+    /// Of these bytes.
+    #[must_use]
+    pub fn of(contents: &[u8]) -> Self {
+        let hash = contents.chunks(8).fold(0xcbf2_9ce4_8422_2325_u64, |hash, chunk| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Self(format!("{}-{hash:016x}", contents.len()))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_and_the_length_count() {
+        let of = |text: &[u8]| Digest::of(text).to_string();
+        assert_eq!(of(b"12345678"), of(b"12345678"));
+        for other in [&b""[..], b"12345679", b"22345678", b"1234567", b"12345678\0", b"123456781"] {
+            assert_ne!(of(other), of(b"12345678"));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The plugin's own configuration, from what an installation is told.
+
+use super::{Error, HostPath};
+use crate::cni::{Command, NetConf};
+use serde_json::{Map, Value, json};
+
+/// What goes into the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The keys that an operator wrote; they win over all below but the name.
+    pub given: Map<String, Value>,
+    /// `log_level`.
+    pub log_level: String,
+    /// `kubernetes.kubeconfig`.
+    pub kubeconfig: HostPath,
+    /// `kubernetes.exclude_namespaces`.
+    pub exclude_namespaces: Vec<String>,
+    /// `kubernetes.agent_namespace`: where the agent's own pods are, for which nothing is done.
+    pub agent_namespace: Option<String>,
+    /// `kubernetes.cni_bin_dir`.
+    pub bin_dir: HostPath,
+}
+
+/// The version of the protocol in a file of our own: the one that Istio writes, which every Multus
+/// speaks.
+const CNI_VERSION: &str = "0.3.1";
+
+impl Settings {
+    /// A configuration for a file of its own, for the network `name`.
+    ///
+    /// # Errors
+    /// The plugin would refuse it.
+    pub fn standalone(&self, name: &str) -> Result<String, Error> {
+        let head = json!({ "cniVersion": CNI_VERSION, "name": name });
+        let mut keys = head.as_object().cloned().unwrap_or_default();
+        keys.extend(self.plugin());
+        keys.insert("name".into(), name.into());
+        let conf = Value::Object(keys);
+        accepted(&conf)?;
+        Ok(format!("{conf:#}\n"))
+    }
+
+    /// A member of a plugin list, which has name and version for all.
+    ///
+    /// # Errors
+    /// The plugin would refuse it.
+    pub fn member(&self) -> Result<Value, Error> {
+        let mut keys = self.plugin();
+        keys.shift_remove("name");
+        keys.shift_remove("cniVersion");
+        // The runtime tells the pod's resolvers then.
+        let capabilities = keys.entry("capabilities").or_insert_with(|| json!({}));
+        if let Some(capabilities) = capabilities.as_object_mut() {
+            capabilities.entry("dns").or_insert(true.into());
+        }
+        let mut alone = keys.clone();
+        alone.insert("name".into(), "n".into());
+        alone.insert("cniVersion".into(), "1.0.0".into());
+        accepted(&Value::Object(alone))?;
+        Ok(Value::Object(keys))
+    }
+
+    fn plugin(&self) -> Map<String, Value> {
+        let mut kubernetes = json!({
+            "kubeconfig": self.kubeconfig,
+            "cni_bin_dir": self.bin_dir,
+            "exclude_namespaces": self.exclude_namespaces,
+        });
+        if let Some(namespace) = &self.agent_namespace {
+            kubernetes["agent_namespace"] = namespace.as_str().into();
+        }
+        let keys = json!({ "type": super::PROGRAM, "log_level": self.log_level, "kubernetes": kubernetes });
+        let mut keys = keys.as_object().cloned().unwrap_or_default();
+        for (key, value) in &self.given {
+            match (keys.get_mut(key).and_then(Value::as_object_mut), value) {
+                (Some(there), Value::Object(given)) => there.extend(given.clone()),
+                _ => drop(keys.insert(key.clone(), value.clone())),
+            }
+        }
+        keys
+    }
+}
+
+fn accepted(conf: &Value) -> Result<(), Error> {
+    let parsed = NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM);
+    parsed.map(|_| ()).map_err(|error| Error::Configuration(error.to_string()))
+}

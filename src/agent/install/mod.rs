@@ -1,0 +1,74 @@
+//! The plugin on a node: program, kubeconfig and configuration are put there, and taken away.
+//!
+//! [`Node::look`] gives what is [`Found`]; [`reconcile()`] compares it with what is [`Desired`], and
+//! its [`Plan`] is shown or applied ([`Node::apply`]). [`undo::undo`] makes the plan that takes all
+//! back. Only [`Node`] touches the file system.
+
+mod atomic;
+pub mod conflist;
+mod diff;
+mod digest;
+mod entry;
+mod json_spans;
+pub mod kubeconfig;
+mod node;
+mod paths;
+mod plan;
+mod platform;
+mod reconcile;
+mod record;
+mod target;
+pub mod undo;
+
+pub use diff::unified;
+pub use digest::Digest;
+pub use entry::Settings;
+pub use node::{Lock, Node};
+pub use paths::{HostPath, Root};
+pub use plan::{Action, Plan};
+pub use platform::{PLATFORMS, Platform};
+pub use reconcile::{Configuration, Desired, Found, FoundFile, PROGRAM, reconcile};
+pub use record::{Before, Listed, Owned, Record, Role};
+pub use target::ConfFile;
+
+use std::io::{self, ErrorKind};
+
+/// Why a node can't be changed as it should.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The file system refused.
+    #[error("{path}: can't {doing} it: {why}{hint}")]
+    File {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: HostPath,
+        /// What the file system says.
+        why: String,
+        /// What could be done about it; starts with `; `, or is empty.
+        hint: &'static str,
+    },
+    /// The log of the installation is broken.
+    #[error("{path}: the log of the installation can't be understood ({why}); installing makes a new one")]
+    Log {
+        /// The log.
+        path: HostPath,
+        /// Where it is broken.
+        why: String,
+    },
+    /// The plugin would refuse the configuration.
+    #[error("the plugin's configuration is wrong: {0}")]
+    Configuration(String),
+}
+
+impl Error {
+    pub(crate) fn file(doing: &'static str, path: &HostPath, why: &io::Error) -> Self {
+        let hint = match why.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space on the node",
+            ErrorKind::ReadOnlyFilesystem => "; mount it writable, or name another directory",
+            ErrorKind::PermissionDenied => "; this needs root, and with SELinux the type spc_t",
+            _ => "",
+        };
+        Self::File { doing, path: path.clone(), why: why.to_string(), hint }
+    }
+}

@@ -1,0 +1,265 @@
+//! A node's file system: looked at, and changed as a plan says.
+
+use super::atomic;
+use super::digest::Digest;
+use super::plan::{Action, Plan};
+use super::reconcile::{Configuration, Desired, Found, FoundFile};
+use super::record::{Before, Record};
+use super::target::{ConfFile, is_configuration};
+use super::{Error, HostPath, Root};
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// No configuration is larger; what is, is a program, or a mistake.
+const LARGEST_TEXT: u64 = 1 << 20;
+
+/// The node.
+#[derive(Debug, Clone)]
+pub struct Node {
+    root: Root,
+    /// Where the log of the installation is.
+    state: HostPath,
+}
+
+/// Keeps others from changing the node at the same time; until it is dropped.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "held, never read")] File);
+
+impl Node {
+    /// The node whose file system `root` is, and the directory of the log there.
+    #[must_use]
+    pub fn new(root: Root, state: HostPath) -> Self {
+        Self { root, state }
+    }
+
+    /// Whether there is something at that path.
+    #[must_use]
+    pub fn has(&self, path: &HostPath) -> bool {
+        self.root.reach(path).is_ok_and(|path| path.exists())
+    }
+
+    /// Where this process reaches a path.
+    ///
+    /// # Errors
+    /// Links on the way lead in a circle or can't be read.
+    pub fn reach(&self, path: &HostPath) -> Result<PathBuf, Error> {
+        self.root.reach(path).map_err(|why| Error::file("reach", path, &why))
+    }
+
+    /// Waits until nobody else changes the node.
+    ///
+    /// # Errors
+    /// The state directory can't be written.
+    pub fn lock(&self) -> Result<Lock, Error> {
+        self.locked(&self.state.join("install.lock"))
+    }
+
+    fn locked(&self, path: &HostPath) -> Result<Lock, Error> {
+        let lock = || {
+            let reached = self.root.reach_entry(path)?;
+            fs::create_dir_all(reached.parent().unwrap_or(Path::new("/")))?;
+            let file = File::create(reached)?;
+            file.lock()?;
+            Ok(Lock(file))
+        };
+        lock().map_err(|why| Error::file("lock", path, &why))
+    }
+
+    /// Tells others that `installer` is here; until it is dropped.
+    ///
+    /// # Errors
+    /// The state directory can't be written.
+    pub fn be_present(&self, installer: &str) -> Result<Lock, Error> {
+        self.locked(&self.presence(installer))
+    }
+
+    /// Whether `installer` is still here.
+    #[must_use]
+    pub fn is_present(&self, installer: &str) -> bool {
+        let file = self.root.reach_entry(&self.presence(installer)).and_then(File::open);
+        file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Takes away what [`Node::be_present`] left.
+    pub fn forget_presence(&self, installer: &str) {
+        // What stays is an empty file that nobody holds.
+        let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
+    }
+
+    fn presence(&self, installer: &str) -> HostPath {
+        self.state.join(&format!("{}.present", installer.replace('/', "_")))
+    }
+
+    /// What is there, as far as `desired` and the log speak of it.
+    ///
+    /// # Errors
+    /// A file or directory can't be read; nothing is desired and the log can't be understood.
+    pub fn look(&self, desired: Option<&Desired>) -> Result<Found, Error> {
+        let (record, notes) = match (self.record(), desired) {
+            // What was there before can't be known any more; what is wanted can.
+            (Err(why @ Error::Log { .. }), Some(_)) => (Record::default(), vec![why.to_string()]),
+            (record, _) => (record?, Vec::new()),
+        };
+        let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
+        paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
+        paths.extend(record.files.values().filter_map(|owned| match &owned.before {
+            Before::Aside(aside) => Some(aside.clone()),
+            _ => None,
+        }));
+        let mut directories = BTreeSet::from([self.state.clone()]);
+        let mut found = Found { record, notes, ..Found::default() };
+        if let Some(desired) = desired {
+            paths.extend(desired.programs.iter().cloned());
+            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
+            match &desired.configuration {
+                Configuration::Own { path, .. } => drop(paths.insert(path.clone())),
+                Configuration::Listed { dir, .. } => {
+                    directories.insert(dir.clone());
+                    found.configurations = self.configurations(dir)?;
+                }
+            }
+        }
+        directories.extend(paths.iter().map(HostPath::parent));
+        for directory in &directories {
+            let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
+            found.leftovers.extend(names.map(|name| directory.join(&name)));
+        }
+        for path in paths {
+            let file = self.file(&path).map_err(|why| Error::file("read", &path, &why))?;
+            found.files.extend(file.map(|file| (path, file)));
+        }
+        Ok(found)
+    }
+
+    fn record(&self) -> Result<Record, Error> {
+        let path = self.log();
+        match self.root.reach(&path).and_then(fs::read) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
+            Err(why) if why.kind() == ErrorKind::NotFound => Ok(Record::default()),
+            Err(why) => Err(Error::file("read", &path, &why)),
+        }
+    }
+
+    fn log(&self) -> HostPath {
+        self.state.join("install.json")
+    }
+
+    fn configurations(&self, dir: &HostPath) -> Result<Vec<ConfFile>, Error> {
+        let names = self.names(dir)?;
+        let mut files = Vec::new();
+        for name in names.into_iter().filter(|name| is_configuration(name)) {
+            let path = dir.join(&name);
+            let file = self.file(&path).map_err(|why| Error::file("read", &path, &why))?;
+            let text = |file: FoundFile| ConfFile {
+                name,
+                contents: file.text.unwrap_or_else(|| "(no text)".into()).into_bytes(),
+                mode: file.mode,
+            };
+            files.extend(file.map(text));
+        }
+        Ok(files)
+    }
+
+    /// In the order of their names; none where there is no such directory.
+    fn names(&self, directory: &HostPath) -> Result<Vec<String>, Error> {
+        let list = || {
+            let entries = fs::read_dir(self.root.reach(directory)?)?;
+            entries.map(|entry| entry.map(|entry| entry.file_name().into_string())).collect::<io::Result<Vec<_>>>()
+        };
+        let mut names: Vec<String> = match list() {
+            Ok(names) => names.into_iter().flatten().collect(),
+            Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(why) => return Err(Error::file("read", directory, &why)),
+        };
+        names.sort();
+        Ok(names)
+    }
+
+    /// A regular file, or what a link leads to; `None` where there is none.
+    fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
+        let reached = self.root.reach(path)?;
+        let there = match fs::metadata(&reached) {
+            Ok(there) if there.is_file() => there,
+            Ok(_) => return Ok(None),
+            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(why) => return Err(why),
+        };
+        let contents = match fs::read(&reached) {
+            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
+            contents => contents?,
+        };
+        let digest = Digest::of(&contents);
+        let text = if there.len() > LARGEST_TEXT { None } else { String::from_utf8(contents).ok() };
+        Ok(Some(FoundFile { digest, text, mode: there.permissions().mode() & 0o7777 }))
+    }
+
+    /// Does what the plan says, `program` being the file that is copied. The log comes first, and goes when
+    /// nothing is left to be taken away.
+    ///
+    /// # Errors
+    /// A change that the file system refuses; those before it are made, and every configuration is
+    /// still whole.
+    pub fn apply(&self, plan: &Plan, program: &Path, _: &Lock) -> Result<(), Error> {
+        let empty = plan.record.files.is_empty() && plan.record.lists.is_empty();
+        if !empty {
+            self.write_log(&plan.record)?;
+        }
+        for action in &plan.actions {
+            self.act(action, program).map_err(|why| Error::file(verb(action), place(action), &why))?;
+        }
+        if empty {
+            let removed = self.root.reach_entry(&self.log()).and_then(|path| atomic::remove(&path));
+            removed.map_err(|why| Error::file("remove", &self.log(), &why))?;
+        }
+        Ok(())
+    }
+
+    fn write_log(&self, record: &Record) -> Result<(), Error> {
+        if self.record().is_ok_and(|there| there == *record) {
+            return Ok(());
+        }
+        let write = || {
+            let text = serde_json::to_vec(record).map_err(io::Error::from)?;
+            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, |file| file.write_all(&text))
+        };
+        write().map_err(|why| Error::file("write", &self.log(), &why))
+    }
+
+    fn act(&self, action: &Action, program: &Path) -> io::Result<()> {
+        let entry = |path: &HostPath| self.root.reach_entry(path);
+        match action {
+            Action::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
+            Action::CopyProgram { path } => {
+                atomic::write(&entry(path)?, 0o755, |file| io::copy(&mut File::open(program)?, file).map(|_| ()))
+            }
+            Action::Write { path, text, mode, follow, .. } => {
+                let path = if *follow { self.root.reach(path)? } else { entry(path)? };
+                atomic::write(&path, *mode, |file| file.write_all(text.as_bytes()))
+            }
+            Action::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
+            Action::Remove { path, .. } => atomic::remove(&entry(path)?),
+        }
+    }
+}
+
+fn verb(action: &Action) -> &'static str {
+    match action {
+        Action::SetAside { .. } => "keep",
+        Action::CopyProgram { .. } | Action::Write { .. } => "write",
+        Action::Restore { .. } => "restore",
+        Action::Remove { .. } => "remove",
+    }
+}
+
+fn place(action: &Action) -> &HostPath {
+    match action {
+        Action::SetAside { path, .. }
+        | Action::CopyProgram { path }
+        | Action::Write { path, .. }
+        | Action::Restore { path, .. }
+        | Action::Remove { path, .. } => path,
+    }
+}

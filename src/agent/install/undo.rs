@@ -1,0 +1,112 @@
+//! Taking back what the log says: what is still ours, and nothing else.
+
+use super::HostPath;
+use super::conflist;
+use super::digest::Digest;
+use super::plan::{Action, Plan};
+use super::reconcile::{Found, FoundFile};
+use super::record::{Before, Listed, Owned, Record, Role};
+use serde_json::Value;
+
+/// What takes back all that the log says, and removes what killed installations left behind.
+#[must_use]
+pub fn undo(found: &Found) -> Plan {
+    let mut plan = take_back(&found.record, found);
+    let leftovers = found.leftovers.iter().map(|path| Action::Remove { path: path.clone(), before: None });
+    plan.actions.extend(leftovers);
+    plan
+}
+
+/// What takes back all that `record` says: configurations first, then kubeconfigs, then programs.
+/// What somebody changed since is left, with a note, and stays in the plan's record; as long as
+/// such a configuration is left, so is what it may need.
+pub(super) fn take_back(record: &Record, found: &Found) -> Plan {
+    let mut plan = Plan::default();
+    plan.record.installer.clone_from(&record.installer);
+    for (path, listed) in &record.lists {
+        match list(path, listed, found) {
+            Ok(actions) => plan.actions.extend(actions),
+            Err(why) => {
+                plan.notes.push(format!("{path} is left: {why}"));
+                plan.record.lists.insert(path.clone(), listed.clone());
+            }
+        }
+    }
+    let mut files: Vec<_> = record.files.iter().collect();
+    files.sort_by_key(|(_, owned)| owned.role);
+    let mut needed = !plan.record.lists.is_empty();
+    for (path, owned) in files {
+        let taken = if needed && owned.role != Role::Configuration {
+            Err("the configuration that is left needs it".to_owned())
+        } else {
+            file(path, owned, found)
+        };
+        match taken {
+            Ok(actions) => plan.actions.extend(actions),
+            Err(why) => {
+                needed |= owned.role == Role::Configuration;
+                plan.notes.push(format!("{path} is left: {why}"));
+                plan.record.files.insert(path.clone(), owned.clone());
+            }
+        }
+    }
+    plan
+}
+
+const CHANGED: &str = "somebody changed it since";
+
+fn file(path: &HostPath, owned: &Owned, found: &Found) -> Result<Vec<Action>, String> {
+    let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
+    let before = there.text.clone().filter(|_| owned.role == Role::Configuration);
+    if !owned.ours.contains(&there.digest) {
+        // What a killed installation had not replaced yet is as it was.
+        return match &owned.before {
+            Before::Text(text, _) if there.text.as_ref() == Some(text) => Ok(Vec::new()),
+            Before::Aside(aside) => match found.files.get(aside) {
+                None => Ok(Vec::new()),
+                Some(same) if same.digest == there.digest => {
+                    Ok(vec![Action::Remove { path: aside.clone(), before: None }])
+                }
+                Some(_) => Err(CHANGED.to_owned()),
+            },
+            _ => Err(CHANGED.to_owned()),
+        };
+    }
+    Ok(vec![match &owned.before {
+        Before::Text(text, mode) => write(path, text, *mode, before),
+        Before::Aside(aside) if found.files.contains_key(aside) => {
+            Action::Restore { aside: aside.clone(), path: path.clone() }
+        }
+        Before::Aside(_) | Before::Nothing => Action::Remove { path: path.clone(), before },
+    }])
+}
+
+fn list(path: &HostPath, listed: &Listed, found: &Found) -> Result<Vec<Action>, String> {
+    let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
+    let text = there.text.as_deref().ok_or("it is no text")?;
+    let entries = conflist::of_type(text, &listed.kind).map_err(|why| format!("it {why}"))?;
+    let ours = |entry: &Value| listed.ours.contains(&Digest::of(entry.to_string().as_bytes()));
+    if !entries.iter().all(ours) {
+        return Err(format!("somebody changed the plugin {} in it since", listed.kind));
+    }
+    let Some(left) = conflist::without(text, &listed.kind).map_err(|why| format!("it {why}"))? else {
+        return Ok(Vec::new());
+    };
+    let FoundFile { mode, .. } = *there;
+    let before = Some(text.to_owned());
+    match &listed.single {
+        // Whoever wrote it has written it again.
+        Some((single, ..)) if found.files.contains_key(single) => {
+            Ok(vec![Action::Remove { path: path.clone(), before }])
+        }
+        Some((single, single_text, mode)) if conflist::list_of(single_text).as_ref() == Ok(&left) => {
+            let restored = write(single, single_text, *mode, None);
+            Ok(vec![restored, Action::Remove { path: path.clone(), before }])
+        }
+        _ => Ok(vec![write(path, &left, mode, before)]),
+    }
+}
+
+fn write(path: &HostPath, text: &str, mode: u32, before: Option<String>) -> Action {
+    Action::Write { path: path.clone(), text: text.to_owned(), mode, before, follow: true, secret: false }
+}

@@ -1,0 +1,212 @@
+//! Keeping the plugin on the node: whatever changes, what is wanted is compared with what is found.
+
+use super::backoff::Backoff;
+use super::health::Health;
+use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
+use super::watch::{Watch, Woken};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Files are looked at this often even if nothing seems to change: not every file system tells.
+const RESYNC: Duration = Duration::from_secs(60);
+/// After a failure, a full disk for one.
+const RETRY: Duration = Duration::from_secs(5);
+/// How long one turn may take before the agent counts as stuck.
+const SLACK: Duration = Duration::from_secs(30);
+
+/// What happens to the plugin when the agent ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnExit {
+    /// It stays, and goes on working: for upgrades.
+    Leave,
+    /// It is taken away: before the agent itself is.
+    Remove,
+}
+
+/// What an agent does.
+pub struct Job<'a> {
+    /// Where.
+    pub node: &'a Node,
+    /// What is wanted; asked anew each time, for tokens and configurations change.
+    pub desired: &'a dyn Fn() -> Result<Desired, String>,
+    /// The program that is copied.
+    pub program: &'a Path,
+    /// Directories, as this process sees them, with what `desired` reads.
+    pub sources: Vec<PathBuf>,
+    /// At the end.
+    pub on_exit: OnExit,
+    /// Where a kubelet's questions are answered.
+    pub health_address: Option<SocketAddr>,
+}
+
+/// Where this agent stands among those of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It has done nothing yet, and takes over from whoever is there.
+    New,
+    Leads,
+    /// A later one leads, as long as that is there.
+    Yielded,
+}
+
+/// What came of a turn.
+enum Turn {
+    /// All is as it should be; in words, with what else was seen.
+    Settled(String),
+    /// Now it is; these things were not.
+    Repaired(Plan),
+    /// Something is missing that somebody else must bring; in words.
+    Waits(String),
+    /// A later agent does the work.
+    Yields(String),
+    Failed(String),
+}
+
+/// Installs, repairs what drifts, and ends with SIGTERM or SIGINT. Nothing that is wrong on the
+/// node ends it: `/readyz` and the log say what is.
+///
+/// # Errors
+/// The kernel refuses to wait for signals; the address for `/readyz` can't be had; at the end, what
+/// is to be removed can't be.
+pub fn keep(job: &Job<'_>) -> Result<(), String> {
+    let waiting = |error| format!("can't wait for signals: {error}");
+    // Before any thread, which would not leave the signals alone.
+    let mut watch = Watch::new().map_err(waiting)?;
+    let health = Health::new(RESYNC + SLACK);
+    if let Some(address) = job.health_address {
+        let bound = health.serve(address).map_err(|error| format!("{address}: can't answer there: {error}"))?;
+        tracing::info!(address = %bound, "answers /healthz and /readyz");
+    }
+    let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
+    loop {
+        watch.forget();
+        let desired = (job.desired)();
+        watch.directories(&job.directories(desired.as_ref().ok()));
+        if let (None, Ok(desired)) = (&present, &desired) {
+            present = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
+        }
+        let turn = job.turn(desired, standing);
+        standing = match turn {
+            Turn::Yields(_) => Standing::Yielded,
+            Turn::Failed(_) => standing,
+            _ => Standing::Leads,
+        };
+        let (time, deaf) = match &turn {
+            Turn::Repaired(_) => (backoff.after_repair(Instant::now()), true),
+            Turn::Failed(_) => (RETRY, true),
+            Turn::Yields(_) => (RETRY, false),
+            Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
+        };
+        report(&turn, &mut said, &backoff, time);
+        health.tell(turn.obstacle(), time + SLACK);
+        // After a repair it looks again: what others did meanwhile and what it did itself look alike.
+        if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
+            let Some((installer, _)) = present else { return Ok(()) };
+            job.node.forget_presence(&installer);
+            return job.end(&installer);
+        }
+    }
+}
+
+impl Job<'_> {
+    fn turn(&self, desired: Result<Desired, String>, standing: Standing) -> Turn {
+        let desired = match desired {
+            Ok(desired) => desired,
+            Err(why) => return Turn::Failed(why),
+        };
+        self.compare(&desired, standing).unwrap_or_else(|error| Turn::Failed(error.to_string()))
+    }
+
+    fn compare(&self, desired: &Desired, standing: Standing) -> Result<Turn, Error> {
+        let lock = self.node.lock()?;
+        let found = self.node.look(Some(desired))?;
+        let other = &found.record.installer;
+        if standing != Standing::New && *other != desired.installer && self.node.is_present(other) {
+            return Ok(Turn::Yields(other.clone()));
+        }
+        let plan = reconcile(desired, &found);
+        self.node.apply(&plan, self.program, &lock)?;
+        let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
+        Ok(match &plan.waits_for {
+            _ if !plan.actions.is_empty() => Turn::Repaired(plan),
+            Some(what) => Turn::Waits(with_notes(format!("missing: {what}"))),
+            None => Turn::Settled(with_notes("all is as it should be".to_owned())),
+        })
+    }
+
+    /// Where something can change that matters.
+    fn directories(&self, desired: Option<&Desired>) -> Vec<PathBuf> {
+        let mut paths = BTreeSet::new();
+        if let Some(desired) = desired {
+            paths.extend(desired.programs.iter().map(|path| path.parent()));
+            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
+            paths.insert(match &desired.configuration {
+                Configuration::Own { path, .. } => path.parent(),
+                Configuration::Listed { dir, .. } => dir.clone(),
+            });
+        }
+        let reached = paths.iter().filter_map(|path| self.node.reach(path).ok());
+        reached.chain(self.sources.iter().cloned()).collect()
+    }
+
+    fn end(&self, installer: &str) -> Result<(), String> {
+        let remove = || {
+            let lock = self.node.lock()?;
+            let found = self.node.look(None)?;
+            // A later agent may have taken over since this one looked last.
+            let plan = if found.record.installer == installer { undo(&found) } else { Plan::default() };
+            if !plan.actions.is_empty() {
+                self.node.apply(&plan, self.program, &lock)?;
+            }
+            Ok(plan)
+        };
+        let plan = match self.on_exit {
+            OnExit::Leave => Plan::default(),
+            OnExit::Remove => remove().map_err(|error: Error| error.to_string())?,
+        };
+        plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+        plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        let what = if plan.actions.is_empty() { "stays on" } else { "is taken off" };
+        tracing::info!("ends; the plugin {what} the node");
+        Ok(())
+    }
+}
+
+impl Turn {
+    fn obstacle(&self) -> Option<String> {
+        match self {
+            Self::Settled(_) | Self::Yields(_) => None,
+            Self::Repaired(plan) => plan.waits_for.clone(),
+            Self::Waits(why) | Self::Failed(why) => Some(why.clone()),
+        }
+    }
+}
+
+/// One line for each thing that was done, and for each new state.
+fn report(turn: &Turn, said: &mut String, backoff: &Backoff, time: Duration) {
+    let state = match turn {
+        Turn::Repaired(plan) => {
+            plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+            if !time.is_zero() {
+                let (count, seconds) = (backoff.count(), time.as_secs());
+                let what = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                tracing::warn!(
+                    "somebody undoes it: {count} repairs of late, the last to {what}; next look in {seconds} s"
+                );
+            }
+            return said.clear();
+        }
+        Turn::Settled(state) | Turn::Waits(state) | Turn::Failed(state) => state.clone(),
+        Turn::Yields(other) => format!("{other} has taken over; this one only watches"),
+    };
+    if *said != state {
+        match turn {
+            Turn::Failed(_) => tracing::error!("{state}"),
+            Turn::Waits(_) => tracing::warn!("{state}"),
+            _ => tracing::info!("{state}"),
+        }
+        *said = state;
+    }
+}

@@ -1,0 +1,9 @@
+//! The node's agent: what puts the plugin on a node and keeps it there.
+
+mod backoff;
+mod health;
+pub mod install;
+mod keep;
+mod watch;
+
+pub use keep::{Job, OnExit, keep};

@@ -1,0 +1,73 @@
+//! `detour agent`.
+
+use super::install::{PROGRAM_FILE, Wanted, program};
+use anyhow::{Result, anyhow};
+use clap::{Args, ValueEnum};
+use detour_cni::agent::{Job, OnExit, keep};
+use detour_cni::cni::LogLevel;
+use detour_cni::logging;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
+        in a DaemonSet that has the node's directories mounted below /host
+  detour agent --root /host --on-exit remove
+        takes the plugin off the node when it ends: roll this out before the DaemonSet is deleted
+
+It installs as `detour install` does, with the same flags, and again whenever the program, the
+kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
+plugin stays then and goes on working, unless --on-exit says otherwise. Of two agents on a node, as
+there are in an upgrade, the later one does the work.
+
+Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
+
+/// Puts the plugin on a node and keeps it there.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Agent {
+    #[command(flatten)]
+    wanted: Wanted,
+    /// What happens to the plugin on the node when the agent ends.
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
+    on_exit: Exit,
+    /// Where /healthz and /readyz are answered; nowhere unless given.
+    #[arg(long, value_name = "ADDR:PORT")]
+    health_address: Option<SocketAddr>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Exit {
+    /// It stays and goes on working.
+    Leave,
+    /// It is taken away, as by `detour uninstall`.
+    Remove,
+}
+
+impl Agent {
+    pub(super) fn run(&self) -> ExitCode {
+        super::ended(self.keep())
+    }
+
+    fn keep(&self) -> Result<ExitCode> {
+        logging::start(LogLevel::Info, None, &[]);
+        let node = self.wanted.node();
+        let program = program()?;
+        let desired = || self.wanted.desired(&node, &program).map_err(|error| format!("{error:#}"));
+        let job = Job {
+            node: &node,
+            desired: &desired,
+            program: Path::new(PROGRAM_FILE),
+            sources: self.wanted.sources(),
+            on_exit: match self.on_exit {
+                Exit::Leave => OnExit::Leave,
+                Exit::Remove => OnExit::Remove,
+            },
+            health_address: self.health_address,
+        };
+        keep(&job).map_err(|why| anyhow!(why))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

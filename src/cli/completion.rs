@@ -1,0 +1,26 @@
+//! `detour completion`
+
+use super::{Answer, Cli, Failure};
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+const EXAMPLES: &str = "\
+Examples:
+  source <(detour completion bash)
+  detour completion zsh > ~/.zfunc/_detour";
+
+/// A script that completes commands and options in a shell
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    /// Which shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// The script.
+pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "detour", &mut script);
+    Ok(Answer::fine(String::from_utf8_lossy(&script).into_owned()))
+}

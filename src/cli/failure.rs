@@ -1,0 +1,39 @@
+//! Why a command has no answer.
+
+use detour_cni::cni::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+/// Either the arguments, or what they speak of.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The arguments can't be used.
+    Usage(String),
+    /// Something is wrong with what was asked about.
+    Wrong(Error),
+}
+
+impl Failure {
+    /// 2 for wrong usage, 1 for the rest.
+    pub(super) fn code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) => ExitCode::from(2),
+            Self::Wrong(_) => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Wrong(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(what) => write!(f, "{what}; see --help"),
+            Self::Wrong(error) => error.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! `detour install`.
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{ArgAction, Args};
+use detour_cni::agent::install::kubeconfig::{self, Credentials};
+use detour_cni::agent::install::{
+    Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
+};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+const EXAMPLES: &str = "\
+Examples:
+  detour install --dry-run --kubeconfig /etc/kubernetes/detour.kubeconfig
+        what would change on this node, as a unified diff
+  detour install --platform openshift --root /host --config /etc/detour/config.json
+        from a pod that has the node's file system at /host, with its service account
+  detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
+        as a member of that list, and also in the place of the program istio-cni
+
+Platforms: openshift (a file of its own, for Multus), gke, k3d, k3s, microk8s, kubernetes (aks, eks,
+iks, kind, kubeadm, minikube, rke1, rke2). Installing again repairs what is not as it should be, and
+changes nothing else; `detour uninstall` takes all back.
+
+Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage.";
+
+/// Puts this program, a kubeconfig and the plugin's configuration on a node.
+///
+/// Each file is replaced as a whole: whatever happens, runtimes find a valid configuration, and one
+/// that names a program which is there.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Install {
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Print what would change as a unified diff, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What is wanted on the node.
+#[derive(Debug, Args)]
+pub(super) struct Wanted {
+    /// The kind of node, which implies directories and --chained; else it is detected.
+    #[arg(long, value_name = "NAME", value_parser = Platform::named)]
+    platform: Option<&'static Platform>,
+    #[command(flatten)]
+    place: Place,
+    /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
+    chained: Option<bool>,
+    /// The configuration's file: the one to insert into (else the first that is valid), or of its own (istio-cni.conf).
+    #[arg(long, value_name = "FILE", value_parser = file_name)]
+    conf_name: Option<String>,
+    /// Where the node's runtime, or Multus, looks for plugins.
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<HostPath>,
+    /// Where the node's runtime, or Multus, looks for configurations.
+    #[arg(long, value_name = "DIR")]
+    conf_dir: Option<HostPath>,
+    /// Another name under which the program is installed: istio-cni, excludedns. May be repeated.
+    #[arg(long = "name", value_name = "NAME", value_parser = file_name)]
+    names: Vec<String>,
+    /// The network's name in a file of its own: the one that attachments use.
+    #[arg(long, value_name = "NAME", default_value = "istio-cni")]
+    network: String,
+    /// A JSON object with keys of the plugin's configuration, such as "chain"; they win over flags.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// From which severity on the plugin logs: none, error, warn, info, debug.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    /// Namespaces for whose pods nothing is done, separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "istio-system,kube-system")]
+    exclude_namespaces: Vec<String>,
+    /// The namespace of the agent's own pods, for which nothing is done [default: $POD_NAMESPACE].
+    #[arg(long, value_name = "NAME")]
+    agent_namespace: Option<String>,
+    /// A kubeconfig on the node that the plugin is to use; none is written then.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "api_server", "service_account"])]
+    kubeconfig: Option<HostPath>,
+    /// A token on the node that the kubeconfig names; else the service account's token is written into it.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<HostPath>,
+    /// The API's URL [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT].
+    #[arg(long, value_name = "URL")]
+    api_server: Option<String>,
+    /// The directory with this pod's ca.crt and token.
+    #[arg(long, value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
+    service_account: PathBuf,
+}
+
+/// Where the node is.
+#[derive(Debug, Args)]
+pub(super) struct Place {
+    /// Where the node's file system, or as much of it as is needed, is mounted.
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Where the log of the installation, and the kubeconfig, are kept on the node.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/detour")]
+    state_dir: HostPath,
+}
+
+impl Place {
+    pub(super) fn node(&self) -> Node {
+        Node::new(Root::new(&self.root), self.state_dir.clone())
+    }
+}
+
+fn file_name(text: &str) -> Result<String, String> {
+    let plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
+    plain.then(|| text.to_owned()).ok_or_else(|| "accepted: the name of a file, without a directory".into())
+}
+
+impl Install {
+    pub(super) fn run(&self) -> ExitCode {
+        super::ended(self.install())
+    }
+
+    fn install(&self) -> Result<ExitCode> {
+        let node = self.wanted.node();
+        let desired = self.wanted.desired(&node, &program()?)?;
+        if self.dry_run {
+            let plan = reconcile(&desired, &node.look(Some(&desired))?);
+            return Ok(shown(&plan));
+        }
+        let lock = node.lock()?;
+        let plan = reconcile(&desired, &node.look(Some(&desired))?);
+        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
+        Ok(done(&plan))
+    }
+}
+
+/// This program's own file.
+pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
+
+/// What tells this program from others.
+pub(super) fn program() -> Result<Digest> {
+    let bytes = fs::read(PROGRAM_FILE);
+    let bytes = bytes.with_context(|| format!("{PROGRAM_FILE}: this program can't be read, so it can't be copied"))?;
+    Ok(Digest::of(&bytes))
+}
+
+/// Prints what a plan would do.
+pub(super) fn shown(plan: &Plan) -> ExitCode {
+    let text: String = plan.actions.iter().map(|action| action.diff()).collect();
+    let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
+    crate::print(io::stdout(), text.trim_end(), remarks(plan))
+}
+
+/// Prints what a plan did.
+pub(super) fn done(plan: &Plan) -> ExitCode {
+    let lines: Vec<_> = plan.actions.iter().map(ToString::to_string).collect();
+    let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
+    crate::print(io::stdout(), text, remarks(plan))
+}
+
+fn remarks(plan: &Plan) -> ExitCode {
+    for note in &plan.notes {
+        crate::print(io::stderr(), format!("note: {note}"), ExitCode::SUCCESS);
+    }
+    match &plan.waits_for {
+        None => ExitCode::SUCCESS,
+        Some(what) => crate::print(io::stderr(), format!("detour: missing: {what}"), ExitCode::FAILURE),
+    }
+}
+
+impl Wanted {
+    pub(super) fn node(&self) -> Node {
+        self.place.node()
+    }
+
+    /// The directories of the files that are read.
+    pub(super) fn sources(&self) -> Vec<PathBuf> {
+        let account = self.kubeconfig.is_none().then_some(self.service_account.as_path());
+        account.into_iter().chain(self.config.as_deref().and_then(Path::parent)).map(Path::to_owned).collect()
+    }
+
+    /// What the flags, the environment and the files that they name ask for.
+    pub(super) fn desired(&self, node: &Node, program: &Digest) -> Result<Desired> {
+        let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
+        let directory = |given: &Option<HostPath>, usual: &str| match given {
+            Some(path) => Ok(path.clone()),
+            None => usual.parse::<HostPath>().map_err(|why| anyhow!(why)),
+        };
+        let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
+        let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
+        let names: Vec<&str> = [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect();
+        let own_kubeconfig = self.place.state_dir.join("kubeconfig");
+        let settings = Settings {
+            given: self.given(&names)?,
+            log_level: self.log_level.clone(),
+            kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
+            exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            agent_namespace: self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok()),
+            bin_dir: bin_dir.clone(),
+        };
+        let configuration = if self.chained.unwrap_or(platform.chained) {
+            Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
+        } else {
+            let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
+            Configuration::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
+        };
+        let kubeconfig = match &self.kubeconfig {
+            Some(_) => None,
+            None => Some((own_kubeconfig, self.kubeconfig_text()?)),
+        };
+        Ok(Desired {
+            installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
+            program: program.clone(),
+            programs: names.iter().map(|name| bin_dir.join(name)).collect(),
+            kubeconfig,
+            configuration,
+        })
+    }
+
+    /// The keys of `--config`.
+    fn given(&self, names: &[&str]) -> Result<Map<String, Value>> {
+        let Some(path) = &self.config else { return Ok(Map::new()) };
+        let file = path.display();
+        let text = fs::read(path).with_context(|| format!("--config {file} can't be read"))?;
+        let keys: Map<String, Value> =
+            serde_json::from_slice(&text).with_context(|| format!("--config {file} is no JSON object"))?;
+        match keys.get("type").and_then(Value::as_str) {
+            Some(kind) if !names.contains(&kind) => {
+                bail!("--config {file}: type: {kind:?} would name no program; add --name {kind}, or leave it out")
+            }
+            _ => Ok(keys),
+        }
+    }
+
+    fn kubeconfig_text(&self) -> Result<String> {
+        let in_pod = || {
+            let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
+            Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
+        };
+        let server = self.api_server.clone().or_else(in_pod).context(
+            "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
+             FILE), or --api-server URL and --service-account DIR",
+        )?;
+        let ca = self.read("ca.crt")?;
+        let credentials = match &self.token_file {
+            Some(path) => Credentials::TokenFile(path.clone()),
+            None => Credentials::Token(String::from_utf8_lossy(&self.read("token")?).trim().to_owned()),
+        };
+        Ok(kubeconfig::text(&server, Some(&ca), &credentials))
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let path: &Path = &self.service_account.join(name);
+        fs::read(path).with_context(|| format!("{}: the service account's file can't be read", path.display()))
+    }
+}

@@ -1,0 +1,112 @@
+//! The command line: one subcommand a file.
+
+mod agent;
+mod completion;
+mod explain;
+mod failure;
+mod install;
+mod output;
+mod rules;
+mod subject;
+mod trace;
+mod uninstall;
+mod version;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::io;
+use std::process::ExitCode;
+
+/// Sends a meshed pod's traffic to its Istio sidecar, and around it what must not go there.
+///
+/// Container runtimes and Multus run this binary as a CNI plugin: then CNI_COMMAND is set, the
+/// configuration comes on stdin, and no argument is looked at.
+#[derive(Debug, Parser)]
+#[command(name = "detour", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  detour explain -f pod.yaml --config istio-cni.conf    what happens to this pod's traffic, and why
+  detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
+                                                        where one packet arrives, rule by rule
+  detour rules /run/netns/cni-0c1f                      a pod's live rules beside the desired ones
+  detour install --dry-run                              what it would change on this node
+  CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
+
+Exit codes: 0 fine, 1 something is wrong, 2 wrong usage.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Explain(explain::Arguments),
+    Trace(trace::Arguments),
+    Rules(rules::Arguments),
+    Install(Box<install::Install>),
+    Agent(Box<agent::Agent>),
+    Uninstall(uninstall::Uninstall),
+    Version(version::Arguments),
+    Completion(completion::Arguments),
+}
+
+/// What a command has to say on stdout, and how it ended.
+struct Answer {
+    text: String,
+    code: ExitCode,
+}
+
+impl Answer {
+    /// All is well.
+    const fn fine(text: String) -> Self {
+        Self { text, code: ExitCode::SUCCESS }
+    }
+}
+
+/// Runs the command that the arguments ask for.
+pub(crate) fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Where the help can't be written, the exit code still tells.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let answer = match cli.command {
+        Command::Explain(arguments) => explain::run(arguments),
+        Command::Trace(arguments) => trace::run(arguments),
+        Command::Rules(arguments) => rules::run(&arguments),
+        Command::Install(install) => return install.run(),
+        Command::Agent(agent) => return agent.run(),
+        Command::Uninstall(uninstall) => return uninstall.run(),
+        Command::Version(arguments) => version::run(&arguments),
+        Command::Completion(arguments) => completion::run(&arguments),
+    };
+    match answer {
+        Ok(Answer { text, code }) => crate::print(io::stdout(), text.trim_end_matches('\n'), code),
+        Err(failure) => crate::print(io::stderr(), format!("detour: {failure}"), failure.code()),
+    }
+}
+
+/// The exit code of a command; what kept it from its end goes to stderr.
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| crate::print(io::stderr(), format!("detour: {error:#}"), ExitCode::FAILURE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_hold_together_and_every_command_has_examples() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        for own in command.get_subcommands() {
+            let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("detour {}", own.get_name())), "{}: {help}", own.get_name());
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which pod, under which configuration: the arguments by which `explain` and `trace` name them.
+
+use super::Failure;
+use clap::Args;
+use detour_cni::cni::{Command, NetConf};
+use detour_cni::inspect::{Subject, configuration};
+use std::io::{Read, stdin};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// The configuration where none is named.
+const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
+
+/// A pod and a configuration.
+#[derive(Debug, Args)]
+pub(super) struct SubjectArguments {
+    /// The pod's manifest, after injection; - is stdin
+    #[arg(short = 'f', long = "file", value_name = "POD.yaml", conflicts_with_all = ["pod", "kubeconfig"])]
+    file: Option<PathBuf>,
+    /// The plugin's configuration, a plugin list that has it, or an ADD's stdin; - is stdin
+    ///
+    /// Without it: type detour with its defaults.
+    #[arg(long, value_name = "CONF")]
+    config: Option<PathBuf>,
+    /// The manifest of the pod's namespace, where the pod's own file does not hold it
+    #[arg(long, value_name = "NS.yaml", requires = "file")]
+    namespace_file: Option<PathBuf>,
+    /// The namespace of the pod that is asked of the cluster
+    #[arg(short, long, value_name = "NS", requires = "pod")]
+    namespace: Option<String>,
+    /// The pod that is asked of the cluster
+    #[arg(value_name = "POD", requires = "namespace")]
+    pod: Option<String>,
+    /// How to reach the cluster; else KUBECONFIG, else what the configuration says
+    #[arg(long, value_name = "PATH")]
+    kubeconfig: Option<PathBuf>,
+}
+
+impl SubjectArguments {
+    /// Reads the files, or asks the cluster.
+    ///
+    /// # Errors
+    /// A file can't be read or understood, or the cluster has no answer.
+    pub(super) fn read(&self) -> Result<Subject, Failure> {
+        let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
+        if [&self.file, &self.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
+            return Err(Failure::Usage("stdin can be one of the files only".to_owned()));
+        }
+        let mut conf = match &self.config {
+            Some(path) => configuration(path, &read(path)?)?,
+            None => NetConf::parse(PLAIN.as_bytes(), Command::Add, "detour")?,
+        };
+        match (&self.file, &self.namespace, &self.pod) {
+            (Some(file), _, _) => {
+                let pod = text(file)?;
+                let namespace = self.namespace_file.as_ref().map(|path| Ok((path, text(path)?)));
+                let namespace: Option<(&PathBuf, String)> = namespace.transpose().map_err(|e: Failure| e)?;
+                let namespace = namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str()));
+                Ok(Subject::of_manifest(conf, (file, &pod), namespace)?)
+            }
+            (None, Some(namespace), Some(pod)) => {
+                if let Some(kubeconfig) = self.kubeconfig()? {
+                    conf.kubernetes.kubeconfig = Some(kubeconfig);
+                    conf.kubernetes.manifests_dir = None;
+                }
+                Ok(Subject::of_cluster(conf, namespace, pod)?)
+            }
+            _ => Err(Failure::Usage("name a pod: -f POD.yaml, or -n NS POD".to_owned())),
+        }
+    }
+
+    /// KUBECONFIG may be a list; its first member counts.
+    fn kubeconfig(&self) -> Result<Option<PathBuf>, Failure> {
+        let of_environment = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
+        let path = self.kubeconfig.clone().or_else(of_environment);
+        let absolute = |path: PathBuf| {
+            std::path::absolute(&path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+        };
+        path.map(absolute).transpose()
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let read = match path.as_os_str() == "-" {
+        true => stdin().read_to_end(&mut bytes).map(|_| bytes),
+        false => fs::read(path),
+    };
+    read.map_err(|error| Failure::Usage(format!("{} can't be read: {error}", path.display())))
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    String::from_utf8(read(path)?).map_err(|_| Failure::Usage(format!("{} is not UTF-8", path.display())))
+}

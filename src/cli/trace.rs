@@ -1,0 +1,67 @@
+//! `detour trace`
+
+use super::output::Output;
+use super::rules::netns;
+use super::subject::SubjectArguments;
+use super::{Answer, Failure};
+use clap::Args;
+use detour_cni::inspect::{Destination, LiveRules, Rulebook, Sender, explain, trace};
+use detour_cni::state::{ROOT, Store};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
+  detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
+  detour trace -f pod.yaml --from inbound --to 10.88.0.2:8080/tcp
+  detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
+
+arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where a rule that is not Istio's did it.
+Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage.";
+
+/// Where one packet arrives, rule by rule
+///
+/// Takes the first packet of a connection through the rules that a configuration makes for a pod or, with
+/// --netns, through those that are in the kernel.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    subject: SubjectArguments,
+    /// Take the live rules of this network namespace (needs root)
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["file", "pod", "config"])]
+    netns: Option<PathBuf>,
+    /// Who sends: uid=U[,gid=G] (GID 0 if unsaid), or inbound[:ADDRESS]
+    #[arg(long, value_name = "WHO")]
+    from: String,
+    /// Where to: ADDRESS:PORT/tcp or /udp
+    #[arg(long, value_name = "WHERE")]
+    to: String,
+    /// An address of the pod's own, several with commas: what is sent there goes by lo
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "netns")]
+    pod_ip: Vec<IpAddr>,
+    /// The interface by which other traffic leaves and comes in
+    #[arg(long, value_name = "NAME", default_value = "eth0")]
+    interface: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// The packet's way.
+pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
+    let usage = |error: detour_cni::cni::Error| Failure::Usage(format!("--{}", error.msg));
+    let from: Sender = arguments.from.parse().map_err(usage)?;
+    let to: Destination = arguments.to.parse().map_err(usage)?;
+    let (book, own) = match &arguments.netns {
+        Some(path) => {
+            let found = LiveRules::read(&netns(path), &Store::new(ROOT))?;
+            (found.rulebook(), found.addresses)
+        }
+        None => {
+            let policy = explain(&arguments.subject.read()?)?.policy;
+            (Rulebook::of_policy(&policy), arguments.pod_ip)
+        }
+    };
+    arguments.output.answer(&trace(&book, from, to, &own, &arguments.interface))
+}

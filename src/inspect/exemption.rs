@@ -1,0 +1,68 @@
+//! What leaves untouched although the pod is redirected, in words, and at whose word.
+
+use crate::chain::Source;
+use crate::policy::{Exclusion, Owner};
+use serde::Serialize;
+
+/// One exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Exemption {
+    /// Whose: `uid 1337`, `uid 1000-1999`, `gid 7`, `every process`.
+    pub who: String,
+    /// `tcp`, `udp`, or `everything`.
+    pub protocol: String,
+    /// Destination ports; none is every port.
+    pub ports: Vec<String>,
+    /// Where to: an address, a range, or `anywhere`.
+    pub to: String,
+    /// At whose word; several may have asked for the same.
+    pub sources: Vec<String>,
+}
+
+impl Exemption {
+    /// What of that owner's traffic it is, in one line.
+    #[must_use]
+    pub fn what(&self) -> String {
+        let mut words = vec![self.protocol.clone()];
+        match self.ports.as_slice() {
+            [] => {}
+            [one] => words.push(format!("port {one}")),
+            several => words.push(format!("ports {}", several.join(", "))),
+        }
+        words.push(format!("to {}", self.to));
+        words.join(" ")
+    }
+}
+
+/// The exclusions that hold, each with whoever asked for it.
+pub(super) fn exemptions<'a>(
+    held: impl IntoIterator<Item = &'a Exclusion>,
+    asked: &[(Exclusion, Source)],
+) -> Vec<Exemption> {
+    let sources = |exclusion: &Exclusion| {
+        let mut sources: Vec<String> = Vec::new();
+        for source in asked.iter().filter(|(other, _)| other == exclusion).map(|(_, source)| source.to_string()) {
+            if !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        sources
+    };
+    let exemption = |exclusion: &Exclusion| Exemption {
+        who: owner(exclusion.owner),
+        protocol: exclusion.protocol.map_or_else(|| "everything".to_owned(), |protocol| protocol.to_string()),
+        ports: exclusion.ports.iter().map(ToString::to_string).collect(),
+        to: exclusion.destination.map_or_else(|| "anywhere".to_owned(), |net| net.to_string()),
+        sources: sources(exclusion),
+    };
+    held.into_iter().map(exemption).collect()
+}
+
+/// Whose, in words.
+pub(super) fn owner(owner: Owner) -> String {
+    match owner {
+        Owner::Any => "every process".to_owned(),
+        Owner::Uid(range) => format!("uid {range}"),
+        Owner::Gid(range) => format!("gid {range}"),
+    }
+}

@@ -1,0 +1,46 @@
+//! What happens to a pod's traffic, for people and programs: reports as values, and how they are
+//! shown. Nothing here changes anything.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `subject` | which pod, under which configuration |
+//! | `process` | its containers as rules see them |
+//! | `explain`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
+//! | `packet`, `rulebook`, `conditions`, `walk`, `trace` | one packet's way through the rules |
+//! | `rules` | a namespace's live rules beside those that it should hold |
+//! | `restore` | rules as text that `iptables-restore` reads |
+//! | `picture`, `svg` | an explanation as a drawing |
+//! | `page`, `format` | how a report is shown |
+
+mod conditions;
+mod exemption;
+mod explain;
+mod format;
+mod packet;
+mod page;
+mod picture;
+mod process;
+mod restore;
+mod rulebook;
+mod rules;
+mod settings;
+mod subject;
+mod surprise;
+mod svg;
+mod trace;
+mod walk;
+
+pub use exemption::Exemption;
+pub use explain::{Explained, Explanation, Proxy, explain};
+pub use format::{Format, render};
+pub use packet::{Destination, Origin, Sender};
+pub use page::{Cell, Page, Sheet, Tone};
+pub use picture::picture;
+pub use restore::restore_text;
+pub use rulebook::Rulebook;
+pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
+pub use settings::Setting;
+pub use subject::{Subject, configuration};
+pub use surprise::Warning;
+pub use trace::{Place, Trace, trace};
+pub use walk::Hop;

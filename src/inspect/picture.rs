@@ -1,0 +1,288 @@
+//! An explanation as a drawing: the pod, its processes by UID, the sidecar's ports, the outside,
+//! and which arrow goes where.
+//!
+//! What is captured goes through the sidecar in the upper part; each kind of traffic that leaves
+//! untouched has a lane of its own below it.
+
+use super::exemption::owner;
+use super::explain::Explained;
+use super::process::{Exempt, Process, processes};
+use super::subject::Subject;
+use super::svg::{Area, Drawing, shortened, wrapped};
+use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
+use std::fmt::Display;
+
+const WIDTH: i32 = 1120;
+const POD: i32 = 28;
+const POD_WIDTH: i32 = 748;
+const CARDS: i32 = POD + 22;
+const CARD: (i32, i32) = (236, 54);
+const STEP: i32 = CARD.1 + 14;
+const SIDECAR: i32 = 476;
+const SIDECAR_WIDTH: i32 = 236;
+const OUTSIDE: i32 = 876;
+const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
+const TOP: i32 = 96;
+const ANYWHERE: &str = "anywhere";
+/// Between a box's upper edge and what is in it: its heading.
+const HEAD: i32 = 44;
+const LEGEND: [(&str, &str, i32); 4] =
+    [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "untouched", 376)];
+
+/// A card at the left: whose traffic it is.
+struct Card {
+    name: String,
+    detail: String,
+    ends_before: bool,
+}
+
+/// What leaves, or comes in, untouched.
+struct Lane {
+    card: Card,
+    what: String,
+    to: String,
+}
+
+/// One self-contained SVG.
+#[must_use]
+pub fn picture(subject: &Subject, explained: &Explained) -> String {
+    let policy = &explained.policy;
+    let processes = processes(&subject.facts.pod);
+    let redirect = policy.redirect();
+    let (captured, lanes) = match redirect {
+        Some(redirect) => {
+            let captured = processes.iter().filter(|process| process.exempt(policy) != Exempt::All);
+            (captured.map(card).collect(), lanes(redirect, policy, &processes))
+        }
+        None => (Vec::new(), processes.iter().map(|p| everything(card(p))).collect()),
+    };
+    let mut drawing = Drawing::default();
+    let title = format!("Pod {}", explained.explanation.pod);
+    drawing.text("title", POD, 44, &title);
+    drawing.text("soft", POD, 68, &explained.explanation.decision);
+    let upper = redirect.map_or(0, |_| upper_height(captured.len()));
+    let lower = i32::try_from(lanes.len()).unwrap_or_default() * STEP;
+    let height = HEAD + upper + lower + 8;
+    drawing.area("pod", Area { x: POD, y: TOP, width: POD_WIDTH, height }, 14);
+    drawing.text("head", CARDS, TOP + 26, "POD");
+    drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
+    drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
+    if let Some(redirect) = redirect {
+        through_the_sidecar(&mut drawing, redirect, &captured, upper);
+    }
+    around_it(&mut drawing, &lanes, TOP + HEAD + upper);
+    let bottom = warnings(&mut drawing, explained, TOP + height + 34);
+    drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom)
+}
+
+fn upper_height(cards: usize) -> i32 {
+    (i32::try_from(cards).unwrap_or_default() * STEP).max(3 * STEP + 78) + 28
+}
+
+fn card(process: &Process<'_>) -> Card {
+    let uid = process.uid().map_or_else(|| "UID unsaid".to_owned(), |uid| format!("uid {uid}"));
+    let detail = if process.ends_before { format!("init container, {uid}") } else { uid };
+    Card { name: process.container.name.clone(), detail, ends_before: process.ends_before }
+}
+
+fn everyone(detail: &str) -> Card {
+    Card { name: "every process".to_owned(), detail: detail.to_owned(), ends_before: false }
+}
+
+fn everything(card: Card) -> Lane {
+    Lane { card, what: "everything".to_owned(), to: ANYWHERE.to_owned() }
+}
+
+/// What leaves untouched: at the word of an exclusion, or of a setting.
+fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec<Lane> {
+    let mut lanes: Vec<Lane> = Vec::new();
+    for exclusion in &policy.exclusions {
+        let same = |other: &&Exclusion| Exclusion { protocol: exclusion.protocol, ..(*other).clone() } == *exclusion;
+        let protocols: Vec<Protocol> = policy.exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
+        // One lane for both protocols.
+        if protocols.first() == exclusion.protocol.as_ref() {
+            lanes.push(lane(exclusion, &protocols, processes));
+        }
+    }
+    let mut add = |setting: &str, what: String, to: String| {
+        lanes.push(Lane { card: everyone(setting), what, to });
+    };
+    if let Some(ports) = ports(&redirect.outbound_ports_exclude) {
+        add("outbound_ports_exclude", format!("port {ports}"), ANYWHERE.to_owned());
+    }
+    if let Some(nets) = ranges(&redirect.outbound_ip_ranges_exclude) {
+        add("outbound_ip_ranges_exclude", "TCP".to_owned(), nets);
+    }
+    if redirect.outbound_ip_ranges_include != Ranges::All {
+        let to = ranges(&redirect.outbound_ip_ranges_include)
+            .map_or_else(|| ANYWHERE.to_owned(), |nets| format!("other than {nets}"));
+        add("outbound_ip_ranges_include", "TCP".to_owned(), to);
+    }
+    lanes
+}
+
+fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[Process<'_>]) -> Lane {
+    let who = owner(exclusion.owner);
+    let matching: Vec<&Process<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
+    let card = match matching.as_slice() {
+        _ if exclusion.owner == Owner::Any => everyone("excluded"),
+        [] => Card { name: who, detail: "no container says that it is".to_owned(), ends_before: false },
+        [one] => card(one),
+        several => {
+            let names: Vec<&str> = several.iter().map(|process| process.container.name.as_str()).collect();
+            let detail = names.join(", ");
+            Card { name: format!("{} containers, {who}", names.len()), detail, ends_before: false }
+        }
+    };
+    let mut what: Vec<String> = Vec::new();
+    what.extend((!protocols.is_empty()).then(|| list(protocols).to_uppercase()));
+    what.extend((!exclusion.ports.is_empty()).then(|| format!("port {}", list(&exclusion.ports))));
+    if what.is_empty() {
+        what.push("everything".to_owned());
+    }
+    let to = exclusion.destination.map_or_else(|| ANYWHERE.to_owned(), |net| net.to_string());
+    Lane { card, what: what.join(" "), to }
+}
+
+fn list<T: Display>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn ports(ports: &Ports) -> Option<String> {
+    match ports {
+        Ports::All => Some("*".to_owned()),
+        Ports::List(ranges) => (!ranges.is_empty()).then(|| list::<PortRange>(ranges)),
+    }
+}
+
+fn ranges(ranges: &Ranges) -> Option<String> {
+    match ranges {
+        Ranges::All => Some(ANYWHERE.to_owned()),
+        Ranges::List(nets) => (!nets.is_empty()).then(|| list(nets)),
+    }
+}
+
+fn draw_card(drawing: &mut Drawing, card: &Card, y: i32) -> Area {
+    let area = Area { x: CARDS, y, width: CARD.0, height: CARD.1 };
+    drawing.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
+    drawing.text("name", area.x + 14, y + 23, &shortened(&card.name, 27));
+    drawing.text("soft", area.x + 14, y + 42, &shortened(&card.detail, 33));
+    area
+}
+
+/// The upper part: callers, services and resolvers at the right, the sidecar between.
+fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card], height: i32) {
+    let top = TOP + HEAD;
+    let sidecar = Area { x: SIDECAR, y: top, width: SIDECAR_WIDTH, height: height - 28 };
+    drawing.area("sidecar", sidecar, 12);
+    drawing.text("name mid", SIDECAR + SIDECAR_WIDTH / 2, top + 26, "istio-proxy");
+    let id = match (redirect.proxy_uid.is_empty(), list(&redirect.proxy_uid)) {
+        (false, uids) => format!("uid {uids}"),
+        (true, _) => format!("gid {}", list(&redirect.proxy_gid)),
+    };
+    drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2, top + 45, &shortened(&id, 32));
+    let room = sidecar.height - 62;
+    let row = |third: i32| top + 62 + room * (2 * third + 1) / 6;
+    let far = |drawing: &mut Drawing, y: i32, name: &str, detail: &str| {
+        let area = Area { x: OUTSIDE + 18, y: y - CARD.1 / 2, width: OUTSIDE_WIDTH - 36, height: CARD.1 };
+        drawing.area("card", area, 9);
+        drawing.text("name", area.x + 12, area.y + 23, name);
+        drawing.text("soft", area.x + 12, area.y + 42, &shortened(detail, 22));
+        area
+    };
+    let areas: Vec<Area> = (0..).zip(cards).map(|(i, card)| draw_card(drawing, card, top + i * STEP)).collect();
+    inbound(drawing, redirect, sidecar, row(0), (&areas, cards), far);
+    let (tcp, dns) = (row(1), row(2));
+    let services = far(drawing, tcp, "Services", "TCP");
+    for area in &areas {
+        drawing.arrow("out", (area.right(), area.middle()), (SIDECAR - 29, tcp));
+    }
+    drawing.arrow("out", (sidecar.right(), tcp), (services.x - 2, tcp));
+    drawing.port("out", SIDECAR, tcp, redirect.proxy_port);
+    drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, tcp + 4, "outbound TCP");
+    let resolvers = far(drawing, dns, "Resolvers", "DNS");
+    let captured = match &redirect.dns {
+        DnsCapture::Off => {
+            drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4, "DNS is not captured");
+            return;
+        }
+        DnsCapture::All => "DNS".to_owned(),
+        DnsCapture::Servers { v4, v6 } => {
+            let servers = v4.iter().map(ToString::to_string).chain(v6.iter().map(ToString::to_string));
+            format!("DNS to {}", servers.collect::<Vec<_>>().join(", "))
+        }
+    };
+    for area in &areas {
+        drawing.arrow("dns", (area.right(), area.middle() + 8), (SIDECAR - 29, dns));
+    }
+    drawing.arrow("dns", (sidecar.right(), dns), (resolvers.x - 2, dns));
+    drawing.port("dns", SIDECAR, dns, 15053);
+    drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4, &shortened(&captured, 26));
+}
+
+/// The way in: callers → the sidecar → the applications.
+fn inbound(
+    drawing: &mut Drawing,
+    redirect: &Redirect,
+    sidecar: Area,
+    y: i32,
+    (areas, cards): (&[Area], &[Card]),
+    far: impl Fn(&mut Drawing, i32, &str, &str) -> Area,
+) {
+    let callers = far(drawing, y, "Callers", "TCP, inbound");
+    let middle = SIDECAR + SIDECAR_WIDTH / 2 - 10;
+    if redirect.inbound_ports_include == Ports::List(Vec::new()) {
+        drawing.text("soft mid", middle, y + 4, "inbound is not captured");
+        return;
+    }
+    drawing.arrow("in", (callers.x, y), (sidecar.right() + 29, y));
+    for (area, _) in areas.iter().zip(cards).filter(|(_, card)| !card.ends_before) {
+        drawing.arrow("in", (sidecar.x, y), (area.right() + 2, area.middle() - 8));
+    }
+    drawing.port("in", sidecar.right(), y, redirect.inbound_capture_port);
+    let which = match &redirect.inbound_ports_include {
+        Ports::All => match ports(&redirect.inbound_ports_exclude) {
+            Some(excluded) => format!("inbound, but not {excluded}"),
+            None => "inbound".to_owned(),
+        },
+        Ports::List(included) => format!("inbound to {}", list(included)),
+    };
+    let lines = wrapped(&which, 24);
+    let shown = lines.iter().take(3);
+    let first = y + 4 - 8 * i32::try_from(shown.len() - 1).unwrap_or_default();
+    for (line, y) in shown.zip((first..).step_by(16)) {
+        drawing.text("soft mid", middle, y, line);
+    }
+}
+
+/// The lanes below: straight out.
+fn around_it(drawing: &mut Drawing, lanes: &[Lane], top: i32) {
+    for (lane, y) in lanes.iter().zip((top..).step_by(usize::try_from(STEP).unwrap_or(1))) {
+        let area = draw_card(drawing, &lane.card, y);
+        drawing.arrow("free", (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
+        drawing.tag(SIDECAR + SIDECAR_WIDTH / 2, area.middle(), &shortened(&lane.what, 46));
+        drawing.text("soft", OUTSIDE + 24, area.middle() + 4, &shortened(&lane.to, 27));
+    }
+}
+
+/// The legend and what may surprise; the picture's height.
+fn warnings(drawing: &mut Drawing, explained: &Explained, top: i32) -> i32 {
+    for (colour, meaning, x) in LEGEND {
+        drawing.arrow(colour, (POD + x, top), (POD + x + 34, top));
+        drawing.text("soft", POD + x + 42, top + 4, meaning);
+    }
+    let mut y = top + 36;
+    for warning in &explained.explanation.warnings {
+        drawing.text("warn", POD, y, "!");
+        for line in wrapped(&warning.what, 150) {
+            drawing.text("", POD + 16, y, &line);
+            y += 19;
+        }
+        for line in wrapped(&format!("→ {}", warning.next), 160) {
+            drawing.text("soft", POD + 16, y, &line);
+            y += 18;
+        }
+        y += 6;
+    }
+    y
+}

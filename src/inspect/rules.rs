@@ -1,0 +1,287 @@
+//! The rules that a network namespace holds, with their counters, beside those that its
+//! attachments ask for.
+
+use super::page::{Cell, Page, Sheet, Tone};
+use super::rulebook::Rulebook;
+use crate::cni::{Code, Error};
+use crate::firewall::native::rule::table_name;
+use crate::firewall::nfnetlink::{self, Socket};
+use crate::firewall::{Counter, Difference, Drift, Live, Ruleset, foreign_rules, legacy_tables};
+use crate::plugin::asked::{Asked, asked};
+use crate::sandbox::{Sandbox, own_addresses};
+use crate::state::Store;
+use serde::Serialize;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long to wait for a call of the plugin that is at work in the namespace.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What was found in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveRules {
+    /// Its rules.
+    pub live: Live,
+    /// What its attachments ask for; `None` where nothing is kept of any.
+    pub asked: Option<Asked>,
+    /// Its own addresses, loopback and link-local left out.
+    pub addresses: Vec<IpAddr>,
+    /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
+    pub legacy: Vec<String>,
+}
+
+impl LiveRules {
+    /// Reads the namespace at `path`.
+    ///
+    /// # Errors
+    /// It is no network namespace or can't be entered, or its rules or what is kept of its
+    /// attachments can't be read.
+    pub fn read(path: &Path, store: &Store) -> Result<Self, Error> {
+        let none = || {
+            let msg = format!("{}: there is no network namespace", path.display());
+            Error::new(Code::InvalidNetns, msg)
+        };
+        let sandbox = Sandbox::open(path)?.ok_or_else(none)?;
+        let asked = asked(store, &sandbox)?;
+        sandbox.enter(PATIENCE, || {
+            let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
+            Ok(Self { live: live()?, asked, addresses: own_addresses()?, legacy })
+        })
+    }
+
+    /// The rules, to walk through.
+    #[must_use]
+    pub fn rulebook(&self) -> Rulebook {
+        let mut book = Rulebook::of_live(&self.live);
+        if !self.legacy.is_empty() {
+            book.beware(format!(
+                "tables of iptables-legacy ({}) are passed too, and not seen here",
+                self.legacy.join(", ")
+            ));
+        }
+        book
+    }
+
+    /// The report.
+    #[must_use]
+    pub fn report(&self, netns: &Path) -> RulesReport {
+        let nothing = Ruleset::default();
+        let desired = self.asked.as_ref().map_or(&nothing, |asked| &asked.rules);
+        let drift = self.asked.as_ref().map(|asked| asked.dialect.drift(&self.live, desired));
+        let foreign = if self.asked.is_some() { foreign_rules(&self.live, desired) } else { Vec::new() };
+        let attachments = self.asked.iter().flat_map(|asked| &asked.attachments).map(ToString::to_string).collect();
+        RulesReport {
+            netns: netns.display().to_string(),
+            attachments,
+            dialect: self.asked.as_ref().map(|asked| asked.dialect.name()),
+            as_asked: drift.as_ref().map(Vec::is_empty),
+            legacy: self.legacy.clone(),
+            rules: lines(&present(&self.live), drift.unwrap_or_default(), &foreign),
+        }
+    }
+}
+
+fn live() -> Result<Live, Error> {
+    let failed = |e: nfnetlink::Error| Error::new(Code::KernelRefused, format!("the rules can't be read: {e}"));
+    let mut socket = Socket::open().map_err(failed)?;
+    loop {
+        match Live::read(&mut socket) {
+            Err(nfnetlink::Error::Changed) => {}
+            other => return other.map_err(failed),
+        }
+    }
+}
+
+/// A namespace's rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RulesReport {
+    /// The path by which the namespace was opened.
+    pub netns: String,
+    /// Who asks for rules in it, as far as is kept.
+    pub attachments: Vec<String>,
+    /// How they have them written: `iptables` or `nftables`; none where nothing is kept of any.
+    pub dialect: Option<&'static str>,
+    /// Whether it holds what they ask for; none where nothing is kept of any.
+    pub as_asked: Option<bool>,
+    /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
+    pub legacy: Vec<String>,
+    /// Every rule that is there or should be.
+    pub rules: Vec<RuleLine>,
+}
+
+/// A rule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RuleLine {
+    /// The table with its family: `ip nat`, `inet detour-nat`.
+    pub table: String,
+    /// The chain.
+    pub chain: String,
+    /// As its dialect's tool prints it, without its chain; empty for a chain that should not be there.
+    pub rule: String,
+    /// How it stands to what is asked for.
+    pub mark: Mark,
+    /// Packets that met it; none where it isn't there.
+    pub packets: Option<u64>,
+    /// Their bytes.
+    pub bytes: Option<u64>,
+}
+
+/// How a rule stands to what is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mark {
+    /// There, as it should be; or nothing is kept to tell by.
+    Fine,
+    /// It should be there.
+    Missing,
+    /// In a chain of ours, or like a rule of ours, and not asked for.
+    Extra,
+    /// There, but not in its place.
+    Moved,
+    /// Somebody else's, in a built-in chain.
+    Foreign,
+}
+
+impl Mark {
+    const fn sign(self) -> (&'static str, Tone) {
+        match self {
+            Self::Fine => (" ", Tone::Plain),
+            Self::Missing => ("missing", Tone::Bad),
+            Self::Extra => ("extra", Tone::Bad),
+            Self::Moved => ("moved", Tone::Bad),
+            Self::Foreign => ("foreign", Tone::Notable),
+        }
+    }
+}
+
+/// A rule that is there.
+struct Present {
+    /// The table with its family.
+    place: String,
+    chain: String,
+    /// Its chain and text as a [`Difference`] has them.
+    text: String,
+    counter: Counter,
+}
+
+fn present(live: &Live) -> Vec<Present> {
+    let mut all = Vec::new();
+    for (family, table, name, chain) in live.chains() {
+        let place = format!("{} {}", family.name(), table.name());
+        all.extend(chain.rules.iter().map(|rule| Present {
+            place: place.clone(),
+            chain: name.to_owned(),
+            text: format!("-A {name} {rule}"),
+            counter: rule.counter,
+        }));
+    }
+    for (table, chains) in &live.native {
+        for (name, chain) in chains {
+            all.extend(chain.rules.iter().zip(&chain.counters).map(|(rule, counter)| Present {
+                place: format!("inet {}", table_name(*table)),
+                chain: name.clone(),
+                text: match rule {
+                    Some(rule) => format!("{name} {rule}"),
+                    None => format!("{name} (a foreign rule)"),
+                },
+                counter: *counter,
+            }));
+        }
+    }
+    all
+}
+
+/// What is there, and behind each chain what is missing in it.
+fn lines(present: &[Present], mut drift: Vec<Drift>, foreign: &[String]) -> Vec<RuleLine> {
+    let mut lines = Vec::new();
+    for chain in present.chunk_by(|a, b| (&a.place, &a.chain) == (&b.place, &b.chain)) {
+        for rule in chain {
+            let here = |drift: &Drift| drift.place == rule.place && mark(&drift.what, &rule.text).is_some();
+            let mark = match drift.iter().position(here) {
+                Some(at) => mark(&drift.remove(at).what, &rule.text).unwrap_or(Mark::Fine),
+                None if foreign.contains(&format!("{} {}", rule.place, rule.text)) => Mark::Foreign,
+                None => Mark::Fine,
+            };
+            lines.push(line(&rule.place, &rule.text, mark, Some(rule.counter)));
+        }
+        let Some(Present { place, chain, .. }) = chain.first() else { continue };
+        let is_missing = |drift: &mut Drift| drift.place == *place && chain_of(&drift.what) == Some(chain);
+        lines.extend(drift.extract_if(.., is_missing).filter_map(|drift| absent(&drift)));
+    }
+    lines.extend(drift.iter().filter_map(absent));
+    lines
+}
+
+fn line(place: &str, text: &str, mark: Mark, counter: Option<Counter>) -> RuleLine {
+    let text = text.strip_prefix("-A ").unwrap_or(text);
+    let (chain, rule) = text.split_once(' ').unwrap_or((text, ""));
+    RuleLine {
+        table: place.to_owned(),
+        chain: chain.to_owned(),
+        rule: rule.to_owned(),
+        mark,
+        packets: counter.map(|counter| counter.packets),
+        bytes: counter.map(|counter| counter.bytes),
+    }
+}
+
+/// What a difference makes of a rule that is there.
+fn mark(what: &Difference, text: &str) -> Option<Mark> {
+    match what {
+        Difference::Extra(rule) if rule == text => Some(Mark::Extra),
+        Difference::Moved(rule) if rule == text => Some(Mark::Moved),
+        _ => None,
+    }
+}
+
+/// The chain that a rule is missing in.
+fn chain_of(what: &Difference) -> Option<&str> {
+    match what {
+        Difference::Missing(rule) => rule.strip_prefix("-A ").unwrap_or(rule).split(' ').next(),
+        _ => None,
+    }
+}
+
+/// A rule that should be there; a chain that should not, or is entered from elsewhere.
+fn absent(Drift { place, what }: &Drift) -> Option<RuleLine> {
+    match what {
+        Difference::Missing(rule) => Some(line(place, rule, Mark::Missing, None)),
+        Difference::ExtraChain(chain) => Some(line(place, chain, Mark::Extra, None)),
+        Difference::OtherHook(chain) => Some(line(place, chain, Mark::Moved, None)),
+        Difference::NoChain(_) | Difference::Extra(_) | Difference::Moved(_) => None,
+    }
+}
+
+impl Sheet for RulesReport {
+    fn write(&self, page: &mut Page) {
+        let (verdict, tone) = match self.as_asked {
+            Some(true) => ("holds what is asked for", Tone::Good),
+            Some(false) => ("does not hold what is asked for", Tone::Bad),
+            None => ("nothing is kept of any attachment", Tone::Notable),
+        };
+        page.line(&[Cell::of(format!("{}:", self.netns)), Cell::of(verdict).tone(tone)]);
+        for attachment in &self.attachments {
+            page.line(&[Cell::of(format!("  {attachment}")).tone(Tone::Faint)]);
+        }
+        for table in &self.legacy {
+            page.line(&[Cell::of(format!("  iptables-legacy {table}: not seen here")).tone(Tone::Notable)]);
+        }
+        for group in self.rules.chunk_by(|a, b| a.table == b.table) {
+            page.heading(&group[0].table);
+            let row = |rule: &RuleLine| {
+                let (sign, tone) = rule.mark.sign();
+                let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string()));
+                vec![
+                    Cell::of(sign).tone(tone),
+                    count(rule.packets).tone(Tone::Faint),
+                    count(rule.bytes).tone(Tone::Faint),
+                    Cell::of(&rule.chain).tone(tone),
+                    Cell::of(&rule.rule).tone(tone),
+                ]
+            };
+            let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
+            page.table(&[head].into_iter().chain(group.iter().map(row)).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! One packet through one hook of one table, as the kernel goes (nf_tables_core.c, `nft_do_chain`;
+//! targets and actions by their own sources).
+
+use super::conditions::{meets, meets_native};
+use super::packet::Packet;
+use super::rulebook::{Book, Line, Rulebook, Words};
+use crate::firewall::native::rule::Action;
+use crate::firewall::rule::{Hook, Target};
+use serde::Serialize;
+
+/// A rule that the packet met.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Hop {
+    /// `raw`, `mangle`, `nat`, or the same with `detour-` before it.
+    pub table: &'static str,
+    /// `OUTPUT` or `PREROUTING`: where the kernel entered the table.
+    pub hook: &'static str,
+    /// The chain that the rule stands in.
+    pub chain: String,
+    /// The rule as its dialect's tool prints it, without its chain.
+    pub rule: String,
+    /// What it did: `goes to CHAIN`, `returns`, `accepted`, `to port 15001`, ….
+    pub then: String,
+    #[serde(skip)]
+    pub(super) weight: Weight,
+}
+
+/// What a rule means for where the packet arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weight {
+    /// Nothing by itself.
+    None,
+    /// It is looked at no further, in this table or chain at least.
+    LetGo,
+    /// It goes elsewhere than it was sent to.
+    SentElsewhere,
+}
+
+/// How the packet left the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// On to the next table.
+    PassedOn,
+    /// It keeps its destination, whatever later NAT says.
+    Settled,
+    /// It is dropped.
+    Dropped,
+    /// NAT to this port.
+    Redirected(u16),
+    /// As it is, to whoever listens on this port.
+    Tproxied(u16),
+}
+
+/// A walk through several tables.
+pub(super) struct Walk<'a> {
+    pub book: &'a Rulebook,
+    pub packet: Packet,
+    /// The rules that it met, in their order.
+    pub hops: Vec<Hop>,
+    /// Foreign rules that it came by and that are not understood, as `CHAIN rule`.
+    pub unknown: Vec<String>,
+}
+
+/// What a rule, or a chain, means for the packet.
+enum Verdict {
+    /// The next rule.
+    Continue,
+    /// Back to the chain that jumped here.
+    Return,
+    /// To this chain and, if that does not decide, on.
+    Jump(String),
+    /// Out of the table.
+    End(End),
+}
+
+impl Walk<'_> {
+    /// Through one hook of one table.
+    pub(super) fn pass(&mut self, book: Book, hook: Hook) -> End {
+        match self.chain((book, hook), hook.chain()) {
+            Verdict::End(end) => end,
+            Verdict::Continue | Verdict::Return | Verdict::Jump(_) => End::PassedOn,
+        }
+    }
+
+    fn chain(&mut self, at: (Book, Hook), name: &str) -> Verdict {
+        let book = self.book;
+        for line in book.chain(at.0, name) {
+            match self.line(at, name, line) {
+                Verdict::Continue => {}
+                // The caller goes on behind the rule that jumped here.
+                Verdict::Return => return Verdict::Continue,
+                Verdict::Jump(to) => match self.chain(at, &to) {
+                    end @ Verdict::End(_) => return end,
+                    Verdict::Continue | Verdict::Return | Verdict::Jump(_) => {}
+                },
+                end @ Verdict::End(_) => return end,
+            }
+        }
+        Verdict::Continue
+    }
+
+    fn line(&mut self, (book, hook): (Book, Hook), chain: &str, line: &Line) -> Verdict {
+        let action = match &line.words {
+            Words::Iptables(rule) => meets(&self.packet, rule).then(|| action(&rule.target)),
+            Words::Native(rule) => meets_native(&self.packet, rule).then(|| rule.action.clone()),
+            Words::Unknown => {
+                self.unknown.push(format!("{chain} {}", line.text));
+                None
+            }
+        };
+        let Some(action) = action else { return Verdict::Continue };
+        let (then, verdict) = self.packet.undergo(action);
+        let weight = match verdict {
+            Verdict::Continue | Verdict::Jump(_) => Weight::None,
+            Verdict::Return | Verdict::End(End::PassedOn | End::Settled) => Weight::LetGo,
+            Verdict::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => Weight::SentElsewhere,
+        };
+        self.hops.push(Hop {
+            table: book.name(),
+            hook: hook.chain(),
+            chain: chain.to_owned(),
+            rule: line.text.clone(),
+            then,
+            weight,
+        });
+        verdict
+    }
+}
+
+/// A target of iptables' as the native action that does the same.
+fn action(target: &Target) -> Action {
+    match target {
+        Target::Accept => Action::Accept,
+        Target::Return => Action::Return,
+        Target::Drop => Action::Drop,
+        Target::Jump(chain) => Action::Jump(chain.clone()),
+        Target::Redirect(port) => Action::Redirect(*port),
+        Target::Zone(zone) => Action::Zone(*zone),
+        Target::Tproxy { port, mark } => Action::Tproxy { port: *port, mark: *mark },
+        Target::SetMark(mark) => Action::SetMark(*mark),
+        Target::SaveMark => Action::SaveMark,
+        Target::RestoreMark => Action::RestoreMark,
+    }
+}
+
+impl Packet {
+    /// What an action does to it, in words and for the way that it goes on.
+    fn undergo(&mut self, action: Action) -> (String, Verdict) {
+        match action {
+            Action::Accept => ("accepted".to_owned(), Verdict::End(End::PassedOn)),
+            Action::Return => ("returns".to_owned(), Verdict::Return),
+            Action::Drop => ("dropped".to_owned(), Verdict::End(End::Dropped)),
+            Action::Jump(chain) => (format!("goes to {chain}"), Verdict::Jump(chain)),
+            Action::Redirect(port) => (format!("to port {port}"), Verdict::End(End::Redirected(port))),
+            Action::KeepDestination => ("keeps its destination".to_owned(), Verdict::End(End::Settled)),
+            Action::Tproxy { port, mark } => {
+                self.mark = mark;
+                (format!("to port {port} as it is"), Verdict::End(End::Tproxied(port)))
+            }
+            // What has a zone, or came over lo and so has been tracked, keeps it (xt_CT.c, nft_ct.c).
+            Action::Zone(_) if self.zone.is_some() => ("has a zone already".to_owned(), Verdict::Continue),
+            Action::Zone(zone) => {
+                self.zone = Some(zone);
+                (format!("zone {zone}"), Verdict::Continue)
+            }
+            Action::SetMark(mark) => {
+                self.mark = mark;
+                (format!("mark {mark:#x}"), Verdict::Continue)
+            }
+            Action::SaveMark => ("the connection keeps the mark".to_owned(), Verdict::Continue),
+            Action::RestoreMark => ("the connection's mark".to_owned(), Verdict::Continue),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Arguments, exit codes and forms.
+
+use crate::run::{detour, file};
+
+const POD: &str = "
+kind: Pod
+metadata: {name: web, namespace: shop, annotations: {sidecar.istio.io/status: '{}'}}
+spec: {containers: [{name: app}, {name: istio-proxy}]}
+";
+
+#[test]
+fn wrong_usage_is_code_2_and_says_what_is_wanted() {
+    for (arguments, said) in [
+        (&["explain"][..], "name a pod: -f POD.yaml, or -n NS POD"),
+        (&["explain", "-f", "/no/such/file"], "/no/such/file can't be read"),
+        (&["explain", "-f", "-", "--config", "-"], "stdin can be one of the files only"),
+        (&["explain", "-f", "-", "-n", "a", "b"], "cannot be used with"),
+        (&["explain", "-n", "a"], "POD"),
+        (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
+        (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: \"me\" is not accepted; accepted: "),
+        (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: \"1.2.3.4\" is not accepted; accepted: "),
+        (&["rules"], "--pid"),
+        (&["completion", "basic"], "bash"),
+        (&["nonsense"], "nonsense"),
+    ] {
+        let run = detour(arguments, POD, &[]);
+        assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
+        assert!(run.stderr.contains(said) && run.stdout.is_empty(), "{arguments:?}: {run:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_pod_or_the_configuration_is_code_1() {
+    let list = file("foreign.conflist", r#"{"name": "l", "plugins": [{"type": "bridge"}]}"#);
+    for (arguments, stdin, said) in [
+        (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "0 objects of kind Pod"),
+        (&["explain", "-f", "-"], "kind: [", "manifest -: "),
+        (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
+        (&["explain", "-n", "shop", "web"], "", "give --kubeconfig or set KUBECONFIG"),
+        (&["rules", "/dev/null"], "", "/dev/null: there is no network namespace"),
+        (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
+    ] {
+        let run = detour(arguments, stdin, &[]);
+        assert_eq!(run.code, 1, "{arguments:?}: {run:?}");
+        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(said), "{arguments:?}: {run:?}");
+    }
+}
+
+#[test]
+fn kubeconfig_is_found_by_the_environment_and_by_a_relative_path() {
+    let of = |more: &[&str], environment: &[(&str, &str)]| {
+        detour(&[&["explain", "-n", "shop", "web"][..], more].concat(), "", environment)
+    };
+    let run = of(&[], &[("KUBECONFIG", "/no/such/kubeconfig:/other")]);
+    assert!(run.code == 1 && run.stderr.contains("/no/such/kubeconfig"), "{run:?}");
+    let run = of(&["--kubeconfig", "no-such-kubeconfig"], &[("KUBECONFIG", "/other")]);
+    assert!(run.code == 1 && run.stderr.contains("/no-such-kubeconfig"), "{run:?}");
+}
+
+#[test]
+fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
+    let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], POD, &[]);
+    let said = run.json();
+    assert_eq!(said["arrives_at"], "sidecar:15001");
+    assert_eq!(said["decided_by"]["rule"], "-p tcp -j REDIRECT --to-ports 15001");
+    assert_eq!(said["from"]["process"]["uid"], 1000);
+    let inbound = ["trace", "-f", "-", "--from", "inbound:10.0.0.9", "--to", "10.0.0.2:15020/tcp", "-o", "json"];
+    assert_eq!(detour(&inbound, POD, &[]).json()["arrives_at"], "direct");
+    let own = ["trace", "-f", "-", "--from", "uid=1337", "--to", "10.0.0.2:80/tcp", "-o", "json"];
+    assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "direct");
+    let own = [&own[..], &["--pod-ip", "fd00::2,10.0.0.2"]].concat();
+    assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "sidecar:15006");
+}
+
+#[test]
+fn without_a_terminal_there_is_no_colour() {
+    let run = detour(&["explain", "-f", "-"], POD, &[("TERM", "xterm-256color")]);
+    assert!(run.code == 0 && !run.stdout.contains('\u{1b}'), "{run:?}");
+}
+
+#[test]
+fn version_and_completions() {
+    let version = detour(&["version", "-o", "json"], "", &[]).json();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(version["cni_versions"][0], "0.1.0");
+    for shell in ["bash", "zsh", "fish"] {
+        let run = detour(&["completion", shell], "", &[]);
+        assert!(run.code == 0 && run.stdout.contains("explain") && run.stdout.contains("netns"), "{run:?}");
+    }
+}

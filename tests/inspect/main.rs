@@ -1,0 +1,7 @@
+//! `explain`, `trace` and `rules` as a person runs them.
+
+mod command_line;
+mod explain;
+mod reports;
+mod restore;
+mod run;

@@ -1,0 +1,114 @@
+//! The text of `--rules` is what the tools load, each of iptables' its own part. Needs root,
+//! `iptables-restore`, `ip6tables-restore` and `nft`.
+
+use crate::run::{detour, file};
+use detour_cni::firewall::nfnetlink::Socket;
+use detour_cni::firewall::rule::Family;
+use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
+use detour_cni::inspect::{Subject, configuration, explain};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const POD: &str = "
+kind: Pod
+metadata:
+  name: web
+  namespace: shop
+  annotations:
+    sidecar.istio.io/status: '{}'
+    sidecar.istio.io/interceptionMode: MODE
+    traffic.sidecar.istio.io/excludeOutboundIPRanges: 10.1.0.0/16,10.2.0.0/16,fd00::/64
+spec:
+  containers:
+  - {name: app}
+  - name: istio-proxy
+    env: [{name: ISTIO_META_DNS_CAPTURE, value: 'true'}]
+";
+const CONF: &str = r#"{"name": "n", "type": "detour", "chain": [
+    {"type": "istio-redirect", "dns_servers_v4": "10.96.0.10"},
+    {"type": "uid-exclude", "uids": "5", "rules": "tcp:80-81,443:6-9"}
+]}"#;
+
+fn in_new_netns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+            work()
+        });
+        thread.join().expect("the work in the namespace succeeds")
+    })
+}
+
+fn load(program: &str, arguments: &[&str], text: &str) {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{program}: {e}"));
+    child.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("writable");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{program}: {}\n{text}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Chains with rules in them, as text, without handles and counters.
+fn rules(live: &Live) -> Vec<String> {
+    let chains = live.chains().flat_map(|(family, table, name, chain)| {
+        chain.rules.iter().map(move |rule| format!("{} {} -A {name} {rule}", family.name(), table.name()))
+    });
+    chains.collect()
+}
+
+fn live() -> Live {
+    Live::read(&mut Socket::open().expect("nfnetlink")).expect("readable")
+}
+
+/// What the plugin would hold in a namespace of its own for that pod.
+fn committed(pod: &str, dialect: Dialect) -> Live {
+    let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
+    let subject = Subject::of_manifest(conf, (Path::new("p"), pod), None).expect("a pod");
+    let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
+    in_new_netns(|| {
+        let mut socket = Socket::open().expect("nfnetlink");
+        let before = live();
+        let plan = dialect.plan(&before, &Ruleset::default(), &desired, &Made::default());
+        plan.commit(&mut socket, &before).expect("accepted");
+        live()
+    })
+}
+
+fn rules_text(pod: &str, dialect: &str) -> String {
+    let conf = file("restore.conf", CONF);
+    detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], pod, &[]).stdout
+}
+
+#[test]
+fn both_of_iptables_tools_load_what_the_plugin_would_have_committed() {
+    for mode in ["REDIRECT", "TPROXY"] {
+        let pod = POD.replace("MODE", mode);
+        let text = rules_text(&pod, "iptables");
+        let loaded = in_new_netns(|| {
+            load("iptables-restore", &[], &text);
+            load("ip6tables-restore", &[], &text);
+            live()
+        });
+        let committed = rules(&committed(&pod, Dialect::Iptables));
+        assert!(committed.len() > 40, "{committed:#?}");
+        assert_eq!(rules(&loaded), committed, "{mode}");
+    }
+}
+
+#[test]
+fn nft_loads_what_the_plugin_would_have_committed() {
+    for mode in ["REDIRECT", "TPROXY"] {
+        let pod = POD.replace("MODE", mode);
+        let text = rules_text(&pod, "nft");
+        let loaded = in_new_netns(|| {
+            load("nft", &["-f", "-"], &text);
+            live().native
+        });
+        assert!(loaded.len() > 1, "{loaded:#?}");
+        assert_eq!(loaded, committed(&pod, Dialect::Nftables).native, "{mode}");
+    }
+}

@@ -1,0 +1,50 @@
+//! Runs of the binary.
+
+use serde_json::Value;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What a run left behind.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("no JSON: {e}: {self:?}"))
+    }
+}
+
+/// Runs it with these arguments and no environment but what is given.
+pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str)]) -> Run {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("run detour");
+    // A run that fails early may not read all of it.
+    let _ = child.stdin.take().expect("it is piped").write_all(stdin.as_bytes());
+    let output = child.wait_with_output().expect("wait for detour");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    Run { code: output.status.code().expect("it exits"), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// The path of a file of this name in a directory of its own.
+pub(crate) fn file(name: &str, text: &str) -> String {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let directory = std::env::temp_dir().join(format!("detour-inspect-{}-{number}", std::process::id()));
+    std::fs::create_dir(&directory).expect("a new directory");
+    std::fs::write(directory.join(name), text).expect("writable");
+    directory.join(name).display().to_string()
+}

@@ -1,0 +1,206 @@
+//! `detour agent`: what drifts is repaired, and nothing on the node ends it.
+
+use crate::scene::{CALICO, Scene, program};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+const PROGRAM: &str = "opt/cni/bin/detour";
+const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
+pub(crate) const SETTLED: &str = "all is as it should be";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Agent {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Agent {
+    pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
+        let mut process = Command::new(program())
+            .args(scene.arguments("agent", more))
+            .env_clear()
+            .env("HOSTNAME", name)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// Waits for a line of the log with that part, and gives it.
+    pub(crate) fn says(&self, part: &str) -> String {
+        let mut before = Vec::new();
+        loop {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(line) => before.push(line),
+                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+            }
+        }
+    }
+
+    fn end(mut self, signal: Signal) -> ExitStatus {
+        let id = i32::try_from(self.process.id()).expect("an id");
+        kill(Pid::from_raw(id), signal).expect("it is there");
+        self.process.wait().expect("it ends")
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn get(address: &str, path: &str) -> (String, String) {
+    let mut connection = TcpStream::connect(address).expect("it listens");
+    write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).expect("answered");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    (head.split(' ').nth(1).expect("a status").to_owned(), body.trim().to_owned())
+}
+
+#[test]
+fn what_is_removed_or_overwritten_comes_back() {
+    let scene = Scene::with("agent", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &[]);
+    agent.says(SETTLED);
+    let installed = scene.files();
+    let back = |doing: &dyn Fn(), repair: &str| {
+        doing();
+        agent.says(repair);
+        agent.says(SETTLED);
+        assert_eq!(scene.files(), installed, "{repair}");
+    };
+    back(&|| fs::remove_file(scene.path(PROGRAM)).expect("removed"), "copy this program to /opt/cni/bin/detour");
+    back(&|| scene.write(KUBECONFIG, "{}"), "write /var/lib/cni/detour/kubeconfig");
+    // As another agent would: a file of another name, renamed.
+    scene.write("etc/cni/net.d/new", CALICO);
+    back(&|| fs::rename(scene.path("etc/cni/net.d/new"), scene.path(LIST)).expect("renamed"), "write /etc/cni/net.d/");
+}
+
+#[test]
+fn a_directory_that_is_made_anew_is_watched_again() {
+    let scene = Scene::with("agent-directory", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &[]);
+    agent.says(SETTLED);
+    fs::rename(scene.path("etc/cni/net.d"), scene.path("etc/cni/old")).expect("renamed");
+    agent.says("missing: the cluster network's configuration in /etc/cni/net.d");
+    scene.write(LIST, "{ half of it");
+    agent.says("10-calico.conflist is passed over: it is not JSON");
+    scene.write(LIST, CALICO);
+    agent.says("write /etc/cni/net.d/10-calico.conflist");
+    agent.says(SETTLED);
+}
+
+#[test]
+fn a_token_that_the_kubelet_turns_gets_to_the_plugin() {
+    let scene = Scene::with("agent-token", "10-calico.conflist", CALICO);
+    fs::remove_file(scene.path("sa/token")).expect("removed");
+    scene.write("sa/..1/token", "first");
+    symlink("..1", scene.path("sa/..data")).expect("linked");
+    symlink("..data/token", scene.path("sa/token")).expect("linked");
+    let agent = Agent::start(&scene, "a", &[]);
+    agent.says(SETTLED);
+    assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "first");
+    scene.write("sa/..2/token", "second");
+    symlink("..2", scene.path("sa/..data_tmp")).expect("linked");
+    fs::rename(scene.path("sa/..data_tmp"), scene.path("sa/..data")).expect("renamed");
+    agent.says("write /var/lib/cni/detour/kubeconfig");
+    agent.says(SETTLED);
+    assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "second");
+}
+
+#[test]
+fn it_is_ready_once_the_cluster_network_is_there_and_says_what_is_missing_until_then() {
+    let scene = Scene::with("agent-ready", "10-calico.conflist", "{");
+    let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
+    let line = agent.says("answers /healthz and /readyz");
+    let address = line.split("address=").nth(1).expect("the address").trim().to_owned();
+    agent.says("missing: ");
+    let (status, body) = get(&address, "/readyz");
+    assert_eq!(status, "503");
+    assert!(body.contains("/etc/cni/net.d"), "{body}");
+    assert_eq!(get(&address, "/healthz").0, "200");
+    scene.write(LIST, CALICO);
+    agent.says(SETTLED);
+    assert_eq!(get(&address, "/readyz"), ("200".into(), "installed".into()));
+    assert_eq!(get(&address, "/else").0, "404");
+}
+
+#[test]
+fn what_happens_at_the_end_is_chosen() {
+    let scene = Scene::with("agent-end", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    let agent = Agent::start(&scene, "a", &[]);
+    agent.says(SETTLED);
+    assert!(agent.end(Signal::SIGTERM).success());
+    assert_ne!(scene.read(LIST), CALICO, "left");
+    let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
+    agent.says(SETTLED);
+    assert!(agent.end(Signal::SIGTERM).success());
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn of_two_the_later_works_and_the_earlier_takes_over_when_that_is_gone() {
+    let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
+    let first = Agent::start(&scene, "first", &[]);
+    first.says(SETTLED);
+    let second = Agent::start(&scene, "second", &["--log-level=debug"]);
+    second.says(SETTLED);
+    first.says("second has taken over");
+    assert!(scene.read(LIST).contains("\"log_level\": \"debug\""));
+    second.end(Signal::SIGKILL);
+    first.says("write /etc/cni/net.d/10-calico.conflist");
+    first.says(SETTLED);
+    assert!(!scene.read(LIST).contains("\"log_level\": \"debug\""));
+}
+
+#[test]
+fn one_that_was_taken_over_takes_nothing_away() {
+    let scene = Scene::with("agent-surge", "10-calico.conflist", CALICO);
+    let first = Agent::start(&scene, "first", &["--on-exit=remove"]);
+    first.says(SETTLED);
+    let second = Agent::start(&scene, "a", &[]);
+    second.says(SETTLED);
+    let installed = scene.files();
+    let present = |path: &Path| path.extension().is_some_and(|extension| extension == "present");
+    assert!(first.end(Signal::SIGTERM).success());
+    let wanted: Vec<_> = installed.into_iter().filter(|(path, _)| !present(path)).collect();
+    assert_eq!(scene.files().into_iter().collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn a_fight_is_named_and_slows_down() {
+    let scene = Scene::with("agent-fight", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &[]);
+    for _ in 0..4 {
+        agent.says("write /etc/cni/net.d/10-calico.conflist");
+        scene.write(LIST, CALICO);
+    }
+    let line = agent.says("somebody undoes it");
+    assert!(line.contains("10-calico.conflist") && line.contains("next look in 1 s"), "{line}");
+    agent.says("write /etc/cni/net.d/10-calico.conflist");
+    agent.says(SETTLED);
+}

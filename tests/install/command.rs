@@ -1,0 +1,311 @@
+//! `detour install` and `detour uninstall`, as an operator calls them.
+
+use crate::scene::{CALICO, Scene, program};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Command;
+
+const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+const OPENSHIFT_CONF: &str = "etc/cni/multus/net.d/istio-cni.conf";
+const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
+
+fn openshift(name: &str) -> Scene {
+    let scene = Scene::with(name, "10-calico.conflist", CALICO);
+    fs::create_dir_all(scene.path("etc/machine-config-daemon")).expect("made");
+    scene
+}
+
+#[test]
+fn a_node_gets_a_program_that_runs_a_private_kubeconfig_and_an_entry_in_the_list() {
+    let scene = Scene::with("chained", "10-calico.conflist", CALICO);
+    let printed = scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]);
+    assert!(printed.contains("copy this program to /opt/cni/bin/detour"), "{printed}");
+
+    let installed = scene.path("opt/cni/bin/detour");
+    let version = Command::new(&installed).env("CNI_COMMAND", "VERSION").output().expect("it runs");
+    assert!(version.status.success());
+    assert_eq!(fs::read(&installed).expect("read"), fs::read(program()).expect("read"));
+    assert_eq!(scene.mode("opt/cni/bin/detour"), 0o755);
+
+    let kubeconfig = scene.json(KUBECONFIG);
+    let cluster = json!({
+        "server": "https://10.96.0.1:443",
+        "certificate-authority-data": "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==",
+    });
+    assert_eq!(kubeconfig["clusters"][0]["cluster"], cluster);
+    assert_eq!(kubeconfig["users"][0]["user"], json!({ "token": "first-token" }));
+    assert_eq!(scene.mode(KUBECONFIG), 0o600);
+
+    let list = scene.json(LIST);
+    let entry = list["plugins"].as_array().expect("a list").last().expect("a member");
+    let kubernetes = json!({
+        "kubeconfig": "/var/lib/cni/detour/kubeconfig",
+        "cni_bin_dir": "/opt/cni/bin",
+        "exclude_namespaces": ["istio-system", "kube-system"],
+        "agent_namespace": "istio-system",
+    });
+    let wanted = json!({
+        "type": "detour", "log_level": "debug", "kubernetes": kubernetes, "capabilities": { "dns": true },
+    });
+    assert_eq!(*entry, wanted);
+    assert_eq!(scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]), "nothing to do\n");
+}
+
+#[test]
+fn openshift_is_known_and_gets_a_file_of_its_own() {
+    let scene = openshift("openshift");
+    scene.write("config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["1337"]}], "cniVersion": "0.4.0"}"#);
+    let config = format!("--config={}", scene.path("config.json").display());
+    scene.ok("install", &[&config, "--network=istio-cni"]);
+    let conf = scene.json(OPENSHIFT_CONF);
+    assert_eq!(
+        (&conf["name"], &conf["type"], &conf["cniVersion"]),
+        (&json!("istio-cni"), &json!("detour"), &json!("0.4.0"))
+    );
+    assert_eq!(conf["chain"], json!([{"type": "uid-exclude", "uids": ["1337"]}]));
+    assert_eq!(scene.mode(OPENSHIFT_CONF), 0o600);
+    assert_eq!(scene.read(LIST), CALICO, "not touched");
+    assert!(scene.path("var/lib/cni/bin/detour").exists());
+}
+
+#[test]
+fn what_uninstall_leaves_is_what_was_there() {
+    let scene = openshift("round-trip");
+    scene.write(OPENSHIFT_CONF, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#);
+    scene.write("var/lib/cni/bin/istio-cni", "another's program");
+    fs::set_permissions(scene.path("var/lib/cni/bin/istio-cni"), PermissionsExt::from_mode(0o711)).expect("set");
+    let before = scene.files();
+    scene.ok("install", &["--name=istio-cni", "--name=excludedns"]);
+    scene.ok("install", &["--name=istio-cni", "--log-level=debug"]);
+    assert!(!scene.path("var/lib/cni/bin/excludedns").exists(), "not asked for any more");
+    assert!(scene.json(OPENSHIFT_CONF)["log_level"] == "debug");
+    assert!(scene.path("var/lib/cni/bin/istio-cni").metadata().expect("there").len() > 1 << 20);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files(), before);
+    assert_eq!(scene.ok("uninstall", &[]), "nothing to do\n");
+}
+
+#[test]
+fn a_single_configuration_comes_back_as_it_was() {
+    let single = "{\n  \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\"\n}\n";
+    let scene = Scene::with("single", "10-weave.conf", single);
+    let before = scene.files();
+    scene.ok("install", &[]);
+    assert!(!scene.path("etc/cni/net.d/10-weave.conf").exists());
+    assert_eq!(scene.json("etc/cni/net.d/10-weave.conflist")["name"], "weave");
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn what_others_did_in_between_stays() {
+    let scene = Scene::with("in-between", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    let edited = scene.read(LIST).replace("\"mtu\": 0", "\"mtu\": 1400");
+    scene.write(LIST, &edited);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(LIST), CALICO.replace("\"mtu\": 0", "\"mtu\": 1400"));
+}
+
+#[test]
+fn an_entry_that_somebody_changed_stays_with_all_that_it_needs() {
+    let scene = Scene::with("changed", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    let edited = scene.read(LIST).replace("\"info\",\n      \"kubernetes\"", "\"warn\",\n      \"kubernetes\"");
+    assert_ne!(edited, scene.read(LIST));
+    scene.write(LIST, &edited);
+    let said = scene.fails("uninstall", &[]);
+    assert!(said.contains("10-calico.conflist is left: somebody changed the plugin detour"), "{said}");
+    assert!(said.contains("/opt/cni/bin/detour is left: the configuration that is left needs it"), "{said}");
+    assert_eq!(scene.read(LIST), edited);
+    assert!(scene.path("opt/cni/bin/detour").exists());
+    scene.ok("install", &[]);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(LIST), CALICO);
+}
+
+#[test]
+fn a_dry_run_shows_a_patch_hides_the_token_and_changes_nothing() {
+    let scene = Scene::with("dry", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    let shown = scene.ok("install", &["--dry-run"]);
+    assert_eq!(scene.files(), before);
+    assert!(!scene.path("var").exists(), "not even a directory");
+    assert!(shown.contains("+      \"type\": \"detour\",\n"), "{shown}");
+    assert!(shown.contains("# copy this program to /opt/cni/bin/detour\n"), "{shown}");
+    assert!(shown.contains("# write /var/lib/cni/detour/kubeconfig (mode 0600, contents not shown)"), "{shown}");
+    assert!(!shown.contains("first-token"), "{shown}");
+
+    scene.write("shown.patch", &shown);
+    let patch = |file: &str| {
+        let mut patch = Command::new("patch");
+        patch.args(["-p1", "-s", "-i"]).arg(scene.path(file)).arg("-d").arg(&scene.root);
+        assert!(patch.status().expect("patch starts").success());
+    };
+    patch("shown.patch");
+    let patched = scene.read(LIST);
+    scene.write(LIST, CALICO);
+    scene.ok("install", &[]);
+    assert_eq!(scene.read(LIST), patched, "it would have done what it showed");
+    scene.write("back.patch", &scene.ok("uninstall", &["--dry-run"]));
+    patch("back.patch");
+    assert_eq!(scene.read(LIST), CALICO);
+}
+
+#[test]
+fn without_a_cluster_network_all_else_is_done_and_the_exit_code_says_so() {
+    let scene = Scene::with("early", "10-calico.conflist", "{");
+    let said = scene.fails("install", &[]);
+    assert!(said.contains("10-calico.conflist is passed over: it is not JSON"), "{said}");
+    assert!(said.contains("missing: the cluster network's configuration in /etc/cni/net.d"), "{said}");
+    assert!(scene.path("opt/cni/bin/detour").exists());
+    let said = scene.fails("install", &["--conf-name=20-other.conflist"]);
+    assert!(said.contains("missing: a valid 20-other.conflist in /etc/cni/net.d"), "{said}");
+    scene.write(LIST, CALICO);
+    scene.ok("install", &[]);
+}
+
+#[test]
+fn absolute_links_of_the_node_stay_on_the_node_and_a_linked_program_is_replaced_not_followed() {
+    let scene = Scene::with("links", "10-calico.conflist", CALICO);
+    fs::rename(scene.path("etc/cni/net.d"), scene.path("real")).expect("moved");
+    symlink("/real", scene.path("etc/cni/net.d")).expect("linked");
+    scene.write("multi-call", "all of k3s's plugins");
+    fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
+    symlink("../../../multi-call", scene.path("opt/cni/bin/istio-cni")).expect("linked");
+    scene.ok("install", &["--name=istio-cni"]);
+    assert_eq!(scene.read("multi-call"), "all of k3s's plugins");
+    assert_ne!(scene.read("real/10-calico.conflist"), CALICO);
+    assert!(fs::symlink_metadata(scene.path("opt/cni/bin/istio-cni")).expect("there").is_file());
+}
+
+#[test]
+fn a_program_in_use_is_replaced() {
+    let scene = Scene::with("busy", "10-calico.conflist", CALICO);
+    fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
+    let installed = scene.path("opt/cni/bin/detour");
+    fs::copy("/bin/cat", &installed).expect("copied");
+    let mut running = Command::new(&installed).stdin(std::process::Stdio::piped()).spawn().expect("it starts");
+    scene.ok("install", &[]);
+    assert_eq!(fs::read(&installed).expect("read"), fs::read(program()).expect("read"));
+    drop(running.stdin.take());
+    assert!(running.wait().expect("it ends").success(), "who ran goes on");
+}
+
+#[test]
+fn owner_and_mode_of_a_list_are_kept() {
+    let scene = Scene::with("owner", "10-calico.conflist", CALICO);
+    let list = scene.path(LIST);
+    std::os::unix::fs::chown(&list, Some(1234), Some(4321)).expect("root");
+    fs::set_permissions(&list, PermissionsExt::from_mode(0o640)).expect("set");
+    scene.ok("install", &[]);
+    let there = list.metadata().expect("there");
+    let owner = (std::os::unix::fs::MetadataExt::uid(&there), std::os::unix::fs::MetadataExt::gid(&there));
+    assert_eq!((owner, scene.mode(LIST)), ((1234, 4321), 0o640));
+}
+
+#[test]
+fn what_is_wrong_is_named_before_anything_changes() {
+    let scene = Scene::with("wrong", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    scene.write("bad.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}], "log_level": "loud"}"#);
+    scene.write("type.json", r#"{"type": "excludedns"}"#);
+    let config = |file: &str| format!("--config={}", scene.path(file).display());
+    for (arguments, part) in [
+        (vec![config("bad.json")], "log_level"),
+        (vec![config("type.json")], "add --name excludedns"),
+        (vec![config("nowhere.json")], "can't be read"),
+        (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
+    ] {
+        let output = Command::new(program())
+            .args(["install", "--api-server=https://x"])
+            .arg(format!("--root={}", scene.root.display()))
+            .args(
+                (!arguments[0].contains("service"))
+                    .then(|| format!("--service-account={}", scene.path("sa").display())),
+            )
+            .args(&arguments)
+            .env_clear()
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(part), "{said}");
+    }
+    let outside = Command::new(program()).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
+    assert!(String::from_utf8_lossy(&outside.stderr).contains("--kubeconfig FILE"));
+    fs::remove_file(scene.path("bad.json")).expect("removed");
+    fs::remove_file(scene.path("type.json")).expect("removed");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
+    let scene = Scene::with("given", "10-calico.conflist", CALICO);
+    scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
+    assert!(!scene.path(KUBECONFIG).exists());
+    let list = scene.json(LIST);
+    assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+}
+
+#[test]
+fn another_mesh_in_the_list_is_named() {
+    let list = json!({"name": "n", "plugins": [{"type": "a"}, {"type": "istio-cni"}]}).to_string();
+    let scene = Scene::with("both", "10-x.conflist", &list);
+    let output = scene.run("install", &[]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("has the plugin istio-cni, too"), "{said}");
+}
+
+#[test]
+fn the_log_that_uninstall_goes_by_is_nobody_elses_business() {
+    let scene = Scene::with("log", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    assert_eq!(scene.mode("var/lib/cni/detour/install.json"), 0o600);
+    let log: Value = scene.json("var/lib/cni/detour/install.json");
+    assert!(log["lists"].get("/etc/cni/net.d/10-calico.conflist").is_some(), "{log}");
+    scene.write("var/lib/cni/detour/install.json", "{");
+    let said = scene.fails("uninstall", &[]);
+    assert!(
+        said.contains("/var/lib/cni/detour/install.json: the log of the installation can't be understood"),
+        "{said}"
+    );
+    let output = scene.run("install", &[]);
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("installing makes a new one"));
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(LIST), CALICO);
+}
+
+/// With all directories where they are, so that the plugin finds what its configuration names.
+#[test]
+fn the_plugin_understands_what_it_is_given() {
+    let scene = Scene::new("understood");
+    let certificate = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+    scene.write("sa/ca.crt", &certificate.cert.pem());
+    scene.write("sa/token", "a-token");
+    scene.write("config.json", r#"{"cniVersion": "1.1.0"}"#);
+    // Nobody listens there; a listener that is closed again makes sure of it.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("bound");
+    let here = |within: &str| scene.path(within).display().to_string();
+    let installed = Command::new(program())
+        .args(["install", "--chained=false", &format!("--config={}", here("config.json"))])
+        .args([format!("--state-dir={}", here("state")), format!("--bin-dir={}", here("bin"))])
+        .args([format!("--conf-dir={}", here("conf")), format!("--service-account={}", here("sa"))])
+        .env_clear()
+        .env("KUBERNETES_SERVICE_HOST", closed.ip().to_string())
+        .env("KUBERNETES_SERVICE_PORT", closed.port().to_string())
+        .status();
+    assert!(installed.expect("it starts").success());
+    let status = Command::new(scene.path("bin/detour"))
+        .env_clear()
+        .env("CNI_COMMAND", "STATUS")
+        .env("CNI_PATH", here("bin"))
+        .stdin(fs::File::open(scene.path("conf/istio-cni.conf")).expect("there"))
+        .output()
+        .expect("it starts");
+    let error: Value = serde_json::from_slice(&status.stdout).expect("an error object");
+    let details = error["details"].as_str().expect("details");
+    assert_eq!(error["code"], 50, "{error}");
+    assert!(details.contains(&closed.to_string()) && details.contains("refused"), "it asked there: {details}");
+}

@@ -1,0 +1,106 @@
+//! An installation that is killed: at each of its system calls that could change a file.
+
+use crate::scene::{CALICO, Scene, program};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+/// All that change a file, by whatever name an architecture has them (strace's regular expressions).
+const CALLS: [&str; 6] = ["/^mkdir", "/^copy_file_range$", "/^write$", "/^rename", "/^link", "/^unlink"];
+
+/// Runs a command and kills it when it enters that call for the `count`th time; whether it came so far.
+fn killed(scene: &Scene, command: &str, more: &[&str], call: &str, count: usize) -> bool {
+    let status = Command::new("strace")
+        .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
+        .args(["-e", &format!("inject={call}:signal=KILL:when={count}")])
+        .arg(program())
+        .args(scene.arguments(command, more))
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .output()
+        .expect("strace starts")
+        .status;
+    let killed = status.signal() == Some(9);
+    assert!(killed || status.success(), "{command}, call {count} of {call}: {status}");
+    killed
+}
+
+/// Runtimes find a valid configuration, and whatever program that names is whole.
+fn whole(scene: &Scene, conf_dir: &str, bin_dir: &str, when: &str) {
+    let program = fs::read(program()).expect("read");
+    let mut valid = 0;
+    for entry in fs::read_dir(scene.path(conf_dir)).expect("readable") {
+        let path = entry.expect("readable").path();
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        if name.starts_with(".detour-") {
+            assert!(name.ends_with(".tmp"), "{name} is no configuration for any runtime");
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("readable");
+        let conf: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{when}: {name}: {error}: {text}"));
+        valid += 1;
+        if text.contains("\"detour\"") {
+            let installed = fs::read(scene.path(bin_dir).join("detour")).unwrap_or_else(|e| panic!("{when}: {e}"));
+            assert!(installed == program, "{when}: the program is whole");
+            assert!(scene.json("var/lib/cni/detour/kubeconfig").is_object(), "{when}");
+        }
+        assert!(conf["name"].is_string(), "{when}");
+    }
+    assert!(valid > 0, "{when}: there is a configuration");
+}
+
+fn kill_everywhere(scene: &Scene, more: &[&str], conf_dir: &str, bin_dir: &str) {
+    let before = scene.files();
+    scene.ok("install", more);
+    let installed = scene.files();
+    scene.ok("uninstall", &[]);
+    let mut instants = 0;
+    for (command, arguments) in [("install", more), ("uninstall", &[])] {
+        for call in CALLS {
+            for count in 1.. {
+                if command == "uninstall" {
+                    scene.ok("install", more);
+                }
+                if !killed(scene, command, arguments, call, count) {
+                    scene.ok("uninstall", &[]);
+                    break;
+                }
+                instants += 1;
+                whole(scene, conf_dir, bin_dir, &format!("{command}, call {count} of {call}"));
+                if count % 2 == 0 {
+                    scene.ok("install", more);
+                    assert_eq!(scene.files(), installed, "finished after call {count} of {call}");
+                }
+                scene.ok("uninstall", &[]);
+                assert_eq!(scene.files(), before, "taken back after call {count} of {call}");
+            }
+        }
+    }
+    assert!(instants > 15, "{instants} instants");
+}
+
+#[test]
+fn in_a_list() {
+    let scene = Scene::with("crash-list", "10-calico.conflist", CALICO);
+    kill_everywhere(&scene, &[], "etc/cni/net.d", "opt/cni/bin");
+}
+
+#[test]
+fn in_a_single_configuration_that_becomes_a_list() {
+    let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
+    let scene = Scene::with("crash-single", "10-weave.conf", single);
+    kill_everywhere(&scene, &[], "etc/cni/net.d", "opt/cni/bin");
+}
+
+#[test]
+fn in_a_file_of_its_own_where_another_stood_with_its_program() {
+    let scene = Scene::with("crash-own", "10-calico.conflist", CALICO);
+    scene.write(
+        "etc/cni/multus/net.d/istio-cni.conf",
+        r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#,
+    );
+    scene.write("var/lib/cni/bin/istio-cni", "another's program");
+    let more = ["--platform=openshift", "--name=istio-cni"];
+    kill_everywhere(&scene, &more, "etc/cni/multus/net.d", "var/lib/cni/bin");
+}

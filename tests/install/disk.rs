@@ -1,0 +1,52 @@
+//! File systems that refuse: full, or read-only.
+
+use crate::scene::{CALICO, Scene, program};
+use std::process::Command;
+
+/// Runs an installation in a mount namespace of its own, after `mount` there.
+fn after_mount(scene: &Scene, mount: &str) -> String {
+    let arguments = scene.arguments("install", &[]).join(" ");
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation=private", "sh", "-c"])
+        .arg(format!("set -e; cd {}; {mount}; exec {} {arguments}", scene.root.display(), program().display()))
+        .output()
+        .expect("unshare starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    said
+}
+
+#[test]
+fn a_full_disk_changes_no_configuration_and_is_named() {
+    let scene = Scene::with("full", "10-calico.conflist", CALICO);
+    let said = after_mount(&scene, "mkdir -p opt/cni/bin; mount -t tmpfs -o size=64k none opt/cni/bin");
+    assert!(said.contains("/opt/cni/bin/detour: can't write it: No space left on device"), "{said}");
+    assert!(said.contains("free some space"), "{said}");
+    assert_eq!(scene.read("etc/cni/net.d/10-calico.conflist"), CALICO);
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_behind() {
+    let scene = Scene::with("full-conf", "10-calico.conflist", CALICO);
+    let fill = "mount -t tmpfs -o size=16k none etc/cni/net.d; printf '%s' '{\"name\":\"n\",\"plugins\":[{\"type\":\"a\"}]}' \
+                > etc/cni/net.d/10-x.conflist; dd if=/dev/zero of=etc/cni/net.d/filler bs=1k 2>dd || true";
+    let look = "trap 'ls -A etc/cni/net.d > seen' EXIT";
+    let arguments = scene.arguments("install", &[]).join(" ");
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation=private", "sh", "-c"])
+        .arg(format!("cd {}; {fill}; {look}; {} {arguments}", scene.root.display(), program().display()))
+        .output()
+        .expect("unshare starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("10-x.conflist: can't write it: No space left on device"), "{said}");
+    assert_eq!(scene.read("seen"), "10-x.conflist\nfiller\n");
+}
+
+#[test]
+fn a_read_only_directory_is_named() {
+    let scene = Scene::with("read-only", "10-calico.conflist", CALICO);
+    let said = after_mount(&scene, "mount --bind etc/cni/net.d etc/cni/net.d; mount -o remount,bind,ro etc/cni/net.d");
+    assert!(said.contains("/etc/cni/net.d/10-calico.conflist: can't write it: Read-only file system"), "{said}");
+    assert!(said.contains("mount it writable, or name another directory"), "{said}");
+    assert_eq!(scene.read("etc/cni/net.d/10-calico.conflist"), CALICO);
+}

@@ -1,0 +1,9 @@
+//! The plugin is put on a node, stays whole whatever happens, and is taken away again.
+
+mod agent;
+mod command;
+mod crash;
+mod disk;
+mod golden;
+mod manifests;
+mod scene;

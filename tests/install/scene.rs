@@ -1,0 +1,131 @@
+//! A node's file system in a directory, and the binary that is called on it.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// The binary without its debugging information, two thirds of it, which each installation would
+/// copy.
+pub(crate) fn program() -> &'static Path {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let stripped = Path::new(env!("CARGO_TARGET_TMPDIR")).join("detour");
+        let strip = Command::new("strip").arg("-o").arg(&stripped).arg(env!("CARGO_BIN_EXE_detour")).status();
+        assert!(strip.expect("strip starts").success());
+        stripped
+    });
+    &PROGRAM
+}
+
+pub(crate) const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+
+/// Removed with the value.
+pub(crate) struct Scene {
+    pub(crate) root: PathBuf,
+}
+
+impl Scene {
+    /// An empty node.
+    pub(crate) fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("detour-install-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).expect("made");
+        Self { root }
+    }
+
+    /// One with a service account at /sa and this cluster network.
+    pub(crate) fn with(name: &str, file: &str, text: &str) -> Self {
+        let scene = Self::new(name);
+        scene.write("sa/ca.crt", "-----BEGIN CERTIFICATE-----\n");
+        scene.write("sa/token", "first-token\n");
+        scene.write(&format!("etc/cni/net.d/{file}"), text);
+        scene
+    }
+
+    pub(crate) fn path(&self, within: &str) -> PathBuf {
+        self.root.join(within)
+    }
+
+    pub(crate) fn write(&self, within: &str, text: &str) {
+        let path = self.path(within);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(path, text).expect("written");
+    }
+
+    pub(crate) fn read(&self, within: &str) -> String {
+        fs::read_to_string(self.path(within)).unwrap_or_else(|error| panic!("{within}: {error}"))
+    }
+
+    pub(crate) fn json(&self, within: &str) -> Value {
+        serde_json::from_str(&self.read(within)).expect("JSON")
+    }
+
+    pub(crate) fn mode(&self, within: &str) -> u32 {
+        fs::metadata(self.path(within)).expect("there").permissions().mode() & 0o7777
+    }
+
+    /// The arguments of a command on this node.
+    pub(crate) fn arguments(&self, command: &str, more: &[&str]) -> Vec<String> {
+        let root = self.root.display();
+        let mut arguments = vec![command.to_owned(), format!("--root={root}")];
+        if command != "uninstall" && !more.iter().any(|argument| argument.starts_with("--kubeconfig")) {
+            arguments.push(format!("--service-account={root}/sa"));
+            arguments.push("--api-server=https://10.96.0.1:443".into());
+        }
+        arguments.extend(more.iter().map(ToString::to_string));
+        arguments
+    }
+
+    pub(crate) fn run(&self, command: &str, more: &[&str]) -> Output {
+        Command::new(program()).args(self.arguments(command, more)).env_clear().output().expect("it starts")
+    }
+
+    /// Runs what must succeed, and gives its stdout.
+    pub(crate) fn ok(&self, command: &str, more: &[&str]) -> String {
+        let output = self.run(command, more);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{command} {more:?}: {stderr}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Runs what must fail, and gives its stderr.
+    pub(crate) fn fails(&self, command: &str, more: &[&str]) -> String {
+        let output = self.run(command, more);
+        assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stdout));
+        String::from_utf8(output.stderr).expect("text")
+    }
+
+    /// Every file, with contents and mode; a program only with its length.
+    pub(crate) fn files(&self) -> BTreeMap<PathBuf, (String, u32)> {
+        let mut found = BTreeMap::new();
+        collect(&self.root, &self.root, &mut found);
+        found
+    }
+}
+
+fn collect(root: &Path, directory: &Path, found: &mut BTreeMap<PathBuf, (String, u32)>) {
+    for entry in fs::read_dir(directory).expect("readable") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            collect(root, &path, found);
+        } else if path.file_name().is_some_and(|name| name != "install.lock" && name != "a.present") {
+            let contents = fs::read(&path).expect("readable");
+            let shown = if contents.len() > 1 << 20 {
+                contents.len().to_string()
+            } else {
+                String::from_utf8_lossy(&contents).into()
+            };
+            let mode = fs::metadata(&path).expect("there").permissions().mode() & 0o7777;
+            found.insert(path.strip_prefix(root).expect("below").to_owned(), (shown, mode));
+        }
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}

@@ -1,0 +1,271 @@
+//! What `trace` says of a packet is what a packet does, whatever the policy; and `rules` sees it.
+
+use crate::dialect::Dialect;
+use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
+use crate::world::*;
+use detour_cni::firewall::Live;
+use detour_cni::inspect::{
+    Destination, LiveRules, Mark, Rulebook, RulesReport, Sender, Subject, Trace, configuration, explain, trace,
+};
+use detour_cni::policy;
+use detour_cni::state::{ROOT, Store};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use serde_json::{Map, Value, json};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+/// How many policies; each has a world of its own and meets some seventy packets.
+const POLICIES: usize = 20;
+
+const OTHER: Process = Process { uid: 5, gid: 7 };
+
+/// A policy as an administrator and a pod's author write it.
+#[derive(Debug, Clone)]
+struct Written {
+    dns: bool,
+    tproxy: bool,
+    native: bool,
+    chain: Value,
+}
+
+/// One of `values`, or the key is left out.
+fn maybe(key: &'static str, values: &'static [&'static str]) -> impl Strategy<Value = Option<(String, Value)>> {
+    prop::option::weighted(
+        0.2,
+        prop::sample::select(values).prop_map(move |value| (key.to_owned(), Value::from(value))),
+    )
+}
+
+fn block(kind: &'static str, keys: Vec<BoxedStrategy<Option<(String, Value)>>>) -> impl Strategy<Value = Value> {
+    keys.prop_map(move |keys| {
+        let kind = [("type".to_owned(), Value::from(kind))];
+        Value::Object(kind.into_iter().chain(keys.into_iter().flatten()).collect::<Map<_, _>>())
+    })
+}
+
+fn written() -> impl Strategy<Value = Written> {
+    let redirect = block(
+        "istio-redirect",
+        vec![
+            maybe("inbound_ports_include", &["*", "8080,15090", ""]).boxed(),
+            maybe("inbound_ports_exclude", &["8080", "*", "15000-15030"]).boxed(),
+            maybe("outbound_ports_include", &["443", "53"]).boxed(),
+            maybe("outbound_ports_exclude", &["443", "53", "15020", "500-600"]).boxed(),
+            maybe("outbound_ip_ranges_include", &["198.51.100.0/24,2001:db8:20::/60", ""]).boxed(),
+            maybe("outbound_ip_ranges_exclude", &[EXCLUDED_RANGES, "10.96.0.10,fd96::/64"]).boxed(),
+            maybe("owner_groups_include", &["7", "1000650000,1000659999"]).boxed(),
+            maybe("owner_groups_exclude", &["7"]).boxed(),
+            maybe("exclude_interfaces", &["eth0", "net1"]).boxed(),
+            maybe("dns_servers_v4", &["10.96.0.10"]).boxed(),
+        ],
+    );
+    let uids = block(
+        "uid-exclude",
+        vec![
+            maybe("uids", &["1337", "0-9", "container:web"]).boxed(),
+            maybe("gids", &["7"]).boxed(),
+            maybe("rules", &["tcp:443:5", "udp:53:1000650000", "22,53,443:*"]).boxed(),
+        ],
+    );
+    let dns = block(
+        "dns-exclude",
+        vec![
+            maybe("uids", &["1337", "5"]).boxed(),
+            maybe("resolvers", &["10.96.0.10,fd96::a", "excluded-ranges", "all"]).boxed(),
+            maybe("protocols", &["udp", "tcp"]).boxed(),
+        ],
+    );
+    ((prop::bool::weighted(0.7), prop::bool::weighted(0.3), any::<bool>()), redirect, uids, dns).prop_map(
+        |((dns, tproxy, native), redirect, uid, exclude)| Written {
+            dns,
+            tproxy,
+            native,
+            chain: json!([redirect, uid, exclude]),
+        },
+    )
+}
+
+/// What is sent, to whom, and by whom; `None` is somebody outside.
+fn packets(family: Family) -> Vec<(Option<Process>, Protocol, SocketAddr)> {
+    let mut packets = Vec::new();
+    for process in [APP_PROCESS, PROXY, VAULT_INIT, OTHER] {
+        for (protocol, host, port) in [
+            (Protocol::Tcp, SERVER, HTTPS),
+            (Protocol::Tcp, VAULT, HTTPS),
+            (Protocol::Tcp, SERVER, STATUS[0]),
+            (Protocol::Udp, SERVER, SYSLOG),
+            (Protocol::Udp, RESOLVER, DNS),
+            (Protocol::Tcp, RESOLVER, DNS),
+            (Protocol::Udp, OTHER_RESOLVER, DNS),
+            (Protocol::Udp, VAULT, DNS),
+            (Protocol::Tcp, POD, APP),
+        ] {
+            packets.push((Some(process), protocol, host.at(family, port)));
+        }
+    }
+    for port in [APP, TUNNEL].into_iter().chain(STATUS) {
+        packets.push((None, Protocol::Tcp, POD.at(family, port)));
+    }
+    packets
+}
+
+/// The name that `trace` has for where it arrived.
+fn named(arrival: &Arrival) -> String {
+    match arrival {
+        Arrival::Sidecar { port, .. } => format!("sidecar:{port}"),
+        Arrival::Direct { .. } => "direct".to_owned(),
+        Arrival::Lost(why) => format!("lost: {why}"),
+    }
+}
+
+fn own_addresses(world: &World) -> Vec<IpAddr> {
+    world.families().iter().map(|family| POD.ip(*family)).collect()
+}
+
+fn live(world: &World) -> LiveRules {
+    LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable")
+}
+
+fn report(world: &World) -> RulesReport {
+    live(world).report(&world.netns())
+}
+
+fn configured(world: &World, pod: &str, chain: Value) -> Value {
+    crate::configuration::chain(&world.manifests(&[pod::NAMESPACE, pod]), chain)
+}
+
+fn policy_of(text: &Value, pod: &str) -> policy::Policy {
+    let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
+    let namespace = Some((Path::new("ns"), pod::NAMESPACE));
+    let subject = Subject::of_manifest(conf, (Path::new("pod"), pod), namespace).expect("a pod");
+    explain(&subject).expect("explained").policy
+}
+
+#[test]
+fn what_it_says_is_what_a_packet_does() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let strategy = written();
+    let mut seen = std::collections::BTreeMap::<String, usize>::new();
+    for _ in 0..POLICIES {
+        let written = strategy.new_tree(&mut runner).expect("a policy").current();
+        let mode = [("sidecar.istio.io/interceptionMode", "TPROXY")];
+        let pod = pod::manifest(written.dns, PROXY, if written.tproxy { &mode } else { &[] });
+        let world = World::new(Families::Both);
+        let dialect = if written.native { Dialect::Nftables } else { Dialect::Iptables };
+        let configuration = dialect.of(configured(&world, &pod, written.chain.clone()));
+        world.add(&configuration);
+        let asked = Rulebook::of_policy(&policy_of(&configuration, &pod));
+        let found = live(&world);
+        let held = found.rulebook();
+        assert_eq!(found.addresses.len(), 2, "{:?}", found.addresses);
+        for &family in world.families() {
+            for (process, protocol, to) in packets(family) {
+                let from = match process {
+                    Some(Process { uid, gid }) => Sender::Process { uid, gid: Some(gid) },
+                    None => Sender::Inbound(Some(GATEWAY.ip(family))),
+                };
+                let over = match protocol {
+                    Protocol::Tcp => policy::Protocol::Tcp,
+                    Protocol::Udp => policy::Protocol::Udp,
+                };
+                let destination = Destination { address: to, protocol: over };
+                let said = trace(&asked, from, destination, &own_addresses(&world), "eth0");
+                let said_of_live = trace(&held, from, destination, &found.addresses, "eth0");
+                let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.caveats.clone());
+                assert_eq!(in_short(&said), in_short(&said_of_live), "{written:#?}\n{said:#?}\n{said_of_live:#?}");
+                if !written.native {
+                    assert_eq!(said, said_of_live);
+                }
+                let arrival = match process {
+                    Some(process) => world.pod_sends(process, protocol, to),
+                    None => world.outside_sends(protocol, to),
+                };
+                assert_eq!(named(&arrival), said.arrives_at, "{written:#?}\n{from:?} {destination:?}\n{said:#?}");
+                *seen.entry(said.arrives_at).or_default() += 1;
+            }
+        }
+    }
+    for place in ["direct", "sidecar:15001", "sidecar:15006", "sidecar:15053"] {
+        assert!(seen.get(place).is_some_and(|count| *count > 20), "{seen:?}");
+    }
+}
+
+#[test]
+fn rules_shows_what_is_there_and_what_it_counted() {
+    let world = World::new(Families::Both);
+    let pod = pod::manifest(true, PROXY, &[]);
+    let configuration = configured(&world, &pod, json!([{"type": "istio-redirect"}]));
+    assert_eq!(report(&world).as_asked, None);
+    world.add(&configuration);
+    let before = report(&world);
+    assert_eq!((before.as_asked, before.attachments.len()), (Some(true), 1));
+    assert!(before.rules.iter().all(|rule| rule.mark == Mark::Fine), "{before:#?}");
+    world.pod_sends(APP_PROCESS, Protocol::Tcp, SERVER.at(Family::V4, HTTPS));
+    let counted = |report: &RulesReport, table: &str| {
+        let rule = report.rules.iter().find(|rule| rule.table == table && rule.rule.ends_with("--to-ports 15001"));
+        rule.expect("a rule").packets
+    };
+    let after = report(&world);
+    let (ip, ip6) = ("ip nat", "ip6 nat");
+    assert_eq!((counted(&before, ip), counted(&after, ip), counted(&after, ip6)), (Some(0), Some(1), Some(0)));
+    let read: Live = live(&world).live;
+    assert_eq!(read, live(&world).live);
+}
+
+#[test]
+fn rules_marks_what_is_missing_extra_and_foreign() {
+    let world = World::new(Families::V4);
+    let pod = pod::manifest(false, PROXY, &[]);
+    world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
+    for change in [
+        &["-t", "nat", "-D", "ISTIO_OUTPUT", "-d", "127.0.0.1/32", "-j", "RETURN"][..],
+        &["-t", "nat", "-A", "ISTIO_INBOUND", "-p", "tcp", "--dport", "1", "-j", "RETURN"],
+        &["-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", "2", "-j", "RETURN"],
+    ] {
+        let (success, printed) = world.iptables(Family::V4, change);
+        assert!(success, "{printed}");
+    }
+    let report = report(&world);
+    assert_eq!(report.as_asked, Some(false));
+    let marked: Vec<_> = report
+        .rules
+        .iter()
+        .filter(|r| r.mark != Mark::Fine)
+        .map(|r| (r.mark, r.chain.as_str(), r.rule.as_str()))
+        .collect();
+    let expected = [
+        (Mark::Extra, "ISTIO_INBOUND", "-p tcp -m tcp --dport 1 -j RETURN"),
+        (Mark::Missing, "ISTIO_OUTPUT", "-d 127.0.0.1/32 -j RETURN"),
+        (Mark::Foreign, "OUTPUT", "-p tcp -m tcp --dport 2 -j RETURN"),
+    ];
+    assert_eq!(marked, expected);
+    let program = std::process::Command::new(env!("CARGO_BIN_EXE_detour"))
+        .args(["rules", &world.netns().display().to_string()])
+        .env_clear()
+        .output()
+        .expect("run detour");
+    assert_eq!(program.status.code(), Some(1), "{program:?}");
+    let text = String::from_utf8_lossy(&program.stdout).into_owned();
+    assert!(text.lines().any(|line| line.contains("missing") && line.contains("-d 127.0.0.1/32 -j RETURN")), "{text}");
+}
+
+#[test]
+fn native_rules_are_shown_and_marked_the_same_way() {
+    let world = World::new(Families::V4);
+    let pod = pod::manifest(false, PROXY, &[]);
+    world.add(&Dialect::Nftables.of(configured(&world, &pod, json!([{"type": "istio-redirect"}]))));
+    world.pod_sends(APP_PROCESS, Protocol::Tcp, SERVER.at(Family::V4, HTTPS));
+    let fine = report(&world);
+    assert_eq!((fine.as_asked, fine.dialect), (Some(true), Some("nftables")));
+    let redirect = fine.rules.iter().find(|rule| rule.rule.ends_with("redirect to :15001")).expect("a rule");
+    assert_eq!((redirect.table.as_str(), redirect.packets), ("inet detour-nat", Some(1)));
+    world.nft("flush chain inet detour-nat ISTIO_REDIRECT");
+    world.nft("add rule inet detour-nat ISTIO_INBOUND tcp dport 1 counter return");
+    let report = report(&world);
+    let marked = report.rules.iter().filter(|rule| rule.mark != Mark::Fine);
+    let marked: Vec<_> = marked.map(|rule| (rule.mark, rule.chain.as_str(), rule.packets)).collect();
+    assert_eq!(marked, [(Mark::Extra, "ISTIO_INBOUND", Some(0)), (Mark::Missing, "ISTIO_REDIRECT", None)]);
+}
