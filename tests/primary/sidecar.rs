@@ -78,7 +78,9 @@ fn a_bridge_that_lost_its_address_is_found_by_check() {
 fn the_default_route_moves_where_a_selection_says_so() {
     let node = Node::new();
     let gateway = node.subnet("129");
-    node.pod_selects(&json!([{"name": "second", "default-route": [gateway]}]).to_string());
+    let mesh = json!({"name": "istio-cni", "namespace": "default"});
+    node.pod_selects(&json!([{"name": "second", "default-route": [gateway]}, mesh]).to_string());
+    node.definition("default", "istio-cni", &istio_cni());
     let mut second = node.bridge();
     second["name"] = json!("second");
     second["isDefaultGateway"] = json!(false);
@@ -95,6 +97,8 @@ fn the_default_route_moves_where_a_selection_says_so() {
     let addresses: Vec<_> = result["ips"].as_array().expect("a list").iter().map(|ip| &ip["interface"]).collect();
     assert_eq!(addresses, [2, 5], "each points to its own interface");
     assert_eq!(result["interfaces"][5]["name"], "net1");
+    assert!(!node.pod.rules().is_empty());
     node.done("CHECK", &conf);
     node.done("DEL", &conf);
+    assert_eq!(node.pod.rules(), [""; 0]);
 }
