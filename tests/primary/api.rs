@@ -118,6 +118,19 @@ fn without_a_kubeconfig_the_environment_of_a_pod_counts() {
 }
 
 #[test]
+fn a_pod_that_is_gone_is_noticed_before_anything_runs() {
+    let knows = script("default/istio-cni");
+    let server = Server::plain(move |request| match request.line.as_str() {
+        POD => Answer::json(404, &json!({"kind": "Status", "message": "gone"})),
+        _ => knows(request),
+    });
+    let node = Node::new();
+    let (code, text) = node.refused("ADD", &conf(&node, &server, &told(&annotations("default/istio-cni"))));
+    assert_eq!(code, 100, "{text}");
+    assert!(node.recorders.seen().is_empty() && !node.keeps());
+}
+
+#[test]
 fn annotations_that_are_none_are_refused() {
     let (node, server) = (Node::new(), Server::plain(script("")));
     for (annotations, place) in [(json!([]), "pod-annotations: "), (json!({"a": 1}), "pod-annotations.a: ")] {

@@ -21,6 +21,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
     let known = KnownPod::of(context)?;
     let pod = known.annotated()?;
     let mut plan = Plan::of(context, &known, pod)?;
+    mesh::ask_ahead(context, &known, &plan.attached)?;
     let (store, attachment) = (context.store(), context.attachment());
     store.write(&attachment, &Kept::of(&sandbox, plan.members.clone()))?;
     let done = perform(context, &known, &mut plan, &sandbox).and_then(|done| {

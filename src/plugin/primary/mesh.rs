@@ -2,10 +2,10 @@
 
 use super::Context;
 use super::known_pod::KnownPod;
-use crate::chain::SubPlugin;
+use crate::chain::{self, SubPlugin};
 use crate::cni::{Block, Code, Command, Dialect, Error, NetConf};
 use crate::networks::PodNetwork;
-use crate::plugin::wish::wish_by;
+use crate::plugin::wish::{left_out, wish_by};
 use crate::pod::PodRef;
 use crate::policy::Policy;
 use serde_json::Value;
@@ -18,6 +18,11 @@ pub(super) struct Attached {
 }
 
 impl Attached {
+    /// The node's own chain.
+    fn node(context: &Context<'_>) -> Self {
+        Self { name: context.conf.name.clone(), conf: context.conf.clone() }
+    }
+
     /// Lays the attachment's configuration over the node's: its own chain, each sub-plugin's keys
     /// over the node's for the same sub-plugin, and what the pod passes to it.
     ///
@@ -81,12 +86,8 @@ pub(super) fn wish(
     previous: &Value,
 ) -> Result<(Policy, Dialect), Error> {
     let pod = context.request.args.pod.as_ref();
-    let node = [Attached { name: context.conf.name.clone(), conf: context.conf.clone() }];
-    let has_sub_plugins = context.conf.chain.iter().any(|block| SubPlugin::of(block).is_some());
-    let asking = match attached {
-        [] if has_sub_plugins && known.may_be_meshed() => &node,
-        attached => attached,
-    };
+    let node = [Attached::node(context)];
+    let asking = asking(attached, &node, known);
     let mut all: Vec<(&Attached, Policy)> = Vec::new();
     for one in asking {
         let conf = NetConf { prev_result: Some(previous.clone()), ..one.conf.clone() };
@@ -104,6 +105,29 @@ pub(super) fn wish(
         whole = whole.union(policy).map_err(|conflict| contradiction("the others", &one.name, &conflict))?;
     }
     Ok((whole, dialect(context, asking)?))
+}
+
+/// Has the pod's facts fetched that [`wish`] will need, before anything runs.
+///
+/// # Errors
+/// They can't be known.
+pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &[Attached]) -> Result<(), Error> {
+    let (Some(pod), Some(_)) = (&context.request.args.pod, known.cluster()) else { return Ok(()) };
+    let node = [Attached::node(context)];
+    for Attached { conf, .. } in asking(attached, &node, known) {
+        let wants = chain::wants(&conf.chain);
+        if wants.pod && left_out(conf, pod).is_none() {
+            known.facts(pod, wants.namespace)?;
+        }
+    }
+    Ok(())
+}
+
+/// Who asks for something: the attachments, over whose chains the node's is laid already, else the
+/// node's chain alone.
+fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], known: &KnownPod<'_>) -> &'a [Attached] {
+    let for_every_pod = node.iter().any(|node| chain::wants(&node.conf.chain).pod);
+    if attached.is_empty() && for_every_pod && known.may_be_meshed() { node } else { attached }
 }
 
 fn dialect(context: &Context<'_>, asking: &[Attached]) -> Result<Dialect, Error> {
