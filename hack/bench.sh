@@ -10,6 +10,7 @@ source hack/machine.sh
 
 rounds=${1:-30}
 netns="detour-bench-$$"
+bridge="dtb$$"
 work=''
 api=''
 
@@ -24,6 +25,7 @@ clean_up() {
     if [[ -e /run/netns/$netns ]]; then
         ip netns delete "$netns" || true
     fi
+    ip link delete "$bridge" 2>/dev/null || true
     if [[ -n $work ]]; then
         rm -rf "$work"
     fi
@@ -90,6 +92,19 @@ write_files() {
     conf api.conf kubeconfig "$work/kubeconfig"
     jq '.dialect = "nftables"' "$work/manifests.conf" >"$work/native.conf"
     jq '.chain |= .[:1]' "$work/manifests.conf" >"$work/redirect.conf"
+    mkdir -p "$work/api/api/v1/namespaces/shop/pods/web-0" \
+        "$work/api/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions"
+    tee "$work/api/api/v1/namespaces/shop/pods/web-0/status.json" >"$work/api/api/v1/namespaces/shop/events.json" <<<'{}'
+    jq -n '{ apiVersion: "k8s.cni.cncf.io/v1", kind: "NetworkAttachmentDefinition",
+        metadata: { name: "istio-cni", namespace: "default" },
+        spec: { config: "{\"cniVersion\":\"0.3.1\",\"name\":\"istio-cni\",\"type\":\"istio-cni\"}" } }' \
+        >"$work/api/apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions/istio-cni.json"
+    jq -n --arg bridge "$bridge" --arg data "$work/ipam" '{ cniVersion: "1.0.0", name: "bench", type: "bridge",
+        bridge: $bridge, isDefaultGateway: true,
+        ipam: { type: "host-local", subnet: "10.89.0.0/16", dataDir: $data } }' >"$work/bridge.conf"
+    jq --slurpfile bridge "$work/bridge.conf" --arg state "$work/state" 'del(.chain) |
+        .name = "primary" | .delegates = $bridge | .cniDir = $state | .binDir = "/usr/lib/cni"' \
+        "$work/api.conf" >"$work/primary.conf"
     jq '.chain |= .[1:] | .name = "excludedns"' "$work/manifests.conf" >"$work/exclude.conf"
     printf 'fn main() {}\n' >"$work/empty.rs"
     rustc --target "$target" -O -C strip=symbols -o "$work/empty" "$work/empty.rs"
@@ -118,8 +133,8 @@ cni() {
     local command=$1 arguments="K8S_POD_NAMESPACE=$2;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$netns;K8S_POD_UID=$pod_uid"
     shift 2
     env -i PATH= \
-        CNI_COMMAND="$command" CNI_CONTAINERID="$netns" CNI_NETNS="/var/run/netns/$netns" CNI_IFNAME=net1 \
-        CNI_PATH=/opt/cni/bin CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" "$@"
+        CNI_COMMAND="$command" CNI_CONTAINERID="$netns" CNI_NETNS="/var/run/netns/$netns" CNI_IFNAME="${CNI_IFNAME_OF_CALL:-net1}" \
+        CNI_PATH=/opt/cni/bin:/usr/lib/cni CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" "$@"
 }
 
 # What an ADD leaves in the kernel, for the tools that are to apply the same. nft has no words for
@@ -170,7 +185,14 @@ second_attachment() {
     cni DEL shop "$detour" <"$work/redirect.conf"
 }
 
-contenders=13
+# network LABEL CONF PROGRAM: what makes the pod's network, in a namespace without one.
+network() {
+    ip -n "$netns" link delete eth0
+    CNI_IFNAME_OF_CALL=eth0 cni ADD shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/$2" -- "$3"
+    CNI_IFNAME_OF_CALL=eth0 cni DEL shop "$3" <"$work/$2"
+}
+
+contenders=15
 
 # contend NUMBER: one contender's turn, in a network namespace that is as good as new.
 contend() {
@@ -187,12 +209,15 @@ contend() {
         9) run_inside "iptables-nft-restore, IPv4 only" "$work/rules.v4" iptables-nft-restore ;;
         10) run_inside "ip6tables-nft-restore, IPv6 only" "$work/rules.v6" ip6tables-nft-restore ;;
         11) add "detour ADD, native rules" native.conf shop ;;
-        12) run "an empty static program" /dev/null "$work/empty" ;;
+        12) network "bridge alone, ADD" bridge.conf /usr/lib/cni/bridge ;;
+        13) network "detour primary, bridge and istio-cni, ADD" primary.conf "$detour" ;;
+        14) run "an empty static program" /dev/null "$work/empty" ;;
     esac
 }
 
 need_root
-need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables
+need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables \
+    /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 trap clean_up EXIT
 trap 'exit 130' INT

@@ -10,6 +10,11 @@ need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
     strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
+if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
+    need_commands go=golang-go
+    say "building cnitool"
+    GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
+fi
 say "building the traffic tool"
 cargo build --locked --examples </dev/null
 say "running the tests"

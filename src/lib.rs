@@ -25,6 +25,10 @@
 //! the difference is sent as one netlink transaction. No process is started, but for executables in the
 //! chain: [`delegate`] runs them afterwards.
 //!
+//! As the primary plugin it asks [`networks`] for all that the pod is to have, keeps the intent, has
+//! [`delegate`] run the networks one after another, does the above on the default network's result, and
+//! then the executables.
+//!
 //! # On a node
 //!
 //! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
@@ -60,8 +64,11 @@
 //!
 //! # State
 //!
+//! `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`): what the primary plugin ran for a
+//! pod; DEL must find it after a reboot.
 //! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
-//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`: what was put on the node. Error codes: [`cni::Code`].
+//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`:
+//! what was put on the node. Error codes: [`cni::Code`].
 
 pub mod agent;
 pub mod chain;

@@ -42,6 +42,36 @@ fn the_last_member_of_the_plugin_list_is_accepted() {
 }
 
 #[test]
+fn the_primary_ones_are_accepted_without_a_warning() {
+    for (text, chain) in [
+        (include_str!("../conf/primary-openshift.conf"), &[][..]),
+        (include_str!("../conf/primary-bridge.conf"), &ALL_THREE[..]),
+        (include_str!("../conf/primary-own-exclusion.conf"), &["istio-redirect", "exclude-backup"]),
+    ] {
+        let conf = parse(&serde_json::from_str(text).expect("JSON"));
+        assert!(conf.primary.is_some());
+        assert_eq!(types(&conf), chain);
+        assert_eq!(conf.warnings, [""; 0]);
+    }
+}
+
+/// As Multus's own installer writes it, but for the type.
+#[test]
+fn an_existing_file_of_multus_is_accepted() {
+    let conf = parse(&json!({
+        "cniVersion": "0.3.1", "name": "multus-cni-network", "type": "detour", "logLevel": "verbose",
+        "logToStderr": true, "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig",
+        "capabilities": {"portMappings": true, "bandwidth": true}, "namespaceIsolation": true,
+        "globalNamespaces": "default,shop",
+        "delegates": [{"cniVersion": "0.3.1", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}],
+    }));
+    let kubeconfig = conf.kubernetes.kubeconfig.as_deref().and_then(std::path::Path::to_str);
+    assert_eq!(kubeconfig, Some("/etc/cni/net.d/multus.d/multus.kubeconfig"));
+    assert!(conf.primary.is_some_and(|primary| primary.global_namespaces == ["default", "shop"]));
+    assert_eq!((conf.chain, conf.warnings), (vec![], vec![]));
+}
+
+#[test]
 fn the_full_one_spells_out_the_defaults() {
     let full: Value = serde_json::from_str(FULL).expect("JSON");
     let short = json!({"cniVersion": "1.1.0", "name": full["name"], "type": "detour", "chain": full["chain"]});

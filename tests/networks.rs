@@ -4,7 +4,7 @@
 use detour_cni::cluster::{Cluster, Definition, Event, Lookup, ObjectRef, Sought};
 use detour_cni::cni::{Code, Command, Error, NetConf, Primary};
 use detour_cni::networks::{PodNetworks, resolve};
-use detour_cni::pod::{Facts, Pod, PodRef};
+use detour_cni::pod::{Facts, Namespace, Pod, PodRef};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs;
@@ -56,12 +56,12 @@ impl Cluster for Fake {
         self.lists.then(|| named.map(|definition| definition.object.namespace.clone()).collect())
     }
 
-    fn patch_network_status(&self, _: &Pod, _: &str) -> Result<(), Error> {
-        panic!("nobody tells")
+    fn namespace(&self, _: &PodRef) -> Result<Namespace, Error> {
+        panic!("nobody asks")
     }
 
-    fn post_event(&self, _: &Pod, event: &Event) -> Result<(), Error> {
-        self.told.borrow_mut().push(event.clone());
+    fn report(&self, _: &Pod, _: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        self.told.borrow_mut().extend_from_slice(events);
         Ok(())
     }
 

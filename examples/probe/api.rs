@@ -49,16 +49,22 @@ fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path of the next GET, query left out; `None` at the end of the connection.
+/// The path of the next request, query left out; `None` at the end of the connection. What is written
+/// is taken and forgotten.
 fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     let mut request = String::new();
     if reader.read_line(&mut request)? == 0 {
         return Ok(None);
     }
     let mut header = String::new();
+    let mut length = 0;
     while reader.read_line(&mut header)? > 2 {
+        if let Some(("content-length", value)) = header.to_lowercase().split_once(": ") {
+            length = value.trim().parse().context("content-length")?;
+        }
         header.clear();
     }
+    reader.read_exact(&mut vec![0; length])?;
     let path = request.split(' ').nth(1).context("a request without a path")?;
     Ok(Some(path.split('?').next().unwrap_or_default().to_owned()))
 }

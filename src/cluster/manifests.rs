@@ -46,6 +46,11 @@ impl Cluster for Manifests {
         self.find(wanted, with_namespace).map_err(|error| about(wanted, error))
     }
 
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        let (manifests, _) = self.read()?;
+        self.named_namespace(&manifests, wanted).map_err(|error| about(wanted, error))
+    }
+
     fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         let (manifests, broken) = self.read()?;
         let found = wanted.iter().map(|Sought { object, .. }| match find_definition(&manifests, object) {
@@ -72,15 +77,14 @@ impl Cluster for Manifests {
     }
 
     /// Manifests are not written to.
-    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), Error> {
-        tracing::info!("pod {}/{}: network status, not written to manifests: {status}", pod.namespace, pod.name);
-        Ok(())
-    }
-
-    /// Manifests are not written to.
-    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        let Event { reason, message, .. } = event;
-        tracing::info!("pod {}/{}: event, not written to manifests: {reason}: {message}", pod.namespace, pod.name);
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let Pod { namespace, name, .. } = pod;
+        if let Some(status) = status {
+            tracing::info!("pod {namespace}/{name}: network status, not written to manifests: {status}");
+        }
+        for Event { reason, message, .. } in events {
+            tracing::info!("pod {namespace}/{name}: event, not written to manifests: {reason}: {message}");
+        }
         Ok(())
     }
 
@@ -93,7 +97,7 @@ impl Manifests {
     fn find(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let (manifests, broken) = self.read()?;
         let found = self.pod(&manifests, wanted).and_then(|pod| {
-            let namespace = if with_namespace { Some(self.namespace(&manifests, wanted)?) } else { None };
+            let namespace = if with_namespace { Some(self.named_namespace(&manifests, wanted)?) } else { None };
             Ok(Facts { pod, namespace })
         });
         match (found, broken.first()) {
@@ -150,7 +154,7 @@ impl Manifests {
         Err(Error::new(Code::PodUnknown, msg))
     }
 
-    fn namespace(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Namespace, Error> {
+    fn named_namespace(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Namespace, Error> {
         let namespace = &wanted.namespace;
         let found = manifests.iter().find(|m| m.is(NAMESPACE, None, namespace)).ok_or_else(|| {
             let dir = self.dir.display();

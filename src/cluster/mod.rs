@@ -16,7 +16,7 @@ pub use event::Event;
 pub use text::{Objects, objects};
 
 use crate::cni;
-use crate::pod::{Facts, Pod, PodRef};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
 
 /// A source of facts.
 pub trait Cluster {
@@ -26,6 +26,12 @@ pub trait Cluster {
     /// What can't be known within the configured wait, as the CNI error that names the pod, what
     /// was looked for and where, and the next step.
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
+
+    /// The namespace of the pod that `wanted` speaks of.
+    ///
+    /// # Errors
+    /// As [`Self::facts`].
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, cni::Error>;
 
     /// The definitions, in the order of `wanted`, all looked up at the same time. One that is awaited
     /// and not there is looked for during two seconds, like a pod.
@@ -38,18 +44,13 @@ pub trait Cluster {
     /// known at once.
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>>;
 
-    /// Sets the pod's annotation `k8s.v1.cni.cncf.io/network-status`, if it still is this pod
-    /// (`pod.uid`). Takes two seconds at the most.
+    /// Tells of a pod: sets its annotation `k8s.v1.cni.cncf.io/network-status` to `status`, where there
+    /// is one and if it still is this pod (`pod.uid`), and records the events. All is done at the same
+    /// time and takes two seconds at the most.
     ///
     /// # Errors
-    /// It could not be set. That is no reason to keep a pod from running.
-    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), cni::Error>;
-
-    /// Records an event of the pod. Takes two seconds at the most.
-    ///
-    /// # Errors
-    /// It could not be recorded. That is no reason to keep a pod from running.
-    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), cni::Error>;
+    /// What could not be told. That is no reason to keep a pod from running.
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), cni::Error>;
 
     /// Whether facts could be had now: one question, no second try.
     ///
@@ -68,6 +69,16 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     }
     let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty())?;
     Some(Box::new(api::Api::new(kubeconfig, conf.timeout)))
+}
+
+/// The source that a pod of the cluster has: its own service account; `None` outside of pods
+/// (kubernetes.io, "Accessing the Kubernetes API from a Pod").
+#[must_use]
+pub fn in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    Some(Box::new(api::Api::in_cluster(format!("https://{host}:{port}"), conf.timeout)))
 }
 
 /// How the pod that was found differs from the one that is wanted.

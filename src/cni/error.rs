@@ -117,6 +117,20 @@ impl Error {
         self.answered.unwrap_or(self.code.number())
     }
 
+    /// The first failure of things that were all tried, the others in its details.
+    ///
+    /// # Errors
+    /// One of them failed.
+    pub fn all(results: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+        let mut errors = results.into_iter().filter_map(Result::err);
+        let Some(mut first) = errors.next() else { return Ok(()) };
+        for other in errors {
+            let separator = if first.details.is_empty() { "" } else { "; " };
+            first.details += &format!("{separator}{other}");
+        }
+        Err(first)
+    }
+
     fn line(&self) -> String {
         if self.details.is_empty() { self.msg.clone() } else { format!("{}: {}", self.msg, self.details) }
     }

@@ -141,16 +141,21 @@ impl NetConf {
 }
 
 impl NetConf {
-    /// What a DEL needs of a configuration that is wrong: its name and version. What is wrong was
-    /// so at ADD, or came since; either way it must not keep a pod from going.
+    /// What a DEL needs of a configuration that is wrong: its name and version, and where the primary
+    /// plugin keeps what it needs, as far as that is right. What is wrong was so at ADD, or came
+    /// since; either way it must not keep a pod from going.
     ///
     /// # Errors
     /// Name or version are wrong.
-    pub fn understand_name_only(document: &Document) -> Result<Self, Error> {
-        let mut bare = document.clone();
-        bare.block.keys.retain(|key, _| key == "name");
-        bare.block.keys.insert("type".to_owned(), "detour".into());
-        Self::understand(&bare, Command::Del, "")
+    pub fn understand_for_del(document: &Document) -> Result<Self, Error> {
+        let only = |keys: &[&str]| {
+            let mut bare = document.clone();
+            bare.block.keys.retain(|key, _| keys.contains(&key.as_str()));
+            bare.block.keys.insert("type".to_owned(), "detour".into());
+            Self::understand(&bare, Command::Del, "")
+        };
+        only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
+            .or_else(|_| only(&["name"]))
     }
 }
 

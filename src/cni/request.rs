@@ -60,6 +60,8 @@ pub struct Request {
     pub ifname: String,
     /// `CNI_ARGS`, for ADD and CHECK. What ADD refuses must not keep DEL from tidying up.
     pub args: Args,
+    /// `CNI_ARGS` as it came, for any command.
+    pub args_text: String,
     /// `CNI_PATH`: where executables are looked for, first one first.
     pub path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: `CNI_NETNS` may be the plugin's own network namespace.
@@ -111,8 +113,9 @@ impl Request {
         if !variables.missing.is_empty() {
             return Err(refuse(format!("required env variables [{}] missing", variables.missing.join(","))));
         }
+        let args_text = variables.optional("CNI_ARGS").unwrap_or_default();
         let args = match command {
-            Command::Add | Command::Check => Args::parse(&variables.optional("CNI_ARGS").unwrap_or_default())?,
+            Command::Add | Command::Check => Args::parse(&args_text)?,
             Command::Del | Command::Gc | Command::Status => Args::default(),
         };
         let netns_override = variables.optional("CNI_NETNS_OVERRIDE");
@@ -122,6 +125,7 @@ impl Request {
             netns: netns.map(PathBuf::from),
             ifname,
             args,
+            args_text,
             path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
             netns_override: netns_override.is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
         })

@@ -8,7 +8,6 @@
 //! | `process` | a child with a deadline |
 //! | `answer` | what its exit and stdout mean |
 //! | `result` | an answer as a result in the configuration's version |
-//! | `conflist` | a network as it is written down, in files or inline |
 //! | `network` | several plugins, one after another: order, previous results, undoing |
 //!
 //! A child runs in this process's own namespaces, so nothing here may be called from a thread that
@@ -17,7 +16,6 @@
 mod answer;
 mod call;
 mod conf;
-mod conflist;
 mod find;
 mod network;
 mod process;
@@ -31,7 +29,7 @@ use find::find;
 use process::Failure;
 use serde_json::{Map, Value};
 
-/// Runs a plugin: as a child process, or in this one.
+/// Runs plugins.
 pub trait Runner {
     /// Makes `call` of the plugin of type `kind` with `conf` as its configuration. What it printed
     /// is returned for ADD; `None` where it printed nothing.
@@ -65,34 +63,6 @@ impl Runner for Executables {
 
     fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
         find(kind, &call.path).map(drop)
-    }
-}
-
-/// Runs plugins of some types in this process, whatever executables there are, and all others as
-/// child processes.
-pub struct InProcess<'a> {
-    /// The types.
-    pub types: &'a [String],
-    /// [`Runner::run`] for these.
-    pub run: &'a InProcessRun<'a>,
-}
-
-/// A [`Runner::run`] for plugins in this process.
-pub type InProcessRun<'a> = dyn Fn(&Call, &str, &Map<String, Value>) -> Result<Option<Value>, Error> + 'a;
-
-impl InProcess<'_> {
-    fn has(&self, kind: &str) -> bool {
-        self.types.iter().any(|own| own == kind)
-    }
-}
-
-impl Runner for InProcess<'_> {
-    fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
-        if self.has(kind) { (self.run)(call, kind, conf) } else { Executables.run(call, kind, conf) }
-    }
-
-    fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
-        if self.has(kind) { Ok(()) } else { Executables.find(call, kind) }
     }
 }
 

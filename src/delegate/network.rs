@@ -1,7 +1,8 @@
 //! Several plugins one after another: order, previous results, undoing what failed.
 
 use super::{Call, Runner, conf, result, verb};
-use crate::cni::{Command, Error, ValidAttachment, version};
+use crate::cni::{Block, Command, Error, ValidAttachment, version};
+use crate::networks::Configuration;
 use serde_json::{Map, Value};
 
 /// One plugin of a network.
@@ -33,6 +34,24 @@ pub struct Network {
     pub disable_check: bool,
     /// `disableGC`.
     pub disable_gc: bool,
+}
+
+impl From<&Configuration> for Network {
+    fn from(written: &Configuration) -> Self {
+        let plugin = |(kind, Block { path, keys }): (&str, &Block)| Plugin {
+            kind: kind.to_owned(),
+            path: path.clone(),
+            conf: keys.clone(),
+        };
+        Self {
+            name: written.name.clone(),
+            cni_version: written.cni_version.clone(),
+            plugins: written.types().zip(&written.plugins).map(plugin).collect(),
+            disable_check: written.disable_check,
+            disable_gc: written.disable_gc,
+            ..Self::default()
+        }
+    }
 }
 
 impl Network {
@@ -90,7 +109,7 @@ impl Network {
         // The version that brought CHECK brought the result for DEL (SPEC.md, 0.4.0).
         let result = result.filter(|_| self.allows(Command::Check));
         let one = |plugin: &Plugin| self.attach(runner, call, plugin, result).map(drop);
-        all(plugins.iter().rev().map(|plugin| one(plugin).map_err(|error| failed(call, plugin, error))))
+        Error::all(plugins.iter().rev().map(|plugin| one(plugin).map_err(|error| failed(call, plugin, error))))
     }
 
     /// CHECK, in order, with the result of ADD. A network whose version does not know CHECK, or
@@ -116,7 +135,7 @@ impl Network {
         if self.disable_gc || !self.allows(Command::Gc) {
             return Ok(());
         }
-        all(self.plugins.iter().map(|plugin| {
+        Error::all(self.plugins.iter().map(|plugin| {
             let conf = conf::for_gc(self, plugin, valid);
             runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
         }))
@@ -146,27 +165,15 @@ impl Network {
         runner.run(call, &plugin.kind, &conf::for_attachment(self, plugin, previous)?)
     }
 
-    fn version(&self) -> &str {
+    /// The version that its plugins are called in.
+    #[must_use]
+    pub fn version(&self) -> &str {
         if self.cni_version.is_empty() { version::UNSTATED } else { &self.cni_version }
     }
 
     fn allows(&self, command: Command) -> bool {
         version::check(self.version(), command).is_ok()
     }
-}
-
-/// Tries all, in order.
-fn all(results: impl Iterator<Item = Result<(), Error>>) -> Result<(), Error> {
-    let mut errors: Vec<Error> = results.filter_map(Result::err).collect();
-    if errors.is_empty() {
-        return Ok(());
-    }
-    let mut first = errors.remove(0);
-    for other in errors {
-        let separator = if first.details.is_empty() { "" } else { "; " };
-        first.details += &format!("{separator}{other}");
-    }
-    Err(first)
 }
 
 /// The error of a plugin, in the reference library's words (`libcni/api.go`).
@@ -179,7 +186,6 @@ fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::cni::Code;
-    use crate::delegate::InProcess;
     use serde_json::json;
     use std::cell::RefCell;
     use std::time::Duration;
@@ -189,10 +195,10 @@ mod tests {
     #[derive(Default)]
     struct Made(RefCell<Vec<String>>);
 
-    impl Made {
+    impl Runner for Made {
         /// Makes a call. What a plugin of type `a` returns is from `a`; one of type `silent` returns
         /// nothing, and one of type `ADD`, `DEL`, … fails with that command.
-        fn make(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
+        fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
             let from = conf.get("prevResult").map_or("-", |previous| previous["from"].as_str().unwrap_or("?"));
             self.0.borrow_mut().push(format!("{} {kind} {from}", call.command));
             if kind == call.command.to_string() {
@@ -201,8 +207,8 @@ mod tests {
             Ok((call.command == Command::Add && kind != "silent").then(|| json!({"from": kind})))
         }
 
-        fn take(&self) -> Vec<String> {
-            self.0.take()
+        fn find(&self, _: &Call, kind: &str) -> Result<(), Error> {
+            if kind == "none" { Err(Error::new(Code::InvalidConfig, kind)) } else { Ok(()) }
         }
     }
 
@@ -224,13 +230,11 @@ mod tests {
         }
     }
 
-    /// Does something with a runner for which every type is in this process; which calls were made.
+    /// Does something; which calls were made.
     fn calls<T>(work: impl FnOnce(&dyn Runner) -> T) -> (T, Vec<String>) {
-        let types = ["a", "b", "c", "silent", "ADD", "DEL", "GC"].map(str::to_owned);
         let made = Made::default();
-        let run = |call: &Call, kind: &str, conf: &Map<String, Value>| made.make(call, kind, conf);
-        let answer = work(&InProcess { types: &types, run: &run });
-        (answer, made.take())
+        let answer = work(&made);
+        (answer, made.0.take())
     }
 
     #[test]
@@ -281,12 +285,21 @@ mod tests {
     }
 
     #[test]
-    fn a_type_of_another_plugins_is_an_executable() {
-        let network = network("1.0.0", &["a", "elsewhere"]);
-        let (found, _) = calls(|runner| network.find(runner, &call(Command::Add)));
-        assert!(found.expect_err("there is no such executable").msg.contains(r#""elsewhere""#));
-        let (result, made) = calls(|runner| network.add(runner, &call(Command::Add), None));
-        assert_eq!(result.map_err(|error| error.code), Err(Code::InvalidConfig));
-        assert_eq!(made, ["ADD a -", "DEL a a"]);
+    fn all_are_looked_for() {
+        let found = |kinds: &[&str]| calls(|runner| network("1.0.0", kinds).find(runner, &call(Command::Add))).0;
+        assert_eq!(found(&["a", "b"]), Ok(()));
+        assert_eq!(found(&["a", "none"]).map_err(|error| error.msg), Err("none".to_owned()));
+    }
+
+    #[test]
+    fn a_configuration_becomes_a_network() {
+        let text = json!({"cniVersion": "1.0.0", "name": "n", "disableGC": true, "plugins": [{"type": "a"}, {"type": "b", "x": 1}]});
+        let configuration = Configuration::parse("here", &text.to_string(), None).expect("accepted");
+        let network = Network::from(&configuration);
+        assert_eq!((network.name.as_str(), network.version(), network.disable_check), ("n", "1.0.0", false));
+        assert!(network.disable_gc);
+        let second = &network.plugins[1];
+        assert_eq!((second.kind.as_str(), second.path.as_str()), ("b", "here.plugins[1]"));
+        assert_eq!(Value::Object(second.conf.clone()), text["plugins"][1]);
     }
 }

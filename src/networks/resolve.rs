@@ -206,7 +206,7 @@ impl Context<'_> {
             return Error::new(Code::InvalidConfig, msg);
         };
         if let Some(pod) = self.pod
-            && let Err(error) = cluster.post_event(pod, &no_network_found(&object, sought))
+            && let Err(error) = cluster.report(pod, None, &[no_network_found(&object, sought)])
         {
             tracing::warn!("the event NoNetworkFound could not be recorded: {error}");
         }

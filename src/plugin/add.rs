@@ -4,6 +4,7 @@ use super::converge::{self, converge};
 use super::record::{Record, attachment};
 use super::wish::wish;
 use crate::cni::{Code, Error, NetConf, Request, result};
+use crate::policy::Policy;
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
@@ -16,17 +17,25 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let result = result::passed_through(conf)?;
     let wish = wish(request, conf)?;
     tracing::info!(exclusions = wish.policy.exclusions.len(), "{}", wish.why);
+    establish(request, conf, wish.policy)?;
+    Ok(Some(result))
+}
+
+/// Makes the kernel hold what the attachment asks for, and keeps that.
+///
+/// # Errors
+/// Why it does not; then nothing of this call is left.
+pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
-    if wish.policy.is_empty() && !has_rules(&store, &attachment)? {
-        let record = Record { policy: wish.policy.clone(), ..Record::default() };
+    if policy.is_empty() && !has_rules(&store, &attachment)? {
+        let record = Record { policy: policy.clone(), ..Record::default() };
         store.write(&attachment, &record)?;
         // Another ADD that came meanwhile may not have seen this one, which may ask for no rules at all.
         if !has_rules(&store, &attachment)? {
-            return Ok(Some(result));
+            return Ok(());
         }
     }
-    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(wish.policy, conf.dialect))?;
-    Ok(Some(result))
+    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(policy, conf.dialect))
 }
 
 /// Whether this attachment or another on the container may have left something in the kernel.
@@ -39,7 +48,8 @@ fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
     Ok(false)
 }
 
-fn sandbox(request: &Request) -> Result<Sandbox, Error> {
+/// The namespace of the call.
+pub(super) fn sandbox(request: &Request) -> Result<Sandbox, Error> {
     let path = request.netns.as_deref().unwrap_or_else(|| std::path::Path::new(""));
     let gone =
         || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: there is no network namespace", path.display()));

@@ -13,13 +13,14 @@ mod foreign;
 mod gc;
 mod own_netns;
 mod panics;
+mod primary;
 mod record;
 mod status;
 mod version;
 pub mod wish;
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, DefaultNetwork, Document, Error, NetConf, Request, variables};
+use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
 use crate::logging;
 use executables::InChain;
 use serde_json::Value;
@@ -72,8 +73,8 @@ fn serve(request: &Request, document: &Document, program: &str) -> Result<Option
 fn understand(request: &Request, document: &Document, program: &str) -> Result<NetConf, Error> {
     match NetConf::understand(document, request.command, program) {
         Err(error) if request.command == Command::Del => {
-            let mut conf = NetConf::understand_name_only(document)?;
-            conf.warnings.push(format!("DEL goes by the network's name alone: {error}"));
+            let mut conf = NetConf::understand_for_del(document)?;
+            conf.warnings.push(format!("DEL goes by what is right in it: {error}"));
             Ok(conf)
         }
         other => other,
@@ -93,15 +94,21 @@ fn start_logging(request: &Request, conf: &NetConf) {
     logging::start(conf.log_level, conf.log_file.as_deref(), &context);
 }
 
-/// Does what the call asks for: first what is done in this process, then the executables in the
-/// chain; for DEL the other way round. The value, where there is one, goes to stdout.
+/// Does what the call asks for, as the primary plugin or as an attachment. The value, where there
+/// is one, goes to stdout.
 ///
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    if matches!(request.command, Command::Add | Command::Status) {
-        refuse_primary_mode(conf)?;
+    match &conf.primary {
+        Some(primary) => primary::run(&primary::Context { request, conf, primary }),
+        None => attached(request, conf),
     }
+}
+
+/// First what is done in this process, then the executables in the chain; for DEL the other way
+/// round.
+fn attached(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     let executables = InChain::of(request, conf);
     match request.command {
         Command::Add => {
@@ -110,8 +117,8 @@ pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
             executables.add(conf, result).inspect_err(|_| undo(request, conf))
         }
         Command::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
-        Command::Del => both(executables.del(conf), del::run(request, conf)),
-        Command::Gc => both(gc::run(request, conf).map(drop), executables.gc(conf).map(|()| None)),
+        Command::Del => Error::all([executables.del(conf), del::run(request, conf).map(drop)]).map(|()| None),
+        Command::Gc => Error::all([gc::run(request, conf).map(drop), executables.gc(conf)]).map(|()| None),
         Command::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
     }
 }
@@ -121,31 +128,4 @@ fn undo(request: &Request, conf: &NetConf) {
     if let Err(error) = del::run(request, conf) {
         tracing::warn!("undoing a failed ADD: {error}");
     }
-}
-
-/// The first error of two things that were both tried, the other in its details.
-fn both(first: Result<(), Error>, second: Result<Option<Value>, Error>) -> Result<Option<Value>, Error> {
-    match (first, second) {
-        (Ok(()), second) => second,
-        (Err(error), Ok(_)) => Err(error),
-        (Err(error), Err(also)) => {
-            let details =
-                if error.details.is_empty() { also.to_string() } else { format!("{}; {also}", error.details) };
-            Err(error.with_details(details))
-        }
-    }
-}
-
-/// A configuration with these keys, Multus's own, makes the cluster network, too.
-fn refuse_primary_mode(conf: &NetConf) -> Result<(), Error> {
-    let Some(primary) = &conf.primary else { return Ok(()) };
-    let key = match primary.default {
-        DefaultNetwork::Cluster(_) => "clusterNetwork",
-        DefaultNetwork::Delegates(_) => "delegates",
-    };
-    let msg = format!(
-        "{key}: running the cluster network and delegates (primary mode) is not in this build; \
-         leave that to Multus and attach this plugin by a NetworkAttachmentDefinition or in a plugin list"
-    );
-    Err(Error::new(Code::InvalidConfig, msg))
 }

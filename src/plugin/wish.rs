@@ -23,18 +23,31 @@ impl Wish {
     }
 }
 
-/// Finds out. Namespaces that are excluded and the agent's own pods need no facts.
+/// Facts of a pod, with its namespace where the flag says so.
+pub(super) type FactsOf<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
+
+/// Finds out, with facts from where the configuration says.
+///
+/// # Errors
+/// As [`wish_by`].
+pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<Wish, Error> {
+    let pod = request.args.pod.as_ref();
+    match cluster::source(&conf.kubernetes) {
+        Some(source) => wish_by(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
+        None => wish_by(pod, conf, None),
+    }
+}
+
+/// Finds out, with facts from `facts`; `None` where there are none to be had. Namespaces that are
+/// excluded and the agent's own pods need none.
 ///
 /// # Errors
 /// Facts can't be known, or the configuration or the pod asks for something impossible.
-pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<Wish, Error> {
-    let kubernetes = &conf.kubernetes;
-    let source = cluster::source(kubernetes);
-    let pod = request.args.pod.as_ref();
+pub(super) fn wish_by(pod: Option<&PodRef>, conf: &NetConf, facts: Option<&FactsOf<'_>>) -> Result<Wish, Error> {
     if let Some(why) = pod.and_then(|pod| left_out(conf, pod)) {
         return Ok(Wish::nothing(why));
     }
-    match (pod, &source) {
+    match (pod, facts) {
         (None, Some(_)) => Ok(Wish::nothing("CNI_ARGS names no pod, so there are no facts to go by")),
         (None, None) => {
             let redirect = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
@@ -42,12 +55,12 @@ pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<Wish, Error> {
             run(&others, conf, None)
         }
         (Some(_), None) => run(&conf.chain, conf, None),
-        (Some(pod), Some(source)) => {
+        (Some(pod), Some(facts)) => {
             let wants = chain::wants(&conf.chain);
             if !wants.pod {
                 return Ok(Wish::nothing("the chain has no sub-plugin"));
             }
-            run(&conf.chain, conf, Some(&source.facts(pod, wants.namespace)?))
+            run(&conf.chain, conf, Some(&facts(pod, wants.namespace)?))
         }
     }
 }
@@ -62,7 +75,7 @@ pub fn left_out(conf: &NetConf, pod: &PodRef) -> Option<String> {
 }
 
 /// The agent's own pod must come up where nothing else can: it is what makes the rest work.
-fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
+pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
     conf.kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
         && conf.kubernetes.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix))
 }

@@ -2,11 +2,13 @@
 //! of its own that ends there, locked so that two calls for one pod wait for each other.
 
 mod addresses;
+mod default_route;
 mod fixtures;
 mod routing;
 mod rtnl;
 
 pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, secondary_interfaces};
+pub use default_route::replace_default_routes;
 pub use fixtures::Fixtures;
 pub use routing::Routing;
 

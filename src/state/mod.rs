@@ -5,8 +5,9 @@ use crate::cni::{Code, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Where state lives unless told otherwise: it goes with a reboot, as the namespaces do.
@@ -166,10 +167,12 @@ fn file_name(path: &Path) -> &str {
 }
 
 /// Another call may remove the directory just after it was made, so it is made as often as needed.
+/// There may be secrets in the text: a delegate's configuration is its own affair.
 fn write_in_directory(path: &Path, text: &[u8]) -> io::Result<()> {
+    let open = || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
     let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
     loop {
-        match fs::write(path, text) {
+        match open().and_then(|mut file| file.write_all(text)) {
             Err(error) if error.kind() == ErrorKind::NotFound => fs::create_dir_all(directory)?,
             other => return other,
         }

@@ -2,8 +2,9 @@
 //! That was recorded with the same plugins: `hack/record-cnitool.sh` does it again.
 
 use crate::recorders::{Recorders, Seen, add_prints};
-use detour_cni::cni::Command;
+use detour_cni::cni::{self, Command, NetConf};
 use detour_cni::delegate::{Call, Executables, Network};
+use detour_cni::networks::resolve;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -161,7 +162,7 @@ fn plugins_see_what_the_reference_shows_them() {
     let mut recorded: Value = serde_json::from_str(&text).expect("JSON");
     for scene in scenes() {
         let (recorders, directory) = set(&scene);
-        let mut network = Network::read(&directory.join(scene.files[0].0)).expect("accepted");
+        let mut network = read(&directory.join(scene.files[0].0));
         network.runtime_config = offered().as_object().expect("an object").clone();
         let mut result = None;
         for command in scene.commands {
@@ -177,6 +178,14 @@ fn plugins_see_what_the_reference_shows_them() {
         }
         assert_eq!(seen.len(), wanted.len(), "{}", scene.name);
     }
+}
+
+/// The network that is written down in a file.
+fn read(file: &Path) -> Network {
+    let conf = json!({"cniVersion": cni::version::NEWEST, "name": "p", "type": "detour", "clusterNetwork": file});
+    let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("accepted");
+    let networks = resolve(&conf.primary.expect("it is"), None, None, "eth0").expect("accepted").networks;
+    Network::from(&networks[0].configuration)
 }
 
 /// Does what `cnitool` does for `command`; it keeps the result of ADD for CHECK and DEL.

@@ -43,11 +43,15 @@ impl Pod {
 
     /// What a command in the pod prints.
     pub(crate) fn run(&self, command: &[&str]) -> String {
-        let netns = self.netns.as_ref().expect("it is there until it is dropped");
-        let output = netns.run(|_| Command::new(command[0]).args(&command[1..]).output()).expect("entered");
+        let output = self.inside(|| Command::new(command[0]).args(&command[1..]).output());
         let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}"));
         assert!(output.status.success(), "{command:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// What `work` comes to in the pod's network namespace.
+    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.netns.as_ref().expect("it is there until it is dropped").run(|_| work()).expect("entered")
     }
 
     /// The pod's rules of ours.

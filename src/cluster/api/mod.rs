@@ -5,6 +5,7 @@ mod definitions;
 mod session;
 mod writes;
 
+use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
 use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
@@ -19,9 +20,15 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// The API server that a kubeconfig names.
+/// Where kubelet puts a service account's files.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The API server that a kubeconfig or a service account names.
 pub(super) struct Api {
+    /// Or the directory of a service account.
     kubeconfig: PathBuf,
+    /// A service account's server; a kubeconfig names its own.
+    server: Option<String>,
     /// How long facts may take, all tries together.
     timeout: Duration,
     /// Opened by the first request; a handshake costs more than a request.
@@ -36,6 +43,13 @@ impl Cluster for Api {
         session.run(self.fetch(started, session, wanted, with_namespace))
     }
 
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        let started = Instant::now();
+        check_names("CNI_ARGS", [&wanted.namespace])?;
+        let session = self.session().map_err(|error| about(wanted, error))?;
+        session.run(self.namespace_of(started, session, Object::PodNamespace(wanted)))
+    }
+
     fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         self.look_up(wanted)
     }
@@ -44,12 +58,9 @@ impl Cluster for Api {
         self.list_namespaces(name).inspect_err(|error| tracing::debug!("{error}")).ok()
     }
 
-    fn patch_network_status(&self, pod: &Pod, status: &str) -> Result<(), Error> {
-        self.write(pod, Object::NetworkStatus(pod, status))
-    }
-
-    fn post_event(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        self.write(pod, Object::Event(pod, event))
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        let status = status.map(|status| Object::NetworkStatus(pod, status));
+        self.write(pod, status.into_iter().chain(events.iter().map(|event| Object::Event(pod, event))))
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -73,14 +84,22 @@ const PROBE: Duration = Duration::from_secs(1);
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, timeout, session: OnceLock::new() }
+        Self { kubeconfig, server: None, timeout, session: OnceLock::new() }
+    }
+
+    /// This server, asked as the service account of the pod that this process runs in.
+    pub(super) fn in_cluster(server: String, timeout: Duration) -> Self {
+        Self { server: Some(server), ..Self::new(SERVICE_ACCOUNT.into(), timeout) }
     }
 
     fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        let session = Session::open(&self.kubeconfig)?;
+        let session = Session::open(match &self.server {
+            None => Kubeconfig::load(&self.kubeconfig)?,
+            Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
+        })?;
         Ok(self.session.get_or_init(|| session))
     }
 
@@ -100,7 +119,7 @@ impl Api {
             Namespace(Namespace),
         }
         let fact = async |object| match object {
-            Object::PodNamespace(_) => self.namespace(started, session, object).await.map(Fact::Namespace),
+            Object::PodNamespace(_) => self.namespace_of(started, session, object).await.map(Fact::Namespace),
             _ => self.pod(started, session, wanted).await.map(Fact::Pod),
         };
         let mut facts = Facts::default();
@@ -123,7 +142,7 @@ impl Api {
         retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
     }
 
-    async fn namespace(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
+    async fn namespace_of(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
         let query = self.query(session, object);
         let attempt = async || Ok(get::<wire::Namespace>(session, &query).await?.into());
         retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))

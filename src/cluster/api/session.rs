@@ -3,7 +3,6 @@
 use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cni::{Code, Error};
 use kube::Client;
-use std::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
 /// An event loop of this thread alone, and a client on it.
@@ -17,12 +16,11 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Reads the kubeconfig and the files that it names. Nothing is connected to yet.
+    /// Nothing is connected to yet.
     ///
     /// # Errors
-    /// As [`Kubeconfig::load`].
-    pub(super) fn open(kubeconfig: &Path) -> Result<Self, Error> {
-        let kubeconfig = Kubeconfig::load(kubeconfig)?;
+    /// As [`Kubeconfig::client`].
+    pub(super) fn open(kubeconfig: Kubeconfig<'_>) -> Result<Self, Error> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
         let server = kubeconfig.server();

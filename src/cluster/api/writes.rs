@@ -1,7 +1,7 @@
 //! What the cluster is told.
 
-use super::{Api, check_names, send};
-use crate::cluster::query::Object;
+use super::{Api, all, check_names, send};
+use crate::cluster::query::{Object, Query};
 use crate::cluster::retry::{Failure, retry};
 use crate::cni::Error;
 use crate::pod::Pod;
@@ -11,18 +11,20 @@ use std::time::{Duration, Instant};
 const WRITE: Duration = Duration::from_secs(2);
 
 impl Api {
-    /// Sends what `object` says of a pod. One that is gone is not waited for.
-    pub(super) fn write(&self, pod: &Pod, object: Object<'_>) -> Result<(), Error> {
+    /// Sends what the objects say of a pod, all at the same time. One that is gone is not waited for.
+    pub(super) fn write<'a>(&self, pod: &Pod, objects: impl Iterator<Item = Object<'a>>) -> Result<(), Error> {
         check_names("pod", [&pod.namespace, &pod.name])?;
         let session = self.session()?;
-        let query = self.query(session, object);
-        session.run(async {
+        let one = async |object| {
+            let query = Query { object, server: &session.server, kubeconfig: &self.kubeconfig };
             let attempt = async || match send(session, &query).await {
                 Ok(_) => Ok(()),
                 Err(Failure::Missing(cause)) => Err(query.gone(&cause)),
                 Err(failure) => Err(failure),
             };
-            retry(Instant::now(), WRITE.min(self.timeout), attempt).await.map_err(|end| query.gave_up(end))
-        })
+            let end = retry(Instant::now(), WRITE.min(self.timeout), attempt).await;
+            Ok::<_, Error>(end.map_err(|end| query.gave_up(end)))
+        };
+        Error::all(session.run(all(objects.map(one)))?)
     }
 }

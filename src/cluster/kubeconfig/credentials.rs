@@ -6,6 +6,7 @@ use crate::cni::Error;
 use kube::config::AuthInfo;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use std::path::Path;
 
 const ACCEPTED: &str = "token, tokenFile, client-certificate(-data) together with client-key(-data)";
 
@@ -35,6 +36,11 @@ pub(super) struct User {
 }
 
 impl User {
+    /// Whoever the token in a file belongs to.
+    pub(super) fn with_token_file(file: &Path) -> Self {
+        Self { token_file: file.display().to_string(), ..Self::default() }
+    }
+
     /// What a client needs of it. The token's file is read now, those of certificates later.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use crate::cluster::wire::null_is_empty;
 use crate::cni::Error;
 use kube::Config;
 use serde::Deserialize;
+use std::path::Path;
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -25,6 +26,11 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
+    /// A server whose certificate is signed by the authority in a file.
+    pub(super) fn with_authority(server: &str, authority: &Path) -> Self {
+        Self { server: server.to_owned(), certificate_authority: authority.display().to_string(), ..Self::default() }
+    }
+
     /// The configuration of a client that has no credentials yet.
     ///
     /// # Errors

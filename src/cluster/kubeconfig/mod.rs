@@ -103,6 +103,19 @@ impl<'a> Kubeconfig<'a> {
         Ok(Self { config, cluster: of_cluster, user: of_user })
     }
 
+    /// What a service account's files in `account` say of whoever asks `server`.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(super) fn of_service_account(server: &str, account: &'a Path) -> Result<Self, Error> {
+        let entry = |place: &str| Entry { kubeconfig: account, place: place.to_owned() };
+        let (of_cluster, of_user) = (entry("ca.crt"), entry("token"));
+        let mut config = Cluster::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
+        config.auth_info = User::with_token_file(&account.join("token")).credentials(&of_user)?;
+        config.default_retry = false;
+        Ok(Self { config, cluster: of_cluster, user: of_user })
+    }
+
     /// The API server's address, without a slash at its end.
     pub(super) fn server(&self) -> String {
         self.config.cluster_url.to_string().trim_end_matches('/').to_owned()

@@ -142,6 +142,12 @@ impl Primary {
             log_level: LogLevel::read_key(keys, "logLevel")?,
         }))
     }
+
+    /// The same without `defaultNetworks`: the default network, and `delegates` after the first.
+    #[must_use]
+    pub fn without_default_networks(&self) -> Self {
+        Self { default_networks: Vec::new(), ..self.clone() }
+    }
 }
 
 impl DefaultNetwork {

@@ -1,0 +1,72 @@
+//! ADD: everything is found out first; then the intent is kept, the networks are added, the rules
+//! made, the chain run. What fails is undone from there upwards, and nothing of it is kept.
+
+use super::kept::Kept;
+use super::known_pod::KnownPod;
+use super::plan::Plan;
+use super::{Context, mesh, outcome, readiness, report};
+use crate::cni::result::AddResult;
+use crate::cni::{Error, NetConf};
+use crate::plugin::add;
+use crate::sandbox::Sandbox;
+use serde_json::Value;
+
+/// The result for the runtime.
+///
+/// # Errors
+/// Why it could not be done; then nothing of this call is left.
+pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
+    let sandbox = add::sandbox(context.request)?;
+    readiness::wait(context.primary)?;
+    let known = KnownPod::of(context)?;
+    let pod = known.annotated()?;
+    let mut plan = Plan::of(context, &known, pod)?;
+    mesh::ask_ahead(context, &known, &plan.attached)?;
+    let (store, attachment) = (context.store(), context.attachment());
+    store.write(&attachment, &Kept::of(&sandbox, plan.members.clone()))?;
+    let done = perform(context, &known, &mut plan, &sandbox).and_then(|done| {
+        store.write(&attachment, &Kept::of(&sandbox, plan.members.clone()))?;
+        Ok(done)
+    });
+    match done {
+        Ok(Done { result, networks }) => {
+            report::tell(context, &known, pod, &plan, &networks);
+            Ok(result)
+        }
+        Err(error) => {
+            let mut begun = Kept::of(&sandbox, plan.members);
+            begun.members.retain(|member| member.result.is_some());
+            for undone in [context.take_away(&begun), store.remove(&attachment)] {
+                undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
+            }
+            Err(error)
+        }
+    }
+}
+
+/// What an ADD came to.
+struct Done {
+    /// For the runtime.
+    result: Value,
+    /// Each network's own.
+    networks: Vec<AddResult>,
+}
+
+/// Adds all members and makes the rules. Those that were added have a result, whatever comes after.
+fn perform(context: &Context<'_>, known: &KnownPod<'_>, plan: &mut Plan, sandbox: &Sandbox) -> Result<Done, Error> {
+    let call = context.call();
+    let mut networks = Vec::new();
+    for member in plan.members.iter_mut().filter(|member| !member.in_chain) {
+        networks.push(member.add(&call, None)?);
+    }
+    outcome::move_route(plan, &mut networks, sandbox)?;
+    let mut default = networks.first().cloned().unwrap_or_default();
+    let previous = default.to_json(&context.conf.cni_version)?;
+    let (policy, dialect) = mesh::wish(context, known, &plan.attached, &previous)?;
+    add::establish(context.request, &NetConf { dialect, ..context.conf.clone() }, policy)?;
+    for member in plan.members.iter_mut().filter(|member| member.in_chain) {
+        default = member.add(&call, Some(&default))?;
+    }
+    let result = outcome::merged(context, default, networks.get(1..).unwrap_or_default())?;
+    Ok(Done { result, networks })
+}

@@ -1,0 +1,39 @@
+//! DEL: from what was kept, without asking anybody.
+
+use super::Context;
+use super::kept::Kept;
+use super::member::Member;
+use crate::cni::Error;
+
+/// Takes away what the ADD made: in reverse, everything tried. It succeeds without a namespace,
+/// twice, and without an ADD; where nothing is kept, the networks that the configuration itself
+/// holds get their DEL all the same, so that no address stays taken.
+///
+/// # Errors
+/// What failed; with `retryDeleteOnError` what is needed for another try is kept.
+pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
+    let (store, attachment) = (context.store(), context.attachment());
+    let kept = store.read::<Kept>(&attachment).unwrap_or_else(|error| {
+        tracing::warn!("DEL goes by the configuration alone: {error}");
+        None
+    });
+    let taken = context.take_away(&kept.unwrap_or_else(|| configured(context)));
+    if taken.is_ok() || !context.primary.retry_delete_on_error {
+        store.remove(&attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
+    }
+    taken
+}
+
+/// What the configuration says of any pod.
+fn configured(context: &Context<'_>) -> Kept {
+    let networks = context.common_networks(None).unwrap_or_else(|error| {
+        tracing::warn!("nothing was kept of this pod, and its networks can't be known without: {error}");
+        Vec::new()
+    });
+    let (request, conf) = (context.request, context.conf);
+    let member = |network| Member::network_of(network, &conf.runtime_config, &request.args_text);
+    let mut members: Vec<_> = networks.iter().map(member).collect();
+    let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
+    members.extend(Member::executables(&conf.name, default, conf, &request.args_text));
+    Kept::without_namespace(members)
+}

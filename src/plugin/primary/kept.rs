@@ -1,0 +1,71 @@
+//! What is kept of a pod in `cniDir` for as long as it lives: with it DEL, CHECK and GC need neither
+//! the cluster nor the configuration of today.
+
+use super::Context;
+use super::member::Member;
+use crate::cni::Error;
+use crate::delegate::Call;
+use crate::plugin::{del, record};
+use crate::sandbox::{Id, Sandbox};
+use crate::state::Attachment;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// All that was, or is about to be, run for a pod.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    /// Where the pod's network namespace was.
+    netns: PathBuf,
+    /// Which one that was.
+    sandbox: Option<Id>,
+    /// In the order in which they were added: the default network, the others, the members of the
+    /// chain.
+    pub(super) members: Vec<Member>,
+}
+
+impl Kept {
+    /// Of a pod in this namespace.
+    pub(super) fn of(sandbox: &Sandbox, members: Vec<Member>) -> Self {
+        Self { netns: sandbox.path().to_owned(), sandbox: Some(sandbox.id()), members }
+    }
+
+    /// Of a pod whose namespace is not known.
+    pub(super) fn without_namespace(members: Vec<Member>) -> Self {
+        Self { members, ..Self::default() }
+    }
+
+    /// The path of the pod's namespace, where that is still there; another pod's may have taken its
+    /// place.
+    pub(super) fn netns(&self) -> Option<PathBuf> {
+        let sandbox = Sandbox::open(&self.netns).ok().flatten()?;
+        (Some(sandbox.id()) == self.sandbox).then(|| self.netns.clone())
+    }
+
+    /// Takes everything away in the reverse order of ADD: the chain's members, the mesh's rules with
+    /// `mesh`, the networks. All are tried.
+    ///
+    /// # Errors
+    /// What failed.
+    pub(super) fn del(&self, base: &Call, mesh: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let (chain, networks): (Vec<_>, Vec<_>) = self.members.iter().rev().partition(|member| member.in_chain);
+        let mut results: Vec<_> = chain.iter().map(|member| member.del(base)).collect();
+        results.push(mesh());
+        results.extend(networks.iter().map(|member| member.del(base)));
+        Error::all(results)
+    }
+}
+
+impl Context<'_> {
+    /// The attachment of the call.
+    pub(super) fn attachment(&self) -> Attachment {
+        record::attachment(self.request, &self.conf.name)
+    }
+
+    /// Takes away all that `kept` speaks of.
+    ///
+    /// # Errors
+    /// What failed; all is tried.
+    pub(super) fn take_away(&self, kept: &Kept) -> Result<(), Error> {
+        kept.del(&self.call(), || del::run(self.request, self.conf).map(drop))
+    }
+}

@@ -1,0 +1,183 @@
+//! What is run for a pod: a network, or executables on the default network's result.
+
+use crate::cni::result::AddResult;
+use crate::cni::{Command, Error};
+use crate::delegate::{Call, Executables, Network};
+use crate::networks::{Configuration, PodNetwork, Selection};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// Something that is run, with everything that a later DEL, CHECK or GC needs of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Member {
+    /// How users know it.
+    pub(super) name: String,
+    /// `CNI_IFNAME`.
+    pub(super) interface: String,
+    /// Whether it runs on the default network's result and has no interface of its own.
+    pub(super) in_chain: bool,
+    /// Its configuration, byte for byte.
+    conf: String,
+    /// What its plugins' capabilities may ask for.
+    runtime_config: Map<String, Value>,
+    /// What goes into `args.cni` of its plugins.
+    args: Map<String, Value>,
+    /// `CNI_ARGS`.
+    cni_args: String,
+    /// What its ADD came to, in its own version; `None` until then.
+    pub(super) result: Option<Value>,
+}
+
+impl Member {
+    /// A network of the pod. `offered` is what the runtime offers it, `cni_args` what it was called
+    /// with.
+    pub(super) fn network_of(network: &PodNetwork, offered: &Map<String, Value>, cni_args: &str) -> Self {
+        let mut runtime_config = offered.clone();
+        let selection = network.selection.as_ref();
+        runtime_config.extend(selection.map(Selection::runtime_config).unwrap_or_default());
+        Self {
+            name: network.name.clone(),
+            interface: network.interface.clone(),
+            in_chain: false,
+            conf: network.configuration.text.clone(),
+            runtime_config,
+            args: selection.map(|selection| selection.cni_args.clone()).unwrap_or_default(),
+            cni_args: with_args(cni_args, &selection.map(Selection::args).unwrap_or_default()),
+            result: None,
+        }
+    }
+
+    /// The same on the default network's result.
+    pub(super) fn on_default(self, interface: &str) -> Self {
+        Self { in_chain: true, interface: interface.to_owned(), ..self }
+    }
+
+    /// The executables of a chain, as a plugin list of their own.
+    pub(super) fn executables(name: &str, interface: &str, conf: &crate::cni::NetConf, cni_args: &str) -> Option<Self> {
+        let plugins: Vec<Value> =
+            crate::chain::executables(&conf.chain).map(|(_, block)| block.keys.clone().into()).collect();
+        let list = json!({"cniVersion": conf.cni_version, "name": conf.name, "plugins": plugins});
+        (!plugins.is_empty()).then(|| Self {
+            name: name.to_owned(),
+            interface: interface.to_owned(),
+            in_chain: true,
+            conf: list.to_string(),
+            runtime_config: conf.runtime_config.clone(),
+            args: conf.args.clone(),
+            cni_args: cni_args.to_owned(),
+            result: None,
+        })
+    }
+
+    /// Its plugins.
+    ///
+    /// # Errors
+    /// Its configuration is none, which was found out before it was kept.
+    pub(super) fn network(&self) -> Result<Network, Error> {
+        let configuration = Configuration::parse(&self.place(), &self.conf, None)?;
+        Ok(Network {
+            runtime_config: self.runtime_config.clone(),
+            args: self.args.clone(),
+            ..Network::from(&configuration)
+        })
+    }
+
+    fn call(&self, base: &Call, command: Command) -> Call {
+        let (ifname, args) = (self.interface.clone(), Some(self.cni_args.clone()));
+        Call { command, ifname, args, ..base.clone() }
+    }
+
+    fn place(&self) -> String {
+        let what = if self.in_chain { "chain member" } else { "network" };
+        format!("{what} {} ({})", self.name, self.interface)
+    }
+
+    /// Whether all executables can be found.
+    ///
+    /// # Errors
+    /// Which can't.
+    pub(super) fn find(&self, base: &Call) -> Result<(), Error> {
+        let found = self.network()?.find(&Executables, &self.call(base, Command::Add));
+        found.map_err(|error| self.about(error))
+    }
+
+    /// ADD; the result is kept, and given.
+    ///
+    /// # Errors
+    /// It failed and was undone; the message says which one, the code is the plugin's.
+    pub(super) fn add(&mut self, base: &Call, previous: Option<&AddResult>) -> Result<AddResult, Error> {
+        let network = self.network()?;
+        let previous = previous.map(|result| result.to_json(network.version())).transpose()?;
+        let answer = network.add(&Executables, &self.call(base, Command::Add), previous);
+        let result = answer.map_err(|error| self.about(error))?;
+        let result = match result {
+            Some(result) => result,
+            None => AddResult::default().to_json(network.version())?,
+        };
+        let result = self.result.insert(result);
+        AddResult::read(result, network.version())
+    }
+
+    /// Keeps another result than the plugins' own.
+    ///
+    /// # Errors
+    /// Its version has no place for it.
+    pub(super) fn keep(&mut self, result: &AddResult) -> Result<(), Error> {
+        self.result = Some(result.to_json(self.network()?.version())?);
+        Ok(())
+    }
+
+    /// DEL; all plugins are tried.
+    ///
+    /// # Errors
+    /// What failed.
+    pub(super) fn del(&self, base: &Call) -> Result<(), Error> {
+        let network = self.network()?;
+        let answer = network.del(&Executables, &self.call(base, Command::Del), self.result.as_ref());
+        answer.map_err(|error| self.about(error))
+    }
+
+    /// CHECK, against the result of its ADD.
+    ///
+    /// # Errors
+    /// The first plugin that is not content.
+    pub(super) fn check(&self, base: &Call) -> Result<(), Error> {
+        let network = self.network()?;
+        let answer = network.check(&Executables, &self.call(base, Command::Check), self.result.as_ref());
+        answer.map_err(|error| self.about(error))
+    }
+
+    fn about(&self, error: Error) -> Error {
+        Error { msg: format!("{}: {}", self.place(), error.msg), ..error }
+    }
+}
+
+/// `CNI_ARGS` with what a selection adds: what is there is not repeated, and whoever does not know
+/// the new keys is told to ignore them.
+fn with_args(cni_args: &str, more: &[(&str, String)]) -> String {
+    if more.is_empty() {
+        return cni_args.to_owned();
+    }
+    let is_replaced =
+        |item: &&str| item.split_once('=').is_some_and(|(key, _)| more.iter().any(|(replaced, _)| key == *replaced));
+    let mut items: Vec<String> =
+        cni_args.split(';').filter(|item| !item.is_empty() && !is_replaced(item)).map(str::to_owned).collect();
+    if !items.iter().any(|item| item.starts_with("IgnoreUnknown=")) {
+        items.insert(0, "IgnoreUnknown=1".to_owned());
+    }
+    items.extend(more.iter().map(|(key, value)| format!("{key}={value}")));
+    items.join(";")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_selection_adds_to_cni_args() {
+        let more = [("MAC", "02::1".to_owned()), ("IP", "10.0.0.9".to_owned())];
+        assert_eq!(with_args("A=1;B=2", &[]), "A=1;B=2");
+        assert_eq!(with_args("", &more), "IgnoreUnknown=1;MAC=02::1;IP=10.0.0.9");
+        assert_eq!(with_args("IgnoreUnknown=true;IP=1;A=1", &more), "IgnoreUnknown=true;A=1;MAC=02::1;IP=10.0.0.9");
+    }
+}

@@ -1,0 +1,147 @@
+//! What the attachments that run in this process and the node's own chain ask for together.
+
+use super::Context;
+use super::known_pod::KnownPod;
+use crate::chain::{self, SubPlugin};
+use crate::cni::{Block, Code, Command, Dialect, Error, NetConf};
+use crate::networks::PodNetwork;
+use crate::plugin::wish::{left_out, wish_by};
+use crate::pod::PodRef;
+use crate::policy::Policy;
+use serde_json::Value;
+
+/// An attachment that runs in this process.
+pub(super) struct Attached {
+    name: String,
+    /// Its configuration, laid over the node's.
+    pub(super) conf: NetConf,
+}
+
+impl Attached {
+    /// The node's own chain.
+    fn node(context: &Context<'_>) -> Self {
+        Self { name: context.conf.name.clone(), conf: context.conf.clone() }
+    }
+
+    /// Lays the attachment's configuration over the node's: its own chain, each sub-plugin's keys
+    /// over the node's for the same sub-plugin, and what the pod passes to it.
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`]: its configuration is wrong.
+    pub(super) fn of(context: &Context<'_>, network: &PodNetwork) -> Result<Self, Error> {
+        let (name, node) = (network.name.clone(), context.conf);
+        let about = |error: Error| Error { msg: format!("network {name}: {}", error.msg), ..error };
+        let own = NetConf::parse(network.configuration.text.as_bytes(), Command::Add, "").map_err(about)?;
+        if own.primary.is_some() {
+            let msg = format!("network {name}: clusterNetwork and delegates are for the runtime's own configuration");
+            return Err(Error::new(Code::InvalidConfig, msg));
+        }
+        for warning in &own.warnings {
+            tracing::warn!("network {name}: {warning}");
+        }
+        let mut conf = NetConf { chain: over(&node.chain, &own.chain), dialect: own.dialect, ..node.clone() };
+        if conf.dialect == Dialect::Auto {
+            conf.dialect = node.dialect;
+        }
+        conf.kubernetes.exclude_namespaces.extend(own.kubernetes.exclude_namespaces);
+        if conf.kubernetes.cluster_dns.is_empty() {
+            conf.kubernetes.cluster_dns = own.kubernetes.cluster_dns;
+        }
+        conf.args.extend(own.args);
+        conf.args.extend(network.selection.as_ref().map(|selection| selection.cni_args.clone()).unwrap_or_default());
+        conf.cni_version = own.cni_version;
+        conf.name = own.name;
+        Ok(Self { name, conf })
+    }
+}
+
+/// `own` with the node's keys beneath those of the same sub-plugin; sub-plugins that only the node
+/// has follow. Executables stay whose they are.
+fn over(node: &[Block], own: &[Block]) -> Vec<Block> {
+    let mut laid = Vec::new();
+    for block in own {
+        let beneath =
+            node.iter().find(|other| SubPlugin::of(other).is_some() && SubPlugin::of(other) == SubPlugin::of(block));
+        let mut keys = beneath.map(|block| block.keys.clone()).unwrap_or_default();
+        keys.extend(block.keys.clone());
+        laid.push(Block { path: block.path.clone(), keys });
+    }
+    let is_new = |block: &&Block| {
+        let kind = SubPlugin::of(block);
+        kind.is_some() && own.iter().all(|other| SubPlugin::of(other) != kind)
+    };
+    laid.extend(node.iter().filter(is_new).cloned());
+    laid
+}
+
+/// What the pod's rules are to be, and how they are written. `previous` is the default network's
+/// result in the configuration's version.
+///
+/// # Errors
+/// Facts can't be known, something is wrong, or two attachments contradict each other.
+pub(super) fn wish(
+    context: &Context<'_>,
+    known: &KnownPod<'_>,
+    attached: &[Attached],
+    previous: &Value,
+) -> Result<(Policy, Dialect), Error> {
+    let pod = context.request.args.pod.as_ref();
+    let node = [Attached::node(context)];
+    let asking = asking(attached, &node, known);
+    let mut all: Vec<(&Attached, Policy)> = Vec::new();
+    for one in asking {
+        let conf = NetConf { prev_result: Some(previous.clone()), ..one.conf.clone() };
+        let facts = |pod: &PodRef, with_namespace| known.facts(pod, with_namespace);
+        let wish = wish_by(pod, &conf, known.cluster().is_some().then_some(&facts));
+        let wish = wish.map_err(|error| Error { msg: format!("network {}: {}", one.name, error.msg), ..error })?;
+        tracing::info!(attachment = one.name, exclusions = wish.policy.exclusions.len(), "{}", wish.why);
+        for (other, policy) in &all {
+            policy.union(&wish.policy).map_err(|conflict| contradiction(&other.name, &one.name, &conflict))?;
+        }
+        all.push((one, wish.policy));
+    }
+    let mut whole = Policy::default();
+    for (one, policy) in &all {
+        whole = whole.union(policy).map_err(|conflict| contradiction("the others", &one.name, &conflict))?;
+    }
+    Ok((whole, dialect(context, asking)?))
+}
+
+/// Has the pod's facts fetched that [`wish`] will need, before anything runs.
+///
+/// # Errors
+/// They can't be known.
+pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &[Attached]) -> Result<(), Error> {
+    let (Some(pod), Some(_)) = (&context.request.args.pod, known.cluster()) else { return Ok(()) };
+    let node = [Attached::node(context)];
+    for Attached { conf, .. } in asking(attached, &node, known) {
+        let wants = chain::wants(&conf.chain);
+        if wants.pod && left_out(conf, pod).is_none() {
+            known.facts(pod, wants.namespace)?;
+        }
+    }
+    Ok(())
+}
+
+/// Who asks for something: the attachments, over whose chains the node's is laid already, else the
+/// node's chain alone.
+fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], known: &KnownPod<'_>) -> &'a [Attached] {
+    let for_every_pod = node.iter().any(|node| chain::wants(&node.conf.chain).pod);
+    if attached.is_empty() && for_every_pod && known.may_be_meshed() { node } else { attached }
+}
+
+fn dialect(context: &Context<'_>, asking: &[Attached]) -> Result<Dialect, Error> {
+    let mut asked = asking.iter().filter(|one| one.conf.dialect != Dialect::Auto);
+    let Some(first) = asked.next() else { return Ok(context.conf.dialect) };
+    match asked.find(|other| other.conf.dialect != first.conf.dialect) {
+        Some(other) => Err(contradiction(&first.name, &other.name, &"dialect")),
+        None => Ok(first.conf.dialect),
+    }
+}
+
+fn contradiction(first: &str, second: &str, what: &dyn std::fmt::Display) -> Error {
+    let msg = format!(
+        "networks {first} and {second} contradict each other: {what}; a pod has one redirection, so give both the same value"
+    );
+    Error::new(Code::InvalidConfig, msg)
+}

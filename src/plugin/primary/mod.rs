@@ -1,0 +1,82 @@
+//! The primary plugin: the one that the runtime calls for a pod's whole network. Networks are run as
+//! [`crate::delegate`]s, the mesh's rules are made in this process, and what both came to is one
+//! result.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `add`, `check`, `del`, `gc`, `status` | a verb each: what happens in which order |
+//! | `readiness` | waiting for the cluster's network |
+//! | `known_pod` | the pod, and what it costs to know it |
+//! | `plan` | which of the pod's networks run where |
+//! | `mesh` | the policy that attachments and node ask for together |
+//! | `member`, `kept` | what is run, and what is kept of it for DEL, CHECK and GC |
+//! | `outcome` | results: the default route, the one for the runtime |
+//! | `report` | what the cluster is told |
+
+mod add;
+mod check;
+mod del;
+mod gc;
+mod kept;
+mod known_pod;
+mod member;
+mod mesh;
+mod outcome;
+mod plan;
+mod readiness;
+mod report;
+mod status;
+
+use crate::cluster::{self, Cluster};
+use crate::cni::{Command, Error, NetConf, Primary, Request};
+use crate::delegate::Call;
+use crate::networks::{PodNetwork, resolve};
+use crate::state::Store;
+use serde_json::Value;
+
+/// One call, with the keys that make this the primary plugin.
+pub(super) struct Context<'a> {
+    pub(super) request: &'a Request,
+    pub(super) conf: &'a NetConf,
+    pub(super) primary: &'a Primary,
+}
+
+/// Serves the call. The value, where there is one, goes to stdout.
+///
+/// # Errors
+/// Why it could not be done, for stdout.
+pub(super) fn run(context: &Context<'_>) -> Result<Option<Value>, Error> {
+    match context.request.command {
+        Command::Add => add::run(context).map(Some),
+        Command::Check => check::run(context).map(|()| None),
+        Command::Del => del::run(context).map(|()| None),
+        Command::Gc => gc::run(context).map(|()| None),
+        Command::Status => status::run(context).map(|()| None),
+    }
+}
+
+impl Context<'_> {
+    /// The call as delegates get it, but for what differs from one to the next.
+    fn call(&self) -> Call {
+        Call::handed_on(self.request, self.conf)
+    }
+
+    /// Whom to ask: who the configuration names, else whoever the environment of a pod does.
+    fn source(&self) -> Option<Box<dyn Cluster>> {
+        cluster::source(&self.conf.kubernetes).or_else(|| cluster::in_cluster(&self.conf.kubernetes))
+    }
+
+    fn store(&self) -> Store {
+        Store::new(&self.primary.cni_dir)
+    }
+
+    /// The default network of pods that select no other, and `delegates` after the first: what is the
+    /// same for all pods. Without a `cluster` only files and what is written in the configuration are
+    /// looked at.
+    ///
+    /// # Errors
+    /// What is named is not there, or wrong.
+    fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<Vec<PodNetwork>, Error> {
+        Ok(resolve(&self.primary.without_default_networks(), cluster, None, &self.request.ifname)?.networks)
+    }
+}

@@ -1,0 +1,93 @@
+//! Which of a pod's networks run where: as delegates, in this process, or on the default network's
+//! result. All is understood before anything runs.
+
+use super::Context;
+use super::known_pod::KnownPod;
+use super::member::Member;
+use super::mesh::Attached;
+use crate::cni::{Code, Error};
+use crate::networks::{Configuration, PodNetwork, Selection, resolve};
+use crate::pod::Pod;
+use serde_json::Map;
+
+/// What an ADD will do.
+pub(super) struct Plan {
+    /// In the order of ADD: the default network, the others, the members of the chain.
+    pub(super) members: Vec<Member>,
+    /// The selections of the members that are networks, in their order.
+    pub(super) selections: Vec<Option<Selection>>,
+    /// The attachments that run in this process.
+    pub(super) attached: Vec<Attached>,
+    /// Whether the pod itself selects networks.
+    pub(super) selects: bool,
+}
+
+impl Plan {
+    /// What is to be done for `pod`.
+    ///
+    /// # Errors
+    /// A reference, a definition or an executable is wrong or missing.
+    pub(super) fn of(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod>) -> Result<Self, Error> {
+        let (request, conf, primary) = (context.request, context.conf, context.primary);
+        let resolved = resolve(primary, known.cluster(), pod, &request.ifname)?;
+        for warning in &resolved.warnings {
+            tracing::warn!("{warning}");
+        }
+        let default = resolved.networks.first().map(|network| network.interface.clone()).unwrap_or_default();
+        let mut plan = Self { members: Vec::new(), selections: Vec::new(), attached: Vec::new(), selects: false };
+        let mut chain = Vec::new();
+        for (position, network) in resolved.networks.into_iter().enumerate() {
+            plan.selects |= network.selection.is_some();
+            let offered = if position == 0 { &conf.runtime_config } else { &Map::new() };
+            let member = Member::network_of(&network, offered, &request.args_text);
+            match (runs_in(&network.configuration, &primary.in_process_types, &primary.chain_types), position) {
+                (Place::Delegate, _) => {
+                    plan.members.push(member);
+                    plan.selections.push(network.selection);
+                }
+                (_, 0) => return Err(no_interface(&network)),
+                (Place::Chain, _) => chain.push(member.on_default(&default)),
+                (Place::Here, _) => {
+                    let attached = Attached::of(context, &network)?;
+                    chain.extend(Member::executables(&network.name, &default, &attached.conf, &request.args_text));
+                    plan.attached.push(attached);
+                }
+            }
+        }
+        plan.members.extend(chain);
+        plan.members.extend(Member::executables(&conf.name, &default, conf, &request.args_text));
+        let call = context.call();
+        plan.members.iter().try_for_each(|member| member.find(&call))?;
+        Ok(plan)
+    }
+}
+
+enum Place {
+    Delegate,
+    Here,
+    Chain,
+}
+
+/// Only a single plugin says by its type alone what it is.
+fn runs_in(configuration: &Configuration, in_process: &[String], chain: &[String]) -> Place {
+    let is_one_of = |types: &[String]| {
+        configuration.plugins.len() == 1 && configuration.types().all(|own| types.iter().any(|kind| kind == own))
+    };
+    if is_one_of(in_process) {
+        Place::Here
+    } else if is_one_of(chain) {
+        Place::Chain
+    } else {
+        Place::Delegate
+    }
+}
+
+fn no_interface(network: &PodNetwork) -> Error {
+    let kind = network.configuration.types().next().unwrap_or_default();
+    let msg = format!(
+        "the default network, {}, is of type {kind:?}, which makes no interface (in_process_types, chain_types); \
+         name the cluster's network in clusterNetwork, by its own file where it is in one directory with this configuration",
+        network.name
+    );
+    Error::new(Code::InvalidConfig, msg)
+}

@@ -1,0 +1,28 @@
+//! What the cluster is told of a pod's networks.
+
+use super::Context;
+use super::known_pod::KnownPod;
+use super::plan::Plan;
+use crate::cni::NetworkStatus;
+use crate::cni::result::AddResult;
+use crate::networks::{Added, added_interface, network_status};
+use crate::pod::Pod;
+
+/// Writes the pod's network status and its events, where they are to be written. Nothing here fails
+/// an ADD.
+pub(super) fn tell(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod>, plan: &Plan, results: &[AddResult]) {
+    let wanted = match context.primary.network_status {
+        NetworkStatus::Auto => plan.selects,
+        NetworkStatus::Always => true,
+        NetworkStatus::Never => false,
+    };
+    let (Some(cluster), Some(pod), true) = (known.cluster(), pod, wanted) else { return };
+    let (mut networks, mut events) = (Vec::new(), Vec::new());
+    for (position, (member, result)) in plan.members.iter().zip(results).enumerate() {
+        let added = Added { name: &member.name, default: position == 0, result };
+        networks.push(added);
+        events.extend(added_interface(&member.interface, added));
+    }
+    let status = network_status(&networks);
+    cluster.report(pod, Some(&status), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
+}

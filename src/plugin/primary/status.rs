@@ -1,0 +1,29 @@
+//! STATUS: whether an ADD could be served now.
+
+use super::{Context, readiness};
+use crate::cni::{Code, Error};
+use crate::delegate::{Executables, Network};
+use crate::plugin::status;
+
+/// Nothing goes to stdout. The readiness file is not waited for.
+///
+/// # Errors
+/// [`Code::NotAvailable`], or the default network's own code where it is that.
+pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
+    let unavailable = |error: Error| Error { code: Code::NotAvailable, ..error };
+    readiness::look(context.primary).map_err(unavailable)?;
+    status::run(context.request, context.conf)?;
+    let network = default_network(context).map_err(unavailable)?;
+    let call = context.call();
+    network
+        .find(&Executables, &call)
+        .and_then(|()| network.status(&Executables, &call))
+        .map_err(|error| unavailable(Error { msg: format!("network {}: {}", network.name, error.msg), ..error }))
+}
+
+fn default_network(context: &Context<'_>) -> Result<Network, Error> {
+    let source = context.source();
+    let networks = context.common_networks(source.as_deref())?;
+    let network = networks.first().map(|network| Network::from(&network.configuration));
+    network.ok_or_else(|| Error::new(Code::Internal, "there is no default network"))
+}

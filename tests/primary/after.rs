@@ -1,0 +1,141 @@
+//! DEL, CHECK, GC and STATUS go by what was kept.
+
+use crate::node::Node;
+use crate::pod::call;
+use crate::recorders::{Recorders, fails};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// A node whose pod has `one` besides the default network.
+fn added(more: &Value) -> (Node, Value) {
+    let node = Node::new();
+    node.pod_selects("one");
+    node.definition("shop", "one", &json!({"cniVersion": "1.0.0", "name": "first", "type": "a", "x": [1.50, null]}));
+    let conf = node.recording(more);
+    node.done("ADD", &conf);
+    (node, conf)
+}
+
+#[test]
+fn what_is_kept_is_for_root_alone() {
+    let (node, _) = added(&json!({}));
+    assert_eq!(fs::metadata(node.kept_file()).expect("kept").permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn del_needs_nothing_but_what_was_kept() {
+    let (node, conf) = added(&json!({}));
+    fs::remove_dir_all(node.dir.join("manifests")).expect("removable");
+    // As after a reboot.
+    fs::remove_dir_all(Path::new("/run/detour/attachments").join(&node.pod.name)).expect("removable");
+    let mut environment = node.environment("DEL");
+    environment.remove("CNI_NETNS");
+    environment.remove("CNI_ARGS");
+    let output = call(&environment, &conf);
+    assert!(output.success, "{output:?}");
+    assert_eq!(node.recorders.order()[2..], ["DEL a", "DEL default"]);
+    let seen = node.recorders.seen();
+    let wanted = json!({
+        "cniVersion": "1.0.0", "name": "first", "type": "a", "x": [1.50, null], "prevResult": seen[2].stdin["prevResult"],
+    });
+    assert_eq!(seen[2].stdin, wanted);
+    assert_eq!(seen[2].stdin["prevResult"]["ips"][0]["address"], "10.1.0.2/24");
+    assert_eq!((&*seen[2].environment["CNI_IFNAME"], &*seen[2].environment["CNI_NETNS"]), ("net1", ""));
+    assert_eq!(seen[2].environment["CNI_ARGS"], seen[1].environment["CNI_ARGS"]);
+    assert!(!node.keeps());
+
+    let output = call(&environment, &conf);
+    assert!(output.success, "{output:?}");
+    assert_eq!(node.recorders.order()[4..], ["DEL default"], "the configuration's own");
+}
+
+#[test]
+fn del_of_a_configuration_that_is_wrong_by_now_still_finds_what_was_kept() {
+    let (node, mut conf) = added(&json!({}));
+    conf["network_status"] = json!("sometimes");
+    node.done("DEL", &conf);
+    assert_eq!(node.recorders.order()[2..], ["DEL a", "DEL default"]);
+    assert!(!node.keeps());
+}
+
+#[test]
+fn all_delegates_get_their_del_and_all_errors_are_told() {
+    for (retry, kept) in [(false, false), (true, true)] {
+        let recorders = Recorders::new()
+            .with("default", &fails("DEL", &json!({"code": 43, "msg": "stuck"})))
+            .with("a", &fails("DEL", &json!({"code": 42, "msg": "busy"})));
+        let node = Node::with(recorders);
+        node.pod_selects("one");
+        node.definition("shop", "one", &json!({"cniVersion": "1.0.0", "type": "a"}));
+        let conf = node.recording(&json!({"retryDeleteOnError": retry}));
+        node.done("ADD", &conf);
+        let (code, text) = node.refused("DEL", &conf);
+        assert!(code == 42 && text.contains("busy") && text.contains("network cluster (eth0)"), "{text}");
+        assert!(text.contains("stuck"), "{text}");
+        assert_eq!(node.recorders.order()[2..], ["DEL a", "DEL default"]);
+        assert_eq!(node.kept_file().exists(), kept);
+    }
+}
+
+#[test]
+fn check_asks_every_network_with_its_result() {
+    let (node, conf) = added(&json!({}));
+    node.done("CHECK", &conf);
+    let seen = node.recorders.seen();
+    assert_eq!(node.recorders.order()[2..], ["CHECK default", "CHECK a"]);
+    assert_eq!(seen[3].stdin["prevResult"]["ips"][0]["address"], "10.1.0.2/24");
+    fs::remove_file(node.kept_file()).expect("removable");
+    let (code, text) = node.refused("CHECK", &conf);
+    assert!(code == 104 && text.contains("nothing is kept in"), "{text}");
+}
+
+fn gc(node: &Node, conf: &Value, valid: &Value) {
+    let mut environment = node.environment("GC");
+    for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"] {
+        environment.remove(name);
+    }
+    let mut conf = conf.clone();
+    conf["cni.dev/valid-attachments"] = valid.clone();
+    let output = call(&environment, &conf);
+    assert!(output.success, "{output:?}");
+}
+
+#[test]
+fn gc_takes_away_what_the_runtime_no_longer_has() {
+    let (node, conf) = added(&json!({}));
+    let valid = json!([{"containerID": node.pod.name, "ifname": "eth0"}]);
+    gc(&node, &conf, &valid);
+    assert_eq!(node.recorders.order()[2..], ["GC default"]);
+    assert_eq!(node.recorders.seen()[2].stdin["cni.dev/valid-attachments"], valid);
+    assert!(node.kept_file().exists());
+    gc(&node, &conf, &json!([]));
+    assert_eq!(node.recorders.order()[3..], ["DEL a", "DEL default", "GC default"]);
+    let del = &node.recorders.seen()[3];
+    assert_eq!(del.environment["CNI_NETNS"], node.pod.netns().display().to_string());
+    assert_eq!(del.environment["CNI_CONTAINERID"], node.pod.name);
+    assert!(!node.keeps());
+}
+
+#[test]
+fn status_asks_the_default_network() {
+    for (behaviour, wanted) in
+        [("", None), (fails("STATUS", &json!({"code": 51, "msg": "soon"})).as_str(), Some("soon"))]
+    {
+        let node = Node::with(Recorders::new().with("default", behaviour));
+        let mut environment = node.environment("STATUS");
+        for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"] {
+            environment.remove(name);
+        }
+        let output = call(&environment, &node.recording(&json!({})));
+        assert_eq!(output.success, wanted.is_none(), "{output:?}");
+        if let Some(wanted) = wanted {
+            assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(wanted)), "{output:?}");
+        }
+        assert_eq!(node.recorders.order(), ["STATUS default"]);
+        let missing = json!({"readinessindicatorfile": node.dir.join("ready")});
+        let output = call(&environment, &node.recording(&missing));
+        assert_eq!(output.stdout["code"], 50, "{output:?}");
+    }
+}

@@ -1,0 +1,140 @@
+//! What is asked of the API, and what it is told.
+
+use crate::node::{Node, annotations, definition_object, istio_cni, pod_object};
+use crate::server::{Answer, Request, Server};
+use serde_json::{Value, json};
+use std::fs;
+use std::time::{Duration, Instant};
+
+const POD: &str = "GET /api/v1/namespaces/shop/pods/web-0 HTTP/1.1";
+const DEFINITION: &str =
+    "GET /apis/k8s.cni.cncf.io/v1/namespaces/default/network-attachment-definitions/istio-cni HTTP/1.1";
+const STATUS: &str = "PATCH /api/v1/namespaces/shop/pods/web-0/status? HTTP/1.1";
+const EVENTS: &str = "POST /api/v1/namespaces/shop/events? HTTP/1.1";
+
+fn script(networks: &str) -> impl Fn(&Request) -> Answer + Send + Sync + 'static {
+    let pod = pod_object(networks);
+    move |request| match request.line.as_str() {
+        POD => Answer::json(200, &pod),
+        DEFINITION => Answer::json(200, &definition_object("default", "istio-cni", &istio_cni().to_string())),
+        STATUS | EVENTS => Answer::json(200, &json!({})),
+        _ => Answer::json(404, &json!({"kind": "Status", "message": "no such thing"})),
+    }
+}
+
+fn conf(node: &Node, server: &Server, more: &Value) -> Value {
+    let kubeconfig = node.dir.join("kubeconfig");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
+        "clusters": [{"name": "k", "cluster": {"server": server.http()}}],
+    });
+    fs::write(&kubeconfig, text.to_string()).expect("writable");
+    let mut conf = node.recording(more);
+    conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
+    conf
+}
+
+fn told(annotations: &Value) -> Value {
+    json!({"runtimeConfig": {"io.kubernetes.cri.pod-annotations": annotations}})
+}
+
+#[test]
+fn a_pod_without_references_and_sidecar_costs_no_request() {
+    let (node, server) = (Node::new(), Server::plain(script("")));
+    let mut conf = conf(&node, &server, &told(&json!({"a": "b"})));
+    conf["chain"] = json!([{"type": "istio-redirect"}]);
+    node.done("ADD", &conf);
+    node.done("CHECK", &conf);
+    node.done("DEL", &conf);
+    assert_eq!(server.lines(), [""; 0]);
+    conf["runtimeConfig"]["io.kubernetes.cri.pod-annotations"] = json!({"sidecar.istio.io/status": "{}"});
+    node.done("ADD", &conf);
+    assert_eq!(server.lines(), [POD], "for what the sidecar says of itself");
+}
+
+#[test]
+fn a_meshed_pod_costs_each_thing_once() {
+    for told in [told(&annotations("default/istio-cni")), json!({})] {
+        let (node, server) = (Node::new(), Server::plain(script("default/istio-cni")));
+        let conf = conf(&node, &server, &told);
+        node.done("ADD", &conf);
+        assert_eq!(server.lines(), [POD, DEFINITION, STATUS, EVENTS]);
+        let asked = server.requests().len();
+        node.done("CHECK", &conf);
+        node.done("DEL", &conf);
+        assert_eq!(server.requests().len(), asked, "neither asks anybody");
+    }
+}
+
+#[test]
+fn the_network_status_is_what_consumers_expect() {
+    let (node, server) = (Node::new(), Server::plain(script("default/istio-cni")));
+    node.done("ADD", &conf(&node, &server, &json!({})));
+    let body = |line: &str| -> Value {
+        let requests = server.requests();
+        let request = requests.iter().find(|request| request.line == line).expect("it was sent");
+        serde_json::from_slice(&request.body).expect("JSON")
+    };
+    let status = &body(STATUS)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"];
+    let wanted = "[{\n    \"name\": \"cluster\",\n    \"interface\": \"eth0\",\n    \"ips\": [\n        \"10.0.0.2\"\n    ],\n    \"default\": true,\n    \"dns\": {}\n}]";
+    assert_eq!(status, wanted);
+    assert_eq!(body(EVENTS)["message"], "Add eth0 [10.0.0.2/24] from cluster");
+}
+
+#[test]
+fn whether_the_status_is_written() {
+    for (mode, networks, written) in [("always", "", true), ("auto", "", false), ("never", "default/istio-cni", false)]
+    {
+        let (node, server) = (Node::new(), Server::plain(script(networks)));
+        node.done("ADD", &conf(&node, &server, &json!({"network_status": mode})));
+        assert_eq!(server.lines().contains(&STATUS.to_owned()), written, "{mode}");
+    }
+}
+
+#[test]
+fn an_api_that_takes_no_status_delays_an_add_by_two_seconds_at_most() {
+    let knows = script("default/istio-cni");
+    let server = Server::plain(move |request| match request.line.as_str() {
+        STATUS | EVENTS => Answer::Hang,
+        _ => knows(request),
+    });
+    let node = Node::new();
+    let started = Instant::now();
+    node.done("ADD", &conf(&node, &server, &json!({})));
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+}
+
+#[test]
+fn without_a_kubeconfig_the_environment_of_a_pod_counts() {
+    let node = Node::new();
+    let mut environment = node.environment("ADD");
+    environment.insert("KUBERNETES_SERVICE_HOST".into(), "127.0.0.1".into());
+    environment.insert("KUBERNETES_SERVICE_PORT".into(), "1".into());
+    let output = crate::pod::call(&environment, &node.recording(&json!({"kubernetes": {"timeout_seconds": 1}})));
+    let text = output.stdout.to_string();
+    assert!(text.contains("/var/run/secrets/kubernetes.io/serviceaccount"), "{output:?}");
+    assert!(node.recorders.seen().is_empty());
+}
+
+#[test]
+fn a_pod_that_is_gone_is_noticed_before_anything_runs() {
+    let knows = script("default/istio-cni");
+    let server = Server::plain(move |request| match request.line.as_str() {
+        POD => Answer::json(404, &json!({"kind": "Status", "message": "gone"})),
+        _ => knows(request),
+    });
+    let node = Node::new();
+    let (code, text) = node.refused("ADD", &conf(&node, &server, &told(&annotations("default/istio-cni"))));
+    assert_eq!(code, 100, "{text}");
+    assert!(node.recorders.seen().is_empty() && !node.keeps());
+}
+
+#[test]
+fn annotations_that_are_none_are_refused() {
+    let (node, server) = (Node::new(), Server::plain(script("")));
+    for (annotations, place) in [(json!([]), "pod-annotations: "), (json!({"a": 1}), "pod-annotations.a: ")] {
+        let (code, text) = node.refused("ADD", &conf(&node, &server, &told(&annotations)));
+        assert!(code == 7 && text.contains(place), "{text}");
+    }
+}

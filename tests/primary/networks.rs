@@ -1,0 +1,126 @@
+//! Which networks a pod gets, and what their plugins are shown.
+
+use crate::node::{Node, annotations};
+use serde_json::{Value, json};
+
+#[test]
+fn a_selection_reaches_the_plugins_that_can_take_it() {
+    let node = Node::new();
+    let selection = json!([{
+        "name": "one", "namespace": "other", "interface": "data0", "ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09",
+        "cni-args": {"k": "v"}, "bandwidth": {"ingressRate": 1},
+    }]);
+    node.pod_selects(&selection.to_string());
+    let text = json!({
+        "cniVersion": "1.0.0",
+        "plugins": [{"type": "a", "capabilities": {"ips": true, "mac": true}, "args": {"cni": {"own": 1}}}, {"type": "b"}],
+    });
+    node.definition("other", "one", &text);
+    let result = node.done("ADD", &node.recording(&json!({"runtimeConfig": {"portMappings": []}})));
+    let names: Vec<_> = result["interfaces"].as_array().expect("a list").iter().map(|i| &i["name"]).collect();
+    assert_eq!(names, ["eth0", "net2"], "what the last plugin of the list said");
+    assert_eq!(result["ips"], json!([{"interface": 0, "address": "10.0.0.2/24"}]));
+
+    let seen = node.recorders.seen();
+    assert_eq!(node.recorders.order(), ["ADD default", "ADD a", "ADD b"]);
+    let runtime = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=uid-1";
+    assert_eq!(seen[0].environment["CNI_ARGS"], runtime);
+    assert_eq!(seen[1].environment["CNI_ARGS"], format!("{runtime};MAC=02:00:00:00:00:09;IP=10.1.0.9/24"));
+    assert_eq!((&*seen[0].environment["CNI_IFNAME"], &*seen[1].environment["CNI_IFNAME"]), ("eth0", "data0"));
+    let wanted = json!({
+        "type": "a", "args": {"cni": {"own": 1, "k": "v"}}, "name": "one", "cniVersion": "1.0.0",
+        "runtimeConfig": {"ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09"},
+    });
+    assert_eq!(seen[1].stdin, wanted);
+    assert!(seen[2].stdin.get("runtimeConfig").is_none() && seen[2].stdin["prevResult"]["ips"].is_array());
+    assert_ne!(seen[0].netns, seen[0].environment["CNI_NETNS"], "plugins run outside");
+}
+
+#[test]
+fn positions_give_names_and_the_mesh_counts() {
+    let node = Node::new();
+    node.pod_selects("istio-cni, one, one@x");
+    node.definition("shop", "istio-cni", &crate::node::istio_cni());
+    node.definition("shop", "one", &json!({"cniVersion": "1.0.0", "type": "a"}));
+    node.done("ADD", &node.recording(&json!({})));
+    let names: Vec<_> = node.recorders.seen().iter().map(|seen| seen.environment["CNI_IFNAME"].clone()).collect();
+    assert_eq!(names, ["eth0", "net2", "x"]);
+}
+
+#[test]
+fn what_is_wrong_is_known_before_anything_runs() {
+    let node = Node::new();
+    node.definition("other", "one", &json!({"type": "a"}));
+    node.definition("shop", "gone", &json!({"type": "not-installed"}));
+    node.definition("shop", "broken", &json!({"type": "../a"}));
+    for (networks, more, wanted) in [
+        ("one", json!({}), "there is one of that name in other: write NAMESPACE/one"),
+        ("other/one@eth0", json!({}), "interface \"eth0\" is taken"),
+        ("a,,b", json!({}), "element 2 at character 3"),
+        ("other/one", json!({"namespaceIsolation": true}), "namespaceIsolation"),
+        ("gone", json!({}), "failed to find plugin \"not-installed\""),
+        ("broken", json!({}), "without /"),
+    ] {
+        node.pod_selects(networks);
+        let (code, text) = node.refused("ADD", &node.recording(&more));
+        assert_eq!(code, 7, "{text}");
+        assert!(text.contains(wanted), "{networks}: {text}");
+        assert!(node.recorders.seen().is_empty() && !node.keeps());
+    }
+}
+
+#[test]
+fn a_pod_that_nobody_knows_or_another_of_its_name_is_refused() {
+    let node = Node::new();
+    let conf = node.recording(&json!({}));
+    assert_eq!(node.refused("ADD", &conf).0, 100);
+    node.pod_selects("");
+    let mut environment = node.environment("ADD");
+    environment.insert("CNI_ARGS".into(), "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=other".into());
+    let output = crate::pod::call(&environment, &conf);
+    assert_eq!(output.stdout["code"], 100, "{output:?}");
+    assert!(node.recorders.seen().is_empty());
+}
+
+#[test]
+fn without_a_source_there_are_the_configurations_own_networks() {
+    let node = Node::new();
+    let mut conf = node.recording(&json!({"kubernetes": {}}));
+    conf["delegates"].as_array_mut().expect("a list").push(json!({"name": "more", "type": "a"}));
+    let told = json!({"io.kubernetes.cri.pod-annotations": annotations("")});
+    for runtime_config in [Value::Null, told] {
+        conf["runtimeConfig"] = runtime_config;
+        node.done("ADD", &conf);
+        node.done("DEL", &conf);
+    }
+    let once = ["ADD default", "ADD a", "DEL a", "DEL default"];
+    assert_eq!(node.recorders.order(), [once, once].concat());
+}
+
+#[test]
+fn the_result_is_in_the_configurations_version() {
+    let node = Node::new();
+    node.pod_selects("");
+    for (version, wanted) in [
+        ("0.2.0", json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.0.0.2/24"}, "dns": {}})),
+        (
+            "0.3.1",
+            json!({
+                "cniVersion": "0.3.1", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
+                "ips": [{"version": "4", "interface": 0, "address": "10.0.0.2/24"}], "dns": {},
+            }),
+        ),
+    ] {
+        let conf = node.recording(&json!({"cniVersion": version}));
+        assert_eq!(node.done("ADD", &conf), wanted);
+        node.done("DEL", &conf);
+    }
+}
+
+#[test]
+fn an_own_type_can_not_be_the_default_network() {
+    let node = Node::new();
+    node.pod_selects("");
+    let (code, text) = node.refused("ADD", &node.conf(&crate::node::istio_cni(), &json!({})));
+    assert!(code == 7 && text.contains("makes no interface"), "{text}");
+}

@@ -1,0 +1,174 @@
+//! A node with one pod: plugins, manifests, and the primary plugin's configuration.
+
+use crate::pod::{Output, Pod, call};
+use crate::recorders::{Recorders, add_prints};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub(crate) const REFERENCE: &str = "/usr/lib/cni";
+const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=uid-1";
+
+pub(crate) struct Node {
+    pub(crate) pod: Pod,
+    pub(crate) recorders: Recorders,
+    /// Manifests, state, what plugins keep.
+    pub(crate) dir: PathBuf,
+    number: u32,
+}
+
+impl Node {
+    /// A node whose plugins `default`, `a` and `b` record and make an interface that isn't there.
+    pub(crate) fn new() -> Self {
+        let recorders = Recorders::new()
+            .with("default", &add_prints(&made("eth0", "10.0.0.2/24")))
+            .with("a", &add_prints(&made("net1", "10.1.0.2/24")))
+            .with("b", &add_prints(&made("net2", "10.2.0.2/24")));
+        Self::with(recorders)
+    }
+
+    pub(crate) fn with(recorders: Recorders) -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let pod = Pod::new();
+        pod.run(&["ip", "link", "set", "lo", "up"]);
+        let dir = std::env::temp_dir().join(format!("{}-node", pod.name));
+        fs::create_dir_all(dir.join("manifests")).expect("a directory");
+        let node = Self { pod, recorders, dir, number };
+        node.manifest("shop", &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}));
+        node
+    }
+
+    /// A pod that selects `networks`, with a sidecar, and another without references.
+    pub(crate) fn pod_selects(&self, networks: &str) {
+        self.manifest("pod", &pod_object(networks));
+    }
+
+    pub(crate) fn definition(&self, namespace: &str, name: &str, config: &Value) {
+        let config = if config.is_null() { String::new() } else { config.to_string() };
+        let file = format!("{namespace}-{name}");
+        self.manifest(&file, &definition_object(namespace, name, &config));
+    }
+
+    pub(crate) fn manifest(&self, name: &str, object: &Value) {
+        fs::write(self.dir.join("manifests").join(format!("{name}.json")), object.to_string()).expect("writable");
+    }
+
+    /// The configuration with this default network.
+    pub(crate) fn conf(&self, default: &Value, more: &Value) -> Value {
+        let mut conf = json!({
+            "cniVersion": "1.1.0", "name": "primary", "type": "detour", "delegates": [default],
+            "cniDir": self.dir.join("state"), "binDir": self.recorders.bin(),
+            "kubernetes": {"manifests_dir": self.dir.join("manifests")},
+        });
+        conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        conf
+    }
+
+    /// The configuration with the recorder `default` as default network.
+    pub(crate) fn recording(&self, more: &Value) -> Value {
+        self.conf(&json!({"cniVersion": "1.1.0", "name": "cluster", "type": "default"}), more)
+    }
+
+    /// A bridge of the reference's, with addresses of its own.
+    pub(crate) fn bridge(&self) -> Value {
+        json!({
+            "cniVersion": "1.0.0", "name": "cluster", "type": "bridge", "bridge": self.bridge_name(),
+            "isGateway": true, "isDefaultGateway": true,
+            "ipam": {"type": "host-local", "subnet": self.subnet("0/24"), "dataDir": self.dir.join("ipam")},
+        })
+    }
+
+    pub(crate) fn bridge_name(&self) -> String {
+        format!("dp{}n{}", std::process::id() % 1_000_000, self.number)
+    }
+
+    /// An address, or all, of the bridge's.
+    pub(crate) fn subnet(&self, last: &str) -> String {
+        format!("10.{}.{}.{last}", 128 + std::process::id() % 64, self.number)
+    }
+
+    pub(crate) fn environment(&self, command: &str) -> BTreeMap<String, String> {
+        let path = format!("{}:{REFERENCE}", self.recorders.bin().display());
+        let mut environment = self.pod.environment(command, &path);
+        environment.insert("CNI_ARGS".into(), ARGS.into());
+        environment.insert("PATH".into(), "/usr/sbin:/usr/bin:/sbin:/bin".into());
+        environment
+    }
+
+    pub(crate) fn call(&self, command: &str, conf: &Value) -> Output {
+        call(&self.environment(command), conf)
+    }
+
+    #[track_caller]
+    pub(crate) fn done(&self, command: &str, conf: &Value) -> Value {
+        let output = self.call(command, conf);
+        assert!(output.success, "{command}: {output:?}");
+        output.stdout
+    }
+
+    /// The error's code and whole text.
+    #[track_caller]
+    pub(crate) fn refused(&self, command: &str, conf: &Value) -> (u64, String) {
+        let output = self.call(command, conf);
+        assert!(!output.success, "{command}: {output:?}");
+        let text = |key: &str| output.stdout[key].as_str().unwrap_or_default().to_owned();
+        (output.stdout["code"].as_u64().expect("a code"), format!("{} | {}", text("msg"), text("details")))
+    }
+
+    /// Whether anything is kept of the pod.
+    pub(crate) fn keeps(&self) -> bool {
+        self.kept_file().exists() || Path::new("/run/detour/attachments").join(&self.pod.name).exists()
+    }
+
+    pub(crate) fn kept_file(&self) -> PathBuf {
+        self.dir.join("state").join(&self.pod.name).join("primary@eth0.json")
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = Command::new("ip")
+            .args(["link", "delete", &self.bridge_name()])
+            .stderr(std::process::Stdio::null())
+            .status();
+        if let Err(error) = fs::remove_dir_all(&self.dir) {
+            eprintln!("remove {}: {error}", self.dir.display());
+        }
+    }
+}
+
+/// A result with one interface and one address.
+pub(crate) fn made(interface: &str, address: &str) -> Value {
+    json!({
+        "cniVersion": "1.1.0", "interfaces": [{"name": interface, "sandbox": "/run/netns/x"}],
+        "ips": [{"interface": 0, "address": address}],
+    })
+}
+
+pub(crate) fn pod_object(networks: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web-0", "namespace": "shop", "uid": "uid-1", "annotations": annotations(networks)},
+        "spec": {"containers": [{"name": "app"}, {"name": "istio-proxy"}]},
+    })
+}
+
+pub(crate) fn annotations(networks: &str) -> Value {
+    json!({"k8s.v1.cni.cncf.io/networks": networks, "sidecar.istio.io/status": "{}"})
+}
+
+pub(crate) fn definition_object(namespace: &str, name: &str, config: &str) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "namespace": namespace}, "spec": {"config": config},
+    })
+}
+
+/// The attachment by which a mesh is asked for.
+pub(crate) fn istio_cni() -> Value {
+    json!({"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"})
+}

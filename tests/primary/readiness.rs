@@ -1,0 +1,24 @@
+//! No ADD before the readiness file is there.
+
+use crate::node::Node;
+use serde_json::json;
+use std::fs;
+
+#[test]
+fn add_waits_for_the_file_and_says_what_it_waits_for() {
+    let node = Node::new();
+    node.pod_selects("");
+    let file = node.dir.join("net.d/ready.conf");
+    let conf = node.recording(&json!({"readinessindicatorfile": file, "readiness_timeout_seconds": 1}));
+    let (code, text) = node.refused("ADD", &conf);
+    assert!(code == 11 && text.contains(&format!("{} is not there after 1 s", file.display())), "{text}");
+    assert!(node.recorders.seen().is_empty());
+
+    let conf = node.recording(&json!({"readinessindicatorfile": file, "readiness_timeout_seconds": 60}));
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| node.done("ADD", &conf));
+        fs::create_dir(node.dir.join("net.d")).expect("a directory");
+        fs::write(&file, "").expect("writable");
+        add.join().expect("it succeeds");
+    });
+}
