@@ -21,6 +21,32 @@ fn check_names_the_drift_as_nft_writes_it() {
     assert_eq!(output.stdout["details"], missing);
 }
 
+/// Each rule deleted, doubled behind itself, and with another in front of it; each chain emptied.
+#[test]
+fn check_finds_any_damage_and_add_repairs_it() {
+    let world = World::new(Families::Both);
+    let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
+    world.add(&configuration);
+    let whole = world.native_tables();
+    let damages = world.native_rules().len();
+    assert!(damages > 20, "{whole:?}");
+    for index in 0..damages {
+        for kind in 0..4 {
+            let (place, handle) = world.native_rules()[index].clone();
+            world.nft(&match kind {
+                0 => format!("delete rule inet {place} handle {handle}"),
+                1 => format!("add rule inet {place} handle {handle} counter"),
+                2 => format!("insert rule inet {place} handle {handle} meta l4proto icmp counter drop"),
+                _ => format!("flush chain inet {place}"),
+            });
+            assert_eq!(world.call("CHECK", &configuration).run().expect_code(), 103, "{kind}: {place} {handle}");
+            world.call("ADD", &configuration).run().expect_success();
+            assert_eq!(world.native_tables(), whole, "{kind}: {place} {handle}");
+            world.call("CHECK", &configuration).run().expect_success();
+        }
+    }
+}
+
 #[test]
 fn del_leaves_nothing() {
     let world = World::new(Families::Both);

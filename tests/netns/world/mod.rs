@@ -154,6 +154,11 @@ impl World {
         nft::tables(&self.pod)
     }
 
+    /// The rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
+    pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
+        nft::rules(&self.pod)
+    }
+
     /// Adds native rules to the pod's.
     pub(crate) fn nft(&self, text: &str) {
         nft::load(&self.pod, text);

@@ -1,6 +1,7 @@
 //! The pod's native rules through the real tool.
 
 use super::place::Place;
+use serde_json::Value;
 use std::process::Command;
 
 pub(super) fn tables(pod: &Place) -> Vec<String> {
@@ -16,4 +17,15 @@ pub(super) fn tables(pod: &Place) -> Vec<String> {
 pub(super) fn load(pod: &Place, text: &str) {
     let output = pod.run(Command::new("nft").args(["-f", "-"]), text);
     assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
+pub(super) fn rules(pod: &Place) -> Vec<(String, u64)> {
+    let output = pod.run(Command::new("nft").args(["-j", "list", "ruleset", "inet"]), "");
+    assert!(output.status.success(), "{output:?}");
+    let listing: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rules = listing["nftables"].as_array().expect("an array").iter().filter_map(|object| object.get("rule"));
+    let text = |rule: &Value, key: &str| rule[key].as_str().expect("a name").to_owned();
+    let place = |rule: &Value| format!("{} {}", text(rule, "table"), text(rule, "chain"));
+    rules.map(|rule| (place(rule), rule["handle"].as_u64().expect("a handle"))).collect()
 }
