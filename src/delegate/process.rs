@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn output_without_end_does_not_hide_the_deadline() {
-        let failure = sh("stderr", "exec yes >&2", b"", SHORT).expect_err("it never ends");
+        let failure = sh("stderr", "exec yes $(printf %07000d 0) >&2", b"", SHORT).expect_err("it never ends");
         assert!(matches!(failure, Failure::Deadline(..)), "{failure}");
     }
 
