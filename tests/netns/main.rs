@@ -16,6 +16,7 @@ mod istio_init;
 mod native;
 mod own_users;
 mod pod;
+mod processes;
 mod resolvers;
 mod secondary_networks;
 mod tproxy;
