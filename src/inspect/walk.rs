@@ -5,7 +5,7 @@ use super::conditions::{meets, meets_native};
 use super::packet::Packet;
 use super::rulebook::{Book, Line, Rulebook, Words};
 use crate::firewall::native::rule::Action;
-use crate::firewall::rule::{Hook, Target};
+use crate::firewall::rule::Hook;
 use serde::Serialize;
 
 /// A rule that the packet met.
@@ -101,7 +101,7 @@ impl Walk<'_> {
 
     fn line(&mut self, (book, hook): (Book, Hook), chain: &str, line: &Line) -> Verdict {
         let action = match &line.words {
-            Words::Iptables(rule) => meets(&self.packet, rule).then(|| action(&rule.target)),
+            Words::Iptables(rule) => meets(&self.packet, rule).then(|| Action::from(&rule.target)),
             Words::Native(rule) => meets_native(&self.packet, rule).then(|| rule.action.clone()),
             Words::Unknown => {
                 self.unknown.push(format!("{chain} {}", line.text));
@@ -124,22 +124,6 @@ impl Walk<'_> {
             weight,
         });
         verdict
-    }
-}
-
-/// A target of iptables' as the native action that does the same.
-fn action(target: &Target) -> Action {
-    match target {
-        Target::Accept => Action::Accept,
-        Target::Return => Action::Return,
-        Target::Drop => Action::Drop,
-        Target::Jump(chain) => Action::Jump(chain.clone()),
-        Target::Redirect(port) => Action::Redirect(*port),
-        Target::Zone(zone) => Action::Zone(*zone),
-        Target::Tproxy { port, mark } => Action::Tproxy { port: *port, mark: *mark },
-        Target::SetMark(mark) => Action::SetMark(*mark),
-        Target::SaveMark => Action::SaveMark,
-        Target::RestoreMark => Action::RestoreMark,
     }
 }
 

@@ -1,7 +1,7 @@
 //! One native rule as a value: conditions on sets of numbers, and what follows.
 
 use super::spans::Spans;
-use crate::firewall::rule::{Family, Hook, Table};
+use crate::firewall::rule::{Family, Hook, Table, Target};
 use std::collections::BTreeMap;
 
 /// What a condition looks at, in the order in which conditions are written.
@@ -75,6 +75,24 @@ pub enum Action {
     RestoreMark,
     /// `dnat ip to ip daddr`: where it goes to anyway, and that is settled, for all tables.
     KeepDestination,
+}
+
+impl From<&Target> for Action {
+    /// The action of the same name; where the two differ in what follows, [`super::translate`] knows.
+    fn from(target: &Target) -> Self {
+        match target {
+            Target::Accept => Self::Accept,
+            Target::Return => Self::Return,
+            Target::Drop => Self::Drop,
+            Target::Jump(chain) => Self::Jump(chain.clone()),
+            Target::Redirect(port) => Self::Redirect(*port),
+            Target::Zone(zone) => Self::Zone(*zone),
+            Target::Tproxy { port, mark } => Self::Tproxy { port: *port, mark: *mark },
+            Target::SetMark(mark) => Self::SetMark(*mark),
+            Target::SaveMark => Self::SaveMark,
+            Target::RestoreMark => Self::RestoreMark,
+        }
+    }
 }
 
 /// A rule.

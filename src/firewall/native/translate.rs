@@ -128,18 +128,8 @@ fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<R
     let action = match &rule.target {
         Target::Accept if chain == EXEMPT && table == Table::Nat => Action::Jump(DIRECT.to_owned()),
         Target::Accept if chain == EXEMPT && table == Table::Raw => Action::Zone(NO_ZONE),
-        Target::Accept => Action::Accept,
-        Target::Return => Action::Return,
-        Target::Drop => Action::Drop,
-        Target::Jump(chain) => Action::Jump(chain.clone()),
-        Target::Redirect(port) => Action::Redirect(*port),
-        Target::Zone(zone) => Action::Zone(*zone),
-        Target::Tproxy { port, mark } => {
-            return vec![of(Action::Tproxy { port: *port, mark: *mark }), of(Action::Drop)];
-        }
-        Target::SetMark(mark) => Action::SetMark(*mark),
-        Target::SaveMark => Action::SaveMark,
-        Target::RestoreMark => Action::RestoreMark,
+        Target::Tproxy { .. } => return vec![of(Action::from(&rule.target)), of(Action::Drop)],
+        other => Action::from(other),
     };
     vec![of(action)]
 }
