@@ -11,8 +11,6 @@ use serde::Serialize;
 pub enum Code {
     /// The configuration's `cniVersion` is not one that is spoken here, or does not allow the command.
     IncompatibleVersion = 1,
-    /// A field that can't be served was asked for.
-    UnsupportedField = 2,
     /// An environment variable is missing or malformed, or the command is unknown.
     Environment = 4,
     /// Reading or writing failed.
@@ -49,9 +47,8 @@ pub enum Code {
 
 impl Code {
     /// All codes, in the order of their numbers.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 17] = [
         Self::IncompatibleVersion,
-        Self::UnsupportedField,
         Self::Environment,
         Self::Io,
         Self::Decode,
