@@ -4,6 +4,8 @@ mod backoff;
 mod health;
 pub mod install;
 mod keep;
+mod known;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};
+pub use known::{EndedContainer, KnownPod};
