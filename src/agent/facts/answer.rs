@@ -64,7 +64,7 @@ impl Answers {
                 (asked.pod, namespace.or(asked.namespace))
             }
         };
-        Ok(Answer::Facts { pod, namespace })
+        Ok(Answer::Facts { pod: pod.into(), namespace })
     }
 
     /// The pod, where the caller's UID tells that it is the one that is meant: a name alone may be that of

@@ -113,7 +113,7 @@ impl Cluster for Agent {
             named && pod.is(wanted) && namespace.is_some() == with_namespace
         };
         let read = |answer| match answer {
-            Answer::Facts { pod, namespace } if is_it(&pod, &namespace) => Some(Facts { pod, namespace }),
+            Answer::Facts { pod, namespace } if is_it(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),
             _ => None,
         };
         let ask = Ask::Facts { pod: wanted.clone(), with_namespace };

@@ -136,7 +136,7 @@ pub enum Answer {
     Facts {
         /// The pod.
         #[serde(default)]
-        pod: Pod,
+        pod: Box<Pod>,
         /// Its namespace, where it was asked for.
         #[serde(default)]
         namespace: Option<Namespace>,
@@ -213,8 +213,8 @@ mod tests {
     fn what_is_sent_arrives_unchanged() {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
         for answer in [
-            Answer::Facts { pod: pod(), namespace: Some(Namespace::default()) },
-            Answer::Facts { pod: Pod::default(), namespace: None },
+            Answer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
+            Answer::Facts { pod: Box::default(), namespace: None },
             Answer::Definitions { found: vec![Lookup::Found(definition), Lookup::Missing("no".into())] },
             Answer::Namespaces { names: vec!["a".into()] },
             Answer::Done,
@@ -246,7 +246,7 @@ mod tests {
         let expected = json!({"wait_ms": 1, "ask": {"about": "facts", "pod": pod, "with_namespace": true}});
         assert_eq!(to_value(question).expect("JSON"), expected);
         let keys = |value: &Value| value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
-        let sent = to_value(Answer::Facts { pod: self::pod(), namespace: None }).expect("JSON");
+        let sent = to_value(Answer::Facts { pod: self::pod().into(), namespace: None }).expect("JSON");
         assert_eq!(sent["answer"], "facts");
         let of_pod = [
             "namespace",
@@ -280,7 +280,7 @@ mod tests {
         let answer = |value: Value| from_value::<Answer>(value).expect("readable");
         assert_eq!(answer(json!({"answer": "later", "x": 1})), Answer::Unknown);
         let facts = answer(json!({"answer": "facts", "pod": {"name": "p", "later": 1}, "later": 2}));
-        assert_eq!(facts, Answer::Facts { pod: Pod { name: "p".into(), ..Pod::default() }, namespace: None });
+        assert_eq!(facts, Answer::Facts { pod: Pod { name: "p".into(), ..Pod::default() }.into(), namespace: None });
         assert_eq!(from_value::<Hello>(json!({"later": 1})).expect("readable"), Hello::default());
     }
 }
