@@ -6,4 +6,5 @@ mod crash;
 mod disk;
 mod golden;
 mod manifests;
+mod program;
 mod scene;
