@@ -5,7 +5,9 @@ mod health;
 pub mod install;
 mod keep;
 mod known;
+mod metrics;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use metrics::Metrics;

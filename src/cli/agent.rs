@@ -3,7 +3,7 @@
 use super::install::{PROGRAM_FILE, Wanted, program};
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::{Job, OnExit, keep};
+use detour_cni::agent::{Job, Metrics, OnExit, keep};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use std::net::SocketAddr;
@@ -22,6 +22,8 @@ kubeconfig, the configuration, this pod's token or the file of --config change. 
 plugin stays then and goes on working, unless --on-exit says otherwise. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
 
+/metrics is in the OpenMetrics text format; its names start with detour_.
+
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
 /// Puts the plugin on a node and keeps it there.
@@ -33,7 +35,7 @@ pub(super) struct Agent {
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
-    /// Where /healthz and /readyz are answered; nowhere unless given.
+    /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
 }
@@ -66,6 +68,7 @@ impl Agent {
                 Exit::Remove => OnExit::Remove,
             },
             health_address: self.health_address,
+            metrics: Metrics::default(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
