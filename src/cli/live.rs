@@ -91,9 +91,7 @@ impl LiveArguments {
         let (pod, name) = (&subject.facts.pod, subject.name());
         let wrong = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
         if pod.host_network {
-            return Err(
-                wrong("it is on its node's own network (spec.hostNetwork), where no rules are made for it").into()
-            );
+            return Err(wrong("it is on its node's own network (spec.hostNetwork), where no rules are made for it"));
         }
         let uid =
             pod.uid_on_node().ok_or_else(|| wrong("it has no UID (metadata.uid), by which its node would know it"))?;
