@@ -6,10 +6,12 @@ mod health;
 pub mod install;
 mod keep;
 mod known;
+mod metrics;
 mod services;
 mod socket;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use metrics::Metrics;
 pub use services::Services;

@@ -4,7 +4,7 @@ use super::install::{PROGRAM_FILE, Wanted, program};
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::HostPath;
-use detour_cni::agent::{Job, OnExit, Services, keep};
+use detour_cni::agent::{Job, Metrics, OnExit, Services, keep};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use std::env;
@@ -27,6 +27,8 @@ kubeconfig, the configuration, this pod's token or the file of --config change. 
 plugin stays then and goes on working, unless --on-exit says otherwise. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
 
+/metrics is in the OpenMetrics text format; its names start with detour_.
+
 With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as this
 pod's service account, answers the plugin at --socket, and logs each of its calls in a line. Whenever the
 plugin gets no answer there, it asks the API itself.
@@ -42,7 +44,7 @@ pub(super) struct Agent {
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
-    /// Where /healthz and /readyz are answered; nowhere unless given.
+    /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
     /// The name of this node's Node object [default: $NODE_NAME]; without one, nothing is answered.
@@ -95,6 +97,7 @@ impl Agent {
                 Exit::Remove => OnExit::Remove,
             },
             health_address: self.health_address,
+            metrics: Metrics::default(),
             services: services.clone(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;

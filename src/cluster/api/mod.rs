@@ -133,18 +133,18 @@ impl Api {
         with_namespace: bool,
     ) -> Result<Facts, Error> {
         enum Fact {
-            Pod(Pod),
+            Pod(Box<Pod>),
             Namespace(Namespace),
         }
         let fact = async |object| match object {
             Object::PodNamespace(_) => self.namespace_of(started, session, object).await.map(Fact::Namespace),
-            _ => self.pod(started, session, wanted).await.map(Fact::Pod),
+            _ => self.pod(started, session, wanted).await.map(|pod| Fact::Pod(Box::new(pod))),
         };
         let mut facts = Facts::default();
         let namespace = with_namespace.then_some(Object::PodNamespace(wanted));
         for fact in all([Some(Object::Pod(wanted)), namespace].into_iter().flatten().map(fact)).await? {
             match fact {
-                Fact::Pod(pod) => facts.pod = pod,
+                Fact::Pod(pod) => facts.pod = *pod,
                 Fact::Namespace(namespace) => facts.namespace = Some(namespace),
             }
         }
