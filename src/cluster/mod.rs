@@ -8,11 +8,15 @@ mod kubeconfig;
 mod manifests;
 mod query;
 mod retry;
+mod right;
 mod text;
 mod wire;
 
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
-pub use event::Event;
+pub use api::{Inquiry, Placement};
+pub use event::{Event, Told};
+pub use kubeconfig::{Authority, Credentials, Summary};
+pub use right::Right;
 pub use text::{Objects, objects};
 
 use crate::cni;

@@ -5,6 +5,7 @@
 //! back. Only [`Node`] touches the file system.
 
 mod atomic;
+mod changed;
 pub mod conflist;
 mod diff;
 mod digest;
@@ -12,7 +13,6 @@ mod entry;
 mod json_spans;
 pub mod kubeconfig;
 mod node;
-mod paths;
 mod plan;
 mod platform;
 mod reconcile;
@@ -20,11 +20,12 @@ mod record;
 mod target;
 pub mod undo;
 
+pub use crate::host_path::{HostPath, Root};
+pub use changed::changed;
 pub use diff::unified;
 pub use digest::Digest;
 pub use entry::Settings;
 pub use node::{Lock, Node};
-pub use paths::{HostPath, Root};
 pub use plan::{Action, Plan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::{Configuration, Desired, Found, FoundFile, PROGRAM, reconcile};

@@ -2,6 +2,7 @@
 
 mod concurrently;
 mod definitions;
+mod inquiry;
 mod session;
 mod writes;
 
@@ -16,7 +17,8 @@ use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;
 use session::Session;
-use std::path::PathBuf;
+pub use inquiry::{Inquiry, Placement};
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,8 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 pub(super) struct Api {
     /// Or the directory of a service account.
     kubeconfig: PathBuf,
+    /// Where the file system is mounted to which absolute paths in it belong.
+    root: PathBuf,
     /// A service account's server; a kubeconfig names its own.
     server: Option<String>,
     /// How long facts may take, all tries together.
@@ -84,7 +88,7 @@ const PROBE: Duration = Duration::from_secs(1);
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, server: None, timeout, session: OnceLock::new() }
+        Self { kubeconfig, root: "/".into(), server: None, timeout, session: OnceLock::new() }
     }
 
     /// This server, asked as the service account of the pod that this process runs in.
@@ -92,12 +96,17 @@ impl Api {
         Self { server: Some(server), ..Self::new(SERVICE_ACCOUNT.into(), timeout) }
     }
 
+    /// The same, where the absolute paths in the kubeconfig are those of the file system mounted at `root`.
+    pub(super) fn within(self, root: &Path) -> Self {
+        Self { root: root.to_owned(), ..self }
+    }
+
     fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let session = Session::open(match &self.server {
-            None => Kubeconfig::load(&self.kubeconfig)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         })?;
         Ok(self.session.get_or_init(|| session))
@@ -172,6 +181,15 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
         }
         Object::Event(pod, event) => {
             collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())
+        }
+        Object::Version => collection.list(&ListParams::default()),
+        Object::Review(right) => collection.create(&PostParams::default(), wire::review(right).to_string().into()),
+        Object::EventsOf(PodRef { name, .. }) => {
+            let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
+            collection.list(&ListParams::default().fields(&fields))
+        }
+        Object::PodsOn { node, .. } => {
+            collection.list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
         }
     };
     let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;
