@@ -2,7 +2,6 @@
 //! goes with the thread that made it.
 
 use super::check::{Check, Checkup, Verdict};
-use super::conntrack;
 use super::report::Group;
 use crate::cni::{self, NetConf};
 use crate::firewall::nfnetlink::Socket;
@@ -90,7 +89,7 @@ fn try_all() -> Tried {
         netfilter: Socket::open().and_then(|mut socket| socket.generation()).map(drop).map_err(|e| e.to_string()),
         iptables: commit(Dialect::Iptables),
         native: commit(Dialect::Nftables),
-        conntrack: conntrack::dump().map(drop).map_err(|e| e.to_string()),
+        conntrack: Socket::open().and_then(|mut socket| socket.connections()).map(drop).map_err(|e| e.to_string()),
     }
 }
 
