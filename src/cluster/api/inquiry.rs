@@ -3,7 +3,7 @@
 use super::{Api, check_names, get};
 use crate::cluster::query::Object;
 use crate::cluster::retry::{Failure, retry};
-use crate::cluster::{ObjectRef, Right, Told};
+use crate::cluster::{Cluster, ObjectRef, Right, Told};
 use crate::cni::Error;
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
@@ -36,6 +36,12 @@ impl Inquiry {
     #[must_use]
     pub fn new(root: &Path, path: PathBuf) -> Self {
         Self(Api::new(path, PATIENCE).within(root))
+    }
+
+    /// The same server as a source of facts.
+    #[must_use]
+    pub fn cluster(&self) -> &dyn Cluster {
+        &self.0
     }
 
     fn ask(&self, object: Object<'_>) -> Result<Value, Error> {

@@ -64,6 +64,11 @@ impl Checkup {
         self.add(check, verdict);
     }
 
+    /// Whether it was looked at and does not hold.
+    pub(super) fn has_failed(&self, check: &Check) -> bool {
+        self.lines.iter().any(|line| line.id == check.id && line.outcome == Outcome::Fail)
+    }
+
     /// The first of `needed` that was looked at and is not known to hold.
     pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
         let bad = |check: &&Check| {

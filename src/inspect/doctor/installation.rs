@@ -13,8 +13,13 @@ const NAMED: usize = 3;
 
 /// Compares. What another line says already is not said again.
 pub(super) fn examine(case: &Case, checkup: &mut Checkup) {
-    let needed: Vec<_> = program::ALL.into_iter().chain(configuration::ALL).chain([&kubeconfig::PRESENT]).collect();
-    checkup.after(&needed, &INSTALLATION, || verdict(&case.installation));
+    let all = program::ALL.into_iter().chain(configuration::ALL).chain(kubeconfig::ALL);
+    let failed = all.into_iter().find(|check| checkup.has_failed(check));
+    let verdict = match failed {
+        Some(check) => Verdict::not_checked(format!("because {} failed", check.id)),
+        None => verdict(&case.installation),
+    };
+    checkup.add(&INSTALLATION, verdict);
 }
 
 fn verdict(Installation { log, changed, .. }: &Installation) -> Verdict {

@@ -2,6 +2,7 @@
 
 use super::case::Case;
 use super::check::{Check, Checkup, Verdict};
+use super::configuration;
 use super::report::Group;
 use crate::cluster::{Authority, Credentials, Summary};
 use crate::cni::NetConf;
@@ -11,20 +12,26 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Cluster, holds }
+    Check { id, group: Group::Node, holds }
 }
 
 pub(super) const PRESENT: Check = check("kubeconfig-present", "the plugin's kubeconfig is there");
 pub(super) const PRIVATE: Check = check("kubeconfig-private", "only root may read it");
 pub(super) const VALID: Check = check("kubeconfig-valid", "it can be used");
 pub(super) const TOKEN: Check = check("token-valid", "its token has not expired");
-/// Those that must hold before anything else about the file counts.
+/// All of them.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &PRIVATE, &VALID, &TOKEN];
+/// Those that must hold before the API can be asked with it.
+pub(super) const USABLE: [&Check; 3] = [&PRESENT, &VALID, &TOKEN];
 
 const REWRITE: &str = "have it written again: detour install, or see why the agent on this node does not write it";
 
 /// Looks at it. Where it is, as this process sees it, and what it says.
-pub(super) fn examine(case: &Case, conf: &NetConf, checkup: &mut Checkup) -> Option<(PathBuf, Summary)> {
+pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) -> Option<(PathBuf, Summary)> {
+    let Some(conf) = conf else {
+        checkup.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || Verdict::not_checked("nothing names it"));
+        return none(checkup);
+    };
     let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
         let why = match &conf.kubernetes.manifests_dir {
             Some(dir) => format!("facts come from the files in {}, not from an API", dir.display()),
@@ -67,7 +74,7 @@ pub(super) fn examine(case: &Case, conf: &NetConf, checkup: &mut Checkup) -> Opt
 }
 
 fn none<T>(checkup: &mut Checkup) -> Option<T> {
-    for check in &ALL[1..] {
+    for check in [&PRIVATE, &VALID, &TOKEN] {
         checkup.after(&[&PRESENT], check, || Verdict::pass(""));
     }
     None

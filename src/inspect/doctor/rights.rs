@@ -1,6 +1,7 @@
 //! Whether the API answers, and what the plugin may there: exactly what it needs as it is configured.
 
 use super::check::{Check, Checkup, Verdict};
+use super::kubeconfig;
 use super::report::Group;
 use crate::chain;
 use crate::cluster::{Inquiry, Right};
@@ -18,12 +19,12 @@ const PATCH_STATUS: Check = check("right-patch-pods-status", "the plugin may tel
 const CREATE_EVENTS: Check = check("right-create-events", "the plugin may tell of events");
 
 /// Asks, where there is a kubeconfig to ask with.
-pub(super) fn examine(inquiry: Option<&Inquiry>, needed: &[&Check], conf: &NetConf, checkup: &mut Checkup) {
-    let Some(inquiry) = inquiry else {
-        let why = checkup.obstacle(needed).unwrap_or_else(|| "because there is no kubeconfig".to_owned());
+pub(super) fn examine(inquiry: Option<&Inquiry>, conf: Option<&NetConf>, checkup: &mut Checkup) {
+    let (Some(inquiry), Some(conf)) = (inquiry, conf) else {
+        let why = checkup.obstacle(&kubeconfig::USABLE).unwrap_or_else(|| "because there is no kubeconfig".to_owned());
         return checkup.add(&API, Verdict::not_checked(why));
     };
-    checkup.after(needed, &API, || match inquiry.version() {
+    checkup.after(&kubeconfig::USABLE, &API, || match inquiry.version() {
         Ok(version) => Verdict::pass(format!("Kubernetes {version}")),
         Err(error) => Verdict::fail(
             error.to_string(),
