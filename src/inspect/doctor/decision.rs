@@ -47,6 +47,7 @@ fn decision(Subject { conf, facts }: &Subject, Explained { explanation, policy }
     let surprises = explanation.warnings.len();
     let surprises = match surprises {
         0 => String::new(),
+        1 => "; one thing may surprise, see detour explain".to_owned(),
         count => format!("; {count} things may surprise, see detour explain"),
     };
     if explanation.redirected || by_others || (pod.proxy().is_some() && !policy.is_empty()) {

@@ -147,7 +147,8 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let policy = seen.live.as_ref().and_then(|(live, _)| live.asked.as_ref()).map(|asked| &asked.policy);
     let listeners = listeners::examine(found, policy, checkup);
     if case.probe {
-        probe::examine(found, policy, facts.as_ref(), listeners.as_deref(), checkup);
+        let before = seen.live.as_ref().map(|(_, report)| report);
+        probe::examine(found, policy, facts.as_ref(), listeners.as_deref(), (before, &store), checkup);
     }
     let container = found.and_then(|found| found.container_id.as_deref());
     seen.said = logs::journal(case, pod, container, checkup);

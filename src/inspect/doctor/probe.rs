@@ -14,11 +14,13 @@ use super::sandbox::NETNS;
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
 use crate::inspect::rulebook::Rulebook;
+use crate::inspect::rules::{LiveRules, RulesReport};
 use crate::inspect::trace::trace;
 use crate::pod::Facts;
 use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Protocol, Ranges, Redirect};
 use crate::sandbox::find::Found;
 use crate::sandbox::own_addresses;
+use crate::state::Store;
 use ipnet::IpNet;
 use std::fs::File;
 use std::io::Read;
@@ -32,6 +34,7 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 const OUTBOUND: Check = check("probe-outbound", "an application's connection goes to the proxy");
 const DNS: Check = check("probe-dns", "an application's query goes to the proxy");
 const EXCLUDED: Check = check("probe-excluded", "what an excluded user sends leaves untouched");
+const COUNTERS: Check = check("probe-counters", "the rules' counters move");
 const EXCLUDED_DNS: Check = check("probe-excluded-dns", "an excluded query leaves untouched");
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
@@ -57,6 +60,7 @@ pub(super) fn examine(
     policy: Option<&Policy>,
     facts: Option<&Facts>,
     listeners: Option<&[Listener]>,
+    (before, store): (Option<&RulesReport>, &Store),
     checkup: &mut Checkup,
 ) {
     let nothing = || Verdict::not_checked("nothing is asked for in the namespace");
@@ -73,6 +77,19 @@ pub(super) fn examine(
     shoot(&DNS, &|range| range.dns());
     shoot(&EXCLUDED, &|range| range.excluded());
     shoot(&EXCLUDED_DNS, &|range| range.excluded_dns());
+    checkup.after(&[&NETNS, &RULES], &COUNTERS, || {
+        let (Some(found), Some(before)) = (found, before) else { return nothing() };
+        let after = LiveRules::read(&found.netns, store).map(|live| live.report(&found.netns));
+        match after.map(|after| counted(&after).saturating_sub(counted(before))) {
+            Ok(0) => Verdict::fail("no rule has met any of the packets", DETOURED),
+            Ok(_) => Verdict::pass("they rose with what was sent"),
+            Err(error) => Verdict::not_checked(error.to_string()),
+        }
+    });
+}
+
+fn counted(report: &RulesReport) -> u64 {
+    report.rules.iter().filter_map(|line| line.packets).sum()
 }
 
 impl<'a> Range<'a> {
