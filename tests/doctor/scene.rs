@@ -241,6 +241,13 @@ impl Scene {
         let text = String::from_utf8(output.stdout).expect("text");
         assert!(output.stderr.is_empty() && !text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = text.replace(&self.root.display().to_string(), "").replace(&self.api, "https://10.96.0.1:443");
+        let text = match text.split_once(" tries within ") {
+            Some((before, after)) => {
+                let (before, _) = before.rsplit_once(' ').unwrap_or((before, ""));
+                format!("{before} N tries within N{}", &after[after.find(" s").unwrap_or(0)..])
+            }
+            None => text,
+        };
         let text = match text.split_once("time=20") {
             Some((before, line)) => format!("{before}time=20…{}", &line[line.find(' ').unwrap_or(0)..]),
             None => text,

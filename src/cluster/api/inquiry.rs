@@ -22,12 +22,8 @@ pub struct Inquiry(Api);
 pub struct Placement {
     /// `spec.nodeName`; `None` where it is not scheduled.
     pub node: Option<String>,
-    /// `metadata.uid`.
-    pub uid: Option<String>,
     /// `status.phase`.
     pub phase: String,
-    /// How many of its containers, init containers too, have been started at least once.
-    pub started: usize,
 }
 
 impl Inquiry {
@@ -84,18 +80,9 @@ impl Inquiry {
         check_names("pod", [&pod.namespace, &pod.name])?;
         let pod = self.ask(Object::Pod(pod))?;
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-        let statuses = ["initContainerStatuses", "containerStatuses"];
-        let statuses = statuses.iter().filter_map(|key| pod["status"][key].as_array()).flatten();
-        let started = |status: &&Value| {
-            ["state", "lastState"].iter().any(|state| {
-                ["running", "terminated"].iter().any(|key| status[state].get(key).is_some_and(Value::is_object))
-            })
-        };
         Ok(Placement {
             node: text(&pod["spec"]["nodeName"]),
-            uid: text(&pod["metadata"]["uid"]),
             phase: text(&pod["status"]["phase"]).unwrap_or_default(),
-            started: statuses.filter(started).count(),
         })
     }
 

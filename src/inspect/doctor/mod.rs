@@ -135,11 +135,11 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
 
     let whereabouts = Whereabouts::of(case, inquiry, pod, facts.as_ref());
-    let there = matches!(&whereabouts.found, Ok(Some(_)));
     // Why it was never started explains why there is nothing to be found of it.
-    logs::events(inquiry, pod, there, checkup);
+    logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
     let command = |node: &str| sandbox::command(inquiry, conf.as_ref(), pod, node);
-    let found = whereabouts.examine(case, command, checkup);
+    whereabouts.examine(case, command, checkup);
+    let found = whereabouts.found();
 
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
     let store = HostPath::new(ROOT).and_then(|root| case.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);

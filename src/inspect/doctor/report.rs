@@ -117,29 +117,39 @@ impl Sheet for Checklist {
         };
         let (verdict, tone) = self.verdict();
         page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
+        let width = |text: fn(&Line) -> &str| self.checks.iter().map(|line| text(line).chars().count()).max();
+        let (ids, statements) = (width(|line| line.id), width(|line| line.checked));
+        let widths = (ids.unwrap_or_default(), statements.unwrap_or_default());
         for group in self.checks.chunk_by(|a, b| a.group == b.group) {
             page.heading(group[0].group.title());
-            page.table(&group.iter().flat_map(rows).collect::<Vec<_>>());
+            group.iter().for_each(|line| line.write(widths, page));
         }
     }
 }
 
-/// One row, and below it what to do.
-fn rows(line: &Line) -> Vec<Vec<Cell>> {
-    let (sign, tone) = line.outcome.sign();
-    let text = if line.outcome == Outcome::Fail { Tone::Strong } else { Tone::Plain };
-    let found = Cell::of(&line.found).tone(if line.outcome == Outcome::Fail { Tone::Bad } else { Tone::Faint });
-    let mut rows = vec![vec![
-        Cell::of(sign).tone(tone),
-        Cell::of(line.id).tone(text),
-        Cell::of(line.checked),
-        found,
-    ]];
-    if let Some(next) = &line.next {
-        let empty = || Cell::of("");
-        rows.push(vec![empty(), empty(), Cell::of("next:").tone(Tone::Notable), Cell::of(next).tone(Tone::Notable)]);
+impl Line {
+    /// In one line where it holds; else with what was found and what to do below.
+    fn write(&self, (ids, statements): (usize, usize), page: &mut Page) {
+        let (sign, tone) = self.outcome.sign();
+        let failed = self.outcome == Outcome::Fail;
+        let statement = Cell::of(format!(" {:statements$}", self.checked));
+        let mut cells = vec![
+            Cell::of(format!("  {sign:4}")).tone(tone),
+            Cell::of(format!(" {:ids$}", self.id)).tone(if failed { Tone::Strong } else { Tone::Plain }),
+            statement,
+        ];
+        if !failed {
+            cells.push(Cell::of(format!(" {}", self.found)).tone(Tone::Faint));
+        }
+        page.line(&cells);
+        let mut below = |text: String, tone| page.line(&[Cell::of("       "), Cell::of(text).tone(tone)]);
+        if failed {
+            below(self.found.clone(), Tone::Bad);
+        }
+        if let Some(next) = &self.next {
+            below(format!("next: {next}"), Tone::Notable);
+        }
     }
-    rows
 }
 
 #[cfg(test)]
@@ -166,7 +176,7 @@ mod tests {
         list.write(&mut page);
         let text = page.into_text();
         assert!(text.starts_with("This node (k3s): 0 passed, 1 failed, 0 not checked\n\nNode\n"), "{text}");
-        let lines: Vec<&str> = text.lines().rev().take(2).collect();
-        assert_eq!(lines, ["           next:     mend it", "  FAIL  c  it holds  c was found"]);
+        let lines: Vec<&str> = text.lines().skip(3).collect();
+        assert_eq!(lines, ["  FAIL  c  it holds", "        c was found", "        next: mend it"]);
     }
 }

@@ -20,7 +20,7 @@ const TRAFFIC: Check = check("traffic", "packets meet them");
 
 /// How many rules are named; the rest is counted.
 const NAMED: usize = 3;
-const REPAIR: &str = "detour rules shows all of them; delete the pod, or have the agent repair it (detour agent --help)";
+const REPAIR: &str = "delete the pod, or have the agent repair it; detour rules shows each rule beside those that are asked for";
 
 /// Reads and compares.
 pub(super) fn examine(

@@ -19,8 +19,10 @@ pub(super) const NETNS: Check = check("netns-found", "its network namespace is k
 
 /// What is known of where it is.
 pub(super) struct Whereabouts {
-    pub(super) placement: Option<Placement>,
-    pub(super) found: Result<Option<Found>, Error>,
+    placement: Option<Placement>,
+    found: Result<Option<Found>, Error>,
+    /// It has the node's network, and no namespace of its own.
+    on_host_network: bool,
 }
 
 impl Whereabouts {
@@ -28,46 +30,57 @@ impl Whereabouts {
     pub(super) fn of(case: &Case, inquiry: Option<&Inquiry>, pod: &PodRef, facts: Option<&Facts>) -> Self {
         let placement = inquiry.and_then(|inquiry| inquiry.placement(pod).ok());
         let known = facts.map(|facts| &facts.pod);
-        let uids = [known.and_then(|pod| pod.annotations.get("kubernetes.io/config.hash")), known.and_then(|pod| pod.uid.as_ref())];
-        let found = uids.into_iter().flatten().map(|uid| of_pod(&case.mount, uid));
-        let found = found.reduce(|first, second| if matches!(first, Ok(Some(_))) { first } else { second });
-        Self { placement, found: found.unwrap_or(Ok(None)) }
+        let on_host_network = known.is_some_and(|pod| pod.host_network);
+        let hash = known.and_then(|pod| pod.annotations.get("kubernetes.io/config.hash"));
+        let uids = [hash, known.and_then(|pod| pod.uid.as_ref())].into_iter().flatten();
+        let looked_for = uids.filter(|_| !on_host_network).map(|uid| of_pod(&case.mount, uid));
+        let found = looked_for.reduce(|first, second| if matches!(first, Ok(Some(_))) { first } else { second });
+        Self { placement, found: found.unwrap_or(Ok(None)), on_host_network }
     }
 
-    /// Whether it is on another node than this.
-    fn elsewhere<'a>(&'a self, case: &Case) -> Option<&'a str> {
-        let node = self.placement.as_ref()?.node.as_deref()?;
-        (case.node_name.as_deref() != Some(node)).then_some(node)
+    /// Its namespace, where that was found.
+    pub(super) fn found(&self) -> Option<&Found> {
+        self.found.as_ref().ok().and_then(Option::as_ref)
     }
 
-    /// Says so, and gives the namespace.
-    pub(super) fn examine(
-        &self,
-        case: &Case,
-        command: impl FnOnce(&str) -> String,
-        checkup: &mut Checkup,
-    ) -> Option<&Found> {
-        let found = self.found.as_ref().ok().and_then(Option::as_ref);
-        let node = self.placement.as_ref().and_then(|placement| placement.node.as_deref());
-        let never = checkup.has_failed(&EVENTS).then(|| format!("because {} failed", EVENTS.id));
-        checkup.after(&[&KNOWN], &HERE, || match (found, node) {
-            _ if never.is_some() => Verdict::not_checked(never.unwrap_or_default()),
-            (Some(_), _) => Verdict::pass(node.map_or_else(|| "it is here".to_owned(), |node| format!("node {node}"))),
-            (None, None) => Verdict::not_checked("it is on no node yet, as far as the cluster says"),
-            (None, Some(node)) => match self.elsewhere(case) {
-                Some(_) => Verdict::NotChecked(format!("it runs on node {node}"), Some(command(node))),
-                None => Verdict::pass(format!("node {node}")),
-            },
+    /// Says where it is. `command` is what to run on another node.
+    pub(super) fn examine(&self, case: &Case, command: impl FnOnce(&str) -> String, checkup: &mut Checkup) {
+        let never = checkup.has_failed(&EVENTS);
+        checkup.after(&[&KNOWN], &HERE, || match never {
+            true => Verdict::not_checked(format!("because {} failed", EVENTS.id)),
+            false => self.here(case, command),
         });
-        checkup.after(&[&HERE], &NETNS, || match &self.found {
+        checkup.after(&[&HERE], &NETNS, || self.netns());
+    }
+
+    fn here(&self, case: &Case, command: impl FnOnce(&str) -> String) -> Verdict {
+        let node = self.placement.as_ref().and_then(|placement| placement.node.as_deref());
+        match (self.found(), node) {
+            // Whatever the node is called here.
+            (Some(_), node) => Verdict::pass(node.map_or("its namespace".to_owned(), |node| format!("node {node}"))),
+            (None, None) if self.placement.is_none() => Verdict::not_checked("the cluster does not say where it runs"),
+            (None, None) => Verdict::not_checked("it is on no node so far: see kubectl describe pod for why"),
+            (None, Some(node)) if case.node_name.as_deref() != Some(node) => {
+                Verdict::NotChecked(format!("it runs on node {node}"), Some(command(node)))
+            }
+            (None, Some(node)) => Verdict::pass(format!("node {node}")),
+        }
+    }
+
+    fn netns(&self) -> Verdict {
+        let phase = self.placement.as_ref().map_or("", |placement| placement.phase.as_str());
+        match &self.found {
+            _ if self.on_host_network => Verdict::not_checked("the pod has the node's own (hostNetwork)"),
             Ok(Some(found)) => Verdict::pass(found.evidence.clone()),
+            Ok(None) if ["Succeeded", "Failed"].contains(&phase) => {
+                Verdict::not_checked(format!("the pod has ended ({phase})"))
+            }
             Ok(None) => Verdict::fail(
                 "no result of an ADD and no process of the pod is on this node",
-                "it has ended, or was never started: see the events below, and crictl pods --name on the node",
+                "see the line events, and crictl pods --name on the node: it may never have been started",
             ),
             Err(error) => Verdict::fail(error.to_string(), "see crictl inspectp for what the runtime knows of the sandbox"),
-        });
-        found
+        }
     }
 }
 
