@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// The types of a configuration that are ours.
-const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
+pub(super) const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 
 /// A pod under a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
