@@ -31,6 +31,8 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
+    /// `spec.nodeName`; a pod that is not scheduled, or a manifest, may have none.
+    pub node_name: Option<String>,
     /// `spec.hostNetwork`.
     pub host_network: bool,
     /// `spec.securityContext.runAsUser`.
@@ -96,6 +98,12 @@ impl Pod {
     pub fn is(&self, wanted: &PodRef) -> bool {
         let (Some(wanted), Some(uid)) = (&wanted.uid, &self.uid) else { return true };
         wanted == uid || self.annotations.get(CONFIG_HASH) == Some(wanted)
+    }
+
+    /// The UID by which the node's runtime knows it: a static pod's is its hash.
+    #[must_use]
+    pub fn uid_on_node(&self) -> Option<&str> {
+        self.annotations.get(CONFIG_HASH).or(self.uid.as_ref()).map(String::as_str)
     }
 
     /// Init containers, then containers.
