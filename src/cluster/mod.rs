@@ -7,12 +7,14 @@ mod event;
 mod kubeconfig;
 mod manifests;
 mod query;
+mod read_only;
 mod retry;
 mod text;
 mod wire;
 
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
+pub use read_only::ReadOnly;
 pub use text::{Objects, objects};
 
 use crate::cni;
