@@ -60,8 +60,7 @@ impl Subject {
     /// # Errors
     /// There is neither, or the pod can't be had from it.
     pub fn of_cluster(conf: NetConf, namespace: &str, name: &str) -> Result<Self, Error> {
-        let in_cluster = || cluster::in_cluster(&conf.kubernetes);
-        let source = cluster::source(&conf.kubernetes).or_else(in_cluster).ok_or_else(|| {
+        let source = cluster::source_or_in_cluster(&conf.kubernetes).ok_or_else(|| {
             let msg = "no kubeconfig: give --kubeconfig or set KUBECONFIG";
             Error::new(Code::InvalidConfig, msg)
         })?;
