@@ -5,6 +5,8 @@ mod health;
 pub mod install;
 mod keep;
 mod known;
+pub mod repair;
+pub mod taint;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};

@@ -2,6 +2,7 @@
 
 mod api;
 mod certificate;
+mod control;
 mod definition;
 mod event;
 mod kubeconfig;
@@ -11,6 +12,7 @@ mod retry;
 mod text;
 mod wire;
 
+pub use control::{Control, Node};
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
 pub use text::{Objects, objects};

@@ -134,7 +134,7 @@ impl Node {
         Ok(found)
     }
 
-    fn record(&self) -> Result<Record, Error> {
+    pub(super) fn record(&self) -> Result<Record, Error> {
         let path = self.log();
         match self.root.reach(&path).and_then(fs::read) {
             Ok(text) => serde_json::from_slice(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
@@ -176,6 +176,12 @@ impl Node {
         };
         names.sort();
         Ok(names)
+    }
+
+    /// What a file holds; `None` where there is none, or no text.
+    pub(super) fn text(&self, path: &HostPath) -> Result<Option<String>, Error> {
+        let file = self.file(path).map_err(|why| Error::file("read", path, &why))?;
+        Ok(file.and_then(|file| file.text))
     }
 
     /// A regular file, or what a link leads to; `None` where there is none.

@@ -13,7 +13,17 @@ const WRITE: Duration = Duration::from_secs(2);
 impl Api {
     /// Sends what the objects say of a pod, all at the same time. One that is gone is not waited for.
     pub(super) fn write<'a>(&self, pod: &Pod, objects: impl Iterator<Item = Object<'a>>) -> Result<(), Error> {
-        check_names("pod", [&pod.namespace, &pod.name])?;
+        self.write_to("pod", &[&pod.namespace, &pod.name], objects)
+    }
+
+    /// The same of anything that has these names.
+    pub(super) fn write_to<'a>(
+        &self,
+        source: &str,
+        names: &[&String],
+        objects: impl Iterator<Item = Object<'a>>,
+    ) -> Result<(), Error> {
+        check_names(source, names.iter().copied())?;
         let session = self.session()?;
         let one = async |object| {
             let query = Query { object, server: &session.server, kubeconfig: &self.kubeconfig };
