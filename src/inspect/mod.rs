@@ -30,6 +30,7 @@ mod svg;
 mod trace;
 mod walk;
 
+pub use crate::cni::configuration;
 pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Proxy, explain};
 pub use format::{Format, render};
@@ -41,7 +42,6 @@ pub use rulebook::Rulebook;
 pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
 pub use settings::Setting;
 pub use subject::Subject;
-pub use crate::cni::configuration;
 pub use surprise::Warning;
 pub use trace::{Place, Trace, trace};
 pub use walk::Hop;

@@ -118,7 +118,8 @@ impl Criteria {
 /// A configuration of its own is only for pods that select its network.
 fn is_called(installed: &Installed, pod: &Pod) -> bool {
     let name = &installed.conf.name;
-    let selects = || networks::networks(pod).is_ok_and(|selected| selected.elements.iter().any(|one| one.name == *name));
+    let selects =
+        || networks::networks(pod).is_ok_and(|selected| selected.elements.iter().any(|one| one.name == *name));
     installed.for_every_pod || selects()
 }
 
@@ -127,4 +128,151 @@ fn redirects(installed: &Installed, pod: &Pod) -> bool {
     let blocks: Vec<_> = installed.conf.chain.iter().filter(redirect).cloned().collect();
     let facts = Facts { pod: pod.clone(), namespace: None };
     wish::output(&blocks, &installed.conf, Some(&facts)).is_ok_and(|output| output.decision == Decision::Redirect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::configuration;
+    use crate::pod::Container;
+    use crate::state::Attachment;
+    use std::path::Path;
+
+    const LISTED: &str = r#"{"cniVersion": "1.0.0", "name": "n", "type": "detour", "kubernetes": {"exclude_namespaces": ["kube-system"]}}"#;
+
+    fn installed(text: &str, for_every_pod: bool) -> Installed {
+        Installed { conf: configuration(Path::new("c"), text.as_bytes()).expect("a configuration"), for_every_pod }
+    }
+
+    fn meshed() -> KnownPod {
+        let proxy = Container {
+            name: "istio-proxy".into(),
+            args: vec!["proxy".into(), "sidecar".into()],
+            ..Container::default()
+        };
+        let annotations = [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into();
+        let pod = Pod {
+            namespace: "shop".into(),
+            name: "web".into(),
+            annotations,
+            containers: vec![proxy],
+            ..Pod::default()
+        };
+        KnownPod { pod, addresses: vec!["10.0.0.1".parse().expect("an address")], ..KnownPod::default() }
+    }
+
+    fn changed(change: impl Fn(&mut KnownPod)) -> KnownPod {
+        let mut known = meshed();
+        change(&mut known);
+        known
+    }
+
+    fn suspicion(known: &KnownPod) -> Option<(bool, bool, bool)> {
+        let suspicion = suspect(&Criteria::default(), &installed(LISTED, true), known)?;
+        Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
+    }
+
+    fn ended(name: &str, succeeded: bool, last_failure: Option<i32>, message: &str) -> EndedContainer {
+        EndedContainer { name: name.into(), succeeded, last_failure, message: message.into() }
+    }
+
+    #[test]
+    fn who_is_looked_after() {
+        let annotate =
+            |known: &mut KnownPod, key: &str, value: &str| drop(known.pod.annotations.insert(key.into(), value.into()));
+        let table = [
+            (meshed(), Some((false, true, true))),
+            (changed(|known| known.addresses.clear()), Some((false, false, true))),
+            (changed(|known| known.ending = true), None),
+            (changed(|known| known.pod.host_network = true), None),
+            (changed(|known| known.pod.namespace = "kube-system".into()), None),
+            (changed(|known| known.pod.containers.clear()), None),
+            (changed(|known| known.pod.annotations.clear()), Some((false, true, false))),
+            (changed(|known| annotate(known, "sidecar.istio.io/interceptionMode", "NONE")), Some((false, true, false))),
+            (
+                changed(|known| annotate(known, "sidecar.istio.io/interceptionMode", "wrong")),
+                Some((false, true, false)),
+            ),
+            (
+                changed(|known| {
+                    known.pod.init_containers.push(Container { name: "istio-init".into(), ..Container::default() })
+                }),
+                Some((false, true, false)),
+            ),
+        ];
+        for (known, wanted) in table {
+            assert_eq!(suspicion(&known), wanted, "{known:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_of_its_own_is_for_pods_that_select_its_network() {
+        let own = installed(LISTED, false);
+        let redirectable = |networks: Option<&str>| {
+            let known = changed(|known| {
+                let networks = networks.map(|text| ("k8s.v1.cni.cncf.io/networks".to_owned(), text.to_owned()));
+                known.pod.annotations.extend(networks);
+            });
+            suspect(&Criteria::default(), &own, &known).expect("it has a sidecar").redirectable
+        };
+        let answers =
+            [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
+        assert_eq!(answers, [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn how_a_failed_validation_is_known() {
+        let usual = Criteria::default();
+        let any = Criteria { annotation: String::new(), container: String::new(), exit_code: 0, ..usual.clone() };
+        let said = Criteria { message: " no rules\n".into(), ..usual.clone() };
+        let table = [
+            (&usual, ended("istio-validation", false, Some(126), ""), true),
+            (&usual, ended("istio-validation", true, Some(126), ""), false),
+            (&usual, ended("istio-validation", false, None, ""), false),
+            (&usual, ended("istio-validation", false, Some(1), ""), false),
+            (&usual, ended("other", false, Some(126), ""), false),
+            (&any, ended("other", false, Some(1), "whatever"), true),
+            (&any, ended("other", true, None, ""), false),
+            (&said, ended("istio-validation", false, Some(126), "no rules"), true),
+            (&said, ended("istio-validation", false, Some(126), "something else"), false),
+        ];
+        for (criteria, ended, wanted) in table {
+            let known = changed(|known| known.ended_init_containers.push(ended.clone()));
+            let suspicion = suspect(criteria, &installed(LISTED, true), &known).expect("it has a sidecar");
+            assert_eq!(suspicion.validation_failed, wanted, "{criteria:?} {ended:?}");
+        }
+        let bare = changed(|known| {
+            known.pod.annotations.clear();
+            known.ended_init_containers.push(ended("istio-validation", false, Some(126), ""));
+        });
+        assert_eq!(suspicion(&bare), Some((false, true, false)), "it was never injected");
+    }
+
+    #[test]
+    fn what_the_node_holds_decides_the_rest() {
+        let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
+        let attached = Standing { attachments: vec![attachment], redirected: true, drift: Vec::new() };
+        let drifted = Standing { drift: vec!["a rule".into()], redirected: false, ..attached.clone() };
+        let (bare, foreign) = (Standing::default(), Standing { redirected: true, ..Standing::default() });
+        let calm = Suspicion { validation_failed: false, settled: true, redirectable: true };
+        let failed = Suspicion { validation_failed: true, ..calm };
+        let unsettled = Suspicion { settled: false, ..calm };
+        let other = Suspicion { redirectable: false, ..calm };
+        let table = [
+            (calm, None, None),
+            (calm, Some(&attached), None),
+            (calm, Some(&drifted), Some(Cause::Drift)),
+            (calm, Some(&bare), Some(Cause::NoRules)),
+            (calm, Some(&foreign), None),
+            (other, Some(&bare), None),
+            (other, Some(&drifted), Some(Cause::Drift)),
+            (unsettled, Some(&bare), None),
+            (unsettled, Some(&drifted), None),
+            (failed, None, Some(Cause::ValidationFailed)),
+            (failed, Some(&attached), Some(Cause::ValidationFailed)),
+        ];
+        for (suspicion, standing, wanted) in table {
+            assert_eq!(diagnose(suspicion, standing), wanted, "{suspicion:?} {standing:?}");
+        }
+    }
 }

@@ -19,7 +19,8 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
     let Case { known, suspicion, cause, .. } = case;
     let evidence = &found.evidence;
     let Some(container_id) = found.container_id.as_deref() else {
-        let msg = format!("the container ID of its sandbox is not known ({evidence}), so that no ADD can be made for it");
+        let msg =
+            format!("the container ID of its sandbox is not known ({evidence}), so that no ADD can be made for it");
         return Err(Error::new(Code::InvalidNetns, msg));
     };
     if !known.addresses.is_empty() && !found.holds(&known.addresses, PATIENCE)? {

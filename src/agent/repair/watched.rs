@@ -2,6 +2,7 @@
 
 use super::tries::Tries;
 use super::{Cause, KnownPod};
+use crate::cni::Error;
 use crate::sandbox::find::Found;
 use crate::sandbox::{Id, Sandbox};
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub(super) struct Watched {
     suspected: Option<Instant>,
     pub(super) tries: Tries,
     pub(super) place: Option<Place>,
+    /// Why its rules could not be looked at the last time.
+    said: Option<String>,
 }
 
 /// Where a pod's namespace was found.
@@ -50,7 +53,8 @@ impl Place {
 impl Watched {
     /// One that is new.
     pub(super) fn new(known: Arc<KnownPod>, due: Instant) -> Self {
-        Self { known, due: Some(due), looked: None, suspected: None, tries: Tries::default(), place: None }
+        let tries = Tries::default();
+        Self { known, due: Some(due), looked: None, suspected: None, tries, place: None, said: None }
     }
 
     /// Takes it as it is known now. One that has changed is looked at soon.
@@ -95,5 +99,15 @@ impl Watched {
     /// Has it looked at by then.
     pub(super) fn wake(&mut self, then: Option<Instant>) {
         self.due = self.due.into_iter().chain(then).min();
+    }
+
+    /// Says why its rules can't be looked at, where that is news.
+    pub(super) fn complain(&mut self, error: Option<&Error>) {
+        let said = error.map(ToString::to_string);
+        if let Some(why) = said.as_ref().filter(|_| said != self.said) {
+            let pod = &self.known.pod;
+            tracing::warn!("pod {}/{}: its rules can't be looked at: {why}", pod.namespace, pod.name);
+        }
+        self.said = said;
     }
 }

@@ -8,7 +8,7 @@ use super::{Case, Cause, KnownPod, Pods, Settings, diagnose, in_place, suspect};
 use crate::agent::install::Installed;
 use crate::cni::{Code, Error};
 use crate::plugin::{self, Standing};
-use crate::sandbox::find::{self, Found};
+use crate::sandbox::find::{self, Found, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io;
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Without a change, and where rules are not looked at from time to time, it looks up this often.
 const IDLE: Duration = Duration::from_secs(600);
+/// Where the plugin isn't installed yet, as it is when an agent starts, it looks again after so long.
+const NOT_INSTALLED: Duration = Duration::from_secs(5);
 
 /// The worker.
 #[derive(Debug)]
@@ -74,11 +76,13 @@ impl Repair {
             return done;
         }
         let installed = self.installed();
+        // One look at the node serves all.
+        let mut node = None;
         while let Some(uid) = self.queue.pop() {
             let Some(mut watched) = self.watched.remove(&uid) else { continue };
             match &installed {
-                Some(installed) => done.extend(self.look_at(&mut watched, installed, now)),
-                None => watched.wake(Some(now + IDLE)),
+                Some(installed) => done.extend(self.look_at(&mut watched, installed, &mut node, now)),
+                None => watched.due = Some(now + NOT_INSTALLED),
             }
             self.watched.insert(uid, watched);
         }
@@ -123,13 +127,19 @@ impl Repair {
         found.ok().flatten()
     }
 
-    fn look_at(&self, watched: &mut Watched, installed: &Installed, now: Instant) -> Option<Done> {
+    fn look_at(
+        &self,
+        watched: &mut Watched,
+        installed: &Installed,
+        node: &mut Option<Node>,
+        now: Instant,
+    ) -> Option<Done> {
         let known = Arc::clone(&watched.known);
         let Some(suspicion) = suspect(&self.settings.criteria, installed, &known) else {
             watched.rest();
             return None;
         };
-        let standing = if suspicion.settled { self.standing(watched, &known) } else { None };
+        let standing = if suspicion.settled { self.standing(watched, node) } else { None };
         let cause = diagnose(suspicion, standing.as_ref());
         if !watched.note(cause, self.interval(&known), now) {
             return None;
@@ -156,15 +166,22 @@ impl Repair {
     }
 
     /// What the pod's namespace holds; `None` where it has none that is known.
-    fn standing(&self, watched: &mut Watched, known: &KnownPod) -> Option<Standing> {
+    fn standing(&self, watched: &mut Watched, node: &mut Option<Node>) -> Option<Standing> {
         watched.place.take_if(|place| !place.is_there());
-        if watched.place.is_none() {
-            let found = self.find(known).inspect_err(|error| tracing::debug!(pod = name(known), "{error}"));
-            watched.place = found.ok().and_then(|found| Place::of(&found));
-        }
-        let place = watched.place.as_ref()?;
-        let standing = plugin::standing(&place.container_id, &place.netns);
-        standing.inspect_err(|error| tracing::warn!(pod = name(known), "its rules can't be looked at: {error}")).ok()
+        let mut stand = || {
+            if watched.place.is_none() {
+                let node = match node {
+                    Some(node) => node,
+                    None => node.insert(Node::look(&self.settings.root)?),
+                };
+                let found = node.of_pod(watched.known.pod.uid_on_node().unwrap_or_default())?;
+                watched.place = found.as_ref().and_then(Place::of);
+            }
+            watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns)).transpose()
+        };
+        let stood: Result<_, Error> = stand();
+        watched.complain(stood.as_ref().err());
+        stood.ok().flatten()
     }
 
     fn find(&self, known: &KnownPod) -> Result<Found, Error> {

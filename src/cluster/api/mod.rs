@@ -177,10 +177,8 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
             collection.patch_subresource("status", &pod.name, &PatchParams::default(), &patch)
         }
         Object::Deletion(pod, resource_version) => {
-            let preconditions = Preconditions {
-                uid: pod.uid.clone(),
-                resource_version: Some(resource_version.to_owned()),
-            };
+            let preconditions =
+                Preconditions { uid: pod.uid.clone(), resource_version: Some(resource_version.to_owned()) };
             collection.delete(&pod.name, &DeleteParams::default().preconditions(preconditions))
         }
         Object::Label(pod, resource_version, label) => {
