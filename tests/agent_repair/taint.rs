@@ -23,7 +23,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
             if request.nth < conflicts {
                 state.1 += 1;
             }
-            if body["metadata"]["resourceVersion"] != state.1.to_string() {
+            if body["metadata"]["resourceVersion"] != json!(state.1.to_string()) {
                 return Answer::json(409, &json!({"kind": "Status", "message": "the object has been modified"}));
             }
             *state = (body["spec"]["taints"].clone(), state.1 + 1);
