@@ -3,6 +3,7 @@
 use super::backoff::Backoff;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
+use super::services::Services;
 use super::watch::{Watch, Woken};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -39,6 +40,8 @@ pub struct Job<'a> {
     pub on_exit: OnExit,
     /// Where a kubelet's questions are answered.
     pub health_address: Option<SocketAddr>,
+    /// What is done beside, where the node's name is known.
+    pub services: Option<Services>,
 }
 
 /// Where this agent stands among those of the node.
@@ -68,8 +71,8 @@ enum Turn {
 /// node ends it: `/readyz` and the log say what is.
 ///
 /// # Errors
-/// The kernel refuses to wait for signals; the address for `/readyz` can't be had; at the end, what
-/// is to be removed can't be.
+/// The kernel refuses to wait for signals, or a thread; the address for `/readyz` can't be had; at the
+/// end, what is to be removed can't be.
 pub fn keep(job: &Job<'_>) -> Result<(), String> {
     let waiting = |error| format!("can't wait for signals: {error}");
     // Before any thread, which would not leave the signals alone.
@@ -79,6 +82,11 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         let bound = health.serve(address).map_err(|error| format!("{address}: can't answer there: {error}"))?;
         tracing::info!(address = %bound, "answers /healthz and /readyz");
     }
+    // Ended with this function.
+    let _services = match &job.services {
+        Some(services) => Some(services.start(job.node)?),
+        None => None,
+    };
     let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
     loop {
         watch.forget();

@@ -1,13 +1,17 @@
 //! The node's agent: what puts the plugin on a node and keeps it there.
 
 mod backoff;
+mod facts;
 mod health;
 pub mod install;
 mod keep;
 mod known;
 pub mod repair;
+mod services;
+mod socket;
 pub mod taint;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use services::Services;

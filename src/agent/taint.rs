@@ -1,6 +1,6 @@
 //! The taint that keeps pods off a node whose plugin isn't ready.
 
-use crate::cluster::{Control, Node};
+use crate::cluster::{Node, ServiceAccount};
 use crate::cni::Error;
 use serde_json::{Value, json};
 use std::io;
@@ -25,7 +25,7 @@ pub struct Taint {
     /// The node's name.
     pub node: String,
     /// Whom the node is changed through.
-    pub control: Control,
+    pub account: ServiceAccount,
 }
 
 /// Told of the plugin's state; a thread has the node show it.
@@ -92,9 +92,9 @@ impl Taint {
 
     /// Has the node show it or not; gives whether that was a change.
     fn show(&self, wanted: bool) -> Result<bool, Error> {
-        let node = self.control.node(&self.node)?;
+        let node = self.account.node(&self.node)?;
         let Some(taints) = changed(&node.taints, &self.key, wanted) else { return Ok(false) };
-        self.control.taint(&Node { taints, ..node })?;
+        self.account.taint(&Node { taints, ..node })?;
         Ok(true)
     }
 }

@@ -1,24 +1,13 @@
 //! What the node's agent does to objects of the cluster; the plugin's calls never do.
 
-use super::api::Api;
-use super::{Cluster, Event};
+use super::{Cluster, Event, ServiceAccount};
 use crate::cni::Error;
 use crate::pod::Pod;
 use serde_json::Value;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long each request may take, all tries together.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Whom the agent asks, and as whom. Credentials are read anew for each thing that is done: they
-/// change while the agent stays.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Control {
-    /// The kubeconfig; or, where there is a server, the directory with a service account's files.
-    files: PathBuf,
-    server: Option<String>,
-}
 
 /// A node, as far as its taints need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,25 +20,14 @@ pub struct Node {
     pub taints: Vec<Value>,
 }
 
-impl Control {
-    /// As whom and whom a kubeconfig says.
-    #[must_use]
-    pub fn of_kubeconfig(kubeconfig: PathBuf) -> Self {
-        Self { files: kubeconfig, server: None }
-    }
-
-    /// The server at this URL, as the service account whose `ca.crt` and `token` are in `account`.
-    #[must_use]
-    pub fn of_service_account(server: String, account: PathBuf) -> Self {
-        Self { files: account, server: Some(server) }
-    }
-
+/// Credentials are read anew for each thing that is done: they change while the agent stays.
+impl ServiceAccount {
     /// Records an event of a pod (`create events`).
     ///
     /// # Errors
     /// As [`Cluster::report`].
     pub fn tell(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
-        self.api().report(pod, None, std::slice::from_ref(event))
+        self.api(PATIENCE).report(pod, None, std::slice::from_ref(event))
     }
 
     /// Deletes a pod, if it still is the one of this UID and `resourceVersion` (`delete pods`).
@@ -58,16 +36,16 @@ impl Control {
     /// [`crate::cni::Code::PodUnknown`]: it is gone or is not as it was; else as
     /// [`Cluster::report`].
     pub fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
-        self.api().delete(pod, resource_version)
+        self.api(PATIENCE).delete(pod, resource_version)
     }
 
     /// Gives a pod a label, if it still is the one of this UID and `resourceVersion` (`patch
     /// pods/status`).
     ///
     /// # Errors
-    /// As [`Control::delete`].
+    /// As [`ServiceAccount::delete`].
     pub fn label(&self, pod: &Pod, resource_version: &str, label: (&str, &str)) -> Result<(), Error> {
-        self.api().label(pod, resource_version, label)
+        self.api(PATIENCE).label(pod, resource_version, label)
     }
 
     /// A node (`get nodes`).
@@ -75,7 +53,7 @@ impl Control {
     /// # Errors
     /// It is not there, or can't be known.
     pub fn node(&self, name: &str) -> Result<Node, Error> {
-        self.api().node(&name.to_owned())
+        self.api(PATIENCE).node(&name.to_owned())
     }
 
     /// Gives a node these taints, all of them, if it still has its `resource_version` (`patch nodes`).
@@ -83,13 +61,6 @@ impl Control {
     /// # Errors
     /// [`crate::cni::Code::TryAgain`]: somebody else changed it meanwhile, or the API can't be reached.
     pub fn taint(&self, node: &Node) -> Result<(), Error> {
-        self.api().taint(node)
-    }
-
-    fn api(&self) -> Api {
-        match &self.server {
-            None => Api::new(self.files.clone(), PATIENCE),
-            Some(server) => Api::of_service_account(server.clone(), self.files.clone(), PATIENCE),
-        }
+        self.api(PATIENCE).taint(node)
     }
 }

@@ -1,7 +1,7 @@
 //! What is done to a pod that needs repair, and what the cluster is told of it.
 
 use super::{Cause, KnownPod};
-use crate::cluster::{Control, Event};
+use crate::cluster::{Event, ServiceAccount};
 use crate::cni::{Code, Error};
 use std::fmt;
 
@@ -55,12 +55,12 @@ impl fmt::Display for Mode {
 ///
 /// # Errors
 /// Nobody would make a new one; or it can't be deleted.
-pub(super) fn delete(control: Option<&Control>, known: &KnownPod) -> Result<Outcome, Error> {
+pub(super) fn delete(account: Option<&ServiceAccount>, known: &KnownPod) -> Result<Outcome, Error> {
     if !known.owned {
         let msg = "nobody would make a new one (it has no controller), so it is not deleted: delete it by hand";
         return Err(Error::new(Code::InvalidConfig, msg));
     }
-    reached(control)?.delete(&known.pod, &known.resource_version)?;
+    reached(account)?.delete(&known.pod, &known.resource_version)?;
     Ok(Outcome::Deleted)
 }
 
@@ -68,17 +68,17 @@ pub(super) fn delete(control: Option<&Control>, known: &KnownPod) -> Result<Outc
 ///
 /// # Errors
 /// It can't be labelled.
-pub(super) fn label(control: Option<&Control>, known: &KnownPod, label: &(String, String)) -> Result<Outcome, Error> {
+pub(super) fn label(account: Option<&ServiceAccount>, known: &KnownPod, label: &(String, String)) -> Result<Outcome, Error> {
     let (key, value) = label;
     if known.pod.labels.get(key) == Some(value) {
         return Ok(Outcome::NothingToDo);
     }
-    reached(control)?.label(&known.pod, &known.resource_version, (key, value))?;
+    reached(account)?.label(&known.pod, &known.resource_version, (key, value))?;
     Ok(Outcome::Labelled)
 }
 
-fn reached(control: Option<&Control>) -> Result<&Control, Error> {
-    control.ok_or_else(|| Error::new(Code::InvalidConfig, "the agent knows no API: give it --api-server"))
+fn reached(account: Option<&ServiceAccount>) -> Result<&ServiceAccount, Error> {
+    account.ok_or_else(|| Error::new(Code::InvalidConfig, "the agent knows no API: give it --api-server"))
 }
 
 /// What is told of an outcome; `None` where nothing happened.
@@ -90,5 +90,5 @@ pub(super) fn event(cause: Cause, outcome: &Outcome) -> Option<Event> {
         Outcome::Labelled => (true, "DetourLabelled", format!("labelled, not repaired: {cause}")),
         Outcome::Failed(why) => (true, "DetourRepairFailed", format!("{cause}; {why}")),
     };
-    Some(Event { warning, reason, message })
+    Some(Event { warning, reason: reason.into(), message })
 }

@@ -27,7 +27,7 @@ pub use worker::{Done, Repair};
 
 use super::KnownPod;
 use super::install::{Installed, Node};
-use crate::cluster::Control;
+use crate::cluster::ServiceAccount;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Settings {
     /// Its installation, of which the plugin's configuration is read.
     pub node: Node,
     /// Whom the cluster's objects are changed through; without, nothing but the node is touched.
-    pub control: Option<Control>,
+    pub account: Option<ServiceAccount>,
     /// Who is looked after.
     pub criteria: Criteria,
     /// What is done.

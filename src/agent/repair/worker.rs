@@ -191,12 +191,12 @@ impl Repair {
     }
 
     fn perform(&self, mode: Mode, case: &Case<'_>) -> Outcome {
-        let control = self.settings.control.as_ref();
+        let account = self.settings.account.as_ref();
         let performed = match mode {
             // Found anew: what was found for a look may have gone since.
             Mode::InPlace => self.find(case.known).and_then(|found| in_place::repair(case, &found)),
-            Mode::Delete => action::delete(control, case.known),
-            Mode::Label => action::label(control, case.known, &self.settings.label),
+            Mode::Delete => action::delete(account, case.known),
+            Mode::Label => action::label(account, case.known, &self.settings.label),
         };
         performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
     }
@@ -208,8 +208,8 @@ impl Repair {
             Outcome::Failed(_) => tracing::warn!(pod, "{}", event.message),
             _ => tracing::info!(pod, "{}", event.message),
         }
-        if let Some(control) = self.settings.control.as_ref().filter(|_| is_news)
-            && let Err(error) = control.tell(&known.pod, &event)
+        if let Some(account) = self.settings.account.as_ref().filter(|_| is_news)
+            && let Err(error) = account.tell(&known.pod, &event)
         {
             tracing::warn!("{error}");
         }

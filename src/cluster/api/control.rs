@@ -12,12 +12,12 @@ use std::time::Instant;
 impl Api {
     /// Ends the pod.
     pub(in crate::cluster) fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
-        self.write(pod, iter::once(Object::Deletion(pod, resource_version)))
+        self.write(Instant::now(), pod, iter::once(Object::Deletion(pod, resource_version)))
     }
 
     /// Labels the pod.
     pub(in crate::cluster) fn label(&self, pod: &Pod, version: &str, label: (&str, &str)) -> Result<(), Error> {
-        self.write(pod, iter::once(Object::Label(pod, version, label)))
+        self.write(Instant::now(), pod, iter::once(Object::Label(pod, version, label)))
     }
 
     /// The node of that name.
@@ -33,6 +33,6 @@ impl Api {
 
     /// Replaces the node's taints.
     pub(in crate::cluster) fn taint(&self, node: &Node) -> Result<(), Error> {
-        self.write_to("node", &[&node.name], iter::once(Object::Taints(node)))
+        self.write_to(Instant::now(), "node", &[&node.name], iter::once(Object::Taints(node)))
     }
 }
