@@ -83,7 +83,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         tracing::info!(address = %bound, "answers /healthz and /readyz");
     }
     // Ended with this function.
-    let _services = match &job.services {
+    let mut services = match &job.services {
         Some(services) => Some(services.start(job.node)?),
         None => None,
     };
@@ -108,12 +108,20 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
         report(&turn, &mut said, &backoff, time);
+        if let Some(services) = &services {
+            services.tell(turn.obstacle().is_none());
+        }
         health.tell(turn.obstacle(), time + SLACK);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
-            let Some((installer, _)) = present else { return Ok(()) };
-            job.node.forget_presence(&installer);
-            return job.end(&installer);
+            let ended = present.map_or(Ok(()), |(installer, _)| {
+                job.node.forget_presence(&installer);
+                job.end(&installer)
+            });
+            if let Some(services) = services.as_mut().filter(|_| job.on_exit == OnExit::Remove) {
+                services.leave();
+            }
+            return ended;
         }
     }
 }

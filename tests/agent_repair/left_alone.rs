@@ -1,7 +1,7 @@
 //! Pods that are not ours to repair.
 
 use crate::kernel::Kernel;
-use crate::scene::{one, scene};
+use crate::scene::{one, scene, settings};
 use detour_cni::agent::KnownPod;
 use detour_cni::agent::repair::{Criteria, Mode, Outcome, Repair};
 use serde_json::{Value, json};
@@ -37,9 +37,9 @@ fn host_network_ending_excluded_and_without_a_sidecar() {
         for known in others {
             assert_eq!(looks(&mut scene.repair(), &Arc::new(known.clone())), 0, "{known:?}");
         }
-        let mut settings = scene.settings(Mode::InPlace);
+        let mut settings = settings(Mode::InPlace);
         settings.criteria = Criteria { selector: "app=db".parse().expect("a selector"), ..Criteria::default() };
-        assert_eq!(looks(&mut Repair::new(settings), &pod.unvalidated()), 0, "not selected");
+        assert_eq!(looks(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
         Kernel::of(&pod).assert_is(&before, "untouched");
         assert!(scene.api.requests().is_empty() && scene.attachments(&pod).is_empty());
     });

@@ -1,9 +1,9 @@
 //! Deleting and labelling, what the cluster is told of it, and more pods than can wait.
 
-use crate::scene::{event, one, scene, scene_with};
+use crate::scene::{event, one, scene, scene_with, settings};
 use crate::server::Answer;
 use detour_cni::agent::KnownPod;
-use detour_cni::agent::repair::{Cause, Mode, Outcome, Repair};
+use detour_cni::agent::repair::{Cause, Mode, Outcome};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 fn a_pod_is_deleted_as_it_is_known_and_if_somebody_makes_a_new_one() {
     scene(|scene| {
         let pod = scene.pod();
-        let mut repair = Repair::new(scene.settings(Mode::Delete));
+        let mut repair = scene.repair_by(&settings(Mode::Delete));
         let done = one(repair.look(&[pod.unvalidated()], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, Outcome::Deleted));
         let deleted = scene.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
@@ -21,7 +21,7 @@ fn a_pod_is_deleted_as_it_is_known_and_if_somebody_makes_a_new_one() {
 
         let bare = scene.pod();
         let known = Arc::new(KnownPod { owned: false, ..KnownPod::clone(&bare.unvalidated()) });
-        let done = one(Repair::new(scene.settings(Mode::Delete)).look(&[known], Instant::now()));
+        let done = one(scene.repair_by(&settings(Mode::Delete)).look(&[known], Instant::now()));
         assert!(matches!(done.outcome, Outcome::Failed(why) if why.contains("no controller")));
         assert_eq!(scene.told("DELETE").len(), 1);
         assert_eq!(scene.events()[1], event("DetourRepairFailed", "Warning"));
@@ -36,7 +36,7 @@ fn a_pod_that_changed_meanwhile_is_not_deleted() {
     };
     scene_with(conflict, |scene| {
         let pod = scene.pod();
-        let done = one(Repair::new(scene.settings(Mode::Delete)).look(&[pod.unvalidated()], Instant::now()));
+        let done = one(scene.repair_by(&settings(Mode::Delete)).look(&[pod.unvalidated()], Instant::now()));
         assert!(matches!(&done.outcome, Outcome::Failed(why) if why.contains("409")), "{done:?}");
     });
 }
@@ -45,7 +45,7 @@ fn a_pod_that_changed_meanwhile_is_not_deleted() {
 fn a_pod_is_labelled_once() {
     scene(|scene| {
         let pod = scene.pod();
-        let mut repair = Repair::new(scene.settings(Mode::Label));
+        let mut repair = scene.repair_by(&settings(Mode::Label));
         let start = Instant::now();
         assert_eq!(one(repair.look(&[pod.unvalidated()], start)).outcome, Outcome::Labelled);
         let patches = scene.told(&format!("PATCH /api/v1/namespaces/shop/pods/{}/status", pod.name()));
@@ -67,9 +67,9 @@ fn what_can_not_be_repaired_in_place_is_deleted_in_the_end() {
     scene(|scene| {
         let pod = scene.pod();
         pod.tool("ip", &["addr", "del", "10.88.0.2/24", "dev", "eth0"], "");
-        let mut settings = scene.settings(Mode::InPlace);
+        let mut settings = settings(Mode::InPlace);
         settings.otherwise = Some(Mode::Delete);
-        let (mut repair, mut now, mut done) = (Repair::new(settings), Instant::now(), Vec::new());
+        let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
         for _ in 0..5 {
             done.extend(repair.look(&[pod.unvalidated()], now));
             now += Duration::from_secs(600);

@@ -5,7 +5,7 @@ use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
 use detour_cni::agent::install::{self, HostPath, Listed, Record, Root};
 use detour_cni::agent::repair::{Criteria, Done, Mode, Repair, Settings};
-use detour_cni::cluster::Control;
+use detour_cni::cluster::ServiceAccount;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs;
@@ -83,31 +83,21 @@ impl Scene<'_> {
         pod
     }
 
-    pub(crate) fn settings(&self, mode: Mode) -> Settings {
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
-            "clusters": [{"name": "k", "cluster": {"server": self.api.http()}}],
-        });
-        self.write("/kubeconfig", &config.to_string());
-        Settings {
-            root: self.node.root.clone(),
-            node: install::Node::new(Root::new(&self.node.root), host("/var/lib/cni/detour")),
-            control: Some(self.control()),
-            criteria: Criteria::default(),
-            mode,
-            otherwise: None,
-            label: ("cni.istio.io/uninitialized".into(), "true".into()),
-            interval: Duration::from_secs(60),
-        }
-    }
-
-    pub(crate) fn control(&self) -> Control {
-        Control::of_kubeconfig(self.node.root.join("kubeconfig"))
-    }
-
     pub(crate) fn repair(&self) -> Repair {
-        Repair::new(self.settings(Mode::InPlace))
+        self.repair_by(&settings(Mode::InPlace))
+    }
+
+    pub(crate) fn repair_by(&self, settings: &Settings) -> Repair {
+        let node = install::Node::new(Root::new(&self.node.root), host("/var/lib/cni/detour"));
+        Repair::new(settings.clone(), node, self.account())
+    }
+
+    /// As whom the agent speaks to the API.
+    pub(crate) fn account(&self) -> ServiceAccount {
+        let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+        self.write("/account/ca.crt", &authority.cert.pem());
+        self.write("/account/token", "token");
+        ServiceAccount { server: self.api.http(), directory: self.node.root.join("account") }
     }
 
     /// Reason and type of the events that were recorded.
@@ -129,6 +119,16 @@ impl Scene<'_> {
         let directory = Path::new(STATE).join("attachments").join(&pod.sandbox);
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().into_string().expect("text")).collect()
+    }
+}
+
+pub(crate) fn settings(mode: Mode) -> Settings {
+    Settings {
+        criteria: Criteria::default(),
+        mode,
+        otherwise: None,
+        label: ("cni.istio.io/uninitialized".into(), "true".into()),
+        interval: Duration::from_secs(60),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::scene::{Scene, scene_with};
 use crate::server::{Answer, Request};
-use detour_cni::agent::repair::Mode;
 use detour_cni::agent::taint::{Keeper, Taint};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
@@ -38,8 +37,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
 }
 
 fn keeper(scene: &Scene<'_>, node: &str) -> Keeper {
-    scene.settings(Mode::InPlace);
-    Taint { key: KEY.into(), node: node.into(), control: scene.control() }.keep().expect("a thread")
+    Taint { key: KEY.into(), node: node.into(), account: scene.account() }.keep().expect("a thread")
 }
 
 #[test]

@@ -35,6 +35,12 @@ impl Node {
         Self { root, state }
     }
 
+    /// Where the node's file system is mounted.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        self.root.mount()
+    }
+
     /// Whether there is something at that path.
     #[must_use]
     pub fn has(&self, path: &HostPath) -> bool {

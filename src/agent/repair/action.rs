@@ -55,12 +55,12 @@ impl fmt::Display for Mode {
 ///
 /// # Errors
 /// Nobody would make a new one; or it can't be deleted.
-pub(super) fn delete(account: Option<&ServiceAccount>, known: &KnownPod) -> Result<Outcome, Error> {
+pub(super) fn delete(account: &ServiceAccount, known: &KnownPod) -> Result<Outcome, Error> {
     if !known.owned {
         let msg = "nobody would make a new one (it has no controller), so it is not deleted: delete it by hand";
         return Err(Error::new(Code::InvalidConfig, msg));
     }
-    reached(account)?.delete(&known.pod, &known.resource_version)?;
+    account.delete(&known.pod, &known.resource_version)?;
     Ok(Outcome::Deleted)
 }
 
@@ -68,17 +68,13 @@ pub(super) fn delete(account: Option<&ServiceAccount>, known: &KnownPod) -> Resu
 ///
 /// # Errors
 /// It can't be labelled.
-pub(super) fn label(account: Option<&ServiceAccount>, known: &KnownPod, label: &(String, String)) -> Result<Outcome, Error> {
+pub(super) fn label(account: &ServiceAccount, known: &KnownPod, label: &(String, String)) -> Result<Outcome, Error> {
     let (key, value) = label;
     if known.pod.labels.get(key) == Some(value) {
         return Ok(Outcome::NothingToDo);
     }
-    reached(account)?.label(&known.pod, &known.resource_version, (key, value))?;
+    account.label(&known.pod, &known.resource_version, (key, value))?;
     Ok(Outcome::Labelled)
-}
-
-fn reached(account: Option<&ServiceAccount>) -> Result<&ServiceAccount, Error> {
-    account.ok_or_else(|| Error::new(Code::InvalidConfig, "the agent knows no API: give it --api-server"))
 }
 
 /// What is told of an outcome; `None` where nothing happened.

@@ -26,21 +26,13 @@ pub use selector::Selector;
 pub use worker::{Done, Repair};
 
 use super::KnownPod;
-use super::install::{Installed, Node};
-use crate::cluster::ServiceAccount;
-use std::path::PathBuf;
+use super::install::Installed;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is repaired, how, and for whom.
-#[derive(Debug, Clone)]
+/// What is repaired, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where the node's file system is mounted.
-    pub root: PathBuf,
-    /// Its installation, of which the plugin's configuration is read.
-    pub node: Node,
-    /// Whom the cluster's objects are changed through; without, nothing but the node is touched.
-    pub account: Option<ServiceAccount>,
     /// Who is looked after.
     pub criteria: Criteria,
     /// What is done.
@@ -66,6 +58,6 @@ pub trait Pods: Send {
     /// As they are known now; one that has not changed is the same one.
     fn pods(&self) -> Vec<Arc<KnownPod>>;
 
-    /// Waits until one changes, at the most for `time`. `false` when no more will come.
-    fn wait(&self, time: Duration) -> bool;
+    /// Waits until one changes, at the most for `time`.
+    fn wait(&mut self, time: Duration);
 }

@@ -5,10 +5,11 @@ use super::action::{self, Mode, Outcome};
 use super::queue::{LENGTH, Queue};
 use super::watched::{Place, Watched};
 use super::{Case, Cause, KnownPod, Pods, Settings, diagnose, in_place, suspect};
-use crate::agent::install::Installed;
+use crate::agent::install::{Installed, Node};
+use crate::cluster::ServiceAccount;
 use crate::cni::{Code, Error};
 use crate::plugin::{self, Standing};
-use crate::sandbox::find::{self, Found, Node};
+use crate::sandbox::find::{self, Found};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io;
@@ -25,6 +26,10 @@ const NOT_INSTALLED: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Repair {
     settings: Settings,
+    /// Where the plugin is installed.
+    node: Node,
+    /// Who changes objects of the cluster.
+    account: ServiceAccount,
     queue: Queue,
     /// By UID.
     watched: BTreeMap<String, Watched>,
@@ -50,19 +55,19 @@ pub struct Done {
 impl Repair {
     /// One that has not looked yet.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        Self { settings, queue: Queue::new(LENGTH), watched: BTreeMap::new(), said: None, tidy: true }
+    pub fn new(settings: Settings, node: Node, account: ServiceAccount) -> Self {
+        let (queue, watched) = (Queue::new(LENGTH), BTreeMap::new());
+        Self { settings, node, account, queue, watched, said: None, tidy: true }
     }
 
     /// Looks after `pods` from now on, on a thread of its own.
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(mut self, pods: impl Pods + 'static) -> io::Result<()> {
-        let work = move || {
-            while pods.wait(self.pause(Instant::now())) {
-                self.look(&pods.pods(), Instant::now());
-            }
+    pub fn start(mut self, mut pods: impl Pods + 'static) -> io::Result<()> {
+        let work = move || loop {
+            pods.wait(self.pause(Instant::now()));
+            self.look(&pods.pods(), Instant::now());
         };
         thread::Builder::new().name("repair".into()).spawn(work).map(drop)
     }
@@ -117,7 +122,7 @@ impl Repair {
     }
 
     fn installed(&mut self) -> Option<Installed> {
-        let found = self.settings.node.installed();
+        let found = self.node.installed();
         if let Err(why) = &found
             && self.said.as_ref() != Some(why)
         {
@@ -131,7 +136,7 @@ impl Repair {
         &self,
         watched: &mut Watched,
         installed: &Installed,
-        node: &mut Option<Node>,
+        node: &mut Option<find::Node>,
         now: Instant,
     ) -> Option<Done> {
         let known = Arc::clone(&watched.known);
@@ -166,13 +171,13 @@ impl Repair {
     }
 
     /// What the pod's namespace holds; `None` where it has none that is known.
-    fn standing(&self, watched: &mut Watched, node: &mut Option<Node>) -> Option<Standing> {
+    fn standing(&self, watched: &mut Watched, node: &mut Option<find::Node>) -> Option<Standing> {
         watched.place.take_if(|place| !place.is_there());
         let mut stand = || {
             if watched.place.is_none() {
                 let node = match node {
                     Some(node) => node,
-                    None => node.insert(Node::look(&self.settings.root)?),
+                    None => node.insert(find::Node::look(self.node.root())?),
                 };
                 let found = node.of_pod(watched.known.pod.uid_on_node().unwrap_or_default())?;
                 watched.place = found.as_ref().and_then(Place::of);
@@ -187,16 +192,15 @@ impl Repair {
     fn find(&self, known: &KnownPod) -> Result<Found, Error> {
         let uid = known.pod.uid_on_node().unwrap_or_default();
         let unknown = || Error::new(Code::InvalidNetns, "no network namespace of the pod is known on this node");
-        find::of_pod(&self.settings.root, uid)?.ok_or_else(unknown)
+        find::of_pod(self.node.root(), uid)?.ok_or_else(unknown)
     }
 
     fn perform(&self, mode: Mode, case: &Case<'_>) -> Outcome {
-        let account = self.settings.account.as_ref();
         let performed = match mode {
             // Found anew: what was found for a look may have gone since.
             Mode::InPlace => self.find(case.known).and_then(|found| in_place::repair(case, &found)),
-            Mode::Delete => action::delete(account, case.known),
-            Mode::Label => action::label(account, case.known, &self.settings.label),
+            Mode::Delete => action::delete(&self.account, case.known),
+            Mode::Label => action::label(&self.account, case.known, &self.settings.label),
         };
         performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
     }
@@ -208,9 +212,7 @@ impl Repair {
             Outcome::Failed(_) => tracing::warn!(pod, "{}", event.message),
             _ => tracing::info!(pod, "{}", event.message),
         }
-        if let Some(account) = self.settings.account.as_ref().filter(|_| is_news)
-            && let Err(error) = account.tell(&known.pod, &event)
-        {
+        if is_news && let Err(error) = self.account.tell(&known.pod, &event) {
             tracing::warn!("{error}");
         }
     }
@@ -220,7 +222,7 @@ impl Repair {
         if !std::mem::take(&mut self.tidy) {
             return;
         }
-        match plugin::forget_gone(&self.settings.root) {
+        match plugin::forget_gone(self.node.root()) {
             Ok(forgotten) => forgotten.iter().for_each(|attachment| tracing::info!("forgot the {attachment}")),
             Err(error) => tracing::warn!("{error}"),
         }
