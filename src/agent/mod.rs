@@ -6,6 +6,7 @@ mod health;
 pub mod install;
 mod keep;
 mod known;
+mod metrics;
 pub mod repair;
 mod services;
 mod socket;
@@ -14,4 +15,5 @@ mod watch;
 
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use metrics::Metrics;
 pub use services::Services;

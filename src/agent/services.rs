@@ -3,6 +3,7 @@
 
 use super::facts::{Answers, Facts};
 use super::install::{HostPath, Node};
+use super::metrics::Metrics;
 use super::repair::{Pods, Repair, Settings};
 use super::taint::{Keeper, Taint};
 use super::{KnownPod, socket};
@@ -60,11 +61,11 @@ impl Pods for WatchedPods {
 }
 
 impl Services {
-    /// Begins, for a node that is reached as `node`.
+    /// Begins, for a node that is reached as `node`; what is done is counted.
     ///
     /// # Errors
     /// The kernel has no thread or no event queue left.
-    pub(super) fn start(&self, node: &Node) -> Result<Running, String> {
+    pub(super) fn start(&self, node: &Node, metrics: &Metrics) -> Result<Running, String> {
         let (facts, (end, ended)) = (Facts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
@@ -76,7 +77,7 @@ impl Services {
         let thread = thread.spawn(move || services.run(runtime, known, socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
         if let Some(settings) = &self.repair {
-            let repair = Repair::new(settings.clone(), node.clone(), self.account.clone());
+            let repair = Repair::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
             repair
                 .start(WatchedPods { facts: facts.clone(), seen: 0 })
                 .map_err(|error| format!("no thread for repairs: {error}"))?;

@@ -5,7 +5,7 @@ use super::repair::Repair;
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::HostPath;
-use detour_cni::agent::{Job, OnExit, Services, keep};
+use detour_cni::agent::{Job, Metrics, OnExit, Services, keep};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use std::env;
@@ -37,6 +37,7 @@ It also repairs pods of the node that have a sidecar and bypass it: their init c
 ended with 126, their rules are no longer what was asked for, or they have never been attached. In place, the
 plugin's own ADD is made (again) in the pod's network namespace, and the rules are read back. Each pod gets an
 Event of it. A pod is tried five times, with pauses.
+/metrics is in the OpenMetrics text format; its names start with detour_.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
@@ -49,7 +50,7 @@ pub(super) struct Agent {
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
-    /// Where /healthz and /readyz are answered; nowhere unless given.
+    /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
     /// The name of this node's Node object [default: $NODE_NAME]; without one, no pod is watched.
@@ -120,6 +121,7 @@ impl Agent {
             },
             health_address: self.health_address,
             services: services.clone(),
+            metrics: Metrics::default(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)

@@ -3,6 +3,7 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
+use detour_cni::agent::Metrics;
 use detour_cni::agent::install::{self, HostPath, Listed, Record, Root};
 use detour_cni::agent::repair::{Criteria, Done, Mode, Repair, Settings};
 use detour_cni::cluster::ServiceAccount;
@@ -18,6 +19,7 @@ const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
 pub(crate) struct Scene<'a> {
     pub(crate) node: &'a Node,
     pub(crate) api: Server,
+    pub(crate) metrics: Metrics,
 }
 
 /// Runs `work` with a node that goes with its end, and an API server that grants everything.
@@ -33,7 +35,7 @@ pub(crate) fn scene_with(
     node::scene(|node| {
         fs::create_dir_all(STATE).expect("needs root");
         mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
-        let scene = Scene { node, api: Server::plain(script) };
+        let scene = Scene { node, api: Server::plain(script), metrics: Metrics::default() };
         scene.install(&json!([{"type": "istio-redirect"}]));
         work(&scene);
     });
@@ -89,7 +91,7 @@ impl Scene<'_> {
 
     pub(crate) fn repair_by(&self, settings: &Settings) -> Repair {
         let node = install::Node::new(Root::new(&self.node.root), host("/var/lib/cni/detour"));
-        Repair::new(settings.clone(), node, self.account())
+        Repair::new(settings.clone(), node, self.account(), self.metrics.clone())
     }
 
     /// As whom the agent speaks to the API.
@@ -112,6 +114,13 @@ impl Scene<'_> {
         let requests = self.api.requests();
         let such = requests.iter().filter(|request| request.line.starts_with(start));
         such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
+    }
+
+    /// A sample of the agent's metrics.
+    pub(crate) fn counted(&self, series: &str) -> u32 {
+        let text = self.metrics.text();
+        let sample = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        sample.map_or(0, |value| value.parse().expect("a number"))
     }
 
     /// The files of attachments.

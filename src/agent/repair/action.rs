@@ -3,7 +3,6 @@
 use super::{Cause, KnownPod};
 use crate::cluster::{Event, ServiceAccount};
 use crate::cni::{Code, Error};
-use std::fmt;
 
 /// How pods are repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,23 +30,33 @@ pub enum Outcome {
     Failed(String),
 }
 
+impl Mode {
+    /// For metrics.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::InPlace => "repair",
+            Self::Delete => "delete",
+            Self::Label => "label",
+        }
+    }
+}
+
 impl Outcome {
+    /// For metrics.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Repaired | Self::Deleted | Self::Labelled => "done",
+            Self::NothingToDo => "needless",
+            Self::Failed(_) => "failed",
+        }
+    }
+
     /// The same once tries in place have been too many: that the rules are right is no repair then.
     pub(super) fn after_all(&self) -> Self {
         match self {
             Self::NothingToDo => Self::Failed("its rules are what they should be; see its init container's log".into()),
             other => other.clone(),
         }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InPlace => "repair",
-            Self::Delete => "delete",
-            Self::Label => "label",
-        })
     }
 }
 

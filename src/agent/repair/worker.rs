@@ -5,6 +5,7 @@ use super::action::{self, Mode, Outcome};
 use super::queue::{LENGTH, Queue};
 use super::watched::{Place, Watched};
 use super::{Case, Cause, KnownPod, Pods, Settings, diagnose, in_place, suspect};
+use crate::agent::Metrics;
 use crate::agent::install::{Installed, Node};
 use crate::cluster::ServiceAccount;
 use crate::cni::{Code, Error};
@@ -30,6 +31,7 @@ pub struct Repair {
     node: Node,
     /// Who changes objects of the cluster.
     account: ServiceAccount,
+    metrics: Metrics,
     queue: Queue,
     /// By UID.
     watched: BTreeMap<String, Watched>,
@@ -55,9 +57,9 @@ pub struct Done {
 impl Repair {
     /// One that has not looked yet.
     #[must_use]
-    pub fn new(settings: Settings, node: Node, account: ServiceAccount) -> Self {
+    pub fn new(settings: Settings, node: Node, account: ServiceAccount, metrics: Metrics) -> Self {
         let (queue, watched) = (Queue::new(LENGTH), BTreeMap::new());
-        Self { settings, node, account, queue, watched, said: None, tidy: true }
+        Self { settings, node, account, metrics, queue, watched, said: None, tidy: true }
     }
 
     /// Looks after `pods` from now on, on a thread of its own.
@@ -114,6 +116,7 @@ impl Repair {
             watched.update(known, now);
             if watched.is_due(now) && !self.queue.push(&uid) {
                 dropped += 1;
+                self.metrics.queue_overflow();
             }
         }
         if dropped > 0 {
@@ -150,6 +153,9 @@ impl Repair {
             return None;
         }
         let cause = cause?;
+        if cause == Cause::Drift {
+            self.metrics.drift();
+        }
         watched.tries.note(cause, now);
         let case = Case { installed, known: &known, suspicion, cause };
         let mut mode = self.settings.mode;
@@ -202,7 +208,9 @@ impl Repair {
             Mode::Delete => action::delete(&self.account, case.known),
             Mode::Label => action::label(&self.account, case.known, &self.settings.label),
         };
-        performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
+        let outcome = performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+        self.metrics.repair(mode.name(), outcome.name());
+        outcome
     }
 
     fn tell(&self, known: &KnownPod, cause: Cause, outcome: &Outcome, is_news: bool) {
