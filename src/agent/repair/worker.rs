@@ -6,14 +6,18 @@ use super::queue::{LENGTH, Queue};
 use super::watched::{Place, Watched};
 use super::{Case, Cause, KnownPod, Pods, Settings, diagnose, in_place, suspect};
 use crate::agent::Metrics;
-use crate::agent::install::{Installed, Node};
+use crate::agent::install::{HostPath, Installed, Node};
 use crate::cluster::ServiceAccount;
 use crate::cni::{Code, Error};
 use crate::plugin::{self, Standing};
 use crate::sandbox::find::{self, Found};
+use crate::state::ROOT;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -125,7 +129,7 @@ impl Repair {
     }
 
     fn installed(&mut self) -> Option<Installed> {
-        let found = self.node.installed();
+        let found = state_is_the_nodes(&self.node).and_then(|()| self.node.installed());
         if let Err(why) = &found
             && self.said.as_ref() != Some(why)
         {
@@ -247,4 +251,17 @@ impl Repair {
 
 fn name(known: &KnownPod) -> String {
     format!("{}/{}", known.pod.namespace, known.pod.name)
+}
+
+/// What the plugin keeps of its calls must be what this process sees; else every pod would seem to be
+/// somebody else's.
+fn state_is_the_nodes(node: &Node) -> Result<(), String> {
+    let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
+    let id = |path: &Path| fs::metadata(path).ok().map(|there| (there.dev(), there.ino()));
+    let of_node = HostPath::new(directory).and_then(|path| node.reach(&path).ok()).and_then(|path| id(&path));
+    let same = of_node.is_some() && of_node == id(directory);
+    same.then_some(()).ok_or_else(|| {
+        let (here, root) = (directory.display(), node.root().display());
+        format!("{here} is not the node's (below {root}): mount the node's {here} at both places, or make it there")
+    })
 }
