@@ -1,7 +1,7 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
 use super::retry::{Failure, GaveUp};
-use super::{Event, Node, ObjectRef, certificate};
+use super::{Event, Node, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
@@ -32,6 +32,19 @@ pub(super) enum Object<'a> {
     Node(&'a String),
     /// All taints of a node that still is as it was read.
     Taints(&'a Node),
+    /// The server's version.
+    Version,
+    /// Whether whoever asks has a right.
+    Review(&'a Right),
+    /// The events about a pod.
+    EventsOf(&'a PodRef),
+    /// The pods of a namespace on a node.
+    PodsOn {
+        /// The namespace.
+        namespace: &'a String,
+        /// The node.
+        node: &'a str,
+    },
 }
 
 /// A request about an object.
@@ -49,7 +62,7 @@ impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
             Object::NetworkStatus(..) | Object::Label(..) | Object::Taints(_) => "PATCH",
-            Object::Event(..) => "POST",
+            Object::Event(..) | Object::Review(_) => "POST",
             Object::Deletion(..) => "DELETE",
             _ => "GET",
         }
@@ -65,7 +78,12 @@ impl<'a> Object<'a> {
             Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => format!("{collection}/{}/status", pod.name),
             Object::Deletion(pod, _) => format!("{collection}/{}", pod.name),
             Object::Node(name) | Object::Taints(Node { name, .. }) => format!("{collection}/{name}"),
-            Object::DefinitionsNamed(_) | Object::Event(..) => collection,
+            Object::DefinitionsNamed(_)
+            | Object::Event(..)
+            | Object::Version
+            | Object::Review(_)
+            | Object::EventsOf(_)
+            | Object::PodsOn { .. } => collection,
         }
     }
 
@@ -82,6 +100,10 @@ impl<'a> Object<'a> {
             }
             Object::Node(_) | Object::Taints(_) => "/api/v1/nodes".to_owned(),
             Object::Event(pod, _) => of(&pod.namespace, "events"),
+            Object::Version => "/version".to_owned(),
+            Object::Review(_) => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned(),
+            Object::EventsOf(pod) => of(&pod.namespace, "events"),
+            Object::PodsOn { namespace, .. } => of(namespace, "pods"),
         }
     }
 
@@ -98,6 +120,10 @@ impl<'a> Object<'a> {
             Object::Node(name) | Object::Taints(Node { name, .. }) => format!("node {name}"),
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
+            Object::Version => "the API server".to_owned(),
+            Object::Review(right) => format!("the right to {right}"),
+            Object::EventsOf(PodRef { namespace, name, .. }) => format!("events of pod {namespace}/{name}"),
+            Object::PodsOn { namespace, node } => format!("pods of namespace {namespace} on node {node}"),
         }
     }
 }
@@ -123,6 +149,10 @@ impl Query<'_> {
             Object::Node(_) => "get nodes".to_owned(),
             Object::Taints(_) => "patch nodes".to_owned(),
             Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
+            Object::Version => "get /version".to_owned(),
+            Object::Review(_) => "create selfsubjectaccessreviews.authorization.k8s.io".to_owned(),
+            Object::EventsOf(pod) => format!("list events in namespace {}", pod.namespace),
+            Object::PodsOn { namespace, .. } => format!("list pods in namespace {namespace}"),
         }
     }
 
@@ -218,6 +248,10 @@ impl Query<'_> {
                     }
                     Object::Node(name) | Object::Taints(Node { name, .. }) => format!("see kubectl get node {name}"),
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
+                    Object::Version | Object::Review(_) => "see kubectl version".to_owned(),
+                    Object::EventsOf(PodRef { namespace, .. }) | Object::PodsOn { namespace, .. } => {
+                        format!("see kubectl get namespace {namespace}")
+                    }
                 };
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");
                 self.error(Code::PodUnknown, what).with_details(cause)
