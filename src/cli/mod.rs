@@ -8,6 +8,7 @@ mod failure;
 mod install;
 mod live;
 mod output;
+mod repair;
 mod rules;
 mod subject;
 mod trace;
