@@ -11,9 +11,11 @@
 //! | `rules` | a namespace's live rules beside those that it should hold |
 //! | `restore` | rules as text that `iptables-restore` reads |
 //! | `picture`, `svg` | an explanation as a drawing |
+//! | [`doctor`] | what is wrong with a node, or with a pod on it |
 //! | `page`, `format` | how a report is shown |
 
 mod conditions;
+pub mod doctor;
 mod elsewhere;
 mod exemption;
 mod explain;
