@@ -1,6 +1,7 @@
 //! Keeping the plugin on the node: whatever changes, what is wanted is compared with what is found.
 
 use super::backoff::Backoff;
+use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
 use super::watch::{Watch, Woken};
@@ -17,12 +18,14 @@ const RETRY: Duration = Duration::from_secs(5);
 const SLACK: Duration = Duration::from_secs(30);
 
 /// What happens to the plugin when the agent ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum OnExit {
     /// It stays, and goes on working: for upgrades.
     Leave,
     /// It is taken away: before the agent itself is.
     Remove,
+    /// It stays as long as this DaemonSet does: where that can't be known, too.
+    Auto(DaemonSet),
 }
 
 /// What an agent does.
@@ -78,6 +81,9 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
     if let Some(address) = job.health_address {
         let bound = health.serve(address).map_err(|error| format!("{address}: can't answer there: {error}"))?;
         tracing::info!(address = %bound, "answers /healthz and /readyz");
+    }
+    if let OnExit::Auto(daemon_set) = &job.on_exit {
+        daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
     }
     let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
     loop {
@@ -162,10 +168,15 @@ impl Job<'_> {
             }
             Ok(plan)
         };
-        let plan = match self.on_exit {
-            OnExit::Leave => Plan::default(),
-            OnExit::Remove => remove().map_err(|error: Error| error.to_string())?,
+        let removes = match &self.on_exit {
+            OnExit::Leave => false,
+            OnExit::Remove => true,
+            OnExit::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|why| {
+                tracing::warn!("{why}; so the plugin stays: `detour uninstall` takes it off");
+                false
+            }),
         };
+        let plan = if removes { remove().map_err(|error: Error| error.to_string())? } else { Plan::default() };
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
         let what = if plan.actions.is_empty() { "stays on" } else { "is taken off" };

@@ -1,11 +1,15 @@
 //! The node's agent: what puts the plugin on a node and keeps it there.
 
 mod backoff;
+mod daemon_set;
 mod health;
 pub mod install;
 mod keep;
 mod known;
+mod plugin_token;
 mod watch;
 
+pub use daemon_set::DaemonSet;
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use plugin_token::PluginToken;

@@ -1,11 +1,14 @@
 //! `detour agent`.
 
 use super::install::{PROGRAM_FILE, Wanted, program};
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::{Job, OnExit, keep};
+use detour_cni::agent::install::kubeconfig;
+use detour_cni::agent::{DaemonSet, Job, OnExit, PluginToken, keep};
+use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
+use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,12 +17,13 @@ const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         in a DaemonSet that has the node's directories mounted below /host
-  detour agent --root /host --on-exit remove
-        takes the plugin off the node when it ends: roll this out before the DaemonSet is deleted
+  detour agent --root /host --plugin-service-account detour-plugin --on-exit auto --daemon-set detour-agent
+        gives the plugin a token of its own, and takes it off the node when that DaemonSet is deleted
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
-plugin stays then and goes on working, unless --on-exit says otherwise. Of two agents on a node, as
+plugin stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away, `auto`
+does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
@@ -33,6 +37,13 @@ pub(super) struct Agent {
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
+    /// The DaemonSet that decides for --on-exit=auto, in the namespace of the agent's own pods.
+    #[arg(long, value_name = "NAME", required_if_eq("on_exit", "auto"))]
+    daemon_set: Option<String>,
+    /// A service account, in the namespace of the agent's own pods, whose token the plugin gets; else it
+    /// gets the agent's own.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kubeconfig", "token_file"])]
+    plugin_service_account: Option<String>,
     /// Where /healthz and /readyz are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
@@ -44,6 +55,8 @@ enum Exit {
     Leave,
     /// It is taken away, as by `detour uninstall`.
     Remove,
+    /// It stays as long as --daemon-set does, and is taken away with that.
+    Auto,
 }
 
 impl Agent {
@@ -55,19 +68,47 @@ impl Agent {
         logging::start(LogLevel::Info, None, &[]);
         let node = self.wanted.node();
         let program = program()?;
-        let desired = || self.wanted.desired(&node, &program).map_err(|error| format!("{error:#}"));
+        let plugin_token = self.plugin_token()?;
+        let token = || match &plugin_token {
+            None => self.wanted.token(),
+            Some(token) => {
+                let written = || fs::read_to_string(node.reach(&self.wanted.own_kubeconfig()).ok()?).ok();
+                token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
+            }
+        };
+        let desired = || self.wanted.desired(&node, &program, &token).map_err(|error| format!("{error:#}"));
         let job = Job {
             node: &node,
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
             sources: self.wanted.sources(),
-            on_exit: match self.on_exit {
-                Exit::Leave => OnExit::Leave,
-                Exit::Remove => OnExit::Remove,
-            },
+            on_exit: self.on_exit()?,
             health_address: self.health_address,
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn plugin_token(&self) -> Result<Option<PluginToken>> {
+        let Some(name) = &self.plugin_service_account else { return Ok(None) };
+        Ok(Some(PluginToken::new(self.wanted.account()?, self.own("--plugin-service-account", name)?)))
+    }
+
+    fn on_exit(&self) -> Result<OnExit> {
+        Ok(match (self.on_exit, &self.daemon_set) {
+            (Exit::Remove, _) => OnExit::Remove,
+            (Exit::Auto, Some(name)) => {
+                OnExit::Auto(DaemonSet::new(self.wanted.account()?, self.own("--daemon-set", name)?))
+            }
+            (Exit::Leave | Exit::Auto, _) => OnExit::Leave,
+        })
+    }
+
+    /// An object of the agent's own namespace.
+    fn own(&self, flag: &str, name: &str) -> Result<ObjectRef> {
+        let namespace = self.wanted.agent_namespace();
+        let namespace =
+            namespace.with_context(|| format!("{flag} {name}: in which namespace? --agent-namespace NAME"))?;
+        Ok(ObjectRef { namespace, name: name.to_owned() })
     }
 }

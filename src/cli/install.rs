@@ -6,6 +6,7 @@ use detour_cni::agent::install::kubeconfig::{self, Credentials};
 use detour_cni::agent::install::{
     Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
+use detour_cni::cluster::Account;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -121,7 +122,7 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = self.wanted.desired(&node, &program()?)?;
+        let desired = self.wanted.desired(&node, &program()?, &|| self.wanted.token())?;
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
@@ -179,7 +180,8 @@ impl Wanted {
     }
 
     /// What the flags, the environment and the files that they name ask for.
-    pub(super) fn desired(&self, node: &Node, program: &Digest) -> Result<Desired> {
+    /// `token` gives the one for the kubeconfig.
+    pub(super) fn desired(&self, node: &Node, program: &Digest, token: &dyn Fn() -> Result<String>) -> Result<Desired> {
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -188,13 +190,13 @@ impl Wanted {
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names: Vec<&str> = [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect();
-        let own_kubeconfig = self.place.state_dir.join("kubeconfig");
+        let own_kubeconfig = self.own_kubeconfig();
         let settings = Settings {
             given: self.given(&names)?,
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
             exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
-            agent_namespace: self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok()),
+            agent_namespace: self.agent_namespace(),
             bin_dir: bin_dir.clone(),
         };
         let configuration = if self.chained.unwrap_or(platform.chained) {
@@ -205,7 +207,7 @@ impl Wanted {
         };
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
-            None => Some((own_kubeconfig, self.kubeconfig_text()?)),
+            None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
         };
         Ok(Desired {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
@@ -231,19 +233,43 @@ impl Wanted {
         }
     }
 
-    fn kubeconfig_text(&self) -> Result<String> {
+    /// The namespace of the agent's pods.
+    pub(super) fn agent_namespace(&self) -> Option<String> {
+        self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok())
+    }
+
+    /// Where the kubeconfig is that is written.
+    pub(super) fn own_kubeconfig(&self) -> HostPath {
+        self.place.state_dir.join("kubeconfig")
+    }
+
+    /// The service account of this pod.
+    pub(super) fn account(&self) -> Result<Account> {
+        Ok(Account::new(self.server()?, self.service_account.clone()))
+    }
+
+    /// Its token.
+    pub(super) fn token(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.read("token")?).trim().to_owned())
+    }
+
+    fn server(&self) -> Result<String> {
         let in_pod = || {
             let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
             Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
         };
-        let server = self.api_server.clone().or_else(in_pod).context(
+        self.api_server.clone().or_else(in_pod).context(
             "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
              FILE), or --api-server URL and --service-account DIR",
-        )?;
+        )
+    }
+
+    fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {
+        let server = self.server()?;
         let ca = self.read("ca.crt")?;
         let credentials = match &self.token_file {
             Some(path) => Credentials::TokenFile(path.clone()),
-            None => Credentials::Token(String::from_utf8_lossy(&self.read("token")?).trim().to_owned()),
+            None => Credentials::Token(token()?),
         };
         Ok(kubeconfig::text(&server, Some(&ca), &credentials))
     }

@@ -9,11 +9,14 @@ mod manifests;
 mod query;
 mod retry;
 mod text;
+mod token;
 mod wire;
 
+pub use api::Account;
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
 pub use text::{Objects, objects};
+pub use token::Token;
 
 use crate::cni;
 use crate::pod::{Facts, Namespace, Pod, PodRef};

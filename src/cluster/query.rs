@@ -24,6 +24,10 @@ pub(super) enum Object<'a> {
     NetworkStatus(&'a Pod, &'a str),
     /// An event of a pod.
     Event(&'a Pod, &'a Event),
+    /// A new token of a service account, valid for so long.
+    Token(&'a ObjectRef, Duration),
+    /// A DaemonSet.
+    DaemonSet(&'a ObjectRef),
 }
 
 /// A request about an object.
@@ -41,7 +45,7 @@ impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
             Object::NetworkStatus(..) => "PATCH",
-            Object::Event(..) => "POST",
+            Object::Event(..) | Object::Token(..) => "POST",
             _ => "GET",
         }
     }
@@ -49,9 +53,10 @@ impl<'a> Object<'a> {
     fn path(self) -> String {
         let collection = self.collection();
         match self {
-            Object::Pod(PodRef { name, .. }) | Object::Definition(ObjectRef { name, .. }) => {
-                format!("{collection}/{name}")
-            }
+            Object::Pod(PodRef { name, .. })
+            | Object::Definition(ObjectRef { name, .. })
+            | Object::DaemonSet(ObjectRef { name, .. }) => format!("{collection}/{name}"),
+            Object::Token(account, _) => format!("{collection}/{}/token", account.name),
             Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
             Object::NetworkStatus(pod, _) => format!("{collection}/{}/status", pod.name),
             Object::DefinitionsNamed(_) | Object::Event(..) => collection,
@@ -68,6 +73,8 @@ impl<'a> Object<'a> {
             Object::DefinitionsNamed(_) => format!("{DEFINITIONS}/{KIND}"),
             Object::NetworkStatus(pod, _) => of(&pod.namespace, "pods"),
             Object::Event(pod, _) => of(&pod.namespace, "events"),
+            Object::Token(account, _) => of(&account.namespace, "serviceaccounts"),
+            Object::DaemonSet(object) => format!("/apis/apps/v1/namespaces/{}/daemonsets", object.namespace),
         }
     }
 
@@ -82,6 +89,8 @@ impl<'a> Object<'a> {
             }
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
+            Object::Token(account, _) => format!("ServiceAccount {account}"),
+            Object::DaemonSet(object) => format!("DaemonSet {object}"),
         }
     }
 }
@@ -102,6 +111,12 @@ impl Query<'_> {
             Object::DefinitionsNamed(_) => format!("list {KIND}.k8s.cni.cncf.io"),
             Object::NetworkStatus(pod, _) => format!("patch pods/status in namespace {}", pod.namespace),
             Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
+            Object::Token(ObjectRef { namespace, name }, _) => {
+                format!("create serviceaccounts/token of {name} in namespace {namespace}")
+            }
+            Object::DaemonSet(ObjectRef { namespace, name }) => {
+                format!("get and watch daemonsets.apps called {name} in namespace {namespace}")
+            }
         }
     }
 
@@ -191,6 +206,12 @@ impl Query<'_> {
                         format!("see kubectl get pod -n {namespace} {name}")
                     }
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
+                    Object::Token(ObjectRef { namespace, .. }, _) => {
+                        format!("see kubectl get serviceaccounts -n {namespace}")
+                    }
+                    Object::DaemonSet(ObjectRef { namespace, .. }) => {
+                        format!("see kubectl get daemonsets -n {namespace}")
+                    }
                 };
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");
                 self.error(Code::PodUnknown, what).with_details(cause)

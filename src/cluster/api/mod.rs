@@ -1,9 +1,12 @@
 //! Facts from the Kubernetes API.
 
+mod account;
 mod concurrently;
 mod definitions;
 mod session;
 mod writes;
+
+pub use account::Account;
 
 use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
@@ -159,9 +162,9 @@ async fn get<T: DeserializeOwned>(session: &Session, query: &Query<'_>) -> Resul
 async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> {
     let collection = Request::new(query.object.collection());
     let request = match query.object {
-        Object::Pod(PodRef { name, .. }) | Object::Definition(ObjectRef { name, .. }) => {
-            collection.get(name, &GetParams::default())
-        }
+        Object::Pod(PodRef { name, .. })
+        | Object::Definition(ObjectRef { name, .. })
+        | Object::DaemonSet(ObjectRef { name, .. }) => collection.get(name, &GetParams::default()),
         Object::PodNamespace(pod) => collection.get(&pod.namespace, &GetParams::default()),
         Object::DefinitionsNamed(name) => {
             collection.list(&ListParams::default().fields(&format!("metadata.name={name}")))
@@ -172,6 +175,10 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
         }
         Object::Event(pod, event) => {
             collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())
+        }
+        Object::Token(account, lifetime) => {
+            let body = wire::token_request(lifetime).to_string().into();
+            collection.create_subresource("token", &account.name, &PostParams::default(), body)
         }
     };
     let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;

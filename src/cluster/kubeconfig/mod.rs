@@ -7,6 +7,8 @@ mod endpoint;
 mod entry;
 mod pem;
 
+pub(super) use pem::base64;
+
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use credentials::User;

@@ -1,0 +1,94 @@
+//! Whether the agent is to come back: whether its DaemonSet is still there.
+//!
+//! Whoever uninstalls deletes the DaemonSet, its service account and its rights within the same moment,
+//! in one order or another, and the pods are told to end only after that. To ask then can be too late.
+//! A watch that was granted goes on without right and account, and tells of the deletion.
+
+use crate::cluster::{Account, ObjectRef};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{io, thread};
+
+/// From the end of a watch to the next one.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long the watch may lag behind the signal to end.
+const LAG: Duration = Duration::from_secs(3);
+
+/// The DaemonSet that this agent belongs to.
+#[derive(Debug, Clone)]
+pub struct DaemonSet {
+    account: Account,
+    object: ObjectRef,
+    /// What was seen last.
+    seen: Arc<(Mutex<Seen>, Condvar)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Nothing,
+    There,
+    Gone,
+}
+
+impl DaemonSet {
+    /// The one called `object`, for which `account` asks.
+    #[must_use]
+    pub fn new(account: Account, object: ObjectRef) -> Self {
+        Self { account, object, seen: Arc::new((Mutex::new(Seen::Nothing), Condvar::new())) }
+    }
+
+    /// Watches it from now on.
+    ///
+    /// # Errors
+    /// There can't be another thread.
+    pub(super) fn watch(&self) -> io::Result<()> {
+        let watched = self.clone();
+        thread::Builder::new().name("daemonset".into()).spawn(move || {
+            let mut said = None;
+            loop {
+                let trouble = watched.account.watch(&watched.object, |there| watched.tell(there)).err();
+                let trouble = trouble.map(|error| error.to_string());
+                if let Some(why) = trouble.as_ref().filter(|_| trouble != said) {
+                    tracing::warn!("{why}; whether the plugin stays when this agent ends can't be known meanwhile");
+                }
+                said = trouble;
+                thread::park_timeout(PAUSE);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Whether it has gone, as the watch or, where that has not said so, the API says now.
+    ///
+    /// # Errors
+    /// It can't be known: in words.
+    pub(super) fn is_gone(&self) -> Result<bool, String> {
+        if *self.seen() == Seen::Gone {
+            return Ok(true);
+        }
+        let why = match self.account.has(&self.object) {
+            Ok(there) => return Ok(!there),
+            Err(why) => why,
+        };
+        let changed = &self.seen.1;
+        let waited = changed.wait_timeout_while(self.seen(), LAG, |seen| *seen != Seen::Gone);
+        let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *seen == Seen::Gone { Ok(true) } else { Err(why.to_string()) }
+    }
+
+    fn tell(&self, there: bool) {
+        let now = if there { Seen::There } else { Seen::Gone };
+        let before = std::mem::replace(&mut *self.seen(), now);
+        if before != now && now == Seen::Gone {
+            tracing::warn!(
+                "DaemonSet {} is not there: the plugin is taken off the node when this agent ends",
+                self.object
+            );
+            self.seen.1.notify_all();
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
