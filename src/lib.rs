@@ -13,7 +13,8 @@
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
 //! | facts | [`cluster`] | the API, or a directory of manifests |
-//! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns; policy → rules → netlink and back; what each attachment asked for |
+//! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
+//! | the node's files | [`host_path`] | a path as the node knows it, and where it is reached from here |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
 //!
 //! # One ADD
@@ -76,6 +77,7 @@ pub mod cluster;
 pub mod cni;
 pub mod delegate;
 pub mod firewall;
+pub mod host_path;
 pub mod inspect;
 pub mod logging;
 pub mod networks;

@@ -4,6 +4,7 @@ use super::backoff::Backoff;
 use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
+use super::metrics::Metrics;
 use super::watch::{Watch, Woken};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -40,8 +41,10 @@ pub struct Job<'a> {
     pub sources: Vec<PathBuf>,
     /// At the end.
     pub on_exit: OnExit,
-    /// Where a kubelet's questions are answered.
+    /// Where a kubelet's questions are answered, and Prometheus's.
     pub health_address: Option<SocketAddr>,
+    /// What is counted of this and told there.
+    pub metrics: Metrics,
 }
 
 /// Where this agent stands among those of the node.
@@ -79,8 +82,10 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
     let mut watch = Watch::new().map_err(waiting)?;
     let health = Health::new(RESYNC + SLACK);
     if let Some(address) = job.health_address {
-        let bound = health.serve(address).map_err(|error| format!("{address}: can't answer there: {error}"))?;
-        tracing::info!(address = %bound, "answers /healthz and /readyz");
+        let bound = health
+            .serve(address, job.metrics.clone())
+            .map_err(|error| format!("{address}: can't answer there: {error}"))?;
+        tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
@@ -105,8 +110,9 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Yields(_) => (RETRY, false),
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
-        report(&turn, &mut said, &backoff, time);
+        job.count(&turn);
         health.tell(turn.obstacle(), time + SLACK);
+        report(&turn, &mut said, &backoff, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
             let Some((installer, _)) = present else { return Ok(()) };
@@ -140,6 +146,15 @@ impl Job<'_> {
             Some(what) => Turn::Waits(with_notes(format!("missing: {what}"))),
             None => Turn::Settled(with_notes("all is as it should be".to_owned())),
         })
+    }
+
+    fn count(&self, turn: &Turn) {
+        self.metrics.installed(turn.obstacle().is_none());
+        match turn {
+            Turn::Repaired(_) => self.metrics.install("done"),
+            Turn::Failed(_) => self.metrics.install("failed"),
+            Turn::Settled(_) | Turn::Waits(_) | Turn::Yields(_) => {}
+        }
     }
 
     /// Where something can change that matters.

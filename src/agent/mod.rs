@@ -6,10 +6,12 @@ mod health;
 pub mod install;
 mod keep;
 mod known;
+mod metrics;
 mod plugin_token;
 mod watch;
 
 pub use daemon_set::DaemonSet;
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use metrics::Metrics;
 pub use plugin_token::PluginToken;

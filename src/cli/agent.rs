@@ -4,7 +4,7 @@ use super::install::{PROGRAM_FILE, Wanted, program};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::kubeconfig;
-use detour_cni::agent::{DaemonSet, Job, OnExit, PluginToken, keep};
+use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, keep};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
@@ -26,6 +26,8 @@ plugin stays then and goes on working, unless --on-exit says otherwise: `remove`
 does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
 
+/metrics is in the OpenMetrics text format; its names start with detour_.
+
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
 /// Puts the plugin on a node and keeps it there.
@@ -44,7 +46,7 @@ pub(super) struct Agent {
     /// gets the agent's own.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["kubeconfig", "token_file"])]
     plugin_service_account: Option<String>,
-    /// Where /healthz and /readyz are answered; nowhere unless given.
+    /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
 }
@@ -84,6 +86,7 @@ impl Agent {
             sources: self.wanted.sources(),
             on_exit: self.on_exit()?,
             health_address: self.health_address,
+            metrics: Metrics::default(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)

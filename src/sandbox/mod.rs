@@ -3,6 +3,7 @@
 
 mod addresses;
 mod default_route;
+pub mod find;
 mod fixtures;
 mod routing;
 mod rtnl;
@@ -49,7 +50,8 @@ impl Sandbox {
     /// # Errors
     /// What is there can't be opened or is no network namespace.
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {
-        let wrong = |why: String| Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: {why}", path.display()));
+        let wrong =
+            |why: String| Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", path.display()));
         // To open a pipe would wait for whoever writes to it.
         let file = match File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
             Ok(file) => file,
@@ -102,7 +104,7 @@ impl Sandbox {
     }
 
     fn error(&self, why: &str) -> Error {
-        Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: {why}", self.path.display()))
+        Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", self.path.display()))
     }
 
     /// The namespace's own file is the lock: it needs no path and leaves nothing behind.
@@ -121,7 +123,7 @@ impl Sandbox {
                 }
                 Err((_, Errno::EWOULDBLOCK)) => {
                     let msg = format!(
-                        "CNI_NETNS {}: another call has been at work in this namespace for {} s; the runtime should try again",
+                        "network namespace {}: another call has been at work in this namespace for {} s; try again",
                         self.path.display(),
                         patience.as_secs()
                     );

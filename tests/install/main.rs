@@ -4,6 +4,7 @@ mod agent;
 mod command;
 mod crash;
 mod disk;
+mod exposition;
 mod golden;
 mod manifests;
 mod scene;

@@ -1,6 +1,6 @@
 //! Where platforms keep plugins and configurations: a table.
 
-use super::paths::HostPath;
+use super::HostPath;
 
 /// What is known of a platform.
 #[derive(Debug, PartialEq, Eq)]

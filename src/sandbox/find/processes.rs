@@ -1,0 +1,93 @@
+//! The node's processes that are a pod's or a container's.
+
+use super::cgroup::Owner;
+use crate::cni::{Code, Error};
+use crate::sandbox::Sandbox;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A process of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Process {
+    pid: u32,
+    /// In the kernel's ticks since it started (proc_pid_stat(5), `starttime`).
+    started: u64,
+    pub(super) owner: Owner,
+    directory: PathBuf,
+}
+
+/// A process, and the network namespace that it is in.
+#[derive(Debug)]
+pub(super) struct Inhabitant {
+    /// Its ID and name, for people.
+    pub(super) name: String,
+    /// The pod's own first process, which does nothing and enters nothing.
+    pub(super) is_pause: bool,
+    pub(super) owner: Owner,
+    pub(super) sandbox: Sandbox,
+}
+
+/// The names of the sandbox's process: Kubernetes' image has `pause`, OpenShift's `pod`.
+const PAUSE: [&str; 2] = ["pause", "pod"];
+
+/// All processes of pods and containers below `proc`, the oldest first. Monitors are not among them.
+///
+/// # Errors
+/// The directory can't be listed.
+pub(super) fn contained(proc: &Path) -> Result<Vec<Process>, Error> {
+    let failed = |error| {
+        let msg = format!("{}: processes can't be listed: {error}; is the node's /proc there?", proc.display());
+        Error::new(Code::Io, msg)
+    };
+    let entries = fs::read_dir(proc).map_err(failed)?;
+    let mut all: Vec<Process> = entries.flatten().filter_map(|entry| Process::read(entry.path())).collect();
+    all.sort_by_key(|process| (process.started, process.pid));
+    Ok(all)
+}
+
+impl Process {
+    /// `None` where it is no process of a container, or has ended meanwhile.
+    fn read(directory: PathBuf) -> Option<Self> {
+        let pid = directory.file_name()?.to_str()?.parse().ok()?;
+        let owner = Owner::of(&fs::read_to_string(directory.join("cgroup")).ok()?)?;
+        if owner.is_monitor {
+            return None;
+        }
+        let stat = fs::read_to_string(directory.join("stat")).ok()?;
+        Some(Self { pid, started: started(&stat)?, owner, directory })
+    }
+
+    /// Where it is; `None` where it has ended meanwhile.
+    ///
+    /// # Errors
+    /// Its namespace can't be opened.
+    pub(super) fn inhabits(&self) -> Result<Option<Inhabitant>, Error> {
+        let Some(sandbox) = Sandbox::open(&self.directory.join("ns/net"))? else { return Ok(None) };
+        let name = fs::read_to_string(self.directory.join("comm")).unwrap_or_default();
+        let name = name.trim_end();
+        let is_pause = PAUSE.contains(&name);
+        Ok(Some(Inhabitant {
+            name: format!("process {} ({name})", self.pid),
+            is_pause,
+            owner: self.owner.clone(),
+            sandbox,
+        }))
+    }
+}
+
+/// The 22nd field; the second is a name that may hold blanks and brackets.
+fn started(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_blanks_and_brackets_does_not_mislead() {
+        let rest: String = (3..=52).map(|field| format!(" {field}")).collect();
+        assert_eq!(started(&format!("7 (a) 1 (b){rest}")), Some(22));
+        assert_eq!(started("7 (a) R 1"), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! A pod's and a container's network namespace is found by what the node knows, or not at all. Needs
+//! root, control groups that can be made, `ip` and `unshare`.
+
+mod node;
+
+use detour_cni::sandbox::find::{Found, of_container, of_pod};
+use node::{Node, Process, Where, id, scene, uid};
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::Duration;
+
+/// A pod as containerd runs it: its sandbox's process, and what is kept of its ADD.
+struct Pod {
+    uid: String,
+    sandbox: String,
+    pause: Process,
+}
+
+fn group(uid: &str, container: &str) -> String {
+    let uid = uid.replace('-', "_");
+    format!(
+        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/cri-containerd-{container}.scope"
+    )
+}
+
+impl Pod {
+    fn new(node: &Node) -> Self {
+        let (uid, sandbox) = (uid(), id("a"));
+        let pause = node.process("pause", &group(&uid, &sandbox), Where::New);
+        Self { uid, sandbox, pause }
+    }
+
+    fn kept(self, node: &Node) -> Self {
+        node.pin(&self.sandbox, &self.pause);
+        node.keep("results", ("cluster", "eth0"), &self.sandbox, &self.uid, &self.sandbox);
+        self
+    }
+}
+
+#[track_caller]
+fn found(node: &Node, uid: &str) -> Found {
+    of_pod(&node.root, uid).expect("no error").expect("found")
+}
+
+#[track_caller]
+fn is_in(found: &Found, process: &Process) {
+    let of = |path| std::fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).expect("it is there");
+    assert_eq!(of(found.netns.clone()), of(process.netns()), "{found:?}");
+}
+
+#[track_caller]
+fn refused(result: Result<Option<Found>, detour_cni::cni::Error>, parts: &[&str]) {
+    let error = result.expect_err("refused");
+    assert!(parts.iter().all(|part| error.msg.contains(part)), "{error}");
+}
+
+#[test]
+fn what_is_kept_and_who_runs_agree() {
+    scene(|node| {
+        let pod = Pod::new(node).kept(node);
+        node.keep("multus/results", ("istio-cni", "net1"), &pod.sandbox, &pod.uid, &pod.sandbox);
+        let found = found(node, &pod.uid);
+        is_in(&found, &pod.pause);
+        assert_eq!(found.netns, node.root.join("run/netns").join(&pod.sandbox));
+        assert_eq!(found.container_id.as_deref(), Some(pod.sandbox.as_str()));
+        let attachments: Vec<_> = found.attachments.iter().map(|a| (a.network.as_str(), a.ifname.as_str())).collect();
+        assert_eq!(attachments, [("cluster", "eth0"), ("istio-cni", "net1")]);
+        assert_eq!(found.attachments[0].result["interfaces"][0]["name"], "eth0");
+        for part in ["/var/lib/cni/results/cluster-", &pod.sandbox, "(pause) is in it"] {
+            assert!(found.evidence.contains(part), "{found:?}");
+        }
+    });
+}
+
+#[test]
+fn either_alone_is_enough() {
+    scene(|node| {
+        let pod = Pod::new(node);
+        let by_process = found(node, &pod.uid);
+        is_in(&by_process, &pod.pause);
+        assert_eq!(by_process.container_id.as_deref(), Some(pod.sandbox.as_str()));
+        let pod = pod.kept(node);
+        let other = node.process("cat", "detour-find-nobody", Where::With(&pod.pause));
+        pod.pause.end();
+        let by_result = found(node, &pod.uid);
+        is_in(&by_result, &other);
+        assert_eq!(by_result.container_id.as_deref(), Some(pod.sandbox.as_str()));
+        assert_eq!(of_pod(&node.root, &uid()).expect("no error"), None);
+    });
+}
+
+#[test]
+fn a_process_that_went_elsewhere_does_not_mislead() {
+    scene(|node| {
+        let (pod, other) = (Pod::new(node), Pod::new(node).kept(node));
+        let app = group(&pod.uid, &id("b"));
+        let _own = node.process("app", &app, Where::With(&pod.pause));
+        let _gone_elsewhere = node.process("nsenter", &app, Where::With(&other.pause));
+        let _on_the_node = node.process("nsenter", &app, Where::Node);
+        is_in(&found(node, &pod.uid), &pod.pause);
+    });
+}
+
+#[test]
+fn where_they_disagree_nothing_is_found() {
+    scene(|node| {
+        let (pod, other) = (Pod::new(node), Pod::new(node));
+        node.pin("other", &other.pause);
+        node.keep("results", ("cluster", "eth0"), &pod.sandbox, &pod.uid, "other");
+        refused(of_pod(&node.root, &pod.uid), &[&pod.uid, "run/netns/other", "(pause), the oldest", "in another one"]);
+    });
+}
+
+#[test]
+fn of_two_sandboxes_the_one_counts_in_which_the_pod_runs() {
+    scene(|node| {
+        let pod = Pod::new(node).kept(node);
+        let (old, before) = (id("c"), node.process("cat", "detour-find-nobody", Where::New));
+        node.pin(&old, &before);
+        node.keep("results", ("cluster", "eth0"), &old, &pod.uid, &old);
+        is_in(&found(node, &pod.uid), &pod.pause);
+        assert_eq!(of_container(&node.root, &old).expect("no error"), None);
+        pod.pause.end();
+        refused(of_pod(&node.root, &pod.uid), &[&old, &pod.sandbox, "no process tells which counts"]);
+    });
+}
+
+#[test]
+fn a_namespace_that_has_gone_is_none() {
+    scene(|node| {
+        let pod = Pod::new(node);
+        std::fs::write(node.root.join("run/netns/gone"), "").expect("what a bind mount leaves behind");
+        node.keep("results", ("cluster", "eth0"), &id("d"), &pod.uid, "gone");
+        let found = found(node, &pod.uid);
+        is_in(&found, &pod.pause);
+        assert!(found.attachments.is_empty() && found.open().is_ok(), "{found:?}");
+        pod.pause.end();
+        assert!(found.open().expect_err("it has ended").msg.contains("gone meanwhile"));
+        assert_eq!(of_pod(&node.root, &pod.uid).expect("no error"), None);
+    });
+}
+
+#[test]
+fn the_nodes_own_network_is_no_pods() {
+    scene(|node| {
+        let uid = uid();
+        let host = node.process("pause", &group(&uid, &id("a")), Where::Node);
+        refused(of_pod(&node.root, &uid), &["(pause)", "the node's own network namespace", "hostNetwork"]);
+        node.pin("node", &host);
+        node.keep("results", ("cluster", "eth0"), "c", "another", "node");
+        refused(of_pod(&node.root, "another"), &["/var/run/netns/node", "the node's own"]);
+    });
+}
+
+#[test]
+fn crio_s_monitor_is_not_looked_at() {
+    scene(|node| {
+        let (uid, container) = (uid(), id("e"));
+        let pod = format!("kubepods/burstable/pod{uid}");
+        let _monitor = node.process("conmon", &format!("{pod}/crio-conmon-{container}"), Where::Node);
+        let app = node.process("app", &format!("{pod}/crio-{container}"), Where::New);
+        let found = found(node, &uid);
+        is_in(&found, &app);
+        assert_eq!(found.container_id, None, "an app's container is not the sandbox");
+    });
+}
+
+#[test]
+fn a_pod_with_its_own_users_is_found_and_its_addresses_are_told() {
+    scene(|node| {
+        let (uid, sandbox) = (uid(), id("f"));
+        let pause = node.process("pause", &group(&uid, &sandbox), Where::OwnUsers);
+        let patience = Duration::from_secs(10);
+        let found = wait_for(|| of_pod(&node.root, &uid).ok().flatten());
+        is_in(&found, &pause);
+        let added = found.open().expect("open").enter(patience, || {
+            let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().expect("run ip").success();
+            Ok(ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "other"])
+                && ip(&["addr", "add", "10.9.8.7/24", "dev", "eth0"]))
+        });
+        assert!(added.expect("entered"));
+        let holds = |address: &str| found.holds(&[address.parse::<IpAddr>().expect("an address")], patience);
+        assert_eq!((holds("10.9.8.7"), holds("10.9.8.8")), (Ok(true), Ok(false)));
+    });
+}
+
+/// `unshare` is on the node's network until it has made its own.
+fn wait_for(attempt: impl Fn() -> Option<Found>) -> Found {
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        match attempt() {
+            Some(found) => return found,
+            None => assert!(std::time::Instant::now() < deadline, "not found in time"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_container_is_found_by_its_id_or_the_beginning_of_it() {
+    scene(|node| {
+        let pod = Pod::new(node).kept(node);
+        let container = id("b");
+        let _app = node.process("app", &group(&pod.uid, &container), Where::With(&pod.pause));
+        let of = |id: &str| of_container(&node.root, id);
+        let by_pod = found(node, &pod.uid);
+        for id in [&pod.sandbox, &container, &format!("containerd://{container}")] {
+            assert_eq!(of(id).expect("no error").as_ref(), Some(&by_pod), "{id}");
+        }
+        let lone = id("0123456789");
+        let outside = node.process("app", &format!("machine.slice/libpod-{lone}.scope"), Where::New);
+        is_in(&of("0123456789").expect("no error").expect("found"), &outside);
+        let second = id("0123456789");
+        let _other = node.process("app", &format!("machine.slice/libpod-{second}.scope"), Where::New);
+        refused(of("0123456789"), &[&lone, &second, "several"]);
+        assert_eq!(of(&id("9")).expect("no error"), None);
+    });
+}
+
+#[test]
+fn a_container_outside_of_its_pods_namespace_is_none() {
+    scene(|node| {
+        let pod = Pod::new(node).kept(node);
+        let container = id("b");
+        let _app = node.process("app", &group(&pod.uid, &container), Where::New);
+        refused(of_container(&node.root, &container), &[&container, "(app) is not in its pod's namespace"]);
+    });
+}
