@@ -44,14 +44,13 @@ impl DaemonSet {
     pub(super) fn watch(&self) -> io::Result<()> {
         let watched = self.clone();
         thread::Builder::new().name("daemonset".into()).spawn(move || {
-            let mut said = None;
+            let mut told = false;
             loop {
                 let trouble = watched.account.watch(&watched.object, |there| watched.tell(there)).err();
-                let trouble = trouble.map(|error| error.to_string());
-                if let Some(why) = trouble.as_ref().filter(|_| trouble != said) {
-                    tracing::warn!("{why}; whether the plugin stays when this agent ends can't be known meanwhile");
+                if let Some(why) = trouble.as_ref().filter(|_| !told) {
+                    tracing::warn!("{why}; meanwhile a deletion of it can go unseen");
                 }
-                said = trouble;
+                told = trouble.is_some();
                 thread::park_timeout(PAUSE);
             }
         })?;

@@ -5,6 +5,7 @@ mod accepted;
 mod certificates;
 mod client;
 mod control_plane;
+mod mounts;
 mod node;
 mod removal;
 mod rights;

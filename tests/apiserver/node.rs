@@ -91,6 +91,21 @@ impl Node<'_> {
         fs::read_to_string(self.path(within)).unwrap_or_else(|error| panic!("{within}: {error}"))
     }
 
+    /// Its files, without the first slash.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let (mut found, mut left) = (Vec::new(), vec![PathBuf::from(ROOT)]);
+        while let Some(directory) = left.pop() {
+            for entry in fs::read_dir(directory).expect("readable") {
+                let path = entry.expect("readable").path();
+                match path.is_dir() {
+                    true => left.push(path),
+                    false => found.push(path.strip_prefix(ROOT).expect("below").display().to_string()),
+                }
+            }
+        }
+        found
+    }
+
     /// Whether the plugin is on it as it was not before.
     pub(crate) fn is_installed(&self) -> bool {
         let list = self.read(LIST) != CALICO;

@@ -91,7 +91,7 @@ mod tests {
     fn a_file_on_the_node_is_named_and_a_token_is_not_beside_it() {
         let path = "/var/run/detour/token".parse().expect("a path");
         let text = text("https://10.0.0.1:443", None, &Credentials::TokenFile(path));
-        let config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let config: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(token_in(&text), None);
         assert_eq!(config["users"][0]["user"], json!({ "tokenFile": "/var/run/detour/token" }));
         assert_eq!(config["clusters"][0]["cluster"], json!({ "server": "https://10.0.0.1:443" }));
