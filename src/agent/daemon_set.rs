@@ -4,7 +4,7 @@
 //! in one order or another, and the pods are told to end only after that. To ask then can be too late.
 //! A watch that was granted goes on without right and account, and tells of the deletion.
 
-use crate::cluster::{Account, ObjectRef};
+use crate::cluster::{ObjectRef, ServiceAccount};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
@@ -17,7 +17,7 @@ const LAG: Duration = Duration::from_secs(3);
 /// The DaemonSet that this agent belongs to.
 #[derive(Debug, Clone)]
 pub struct DaemonSet {
-    account: Account,
+    account: ServiceAccount,
     object: ObjectRef,
     /// What was seen last.
     seen: Arc<(Mutex<Seen>, Condvar)>,
@@ -33,7 +33,7 @@ enum Seen {
 impl DaemonSet {
     /// The one called `object`, for which `account` asks.
     #[must_use]
-    pub fn new(account: Account, object: ObjectRef) -> Self {
+    pub fn new(account: ServiceAccount, object: ObjectRef) -> Self {
         Self { account, object, seen: Arc::new((Mutex::new(Seen::Nothing), Condvar::new())) }
     }
 

@@ -5,6 +5,7 @@ use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
 use super::metrics::Metrics;
+use super::services::Services;
 use super::watch::{Watch, Woken};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -45,6 +46,8 @@ pub struct Job<'a> {
     pub health_address: Option<SocketAddr>,
     /// What is counted of this and told there.
     pub metrics: Metrics,
+    /// What is done beside, where the node's name is known.
+    pub services: Option<Services>,
 }
 
 /// Where this agent stands among those of the node.
@@ -74,8 +77,8 @@ enum Turn {
 /// node ends it: `/readyz` and the log say what is.
 ///
 /// # Errors
-/// The kernel refuses to wait for signals; the address for `/readyz` can't be had; at the end, what
-/// is to be removed can't be.
+/// The kernel refuses to wait for signals, or a thread; the address for `/readyz` can't be had; at the
+/// end, what is to be removed can't be.
 pub fn keep(job: &Job<'_>) -> Result<(), String> {
     let waiting = |error| format!("can't wait for signals: {error}");
     // Before any thread, which would not leave the signals alone.
@@ -90,6 +93,11 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
     }
+    // Ended with this function.
+    let _services = match &job.services {
+        Some(services) => Some(services.start(job.node)?),
+        None => None,
+    };
     let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
     loop {
         watch.forget();

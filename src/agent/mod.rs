@@ -2,12 +2,15 @@
 
 mod backoff;
 mod daemon_set;
+mod facts;
 mod health;
 pub mod install;
 mod keep;
 mod known;
 mod metrics;
 mod plugin_token;
+mod services;
+mod socket;
 mod watch;
 
 pub use daemon_set::DaemonSet;
@@ -15,3 +18,4 @@ pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
 pub use metrics::Metrics;
 pub use plugin_token::PluginToken;
+pub use services::Services;

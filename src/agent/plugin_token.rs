@@ -1,6 +1,6 @@
 //! The plugin's own token: asked for, renewed in time, and kept while the API is down.
 
-use crate::cluster::{Account, ObjectRef, Token};
+use crate::cluster::{ObjectRef, ServiceAccount, Token};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use std::cell::RefCell;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const AGAIN: SignedDuration = SignedDuration::from_secs(60);
 /// The token of the service account that the plugin is on a node.
 #[derive(Debug)]
 pub struct PluginToken {
-    account: Account,
+    account: ServiceAccount,
     of: ObjectRef,
     held: RefCell<Held>,
 }
@@ -33,7 +33,7 @@ struct Held {
 impl PluginToken {
     /// That of the service account `of`, for which `account` asks.
     #[must_use]
-    pub fn new(account: Account, of: ObjectRef) -> Self {
+    pub fn new(account: ServiceAccount, of: ObjectRef) -> Self {
         Self { account, of, held: RefCell::default() }
     }
 

@@ -3,15 +3,17 @@
 use super::install::{PROGRAM_FILE, Wanted, program};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::install::kubeconfig;
-use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, keep};
-use detour_cni::cluster::ObjectRef;
+use detour_cni::agent::install::{HostPath, kubeconfig};
+use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, keep};
+use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
+use std::env;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,6 +21,8 @@ Examples:
         in a DaemonSet that has the node's directories mounted below /host
   detour agent --root /host --plugin-service-account detour-plugin --on-exit auto --daemon-set detour-agent
         gives the plugin a token of its own, and takes it off the node when that DaemonSet is deleted
+  detour agent --root /host --node-name \"$NODE_NAME\"
+        answers the plugin's questions about this node's pods, so that an ADD needs no API
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
@@ -27,6 +31,10 @@ does so if the DaemonSet is gone, and leaves it where that can't be known. Of tw
 there are in an upgrade, the later one does the work.
 
 /metrics is in the OpenMetrics text format; its names start with detour_.
+
+With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as this
+pod's service account, answers the plugin at --socket, and logs each of its calls in a line. Whenever the
+plugin gets no answer there, it asks the API itself.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
@@ -49,6 +57,24 @@ pub(super) struct Agent {
     /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
+    /// The name of this node's Node object [default: $NODE_NAME]; without one, nothing is answered.
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Where, on the node, the plugin's questions are answered; nowhere if it is empty.
+    #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
+    socket: Socket,
+}
+
+/// A path on the node, or nowhere.
+#[derive(Debug, Clone)]
+struct Socket(Option<HostPath>);
+
+impl FromStr for Socket {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(Self(None)) } else { text.parse().map(|path| Self(Some(path))) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -67,7 +93,7 @@ impl Agent {
     }
 
     fn keep(&self) -> Result<ExitCode> {
-        logging::start(LogLevel::Info, None, &[]);
+        logging::start(LogLevel::Info, None, &[], None);
         let node = self.wanted.node();
         let program = program()?;
         let plugin_token = self.plugin_token()?;
@@ -78,7 +104,9 @@ impl Agent {
                 token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
             }
         };
-        let desired = || self.wanted.desired(&node, &program, &token).map_err(|error| format!("{error:#}"));
+        let services = self.services();
+        let socket = services.as_ref().map(|services| &services.socket);
+        let desired = || self.wanted.desired(&node, &program, &token, socket).map_err(|error| format!("{error:#}"));
         let job = Job {
             node: &node,
             desired: &desired,
@@ -87,6 +115,7 @@ impl Agent {
             on_exit: self.on_exit()?,
             health_address: self.health_address,
             metrics: Metrics::default(),
+            services: services.clone(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
@@ -94,17 +123,25 @@ impl Agent {
 
     fn plugin_token(&self) -> Result<Option<PluginToken>> {
         let Some(name) = &self.plugin_service_account else { return Ok(None) };
-        Ok(Some(PluginToken::new(self.wanted.account()?, self.own("--plugin-service-account", name)?)))
+        Ok(Some(PluginToken::new(
+            self.account("--plugin-service-account")?,
+            self.own("--plugin-service-account", name)?,
+        )))
     }
 
     fn on_exit(&self) -> Result<OnExit> {
         Ok(match (self.on_exit, &self.daemon_set) {
             (Exit::Remove, _) => OnExit::Remove,
             (Exit::Auto, Some(name)) => {
-                OnExit::Auto(DaemonSet::new(self.wanted.account()?, self.own("--daemon-set", name)?))
+                OnExit::Auto(DaemonSet::new(self.account("--daemon-set")?, self.own("--daemon-set", name)?))
             }
             (Exit::Leave | Exit::Auto, _) => OnExit::Leave,
         })
+    }
+
+    fn account(&self, flag: &str) -> Result<ServiceAccount> {
+        let account = self.wanted.account();
+        account.with_context(|| format!("{flag}: name the API by --api-server URL outside of a pod"))
     }
 
     /// An object of the agent's own namespace.
@@ -113,5 +150,16 @@ impl Agent {
         let namespace =
             namespace.with_context(|| format!("{flag} {name}: in which namespace? --agent-namespace NAME"))?;
         Ok(ObjectRef { namespace, name: name.to_owned() })
+    }
+
+    fn services(&self) -> Option<Services> {
+        let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
+        let node_name = named.filter(|name| !name.is_empty())?;
+        let socket = self.socket.0.clone()?;
+        let account = self.wanted.account();
+        if account.is_none() {
+            tracing::warn!("nothing is answered at {socket}: name the API by --api-server URL outside of a pod");
+        }
+        Some(Services { node_name, socket, account: account? })
     }
 }

@@ -6,7 +6,7 @@ use detour_cni::agent::install::kubeconfig::{self, Credentials};
 use detour_cni::agent::install::{
     Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
-use detour_cni::cluster::Account;
+use detour_cni::cluster::ServiceAccount;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -122,7 +122,7 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = self.wanted.desired(&node, &program()?, &|| self.wanted.token())?;
+        let desired = self.wanted.desired(&node, &program()?, &|| self.wanted.token(), None)?;
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
@@ -180,8 +180,15 @@ impl Wanted {
     }
 
     /// What the flags, the environment and the files that they name ask for.
-    /// `token` gives the one for the kubeconfig.
-    pub(super) fn desired(&self, node: &Node, program: &Digest, token: &dyn Fn() -> Result<String>) -> Result<Desired> {
+    /// `token` gives the one for the kubeconfig. With the socket of an agent that stays, the plugin asks
+    /// there first.
+    pub(super) fn desired(
+        &self,
+        node: &Node,
+        program: &Digest,
+        token: &dyn Fn() -> Result<String>,
+        socket: Option<&HostPath>,
+    ) -> Result<Desired> {
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -195,6 +202,7 @@ impl Wanted {
             given: self.given(&names)?,
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
+            agent_socket: socket.cloned(),
             exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
             agent_namespace: self.agent_namespace(),
             bin_dir: bin_dir.clone(),
@@ -233,7 +241,7 @@ impl Wanted {
         }
     }
 
-    /// The namespace of the agent's pods.
+    /// The namespace of the agent's own pods.
     pub(super) fn agent_namespace(&self) -> Option<String> {
         self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok())
     }
@@ -243,29 +251,30 @@ impl Wanted {
         self.place.state_dir.join("kubeconfig")
     }
 
-    /// The service account of this pod.
-    pub(super) fn account(&self) -> Result<Account> {
-        Ok(Account::new(self.server()?, self.service_account.clone()))
-    }
-
-    /// Its token.
+    /// This pod's own token.
     pub(super) fn token(&self) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.read("token")?).trim().to_owned())
     }
 
-    fn server(&self) -> Result<String> {
+    /// The API's URL, as far as it is known.
+    fn server(&self) -> Option<String> {
         let in_pod = || {
             let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
             Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
         };
-        self.api_server.clone().or_else(in_pod).context(
-            "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
-             FILE), or --api-server URL and --service-account DIR",
-        )
+        self.api_server.clone().or_else(in_pod)
+    }
+
+    /// As whom this process asks the API.
+    pub(super) fn account(&self) -> Option<ServiceAccount> {
+        Some(ServiceAccount { server: self.server()?, directory: self.service_account.clone() })
     }
 
     fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {
-        let server = self.server()?;
+        let server = self.server().context(
+            "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
+             FILE), or --api-server URL and --service-account DIR",
+        )?;
         let ca = self.read("ca.crt")?;
         let credentials = match &self.token_file {
             Some(path) => Credentials::TokenFile(path.clone()),

@@ -3,6 +3,7 @@
 
 use crate::cluster;
 use crate::pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
-pub(super) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
@@ -21,29 +22,29 @@ where
 
 /// A `Pod`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Pod {
-    metadata: Metadata,
+pub(crate) struct Pod {
+    pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
-    spec: PodSpec,
+    pub(crate) spec: PodSpec,
 }
 
 /// A `Namespace`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Namespace {
-    metadata: Metadata,
+pub(crate) struct Namespace {
+    pub(crate) metadata: Metadata,
 }
 
 /// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
 #[derive(Debug, Deserialize)]
-pub(super) struct Definition {
-    metadata: Metadata,
+pub(crate) struct Definition {
+    pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
-    spec: DefinitionSpec,
+    pub(crate) spec: DefinitionSpec,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct DefinitionSpec {
+pub(crate) struct DefinitionSpec {
     #[serde(deserialize_with = "null_is_empty")]
     config: String,
 }
@@ -70,20 +71,32 @@ impl Definitions {
     }
 }
 
-#[derive(Debug, Deserialize)]
-struct Metadata {
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Metadata {
     name: String,
     namespace: Option<String>,
     uid: Option<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     labels: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_empty")]
-    annotations: BTreeMap<String, String>,
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+impl From<ObjectMeta> for Metadata {
+    fn from(meta: ObjectMeta) -> Self {
+        Self {
+            name: meta.name.unwrap_or_default(),
+            namespace: meta.namespace,
+            uid: meta.uid,
+            labels: meta.labels.unwrap_or_default(),
+            annotations: meta.annotations.unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct PodSpec {
+pub(crate) struct PodSpec {
     #[serde(deserialize_with = "null_is_empty")]
     host_network: bool,
     #[serde(deserialize_with = "null_is_empty")]
@@ -96,21 +109,21 @@ struct PodSpec {
     containers: Vec<Container>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct SecurityContext {
     run_as_user: Option<i64>,
     run_as_group: Option<i64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct DnsConfig {
     #[serde(deserialize_with = "null_is_empty")]
     nameservers: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Container {
     name: String,
@@ -123,7 +136,7 @@ struct Container {
     restart_policy: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Variable {
     name: String,

@@ -1,10 +1,13 @@
 //! Facts of a pod and of its namespace: what a cluster says of them, in the few fields that
-//! decide what happens to the pod's traffic. Values only; [`crate::cluster`] fills them.
+//! decide what happens to the pod's traffic. Values only; [`crate::cluster`] fills them. Between plugin
+//! and agent they travel in this form: whoever adds a field raises `cluster::agent`'s number of facts.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Which pod a call is for: `CNI_ARGS`, by the keys that kubelet's runtimes pass.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PodRef {
     /// `K8S_POD_NAMESPACE`.
     pub namespace: String,
@@ -15,7 +18,8 @@ pub struct PodRef {
 }
 
 /// A pod as the cluster knows it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Pod {
     /// `metadata.namespace`.
     pub namespace: String,
@@ -42,7 +46,8 @@ pub struct Pod {
 }
 
 /// A container of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Container {
     /// `name`.
     pub name: String,
@@ -59,7 +64,8 @@ pub struct Container {
 }
 
 /// A namespace as the cluster knows it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Namespace {
     /// `metadata.name`.
     pub name: String,

@@ -1,12 +1,10 @@
 //! Facts from the Kubernetes API.
 
-mod account;
 mod concurrently;
 mod definitions;
+mod own;
 mod session;
 mod writes;
-
-pub use account::Account;
 
 use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
@@ -23,8 +21,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Where kubelet puts a service account's files.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+pub(super) use writes::WRITE;
 
 /// The API server that a kubeconfig or a service account names.
 pub(super) struct Api {
@@ -40,21 +37,15 @@ pub(super) struct Api {
 
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let started = Instant::now();
-        check_names("CNI_ARGS", [&wanted.namespace, &wanted.name])?;
-        let session = self.session().map_err(|error| about(wanted, error))?;
-        session.run(self.fetch(started, session, wanted, with_namespace))
+        self.facts_since(Instant::now(), wanted, with_namespace)
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let started = Instant::now();
-        check_names("CNI_ARGS", [&wanted.namespace])?;
-        let session = self.session().map_err(|error| about(wanted, error))?;
-        session.run(self.namespace_of(started, session, Object::PodNamespace(wanted)))
+        self.namespace_since(Instant::now(), wanted)
     }
 
     fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
-        self.look_up(wanted)
+        self.look_up(Instant::now(), wanted)
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -62,8 +53,7 @@ impl Cluster for Api {
     }
 
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let status = status.map(|status| Object::NetworkStatus(pod, status));
-        self.write(pod, status.into_iter().chain(events.iter().map(|event| Object::Event(pod, event))))
+        self.report_since(Instant::now(), pod, status, events)
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -84,15 +74,41 @@ impl Cluster for Api {
 /// How long a probe may take; short enough for a runtime that asks every few seconds.
 const PROBE: Duration = Duration::from_secs(1);
 
+/// The same with the moment from which the wait counts: somebody else may have been asked before.
+impl Api {
+    pub(super) fn facts_since(&self, started: Instant, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        check_names("CNI_ARGS", [&wanted.namespace, &wanted.name])?;
+        let session = self.session().map_err(|error| about(wanted, error))?;
+        session.run(self.fetch(started, session, wanted, with_namespace))
+    }
+
+    pub(super) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
+        check_names("CNI_ARGS", [&wanted.namespace])?;
+        let session = self.session()?;
+        session.run(self.namespace_of(started, session, Object::PodNamespace(wanted)))
+    }
+
+    pub(super) fn report_since(
+        &self,
+        started: Instant,
+        pod: &Pod,
+        status: Option<&str>,
+        events: &[Event],
+    ) -> Result<(), Error> {
+        let status = status.map(|status| Object::NetworkStatus(pod, status));
+        self.write(started, pod, status.into_iter().chain(events.iter().map(|event| Object::Event(pod, event))))
+    }
+}
+
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
         Self { kubeconfig, server: None, timeout, session: OnceLock::new() }
     }
 
-    /// This server, asked as the service account of the pod that this process runs in.
-    pub(super) fn in_cluster(server: String, timeout: Duration) -> Self {
-        Self { server: Some(server), ..Self::new(SERVICE_ACCOUNT.into(), timeout) }
+    /// This server, asked as the service account whose files are in `directory`.
+    pub(super) fn as_account(server: String, directory: PathBuf, timeout: Duration) -> Self {
+        Self { server: Some(server), ..Self::new(directory, timeout) }
     }
 
     fn session(&self) -> Result<&Session, Error> {
