@@ -44,10 +44,10 @@ pub struct Job<'a> {
     pub on_exit: OnExit,
     /// Where a kubelet's questions are answered, and Prometheus's.
     pub health_address: Option<SocketAddr>,
-    /// What is counted of this and told there.
-    pub metrics: Metrics,
     /// What is done beside, where the node's name is known.
     pub services: Option<Services>,
+    /// What is counted of this and told there.
+    pub metrics: Metrics,
 }
 
 /// Where this agent stands among those of the node.
@@ -94,8 +94,8 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
     }
     // Ended with this function.
-    let _services = match &job.services {
-        Some(services) => Some(services.start(job.node)?),
+    let mut services = match &job.services {
+        Some(services) => Some(services.start(job.node, &job.metrics)?),
         None => None,
     };
     let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
@@ -118,14 +118,36 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Yields(_) => (RETRY, false),
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
+        if let Some(services) = &services {
+            services.tell(turn.obstacle().is_none());
+        }
         job.count(&turn);
         health.tell(turn.obstacle(), time + SLACK);
         report(&turn, &mut said, &backoff, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
-            let Some((installer, _)) = present else { return Ok(()) };
-            job.node.forget_presence(&installer);
-            return job.end(&installer);
+            let removes = job.on_exit.removes();
+            let ended = present.map_or(Ok(()), |(installer, _)| {
+                job.node.forget_presence(&installer);
+                job.end(&installer, removes)
+            });
+            if let Some(services) = services.as_mut().filter(|_| removes) {
+                services.leave();
+            }
+            return ended;
+        }
+    }
+}
+
+impl OnExit {
+    fn removes(&self) -> bool {
+        match self {
+            Self::Leave => false,
+            Self::Remove => true,
+            Self::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|why| {
+                tracing::warn!("{why}; so the plugin stays: `detour uninstall` takes it off");
+                false
+            }),
         }
     }
 }
@@ -180,7 +202,7 @@ impl Job<'_> {
         reached.chain(self.sources.iter().cloned()).collect()
     }
 
-    fn end(&self, installer: &str) -> Result<(), String> {
+    fn end(&self, installer: &str, removes: bool) -> Result<(), String> {
         let remove = || {
             let lock = self.node.lock()?;
             let found = self.node.look(None)?;
@@ -190,14 +212,6 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             Ok(plan)
-        };
-        let removes = match &self.on_exit {
-            OnExit::Leave => false,
-            OnExit::Remove => true,
-            OnExit::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|why| {
-                tracing::warn!("{why}; so the plugin stays: `detour uninstall` takes it off");
-                false
-            }),
         };
         let plan = if removes { remove().map_err(|error: Error| error.to_string())? } else { Plan::default() };
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));

@@ -9,8 +9,10 @@ mod keep;
 mod known;
 mod metrics;
 mod plugin_token;
+pub mod repair;
 mod services;
 mod socket;
+pub mod taint;
 mod watch;
 
 pub use daemon_set::DaemonSet;

@@ -6,6 +6,7 @@ mod explain;
 mod failure;
 mod install;
 mod output;
+mod repair;
 mod rules;
 mod subject;
 mod trace;

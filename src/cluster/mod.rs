@@ -3,6 +3,7 @@
 pub mod agent;
 mod api;
 mod certificate;
+mod control;
 mod definition;
 mod event;
 mod kubeconfig;
@@ -15,6 +16,7 @@ mod text;
 mod token;
 pub(crate) mod wire;
 
+pub use control::Node;
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::Event;
 pub(crate) use query::causes;

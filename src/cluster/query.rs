@@ -1,7 +1,7 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
 use super::retry::{Failure, GaveUp};
-use super::{Event, ObjectRef, certificate};
+use super::{Event, Node, ObjectRef, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
@@ -28,6 +28,14 @@ pub(super) enum Object<'a> {
     Token(&'a ObjectRef, Duration),
     /// A DaemonSet.
     DaemonSet(&'a ObjectRef),
+    /// The end of a pod that still has this `resourceVersion`.
+    Deletion(&'a Pod, &'a str),
+    /// A label of a pod that still has this `resourceVersion`: key and value.
+    Label(&'a Pod, &'a str, (&'a str, &'a str)),
+    /// A node.
+    Node(&'a String),
+    /// All taints of a node that still is as it was read.
+    Taints(&'a Node),
 }
 
 /// A request about an object.
@@ -44,8 +52,9 @@ pub(super) struct Query<'a> {
 impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
-            Object::NetworkStatus(..) => "PATCH",
+            Object::NetworkStatus(..) | Object::Label(..) | Object::Taints(_) => "PATCH",
             Object::Event(..) | Object::Token(..) => "POST",
+            Object::Deletion(..) => "DELETE",
             _ => "GET",
         }
     }
@@ -58,7 +67,9 @@ impl<'a> Object<'a> {
             | Object::DaemonSet(ObjectRef { name, .. }) => format!("{collection}/{name}"),
             Object::Token(account, _) => format!("{collection}/{}/token", account.name),
             Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
-            Object::NetworkStatus(pod, _) => format!("{collection}/{}/status", pod.name),
+            Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => format!("{collection}/{}/status", pod.name),
+            Object::Deletion(pod, _) => format!("{collection}/{}", pod.name),
+            Object::Node(name) | Object::Taints(Node { name, .. }) => format!("{collection}/{name}"),
             Object::DefinitionsNamed(_) | Object::Event(..) => collection,
         }
     }
@@ -71,7 +82,10 @@ impl<'a> Object<'a> {
             Object::PodNamespace(_) => "/api/v1/namespaces".to_owned(),
             Object::Definition(object) => format!("{DEFINITIONS}/namespaces/{}/{KIND}", object.namespace),
             Object::DefinitionsNamed(_) => format!("{DEFINITIONS}/{KIND}"),
-            Object::NetworkStatus(pod, _) => of(&pod.namespace, "pods"),
+            Object::NetworkStatus(pod, _) | Object::Deletion(pod, _) | Object::Label(pod, ..) => {
+                of(&pod.namespace, "pods")
+            }
+            Object::Node(_) | Object::Taints(_) => "/api/v1/nodes".to_owned(),
             Object::Event(pod, _) => of(&pod.namespace, "events"),
             Object::Token(account, _) => of(&account.namespace, "serviceaccounts"),
             Object::DaemonSet(object) => format!("/apis/apps/v1/namespaces/{}/daemonsets", object.namespace),
@@ -84,9 +98,11 @@ impl<'a> Object<'a> {
             Object::Pod(PodRef { namespace, name, .. }) | Object::PodNamespace(PodRef { namespace, name, .. }) => {
                 format!("pod {namespace}/{name}")
             }
-            Object::NetworkStatus(Pod { namespace, name, .. }, _) | Object::Event(Pod { namespace, name, .. }, _) => {
-                format!("pod {namespace}/{name}")
-            }
+            Object::NetworkStatus(Pod { namespace, name, .. }, _)
+            | Object::Event(Pod { namespace, name, .. }, _)
+            | Object::Deletion(Pod { namespace, name, .. }, _)
+            | Object::Label(Pod { namespace, name, .. }, ..) => format!("pod {namespace}/{name}"),
+            Object::Node(name) | Object::Taints(Node { name, .. }) => format!("node {name}"),
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
             Object::Token(account, _) => format!("ServiceAccount {account}"),
@@ -109,7 +125,12 @@ impl Query<'_> {
                 format!("get {KIND}.k8s.cni.cncf.io in namespace {namespace}")
             }
             Object::DefinitionsNamed(_) => format!("list {KIND}.k8s.cni.cncf.io"),
-            Object::NetworkStatus(pod, _) => format!("patch pods/status in namespace {}", pod.namespace),
+            Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => {
+                format!("patch pods/status in namespace {}", pod.namespace)
+            }
+            Object::Deletion(pod, _) => format!("delete pods in namespace {}", pod.namespace),
+            Object::Node(_) => "get nodes".to_owned(),
+            Object::Taints(_) => "patch nodes".to_owned(),
             Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
             Object::Token(ObjectRef { namespace, name }, _) => {
                 format!("create serviceaccounts/token of {name} in namespace {namespace}")
@@ -149,6 +170,9 @@ impl Query<'_> {
                     self.right()
                 ),
             )),
+            409 if matches!(self.object, Object::Taints(_)) => {
+                hopeless(self.error(Code::TryAgain, "409, somebody else changed it at the same time"))
+            }
             409 | 422 => hopeless(
                 self.error(Code::PodUnknown, format!("{status}, it is not as it was, or another one of its name")),
             ),
@@ -202,9 +226,12 @@ impl Query<'_> {
                     Object::PodNamespace(pod) => format!("see kubectl get namespace {}", pod.namespace),
                     Object::Pod(PodRef { namespace, name, .. })
                     | Object::NetworkStatus(Pod { namespace, name, .. }, _)
-                    | Object::Event(Pod { namespace, name, .. }, _) => {
+                    | Object::Event(Pod { namespace, name, .. }, _)
+                    | Object::Deletion(Pod { namespace, name, .. }, _)
+                    | Object::Label(Pod { namespace, name, .. }, ..) => {
                         format!("see kubectl get pod -n {namespace} {name}")
                     }
+                    Object::Node(name) | Object::Taints(Node { name, .. }) => format!("see kubectl get node {name}"),
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
                     Object::Token(ObjectRef { namespace, .. }, _) => {
                         format!("see kubectl get serviceaccounts -n {namespace}")

@@ -30,6 +30,7 @@ mod svg;
 mod trace;
 mod walk;
 
+pub use crate::cni::configuration;
 pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Proxy, explain};
 pub use format::{Format, render};
@@ -40,7 +41,7 @@ pub use restore::restore_text;
 pub use rulebook::Rulebook;
 pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
 pub use settings::Setting;
-pub use subject::{Subject, configuration};
+pub use subject::Subject;
 pub use surprise::Warning;
 pub use trace::{Place, Trace, trace};
 pub use walk::Hop;

@@ -98,6 +98,12 @@ impl Pod {
         wanted == uid || self.annotations.get(CONFIG_HASH) == Some(wanted)
     }
 
+    /// The UID by which the node's runtime knows it: a static pod's is its hash.
+    #[must_use]
+    pub fn uid_on_node(&self) -> Option<&str> {
+        self.annotations.get(CONFIG_HASH).or(self.uid.as_ref()).map(String::as_str)
+    }
+
     /// Init containers, then containers.
     pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers)
