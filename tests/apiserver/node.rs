@@ -3,8 +3,10 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{self, Sandbox};
 use crate::shipped::{NAMESPACE, of_kind};
+use detour_cni::cluster::{Cluster, source};
+use detour_cni::cni::configuration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -64,15 +66,33 @@ pub(crate) struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// The directories of the node that the pod mounts, where plugins see them too.
+    /// The directories of the node that the pod mounts: where the plugin sees them, and where the agent does.
     fn mount_volumes(&self) {
-        for volume in self.pod["volumes"].as_array().expect("volumes") {
-            let Some(path) = volume["hostPath"]["path"].as_str() else { continue };
+        let bind = |what: &Path, place: &Path| {
+            fs::create_dir_all(place).expect("a tmpfs");
+            mount(Some(what), place, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+        };
+        let volumes = self.pod["volumes"].as_array().expect("volumes").iter();
+        let mut paths: Vec<_> = volumes.clone().filter_map(|volume| volume["hostPath"]["path"].as_str()).collect();
+        // What is mounted upon another comes after it.
+        paths.sort_unstable();
+        for path in paths {
             let inside = self.path(path.trim_start_matches('/'));
             fs::create_dir_all(&inside).expect("a tmpfs");
-            if ["/run/", "/var/lib/cni/"].iter().any(|own| path.starts_with(own)) {
-                fs::create_dir_all(path).expect("a tmpfs");
-                mount(Some(&inside), path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+            match path {
+                "/proc" => bind(Path::new(path), &inside),
+                _ if path.starts_with("/run/") || path == "/var/lib/cni" => bind(&inside, Path::new(path)),
+                _ => {}
+            }
+        }
+        for mounted in self.pod["containers"][0]["volumeMounts"].as_array().expect("mounts") {
+            let Some(place) = mounted["mountPath"].as_str().and_then(|path| path.strip_prefix("/host/")) else {
+                continue;
+            };
+            let volume = volumes.clone().find(|volume| volume["name"] == mounted["name"]).expect("a volume");
+            let path = volume["hostPath"]["path"].as_str().expect("of the node").trim_start_matches('/');
+            if place != path {
+                bind(&self.path(path), &self.path(place));
             }
         }
     }
@@ -93,7 +113,8 @@ impl Node<'_> {
 
     /// Its files, without the first slash.
     pub(crate) fn files(&self) -> Vec<String> {
-        let (mut found, mut left) = (Vec::new(), vec![PathBuf::from(ROOT)]);
+        let (mut found, mut left) = (Vec::new(), ["etc", "opt", "run", "var"].map(|top| self.path(top)).to_vec());
+        left.retain(|directory| directory.exists());
         while let Some(directory) = left.pop() {
             for entry in fs::read_dir(directory).expect("readable") {
                 let path = entry.expect("readable").path();
@@ -157,6 +178,12 @@ impl Node<'_> {
         Agent::start(&mut command)
     }
 
+    /// Where the installed plugin has its facts from.
+    pub(crate) fn source(&self) -> Box<dyn Cluster> {
+        let conf = configuration(&self.path(LIST), self.read(LIST).as_bytes()).expect("a configuration");
+        source(&conf.kubernetes).expect("it names one")
+    }
+
     /// Calls the plugin as the node's runtime does, for a pod as the API knows it.
     pub(crate) fn call(&self, verb: &str, sandbox: &Sandbox, pod: &Value) -> Result<(), Value> {
         let list: Value = serde_json::from_str(&self.read(LIST)).expect("JSON");
@@ -195,22 +222,34 @@ impl Node<'_> {
     }
 }
 
-/// A pod with a sidecar on this node, as the API has it.
+/// A pod with a sidecar on this node, as the API has it, which its kubelet has given an address.
 pub(crate) fn meshed_pod(admin: &Client, name: &str) -> Value {
     let account =
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": "shop", "name": "default"}});
     admin.apply(&account).expect("accepted");
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "1", "controller": true});
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
             "namespace": "shop", "name": name, "annotations": {"sidecar.istio.io/status": "{}"},
+            "ownerReferences": [owner],
         },
         "spec": {
             "nodeName": NAME, "automountServiceAccountToken": false,
+            "initContainers": [{"name": "istio-validation", "image": "proxy"}],
             "containers": [{"name": "app", "image": "app"}, {"name": "istio-proxy", "image": "proxy"}],
         },
     });
-    admin.apply(&pod).expect("accepted")
+    admin.apply(&pod).expect("accepted");
+    let status = json!({"status": {"podIP": sandbox::ADDRESS, "podIPs": [{"ip": sandbox::ADDRESS}]}});
+    admin.merge_status(&pod, &status).expect("accepted")
+}
+
+/// Reasons of the events that were recorded of pods.
+pub(crate) fn events(admin: &Client) -> Vec<String> {
+    let event = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop"}});
+    let events = admin.list(&event).expect("allowed");
+    events.iter().map(|event| event["reason"].as_str().expect("a reason").to_owned()).collect()
 }
 
 /// A running agent.
@@ -243,6 +282,18 @@ impl Agent {
                 Ok(line) if line.contains(part) => return line,
                 Ok(line) => before.push(line),
                 Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+            }
+        }
+    }
+
+    /// Waits for lines with those parts, in any order.
+    #[track_caller]
+    pub(crate) fn says_all(&self, parts: &[&str]) {
+        let mut left = parts.to_vec();
+        while !left.is_empty() {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) => left.retain(|part| !line.contains(part)),
+                Err(why) => panic!("{left:?} are not said: {why}"),
             }
         }
     }

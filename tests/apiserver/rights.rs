@@ -2,12 +2,15 @@
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{SETTLED, meshed_pod, on_a_node};
+use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
-use crate::shipped::{NAMESPACE, apply, base, chart, cluster, manifests, prepare};
+use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
+use detour_cni::cluster::{ObjectRef, Sought};
+use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::{Duration, Instant};
 
 /// A verb, a resource with its group, and the name that it is limited to.
 type Right = (String, String, String);
@@ -80,32 +83,42 @@ fn full(resource: &str, group: &str) -> String {
 
 #[test]
 fn the_rights_that_are_shipped_are_those_of_the_table() {
+    const BASE: [&str; 3] = ["always", "onExit=auto", "repair.enabled"];
     let rows = table();
-    let all: BTreeSet<&str> = rows.iter().map(|row| row.when.as_str()).collect();
+    let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
+    let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.deletePods=true";
     let variants = [
-        ("kubernetes", base("kubernetes"), ["always", "onExit=auto"].into()),
-        ("openshift", base("openshift"), ["always", "onExit=auto", "OpenShift"].into()),
-        ("least", chart(&["onExit=leave"]), ["always"].into()),
-        ("everything", chart(&["global.platform=openshift", "primaryPlugin.enabled=true"]), all),
+        ("kubernetes", base("kubernetes"), with(&[])),
+        ("openshift", base("openshift"), with(&["OpenShift"])),
+        ("least", chart(&["onExit=leave,repair.enabled=false"]), ["always"].into()),
+        ("labels", chart(&["repair.labelPods=true"]), with(&["repair.labelPods"])),
+        ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
     ];
+    let covered: BTreeSet<&str> = variants.iter().flat_map(|(.., when)| when.clone()).collect();
+    assert_eq!(rows.iter().map(|row| row.when.as_str()).collect::<BTreeSet<_>>(), covered);
+
+    let plane = ControlPlane::start("rights");
+    let admin = plane.admin();
+    prepare(&admin);
+    let nobody =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "nobody"}});
+    admin.apply(&nobody).expect("accepted");
     for (name, objects, when) in variants {
-        let plane = ControlPlane::start(&format!("rights-{name}"));
-        let admin = plane.admin();
-        prepare(&admin);
         apply(&admin, &objects);
-        let nobody = json!({
-            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "nobody"},
-        });
-        admin.apply(&nobody).expect("accepted");
         for who in ["agent", "plugin"] {
             for namespace in [NAMESPACE, "shop"] {
-                let everybodys = rights(&plane, "nobody", namespace);
-                let granted = rights(&plane, &format!("detour-{who}"), namespace);
-                let granted: BTreeSet<_> = granted.difference(&everybodys).cloned().collect();
                 let rows = rows.iter().filter(|row| row.who == who && when.contains(row.when.as_str()));
                 let rows = rows.filter(|row| row.everywhere || namespace == NAMESPACE);
                 let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
-                assert_eq!(granted, wanted, "{name}: {who} in {namespace}");
+                let granted = || {
+                    let everybodys = rights(&plane, "nobody", namespace);
+                    let granted = rights(&plane, &format!("detour-{who}"), namespace);
+                    granted.difference(&everybodys).cloned().collect::<BTreeSet<_>>()
+                };
+                // The API server takes a moment to go by what it was told.
+                let settled = Instant::now() + Duration::from_secs(5);
+                plane.until(|_| granted() == wanted || Instant::now() > settled);
+                assert_eq!(granted(), wanted, "{name}: {who} in {namespace}");
             }
         }
     }
@@ -113,22 +126,31 @@ fn the_rights_that_are_shipped_are_those_of_the_table() {
 
 #[test]
 fn each_right_is_used_and_no_other_is_asked_for() {
-    let plane = cluster("used", "kubernetes");
+    let plane = shipped::cluster("used", "kubernetes");
     let admin = plane.admin();
-    let pod = meshed_pod(&admin, "web-0");
+    let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
     on_a_node(&plane, &base("kubernetes"), |node| {
+        let raced = Sandbox::new();
+        raced.keep(&bare);
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.says_all(&[SETTLED, "watches pods", "watches namespaces", "watches NetworkAttachmentDefinitions"]);
+        plane.until(|_| !events(&admin).is_empty());
+        // What the watch has not told of.
+        let source = node.source();
+        let nobody = PodRef { namespace: "nowhere".into(), name: "nobody".into(), uid: None };
+        source.facts(&nobody, true).expect_err("not there");
+        let object = ObjectRef { namespace: "nowhere".into(), name: "none".into() };
+        source.definitions(&[Sought { object, awaited: true }]).expect("an answer");
+        assert!(agent.end().0.success());
+        // Without an agent the plugin asks itself.
         let sandbox = Sandbox::new();
         node.call("ADD", &sandbox, &pod).expect("added");
-        node.call("DEL", &sandbox, &pod).expect("deleted");
-        let (status, _) = agent.end();
-        assert!(status.success());
     });
     let rows = table();
     for who in ["agent", "plugin"] {
         let asked = asked(&plane, &format!("system:serviceaccount:{NAMESPACE}:detour-{who}"));
-        let rows = rows.iter().filter(|row| row.who == who && ["always", "onExit=auto"].contains(&row.when.as_str()));
+        let when = ["always", "onExit=auto", "repair.enabled"];
+        let rows = rows.iter().filter(|row| row.who == who && when.contains(&row.when.as_str()));
         let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
         assert_eq!(asked, wanted, "{who}");
     }
@@ -153,7 +175,7 @@ fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
 /// What is refused matters as much: a few of the calls that a stolen token could be used for.
 #[test]
 fn what_the_plugin_shows_is_worth_no_more_than_its_calls() {
-    let plane = cluster("stolen", "kubernetes");
+    let plane = shipped::cluster("stolen", "kubernetes");
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
     let stolen: Client = plane.with_token(&admin.token(NAMESPACE, "detour-plugin"));

@@ -53,17 +53,21 @@ pub(crate) fn apply(client: &Client, objects: &[Value]) {
     }
 }
 
-/// Makes the namespaces and types that clusters have.
-pub(crate) fn prepare(client: &Client) {
-    let namespaces = [NAMESPACE, "default", "shop"];
-    let namespaces =
-        namespaces.map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
-    apply(client, &namespaces);
-    let crds = objects(CRDS);
-    apply(client, &crds);
+/// The namespaces that there are.
+pub(crate) fn namespaces() -> Vec<Value> {
+    let namespace = |name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    [NAMESPACE, "default", "shop"].map(namespace).to_vec()
+}
+
+/// The types that are not Kubernetes' own.
+pub(crate) fn types() -> Vec<Value> {
+    objects(CRDS)
+}
+
+/// Waits until types are served.
+pub(crate) fn established(client: &Client, types: &[Value]) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    for crd in &crds {
-        // It is served once it is established, and what it says is known a moment later.
+    for crd in types {
         let established = |crd: &Value| {
             let conditions = crd["status"]["conditions"].as_array().cloned().unwrap_or_default();
             conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True")
@@ -72,6 +76,13 @@ pub(crate) fn prepare(client: &Client) {
             assert!(Instant::now() < deadline, "{}: it is not established", crd["metadata"]["name"]);
         }
     }
+}
+
+/// Makes both.
+pub(crate) fn prepare(client: &Client) {
+    apply(client, &namespaces());
+    apply(client, &types());
+    established(client, &types());
 }
 
 /// A cluster with the base of `platform`, as it is shipped.
