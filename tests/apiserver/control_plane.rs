@@ -22,7 +22,7 @@ rules:
     userGroups: [system:serviceaccounts]
   - level: None
 ";
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// An API server with a store of its own, on loopback.
 pub(crate) struct ControlPlane {

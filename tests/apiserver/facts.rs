@@ -16,7 +16,7 @@ fn asked(plane: &ControlPlane, account: &str) -> usize {
 /// An agent that knows all that there is.
 fn informed(node: &Node<'_>) -> crate::node::Agent {
     let agent = node.start_agent("a");
-    agent.says_all(&["watches pods", "watches namespaces", "watches NetworkAttachmentDefinitions", SETTLED]);
+    agent.says_all(&["watches pods", "watches namespaces", "watches network attachment definitions", SETTLED]);
     agent
 }
 
@@ -65,7 +65,7 @@ fn a_type_that_the_cluster_gets_later_is_watched_then() {
             "metadata": {"namespace": "default", "name": "blue"}, "spec": {"config": "{}"},
         });
         admin.apply(&definition).expect("accepted");
-        let line = agent.says("watches NetworkAttachmentDefinitions");
+        let line = agent.says("watches network attachment definitions");
         assert!(line.contains("count=1"), "{line}");
         let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
         let found = node.source().definitions(&[Sought { object, awaited: false }]).expect("an answer");

@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -49,6 +50,8 @@ pub(crate) fn on_a_node<T: Send>(
         for empty in ["/run", ROOT, "/var/lib/cni"] {
             mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
         }
+        // What is mounted in one place, as a pod's namespace is, is there in the others.
+        mount(none, ROOT, none, MsFlags::MS_SHARED, none).expect("mounts can be shared");
         node.mount_volumes();
         node.write(LIST, CALICO);
         node.renew_account(&admin);
@@ -80,7 +83,11 @@ impl Node<'_> {
             let inside = self.path(path.trim_start_matches('/'));
             fs::create_dir_all(&inside).expect("a tmpfs");
             match path {
-                "/proc" => bind(Path::new(path), &inside),
+                // The machine's first process may have more rights than this one, and so be out of reach.
+                "/proc" => {
+                    fs::create_dir_all(inside.join("1/ns")).expect("a tmpfs");
+                    symlink(format!("/proc/{}/ns/net", std::process::id()), inside.join("1/ns/net")).expect("a tmpfs");
+                }
                 _ if path.starts_with("/run/") || path == "/var/lib/cni" => bind(&inside, Path::new(path)),
                 _ => {}
             }
@@ -265,6 +272,8 @@ impl Agent {
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
+                // Shown where the test fails.
+                println!("agent: {line}");
                 if sender.send(line).is_err() {
                     break;
                 }

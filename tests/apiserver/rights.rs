@@ -133,7 +133,7 @@ fn each_right_is_used_and_no_other_is_asked_for() {
         let raced = Sandbox::new();
         raced.keep(&bare);
         let agent = node.start_agent("a");
-        agent.says_all(&[SETTLED, "watches pods", "watches namespaces", "watches NetworkAttachmentDefinitions"]);
+        agent.says_all(&[SETTLED, "watches pods", "watches namespaces", "watches network attachment definitions"]);
         plane.until(|_| !events(&admin).is_empty());
         // What the watch has not told of.
         let source = node.source();

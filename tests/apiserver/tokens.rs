@@ -42,6 +42,7 @@ fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another()
     on_a_node(&plane, &base("kubernetes"), |node| {
         let first = node.start_agent("a");
         first.says(SETTLED);
+        assert!(first.end().0.success());
         let old = node.plugin_token();
         let plugin = json!({
             "apiVersion": "v1", "kind": "ServiceAccount",
