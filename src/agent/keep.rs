@@ -44,10 +44,10 @@ pub struct Job<'a> {
     pub on_exit: OnExit,
     /// Where a kubelet's questions are answered, and Prometheus's.
     pub health_address: Option<SocketAddr>,
-    /// What is done beside, where the node's name is known.
-    pub services: Option<Services>,
     /// What is counted of this and told there.
     pub metrics: Metrics,
+    /// What is done beside, where the node's name is known.
+    pub services: Option<Services>,
 }
 
 /// Where this agent stands among those of the node.

@@ -1,6 +1,7 @@
 //! The node's agent: what puts the plugin on a node and keeps it there.
 
 mod backoff;
+mod calls;
 mod daemon_set;
 mod facts;
 mod health;

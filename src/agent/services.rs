@@ -72,9 +72,9 @@ impl Services {
         let mut builder = Builder::new_current_thread();
         builder.enable_all().max_blocking_threads(WAITING).thread_keep_alive(IDLE);
         let runtime = builder.build().map_err(|error| format!("no event loop for the services: {error}"))?;
-        let (services, known) = (self.clone(), facts.clone());
+        let (services, known, counted) = (self.clone(), facts.clone(), metrics.clone());
         let thread = thread::Builder::new().name("services".into());
-        let thread = thread.spawn(move || services.run(runtime, known, socket, ended));
+        let thread = thread.spawn(move || services.run(runtime, &known, &counted, socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
         if let Some(settings) = &self.repair {
             let repair = Repair::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
@@ -89,12 +89,19 @@ impl Services {
         Ok(Running { end: Some(end), thread: Some(thread), taint })
     }
 
-    fn run(&self, runtime: Runtime, facts: Facts, socket: Option<PathBuf>, ended: oneshot::Receiver<()>) {
-        let answers = Answers::new(facts.clone(), self.account.clone());
+    fn run(
+        &self,
+        runtime: Runtime,
+        facts: &Facts,
+        metrics: &Metrics,
+        socket: Option<PathBuf>,
+        ended: oneshot::Receiver<()>,
+    ) {
+        let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
             tokio::select! {
                 _ = ended => {}
-                () = facts.keep(&self.account, &self.node_name) => {}
+                () = facts.keep(&self.account, &self.node_name, metrics) => {}
                 () = serve(socket, &answers) => {}
             }
         });

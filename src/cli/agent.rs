@@ -32,6 +32,8 @@ plugin stays then and goes on working, unless --on-exit says otherwise: `remove`
 does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
 
+/metrics is in the OpenMetrics text format; its names start with detour_.
+
 With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as this
 pod's service account, answers the plugin at --socket, and logs each of its calls in a line. Whenever the
 plugin gets no answer there, it asks the API itself.
@@ -40,8 +42,6 @@ It also repairs pods of the node that have a sidecar and bypass it: their init c
 ended with 126, their rules are no longer what was asked for, or they have never been attached. In place, the
 plugin's own ADD is made (again) in the pod's network namespace, and the rules are read back. Each pod gets an
 Event of it. A pod is tried five times, with pauses.
-
-/metrics is in the OpenMetrics text format; its names start with detour_.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
@@ -138,8 +138,8 @@ impl Agent {
             sources: self.wanted.sources(),
             on_exit: self.on_exit()?,
             health_address: self.health_address,
-            services: services.clone(),
             metrics: Metrics::default(),
+            services: services.clone(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)

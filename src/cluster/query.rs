@@ -1,7 +1,7 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
 use super::retry::{Failure, GaveUp};
-use super::{Event, Node, ObjectRef, certificate};
+use super::{Event, Node, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
@@ -36,6 +36,19 @@ pub(super) enum Object<'a> {
     Node(&'a String),
     /// All taints of a node that still is as it was read.
     Taints(&'a Node),
+    /// The server's version.
+    Version,
+    /// Whether whoever asks has a right.
+    Review(&'a Right),
+    /// The events about a pod.
+    EventsOf(&'a PodRef),
+    /// The pods of a namespace on a node.
+    PodsOn {
+        /// The namespace.
+        namespace: &'a String,
+        /// The node.
+        node: &'a str,
+    },
 }
 
 /// A request about an object.
@@ -53,7 +66,7 @@ impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
             Object::NetworkStatus(..) | Object::Label(..) | Object::Taints(_) => "PATCH",
-            Object::Event(..) | Object::Token(..) => "POST",
+            Object::Event(..) | Object::Token(..) | Object::Review(_) => "POST",
             Object::Deletion(..) => "DELETE",
             _ => "GET",
         }
@@ -70,7 +83,12 @@ impl<'a> Object<'a> {
             Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => format!("{collection}/{}/status", pod.name),
             Object::Deletion(pod, _) => format!("{collection}/{}", pod.name),
             Object::Node(name) | Object::Taints(Node { name, .. }) => format!("{collection}/{name}"),
-            Object::DefinitionsNamed(_) | Object::Event(..) => collection,
+            Object::DefinitionsNamed(_)
+            | Object::Event(..)
+            | Object::Version
+            | Object::Review(_)
+            | Object::EventsOf(_)
+            | Object::PodsOn { .. } => collection,
         }
     }
 
@@ -89,6 +107,10 @@ impl<'a> Object<'a> {
             Object::Event(pod, _) => of(&pod.namespace, "events"),
             Object::Token(account, _) => of(&account.namespace, "serviceaccounts"),
             Object::DaemonSet(object) => format!("/apis/apps/v1/namespaces/{}/daemonsets", object.namespace),
+            Object::Version => "/version".to_owned(),
+            Object::Review(_) => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned(),
+            Object::EventsOf(pod) => of(&pod.namespace, "events"),
+            Object::PodsOn { namespace, .. } => of(namespace, "pods"),
         }
     }
 
@@ -107,6 +129,10 @@ impl<'a> Object<'a> {
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
             Object::Token(account, _) => format!("ServiceAccount {account}"),
             Object::DaemonSet(object) => format!("DaemonSet {object}"),
+            Object::Version => "the API server".to_owned(),
+            Object::Review(right) => format!("the right to {right}"),
+            Object::EventsOf(PodRef { namespace, name, .. }) => format!("events of pod {namespace}/{name}"),
+            Object::PodsOn { namespace, node } => format!("pods of namespace {namespace} on node {node}"),
         }
     }
 }
@@ -138,6 +164,10 @@ impl Query<'_> {
             Object::DaemonSet(ObjectRef { namespace, name }) => {
                 format!("get and watch daemonsets.apps called {name} in namespace {namespace}")
             }
+            Object::Version => "get /version".to_owned(),
+            Object::Review(_) => "create selfsubjectaccessreviews.authorization.k8s.io".to_owned(),
+            Object::EventsOf(pod) => format!("list events in namespace {}", pod.namespace),
+            Object::PodsOn { namespace, .. } => format!("list pods in namespace {namespace}"),
         }
     }
 
@@ -238,6 +268,10 @@ impl Query<'_> {
                     }
                     Object::DaemonSet(ObjectRef { namespace, .. }) => {
                         format!("see kubectl get daemonsets -n {namespace}")
+                    }
+                    Object::Version | Object::Review(_) => "see kubectl version".to_owned(),
+                    Object::EventsOf(PodRef { namespace, .. }) | Object::PodsOn { namespace, .. } => {
+                        format!("see kubectl get namespace {namespace}")
                     }
                 };
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");

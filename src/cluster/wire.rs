@@ -125,6 +125,7 @@ impl From<ObjectMeta> for Metadata {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodSpec {
+    node_name: Option<String>,
     #[serde(deserialize_with = "null_is_empty")]
     host_network: bool,
     #[serde(deserialize_with = "null_is_empty")]
@@ -182,6 +183,7 @@ impl From<Pod> for pod::Pod {
             uid: metadata.uid,
             labels: metadata.labels,
             annotations: metadata.annotations,
+            node_name: spec.node_name,
             host_network: spec.host_network,
             run_as_user: spec.security_context.run_as_user,
             run_as_group: spec.security_context.run_as_group,
@@ -303,6 +305,22 @@ impl Owner {
     }
 }
 
+/// A `SelfSubjectAccessReview` (k8s.io/api, `authorization/v1`).
+pub(super) fn review(right: &cluster::Right) -> Value {
+    let mut attributes = json!({"verb": right.verb, "group": right.group, "resource": right.resource});
+    if let Some(subresource) = right.subresource {
+        attributes["subresource"] = json!(subresource);
+    }
+    if let Some(namespace) = &right.namespace {
+        attributes["namespace"] = json!(namespace);
+    }
+    json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    })
+}
+
 impl From<Definition> for cluster::Definition {
     fn from(Definition { metadata, spec }: Definition) -> Self {
         let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
@@ -325,6 +343,7 @@ mod tests {
             "kind": "Pod",
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
             "spec": {
+                "nodeName": "worker-1",
                 "hostNetwork": true,
                 "securityContext": {"runAsUser": 4_294_967_294_u32, "runAsGroup": 8, "fsGroup": 9},
                 "dnsConfig": {"nameservers": ["10.0.0.10"], "searches": ["x"]},
@@ -351,6 +370,7 @@ mod tests {
             uid: Some("u".into()),
             labels: [("l".into(), "1".into())].into(),
             annotations: [("a".into(), "2".into())].into(),
+            node_name: Some("worker-1".into()),
             host_network: true,
             run_as_user: Some(4_294_967_294),
             run_as_group: Some(8),

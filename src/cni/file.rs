@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// The types of a configuration that are ours.
-const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
+pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 
 /// Understands a plugin's configuration, or a plugin list by that of its members which is ours.
 ///

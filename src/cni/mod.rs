@@ -17,7 +17,7 @@ pub use args::Args;
 pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
-pub use file::configuration;
+pub use file::{OWN_TYPES, configuration};
 pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{

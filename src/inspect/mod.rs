@@ -7,12 +7,16 @@
 //! | `process` | its containers as rules see them |
 //! | `explain`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
 //! | `packet`, `rulebook`, `conditions`, `walk`, `trace` | one packet's way through the rules |
+//! | `elsewhere` | where to ask, if not here |
 //! | `rules` | a namespace's live rules beside those that it should hold |
 //! | `restore` | rules as text that `iptables-restore` reads |
 //! | `picture`, `svg` | an explanation as a drawing |
+//! | [`doctor`] | what is wrong with a node, or with a pod on it |
 //! | `page`, `format` | how a report is shown |
 
 mod conditions;
+pub mod doctor;
+mod elsewhere;
 mod exemption;
 mod explain;
 mod format;
@@ -31,6 +35,7 @@ mod trace;
 mod walk;
 
 pub use crate::cni::configuration;
+pub use elsewhere::elsewhere;
 pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Proxy, explain};
 pub use format::{Format, render};

@@ -31,6 +31,8 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
+    /// `spec.nodeName`; a pod that is not scheduled, or a manifest, may have none.
+    pub node_name: Option<String>,
     /// `spec.hostNetwork`.
     pub host_network: bool,
     /// `spec.securityContext.runAsUser`.

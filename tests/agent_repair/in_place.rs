@@ -39,7 +39,39 @@ fn flushed_rules_come_back() {
         let done = one(repair.look(&[Arc::clone(&known)], start + 60 * SECOND));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, Mode::InPlace, Outcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRepaired", "Normal")]);
+        assert_eq!(scene.counted("detour_drift_total"), 1);
+        assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"done\"}"), 1);
         is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+#[test]
+fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
+    scene(|scene| {
+        let mut pod = scene.pod();
+        pod.annotate(scene, "sidecar.istio.io/interceptionMode", "TPROXY");
+        for dialect in ["iptables", "nftables"] {
+            pod.dialect = dialect;
+            pod.call(scene, "ADD");
+            let before = Kernel::of(&pod);
+            pod.tool("nft", &["flush", "ruleset"], "");
+            pod.tool("ip", &["rule", "del", "table", "133"], "");
+            pod.tool("ip", &["route", "flush", "table", "133"], "");
+            let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+            assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect}");
+            Kernel::of(&pod).assert_is(&before, dialect);
+            pod.call(scene, "DEL");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_done_where_what_is_kept_is_not_the_nodes() {
+    scene(|scene| {
+        let pod = scene.pod();
+        nix::mount::umount(&scene.node.root.join("run/detour")).expect("unmounted");
+        assert_eq!(scene.repair().look(&[pod.unvalidated()], Instant::now()), []);
+        assert!(!Kernel::of(&pod).has_rules());
     });
 }
 

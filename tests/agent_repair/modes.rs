@@ -106,6 +106,7 @@ fn more_pods_than_can_wait_have_their_turn_later() {
         crowd.push(pod.unvalidated());
         let (mut repair, start) = (scene.repair(), Instant::now());
         assert_eq!(repair.look(&crowd, start), []);
+        assert_eq!(scene.counted("detour_repair_queue_overflows_total"), 73);
         assert_eq!(one(repair.look(&crowd, start)).outcome, Outcome::Repaired);
     });
 }

@@ -26,6 +26,8 @@ pub(crate) struct Pod {
     pub(crate) sandbox: String,
     pause: Process,
     address: &'static str,
+    annotations: Vec<(String, String)>,
+    pub(crate) dialect: &'static str,
 }
 
 fn group(uid: &str, container: &str) -> String {
@@ -39,7 +41,7 @@ impl Pod {
         let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::New);
         scene.node.pin(&sandbox, &pause);
         scene.node.keep("results", ("cluster", "eth0"), &sandbox, &uid, &sandbox);
-        let pod = Self { uid, sandbox, pause, address: "10.88.0.2" };
+        let pod = Self { uid, sandbox, pause, address: "10.88.0.2", annotations: Vec::new(), dialect: "auto" };
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
     }
@@ -48,7 +50,7 @@ impl Pod {
     pub(crate) fn stray(&self, scene: &Scene<'_>) -> Self {
         let (uid, sandbox) = (uid(), id("b"));
         let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::With(&self.pause));
-        Self { uid, sandbox, pause, address: "10.88.0.3" }
+        Self { uid, sandbox, pause, address: "10.88.0.3", annotations: Vec::new(), dialect: "auto" }
     }
 
     /// Ends the pod as a runtime does that makes no DEL.
@@ -99,8 +101,9 @@ impl Pod {
             .stderr(Stdio::null())
             .spawn()
             .expect("it starts");
-        let conf = scene.call_configuration().to_string();
-        child.stdin.take().expect("it is piped").write_all(conf.as_bytes()).expect("it reads");
+        let mut conf = scene.call_configuration();
+        conf["dialect"] = self.dialect.into();
+        child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
         let output = child.wait_with_output().expect("it ends");
         assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stdout));
     }
@@ -110,9 +113,15 @@ impl Pod {
         format!("web-{}", self.uid)
     }
 
+    /// Gives it an annotation.
+    pub(crate) fn annotate(&mut self, scene: &Scene<'_>, key: &str, value: &str) {
+        self.annotations.push((key.to_owned(), value.to_owned()));
+        scene.publish(self);
+    }
+
     /// Its manifest, with a sidecar.
     pub(crate) fn manifest(&self) -> Value {
-        json!({
+        let mut manifest = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": self.name(), "namespace": "shop", "uid": self.uid, "labels": {"app": "web"},
@@ -125,7 +134,11 @@ impl Pod {
                     {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1337}},
                 ],
             },
-        })
+        });
+        for (key, value) in &self.annotations {
+            manifest["metadata"]["annotations"][key] = value.as_str().into();
+        }
+        manifest
     }
 
     /// As the agent knows it when it has its addresses.

@@ -35,6 +35,9 @@ pub(crate) fn scene_with(
     node::scene(|node| {
         fs::create_dir_all(STATE).expect("needs root");
         mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
+        let here = node.root.join("run/detour");
+        fs::create_dir_all(&here).expect("made");
+        mount(Some(STATE), &here, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted there too");
         let scene = Scene { node, api: Server::plain(script), metrics: Metrics::default() };
         scene.install(&json!([{"type": "istio-redirect"}]));
         work(&scene);
@@ -81,8 +84,13 @@ impl Scene<'_> {
     /// A pod that the cluster knows and that was never attached.
     pub(crate) fn pod(&self) -> Pod {
         let pod = Pod::new(self);
-        self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
+        self.publish(&pod);
         pod
+    }
+
+    /// Tells the plugin of the pod as it is now.
+    pub(crate) fn publish(&self, pod: &Pod) {
+        self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
     }
 
     pub(crate) fn repair(&self) -> Repair {

@@ -30,7 +30,9 @@ impl Node {
         let for_every_pod = listed.is_some() || conf.primary.is_some();
         conf.primary = None;
         conf.chain.retain(|block| SubPlugin::of(block).is_some());
-        for path in [&mut conf.kubernetes.kubeconfig, &mut conf.kubernetes.manifests_dir].into_iter().flatten() {
+        let source = &mut conf.kubernetes;
+        let paths = [&mut source.agent_socket, &mut source.kubeconfig, &mut source.manifests_dir];
+        for path in paths.into_iter().flatten() {
             *path = self.here(path.clone()).map_err(|error| error.to_string())?;
         }
         Ok(Some(Installed { conf, for_every_pod }))

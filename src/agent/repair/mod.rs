@@ -5,7 +5,7 @@
 //! | `decision`, `selector` | whether a pod needs it, and why (pure) |
 //! | `queue`, `tries` | who waits; how often something is tried, and when again (pure) |
 //! | `watched` | what is remembered of a pod between two looks |
-//! | `worker` | one look at all pods: who is due, what is found, what is done |
+//! | `worker`, `round` | all pods, one look after the other; what is found and done in one |
 //! | `in_place`, `action` | the three ways to repair, each with its event |
 //!
 //! In place is by way of [`crate::plugin`] alone: what a call of the runtime does is done again, or for
@@ -15,6 +15,7 @@ mod action;
 mod decision;
 mod in_place;
 mod queue;
+mod round;
 mod selector;
 mod tries;
 mod watched;
@@ -22,8 +23,9 @@ mod worker;
 
 pub use action::{Mode, Outcome};
 pub use decision::{Cause, Criteria, Suspicion, diagnose, suspect};
+pub use round::Done;
 pub use selector::Selector;
-pub use worker::{Done, Repair};
+pub use worker::Repair;
 
 use super::KnownPod;
 use super::install::Installed;

@@ -111,3 +111,35 @@ impl Watched {
         self.said = said;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const MINUTE: Option<Duration> = Some(Duration::from_secs(60));
+
+    #[test]
+    fn one_that_changes_often_is_looked_at_now_and_then() {
+        let (now, known) = (Instant::now(), Arc::new(KnownPod::default()));
+        let mut watched = Watched::new(Arc::clone(&known), now);
+        assert!(watched.is_due(now) && !watched.note(None, MINUTE, now));
+        watched.update(&known, now + SECOND);
+        assert!(!watched.is_due(now + 59 * SECOND) && watched.is_due(now + 60 * SECOND));
+        for second in 1..4 {
+            watched.update(&Arc::new(KnownPod::default()), now + second * SECOND);
+        }
+        assert!(!watched.is_due(now + 4 * SECOND) && watched.is_due(now + GAP));
+    }
+
+    #[test]
+    fn one_without_rules_must_be_so_for_a_while() {
+        let now = Instant::now();
+        let mut watched = Watched::new(Arc::default(), now);
+        assert!(!watched.note(Some(Cause::NoRules), None, now) && watched.is_due(now + CERTAIN));
+        assert!(!watched.note(None, None, now + SECOND), "a runtime was at work");
+        assert!(!watched.note(Some(Cause::NoRules), None, now + CERTAIN));
+        assert!(watched.note(Some(Cause::NoRules), None, now + 2 * CERTAIN));
+        assert!(watched.note(Some(Cause::Drift), None, now + 2 * CERTAIN), "what is lost is given back at once");
+    }
+}

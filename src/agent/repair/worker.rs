@@ -1,19 +1,20 @@
-//! One look at all pods after the other: who is due waits in the queue, is looked at and, where needed,
-//! repaired. Nothing here ends the agent.
+//! All pods, one look after the other: who is due waits in the queue, and is looked at and repaired in a
+//! round. Nothing here ends the agent.
 
-use super::action::{self, Mode, Outcome};
 use super::queue::{LENGTH, Queue};
-use super::watched::{Place, Watched};
-use super::{Case, Cause, KnownPod, Pods, Settings, diagnose, in_place, suspect};
+use super::round::{Done, Means, Round};
+use super::watched::Watched;
+use super::{KnownPod, Pods, Settings};
 use crate::agent::Metrics;
-use crate::agent::install::{Installed, Node};
+use crate::agent::install::{HostPath, Installed, Node};
 use crate::cluster::ServiceAccount;
-use crate::cni::{Code, Error};
-use crate::plugin::{self, Standing};
-use crate::sandbox::find::{self, Found};
+use crate::plugin;
+use crate::state::ROOT;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,12 +27,7 @@ const NOT_INSTALLED: Duration = Duration::from_secs(5);
 /// The worker.
 #[derive(Debug)]
 pub struct Repair {
-    settings: Settings,
-    /// Where the plugin is installed.
-    node: Node,
-    /// Who changes objects of the cluster.
-    account: ServiceAccount,
-    metrics: Metrics,
+    means: Means,
     queue: Queue,
     /// By UID.
     watched: BTreeMap<String, Watched>,
@@ -41,25 +37,12 @@ pub struct Repair {
     tidy: bool,
 }
 
-/// What was done for a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
-    /// `NAMESPACE/NAME`.
-    pub pod: String,
-    /// Why.
-    pub cause: Cause,
-    /// How.
-    pub mode: Mode,
-    /// With what result.
-    pub outcome: Outcome,
-}
-
 impl Repair {
     /// One that has not looked yet.
     #[must_use]
     pub fn new(settings: Settings, node: Node, account: ServiceAccount, metrics: Metrics) -> Self {
         let (queue, watched) = (Queue::new(LENGTH), BTreeMap::new());
-        Self { settings, node, account, metrics, queue, watched, said: None, tidy: true }
+        Self { means: Means { settings, node, account, metrics }, queue, watched, said: None, tidy: true }
     }
 
     /// Looks after `pods` from now on, on a thread of its own.
@@ -82,18 +65,27 @@ impl Repair {
         if self.queue.is_empty() {
             return done;
         }
-        let installed = self.installed();
-        // One look at the node serves all.
-        let mut node = None;
+        let Some(installed) = self.installed() else {
+            self.put_off(now + NOT_INSTALLED);
+            return done;
+        };
+        let mut round = Round::new(&self.means, &installed, now);
         while let Some(uid) = self.queue.pop() {
-            let Some(mut watched) = self.watched.remove(&uid) else { continue };
-            match &installed {
-                Some(installed) => done.extend(self.look_at(&mut watched, installed, &mut node, now)),
-                None => watched.due = Some(now + NOT_INSTALLED),
+            if let Some(watched) = self.watched.get_mut(&uid) {
+                done.extend(round.look_at(watched));
             }
-            self.watched.insert(uid, watched);
         }
+        round.tell();
         done
+    }
+
+    /// Has those that wait be due later.
+    fn put_off(&mut self, then: Instant) {
+        while let Some(uid) = self.queue.pop() {
+            if let Some(watched) = self.watched.get_mut(&uid) {
+                watched.due = Some(then);
+            }
+        }
     }
 
     /// How long nothing will be due.
@@ -116,7 +108,7 @@ impl Repair {
             watched.update(known, now);
             if watched.is_due(now) && !self.queue.push(&uid) {
                 dropped += 1;
-                self.metrics.queue_overflow();
+                self.means.metrics.queue_overflow();
             }
         }
         if dropped > 0 {
@@ -125,7 +117,7 @@ impl Repair {
     }
 
     fn installed(&mut self) -> Option<Installed> {
-        let found = self.node.installed();
+        let found = state_is_the_nodes(&self.means.node).and_then(|()| self.means.node.installed());
         if let Err(why) = &found
             && self.said.as_ref() != Some(why)
         {
@@ -135,116 +127,29 @@ impl Repair {
         found.ok().flatten()
     }
 
-    fn look_at(
-        &self,
-        watched: &mut Watched,
-        installed: &Installed,
-        node: &mut Option<find::Node>,
-        now: Instant,
-    ) -> Option<Done> {
-        let known = Arc::clone(&watched.known);
-        let Some(suspicion) = suspect(&self.settings.criteria, installed, &known) else {
-            watched.rest();
-            return None;
-        };
-        let standing = if suspicion.settled { self.standing(watched, node) } else { None };
-        let cause = diagnose(suspicion, standing.as_ref());
-        if !watched.note(cause, self.interval(&known), now) {
-            return None;
-        }
-        let cause = cause?;
-        if cause == Cause::Drift {
-            self.metrics.drift();
-        }
-        watched.tries.note(cause, now);
-        let case = Case { installed, known: &known, suspicion, cause };
-        let mut mode = self.settings.mode;
-        let mut outcome = self.perform(mode, &case);
-        if mode == Mode::InPlace && watched.tries.are_spent() {
-            let after = outcome.after_all();
-            if let (Outcome::Failed(_), Some(otherwise)) = (&after, self.settings.otherwise) {
-                mode = otherwise;
-                outcome = self.perform(mode, &case);
-            } else {
-                outcome = after;
-            }
-        }
-        watched.wake(watched.tries.next());
-        // The first failure is told, and the last.
-        let is_news = !matches!(outcome, Outcome::Failed(_)) || watched.tries.are_spent() || watched.tries.count() == 1;
-        self.tell(&known, cause, &outcome, is_news);
-        Some(Done { pod: name(&known), cause, mode, outcome })
-    }
-
-    /// What the pod's namespace holds; `None` where it has none that is known.
-    fn standing(&self, watched: &mut Watched, node: &mut Option<find::Node>) -> Option<Standing> {
-        watched.place.take_if(|place| !place.is_there());
-        let mut stand = || {
-            if watched.place.is_none() {
-                let node = match node {
-                    Some(node) => node,
-                    None => node.insert(find::Node::look(self.node.root())?),
-                };
-                let found = node.of_pod(watched.known.pod.uid_on_node().unwrap_or_default())?;
-                watched.place = found.as_ref().and_then(Place::of);
-            }
-            watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns)).transpose()
-        };
-        let stood: Result<_, Error> = stand();
-        watched.complain(stood.as_ref().err());
-        stood.ok().flatten()
-    }
-
-    fn find(&self, known: &KnownPod) -> Result<Found, Error> {
-        let uid = known.pod.uid_on_node().unwrap_or_default();
-        let unknown = || Error::new(Code::InvalidNetns, "no network namespace of the pod is known on this node");
-        find::of_pod(self.node.root(), uid)?.ok_or_else(unknown)
-    }
-
-    fn perform(&self, mode: Mode, case: &Case<'_>) -> Outcome {
-        let performed = match mode {
-            // Found anew: what was found for a look may have gone since.
-            Mode::InPlace => self.find(case.known).and_then(|found| in_place::repair(case, &found)),
-            Mode::Delete => action::delete(&self.account, case.known),
-            Mode::Label => action::label(&self.account, case.known, &self.settings.label),
-        };
-        let outcome = performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()));
-        self.metrics.repair(mode.name(), outcome.name());
-        outcome
-    }
-
-    fn tell(&self, known: &KnownPod, cause: Cause, outcome: &Outcome, is_news: bool) {
-        let Some(event) = action::event(cause, outcome) else { return };
-        let pod = name(known);
-        match outcome {
-            Outcome::Failed(_) => tracing::warn!(pod, "{}", event.message),
-            _ => tracing::info!(pod, "{}", event.message),
-        }
-        if is_news && let Err(error) = self.account.tell(&known.pod, &event) {
-            tracing::warn!("{error}");
-        }
-    }
-
     /// Runtimes make no DEL for what they did not add: what is kept of pods that were repaired goes here.
     fn tidy_up(&mut self) {
         if !std::mem::take(&mut self.tidy) {
             return;
         }
-        match plugin::forget_gone(self.node.root()) {
+        match plugin::forget_gone(self.means.node.root()) {
             Ok(forgotten) => forgotten.iter().for_each(|attachment| tracing::info!("forgot the {attachment}")),
             Err(error) => tracing::warn!("{error}"),
         }
     }
-
-    /// How long rules that are right are left alone: up to the whole interval, each pod another part of it,
-    /// lest all be looked at at once.
-    fn interval(&self, known: &KnownPod) -> Option<Duration> {
-        let interval = Some(self.settings.interval).filter(|interval| !interval.is_zero())?;
-        let part = BuildHasherDefault::<DefaultHasher>::default().hash_one(&known.pod.uid) % 1000;
-        Some(interval / 2 + interval / 2 * u32::try_from(part).unwrap_or(0) / 1000)
-    }
 }
 
-fn name(known: &KnownPod) -> String {
-    format!("{}/{}", known.pod.namespace, known.pod.name)
+/// What the plugin keeps of its calls must be what this process sees; else every pod would seem to be
+/// somebody else's.
+fn state_is_the_nodes(node: &Node) -> Result<(), String> {
+    let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
+    // Whoever keeps something there first would make it.
+    let _ = fs::create_dir_all(directory);
+    let id = |path: &Path| fs::metadata(path).ok().map(|there| (there.dev(), there.ino()));
+    let of_node = HostPath::new(directory).and_then(|path| node.reach(&path).ok()).and_then(|path| id(&path));
+    let same = of_node.is_some() && of_node == id(directory);
+    same.then_some(()).ok_or_else(|| {
+        let (here, root) = (directory.display(), node.root().display());
+        format!("{here} is not the node's (below {root}): mount the node's {here} at both places")
+    })
 }

@@ -3,6 +3,7 @@
 mod concurrently;
 mod control;
 mod definitions;
+mod inquiry;
 mod own;
 mod session;
 mod writes;
@@ -14,11 +15,12 @@ use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire}
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
+pub use inquiry::{Inquiry, Placement};
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;
 use session::Session;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,8 @@ pub(super) use writes::WRITE;
 pub(super) struct Api {
     /// Or the directory of a service account.
     kubeconfig: PathBuf,
+    /// Where the file system is mounted to which absolute paths in it belong.
+    root: PathBuf,
     /// A service account's server; a kubeconfig names its own.
     server: Option<String>,
     /// How long facts may take, all tries together.
@@ -104,7 +108,7 @@ impl Api {
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, server: None, timeout, session: OnceLock::new() }
+        Self { kubeconfig, root: "/".into(), server: None, timeout, session: OnceLock::new() }
     }
 
     /// This server, asked as the service account whose files are in `directory`.
@@ -112,12 +116,17 @@ impl Api {
         Self { server: Some(server), ..Self::new(directory, timeout) }
     }
 
+    /// The same, where the absolute paths in the kubeconfig are those of the file system mounted at `root`.
+    pub(super) fn within(self, root: &Path) -> Self {
+        Self { root: root.to_owned(), ..self }
+    }
+
     fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let session = Session::open(match &self.server {
-            None => Kubeconfig::load(&self.kubeconfig)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         })?;
         Ok(self.session.get_or_init(|| session))
@@ -135,18 +144,18 @@ impl Api {
         with_namespace: bool,
     ) -> Result<Facts, Error> {
         enum Fact {
-            Pod(Pod),
+            Pod(Box<Pod>),
             Namespace(Namespace),
         }
         let fact = async |object| match object {
             Object::PodNamespace(_) => self.namespace_of(started, session, object).await.map(Fact::Namespace),
-            _ => self.pod(started, session, wanted).await.map(Fact::Pod),
+            _ => self.pod(started, session, wanted).await.map(|pod| Fact::Pod(Box::new(pod))),
         };
         let mut facts = Facts::default();
         let namespace = with_namespace.then_some(Object::PodNamespace(wanted));
         for fact in all([Some(Object::Pod(wanted)), namespace].into_iter().flatten().map(fact)).await? {
             match fact {
-                Fact::Pod(pod) => facts.pod = pod,
+                Fact::Pod(pod) => facts.pod = *pod,
                 Fact::Namespace(namespace) => facts.namespace = Some(namespace),
             }
         }
@@ -210,6 +219,13 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
             let body = wire::token_request(lifetime).to_string().into();
             collection.create_subresource("token", &account.name, &PostParams::default(), body)
         }
+        Object::Version => collection.list(&ListParams::default()),
+        Object::Review(right) => collection.create(&PostParams::default(), wire::review(right).to_string().into()),
+        Object::EventsOf(PodRef { name, .. }) => {
+            let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
+            collection.list(&ListParams::default().fields(&fields))
+        }
+        Object::PodsOn { node, .. } => collection.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))),
     };
     let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;
     let response = session.client.send(request.map(Body::from)).await.map_err(|e| query.failed(&e))?;
