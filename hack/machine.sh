@@ -125,7 +125,7 @@ need_apiserver() {
     version=$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")
     [[ ! -x $tools/kube-apiserver || $("$tools/kube-apiserver" --version) != "Kubernetes $version" ]] || return 0
     need_go kube-apiserver
-    say "building kube-apiserver $version (four minutes on two cores, 1.5 GB of cache)"
+    say "building kube-apiserver $version (four minutes on two cores)"
     mkdir -p "$tools"
     (cd "$module" && go build -trimpath -o "$tools/kube-apiserver" \
         -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" \

@@ -57,14 +57,11 @@ impl DaemonSet {
         Ok(())
     }
 
-    /// Whether it has gone, as the watch or, where that has not said so, the API says now.
+    /// Whether it has gone, as the API says now or, where that can't be asked any more, the watch has said.
     ///
     /// # Errors
     /// It can't be known: in words.
     pub(super) fn is_gone(&self) -> Result<bool, String> {
-        if *self.seen() == Seen::Gone {
-            return Ok(true);
-        }
         let why = match self.account.has(&self.object) {
             Ok(there) => return Ok(!there),
             Err(why) => why,

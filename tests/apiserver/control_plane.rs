@@ -158,7 +158,7 @@ fn end(process: &mut Child) {
 fn program() -> PathBuf {
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
     let program = tools.join("kube-apiserver");
-    assert!(program.exists(), "{} is needed: hack/test.sh builds it", program.display());
+    assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
     program
 }
 

@@ -34,7 +34,9 @@ pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
     for value in values {
         command.args(["--set", value]);
     }
-    let output = command.output().unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh builds it", helm.display()));
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test apiserver builds it", helm.display()));
     assert!(output.status.success(), "{values:?}: {}", String::from_utf8_lossy(&output.stderr));
     objects(&String::from_utf8(output.stdout).expect("text"))
 }
