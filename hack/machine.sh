@@ -98,3 +98,36 @@ build_static() {
 target_directory() {
     cargo metadata --locked --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
 }
+
+# Where tools are that are built here: nobody packages them, or not in the version that is needed.
+tools_directory() {
+    echo "$(target_directory)/tools"
+}
+
+# A Go for what is built here. Distributions' own are often too old for it.
+need_go() {
+    command -v go >/dev/null || die "building $1 needs Go 1.25 or later (https://go.dev/dl)"
+}
+
+need_helm() {
+    local tools version=v3.19.0
+    tools=$(tools_directory)
+    [[ ! -x $tools/helm ]] || return 0
+    need_go helm
+    say "building helm $version (a minute)"
+    GOBIN="$tools" go install -ldflags '-s -w' "helm.sh/helm/v3/cmd/helm@$version" </dev/null
+}
+
+# The API server of the tests, in the version that tests/apiserver/kube-apiserver/go.mod names.
+need_apiserver() {
+    local tools version module=tests/apiserver/kube-apiserver
+    tools=$(tools_directory)
+    version=$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")
+    [[ ! -x $tools/kube-apiserver || $("$tools/kube-apiserver" --version) != "Kubernetes $version" ]] || return 0
+    need_go kube-apiserver
+    say "building kube-apiserver $version (four minutes on two cores)"
+    mkdir -p "$tools"
+    (cd "$module" && go build -trimpath -o "$tools/kube-apiserver" \
+        -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" \
+        k8s.io/kubernetes/cmd/kube-apiserver </dev/null)
+}

@@ -9,8 +9,6 @@ cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
-helm_version=v3.19.0
-
 digest() {
     find manifests/chart -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-16
 }
@@ -19,20 +17,12 @@ if [[ ${1:-} == --digest ]]; then
     digest
     exit
 fi
-tools="$(target_directory)/tools"
-
-need_helm() {
-    [[ ! -x $tools/helm ]] || return 0
-    command -v go >/dev/null || die "building helm needs Go (https://go.dev/dl)"
-    say "building helm $helm_version"
-    GOBIN="$tools" go install "helm.sh/helm/v3/cmd/helm@$helm_version" </dev/null
-}
 
 render() {
     local platform=$1
     echo "# Rendered from manifests/chart by hack/manifests.sh for $platform: change that, not this."
     echo "# Chart: $(digest)"
-    "$tools/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
+    "$(tools_directory)/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
 }
 
 need_helm

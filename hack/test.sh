@@ -8,8 +8,13 @@ source hack/machine.sh
 
 need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
-    nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
+    nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins etcd=etcd-server
 need_rust
+# Minutes, the first time: not for those who run other tests.
+if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
+    need_helm
+    need_apiserver
+fi
 if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
     need_commands go=golang-go
     say "building cnitool"

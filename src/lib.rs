@@ -37,7 +37,9 @@
 //! something changes. Beside it one thread of [`agent::Services`] watches the node's pods, namespaces and
 //! definitions and answers the plugin's [`cluster::agent::Question`]s on a socket: a line of JSON each way,
 //! a connection each. Where it does not answer, the plugin asks the API within the same wait. At the end of
-//! a call the plugin tells the agent what came of it.
+//! a call the plugin tells the agent what came of it. The credentials that the plugin has for the API are
+//! [`agent::PluginToken`]'s, and whether it stays on the node when the agent ends is for
+//! [`agent::DaemonSet`] to say.
 //!
 //! [`agent::repair`] looks after the same pods: those that bypass the mesh are found by what the cluster says,
 //! [`plugin::standing`] and [`sandbox::find`], and get their rules by the plugin's own ADD, or by

@@ -1,6 +1,7 @@
 //! Keeping the plugin on the node: whatever changes, what is wanted is compared with what is found.
 
 use super::backoff::Backoff;
+use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
 use super::metrics::Metrics;
@@ -19,12 +20,14 @@ const RETRY: Duration = Duration::from_secs(5);
 const SLACK: Duration = Duration::from_secs(30);
 
 /// What happens to the plugin when the agent ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum OnExit {
     /// It stays, and goes on working: for upgrades.
     Leave,
     /// It is taken away: before the agent itself is.
     Remove,
+    /// It stays as long as this DaemonSet does: where that can't be known, too.
+    Auto(DaemonSet),
 }
 
 /// What an agent does.
@@ -87,6 +90,9 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             .map_err(|error| format!("{address}: can't answer there: {error}"))?;
         tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
     }
+    if let OnExit::Auto(daemon_set) = &job.on_exit {
+        daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
+    }
     // Ended with this function.
     let mut services = match &job.services {
         Some(services) => Some(services.start(job.node, &job.metrics)?),
@@ -112,7 +118,6 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Yields(_) => (RETRY, false),
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
-        report(&turn, &mut said, &backoff, time);
         if let Some(services) = &services {
             services.tell(turn.obstacle().is_none());
         }
@@ -121,14 +126,28 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         report(&turn, &mut said, &backoff, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
+            let removes = job.on_exit.removes();
             let ended = present.map_or(Ok(()), |(installer, _)| {
                 job.node.forget_presence(&installer);
-                job.end(&installer)
+                job.end(&installer, removes)
             });
-            if let Some(services) = services.as_mut().filter(|_| job.on_exit == OnExit::Remove) {
+            if let Some(services) = services.as_mut().filter(|_| removes) {
                 services.leave();
             }
             return ended;
+        }
+    }
+}
+
+impl OnExit {
+    fn removes(&self) -> bool {
+        match self {
+            Self::Leave => false,
+            Self::Remove => true,
+            Self::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|why| {
+                tracing::warn!("{why}; so the plugin stays: `detour uninstall` takes it off");
+                false
+            }),
         }
     }
 }
@@ -183,7 +202,7 @@ impl Job<'_> {
         reached.chain(self.sources.iter().cloned()).collect()
     }
 
-    fn end(&self, installer: &str) -> Result<(), String> {
+    fn end(&self, installer: &str, removes: bool) -> Result<(), String> {
         let remove = || {
             let lock = self.node.lock()?;
             let found = self.node.look(None)?;
@@ -194,10 +213,7 @@ impl Job<'_> {
             }
             Ok(plan)
         };
-        let plan = match self.on_exit {
-            OnExit::Leave => Plan::default(),
-            OnExit::Remove => remove().map_err(|error: Error| error.to_string())?,
-        };
+        let plan = if removes { remove().map_err(|error: Error| error.to_string())? } else { Plan::default() };
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
         let what = if plan.actions.is_empty() { "stays on" } else { "is taken off" };

@@ -2,13 +2,15 @@
 
 use super::install::{PROGRAM_FILE, Wanted, program};
 use super::repair::Repair;
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::install::HostPath;
-use detour_cni::agent::{Job, Metrics, OnExit, Services, keep};
+use detour_cni::agent::install::{HostPath, kubeconfig};
+use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, keep};
+use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use std::env;
+use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,15 +20,16 @@ const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         in a DaemonSet that has the node's directories mounted below /host
-  detour agent --root /host --on-exit remove
-        takes the plugin off the node when it ends: roll this out before the DaemonSet is deleted
+  detour agent --root /host --plugin-service-account detour-plugin --on-exit auto --daemon-set detour-agent
+        gives the plugin a token of its own, and takes it off the node when that DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
         answers the plugin's questions about this node's pods, so that an ADD needs no API, and repairs
         those that bypass the mesh
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
-plugin stays then and goes on working, unless --on-exit says otherwise. Of two agents on a node, as
+plugin stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away, `auto`
+does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
 
 /metrics is in the OpenMetrics text format; its names start with detour_.
@@ -51,6 +54,13 @@ pub(super) struct Agent {
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
+    /// The DaemonSet that decides for --on-exit=auto, in the namespace of the agent's own pods.
+    #[arg(long, value_name = "NAME", required_if_eq("on_exit", "auto"))]
+    daemon_set: Option<String>,
+    /// A service account, in the namespace of the agent's own pods, whose token the plugin gets; else it
+    /// gets the agent's own.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kubeconfig", "token_file"])]
+    plugin_service_account: Option<String>,
     /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
@@ -97,6 +107,8 @@ enum Exit {
     Leave,
     /// It is taken away, as by `detour uninstall`.
     Remove,
+    /// It stays as long as --daemon-set does, and is taken away with that.
+    Auto,
 }
 
 impl Agent {
@@ -108,24 +120,60 @@ impl Agent {
         logging::start(LogLevel::Info, None, &[], None);
         let node = self.wanted.node();
         let program = program()?;
+        let plugin_token = self.plugin_token()?;
+        let token = || match &plugin_token {
+            None => self.wanted.token(),
+            Some(token) => {
+                let written = || fs::read_to_string(node.reach(&self.wanted.own_kubeconfig()).ok()?).ok();
+                token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
+            }
+        };
         let services = self.services();
         let socket = services.as_ref().and_then(|services| services.socket.as_ref());
-        let desired = || self.wanted.desired(&node, &program, socket).map_err(|error| format!("{error:#}"));
+        let desired = || self.wanted.desired(&node, &program, &token, socket).map_err(|error| format!("{error:#}"));
         let job = Job {
             node: &node,
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
             sources: self.wanted.sources(),
-            on_exit: match self.on_exit {
-                Exit::Leave => OnExit::Leave,
-                Exit::Remove => OnExit::Remove,
-            },
+            on_exit: self.on_exit()?,
             health_address: self.health_address,
             metrics: Metrics::default(),
             services: services.clone(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn plugin_token(&self) -> Result<Option<PluginToken>> {
+        let Some(name) = &self.plugin_service_account else { return Ok(None) };
+        Ok(Some(PluginToken::new(
+            self.account("--plugin-service-account")?,
+            self.own("--plugin-service-account", name)?,
+        )))
+    }
+
+    fn on_exit(&self) -> Result<OnExit> {
+        Ok(match (self.on_exit, &self.daemon_set) {
+            (Exit::Remove, _) => OnExit::Remove,
+            (Exit::Auto, Some(name)) => {
+                OnExit::Auto(DaemonSet::new(self.account("--daemon-set")?, self.own("--daemon-set", name)?))
+            }
+            (Exit::Leave | Exit::Auto, _) => OnExit::Leave,
+        })
+    }
+
+    fn account(&self, flag: &str) -> Result<ServiceAccount> {
+        let account = self.wanted.account();
+        account.with_context(|| format!("{flag}: name the API by --api-server URL outside of a pod"))
+    }
+
+    /// An object of the agent's own namespace.
+    fn own(&self, flag: &str, name: &str) -> Result<ObjectRef> {
+        let namespace = self.wanted.agent_namespace();
+        let namespace =
+            namespace.with_context(|| format!("{flag} {name}: in which namespace? --agent-namespace NAME"))?;
+        Ok(ObjectRef { namespace, name: name.to_owned() })
     }
 
     fn services(&self) -> Option<Services> {

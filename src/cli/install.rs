@@ -131,7 +131,7 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = self.wanted.desired(&node, &program()?, None)?;
+        let desired = self.wanted.desired(&node, &program()?, &|| self.wanted.token(), None)?;
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
@@ -189,8 +189,15 @@ impl Wanted {
     }
 
     /// What the flags, the environment and the files that they name ask for.
-    /// With the socket of an agent that stays, the plugin asks there first.
-    pub(super) fn desired(&self, node: &Node, program: &Digest, socket: Option<&HostPath>) -> Result<Desired> {
+    /// `token` gives the one for the kubeconfig. With the socket of an agent that stays, the plugin asks
+    /// there first.
+    pub(super) fn desired(
+        &self,
+        node: &Node,
+        program: &Digest,
+        token: &dyn Fn() -> Result<String>,
+        socket: Option<&HostPath>,
+    ) -> Result<Desired> {
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -199,14 +206,14 @@ impl Wanted {
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names: Vec<&str> = [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect();
-        let own_kubeconfig = self.place.state_dir.join("kubeconfig");
+        let own_kubeconfig = self.own_kubeconfig();
         let settings = Settings {
             given: self.given(&names)?,
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
             agent_socket: socket.cloned(),
             exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
-            agent_namespace: self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok()),
+            agent_namespace: self.agent_namespace(),
             bin_dir: bin_dir.clone(),
         };
         let configuration = if self.chained.unwrap_or(platform.chained) {
@@ -217,7 +224,7 @@ impl Wanted {
         };
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
-            None => Some((own_kubeconfig, self.kubeconfig_text()?)),
+            None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
         };
         Ok(Desired {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
@@ -243,6 +250,21 @@ impl Wanted {
         }
     }
 
+    /// The namespace of the agent's own pods.
+    pub(super) fn agent_namespace(&self) -> Option<String> {
+        self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok())
+    }
+
+    /// Where the kubeconfig is that is written.
+    pub(super) fn own_kubeconfig(&self) -> HostPath {
+        self.place.state_dir.join("kubeconfig")
+    }
+
+    /// This pod's own token.
+    pub(super) fn token(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.read("token")?).trim().to_owned())
+    }
+
     /// The API's URL, as far as it is known.
     fn server(&self) -> Option<String> {
         let in_pod = || {
@@ -257,7 +279,7 @@ impl Wanted {
         Some(ServiceAccount { server: self.server()?, directory: self.service_account.clone() })
     }
 
-    fn kubeconfig_text(&self) -> Result<String> {
+    fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {
         let server = self.server().context(
             "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
              FILE), or --api-server URL and --service-account DIR",
@@ -265,7 +287,7 @@ impl Wanted {
         let ca = self.read("ca.crt")?;
         let credentials = match &self.token_file {
             Some(path) => Credentials::TokenFile(path.clone()),
-            None => Credentials::Token(String::from_utf8_lossy(&self.read("token")?).trim().to_owned()),
+            None => Credentials::Token(token()?),
         };
         Ok(kubeconfig::text(&server, Some(&ca), &credentials))
     }

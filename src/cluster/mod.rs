@@ -8,12 +8,14 @@ mod definition;
 mod event;
 mod kubeconfig;
 mod manifests;
+mod own;
 mod query;
 mod read_only;
 mod retry;
 mod right;
 mod service_account;
 mod text;
+mod token;
 pub(crate) mod wire;
 
 pub use api::{Inquiry, Placement};
@@ -26,6 +28,7 @@ pub use read_only::ReadOnly;
 pub use right::Right;
 pub use service_account::ServiceAccount;
 pub use text::{Objects, objects};
+pub use token::Token;
 
 use crate::cni;
 use crate::pod::{Facts, Namespace, Pod, PodRef};

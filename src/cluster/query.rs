@@ -24,6 +24,10 @@ pub(super) enum Object<'a> {
     NetworkStatus(&'a Pod, &'a str),
     /// An event of a pod.
     Event(&'a Pod, &'a Event),
+    /// A new token of a service account, valid for so long.
+    Token(&'a ObjectRef, Duration),
+    /// A DaemonSet.
+    DaemonSet(&'a ObjectRef),
     /// The end of a pod that still has this `resourceVersion`.
     Deletion(&'a Pod, &'a str),
     /// A label of a pod that still has this `resourceVersion`: key and value.
@@ -62,7 +66,7 @@ impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
             Object::NetworkStatus(..) | Object::Label(..) | Object::Taints(_) => "PATCH",
-            Object::Event(..) | Object::Review(_) => "POST",
+            Object::Event(..) | Object::Token(..) | Object::Review(_) => "POST",
             Object::Deletion(..) => "DELETE",
             _ => "GET",
         }
@@ -71,9 +75,10 @@ impl<'a> Object<'a> {
     fn path(self) -> String {
         let collection = self.collection();
         match self {
-            Object::Pod(PodRef { name, .. }) | Object::Definition(ObjectRef { name, .. }) => {
-                format!("{collection}/{name}")
-            }
+            Object::Pod(PodRef { name, .. })
+            | Object::Definition(ObjectRef { name, .. })
+            | Object::DaemonSet(ObjectRef { name, .. }) => format!("{collection}/{name}"),
+            Object::Token(account, _) => format!("{collection}/{}/token", account.name),
             Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
             Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => format!("{collection}/{}/status", pod.name),
             Object::Deletion(pod, _) => format!("{collection}/{}", pod.name),
@@ -100,6 +105,8 @@ impl<'a> Object<'a> {
             }
             Object::Node(_) | Object::Taints(_) => "/api/v1/nodes".to_owned(),
             Object::Event(pod, _) => of(&pod.namespace, "events"),
+            Object::Token(account, _) => of(&account.namespace, "serviceaccounts"),
+            Object::DaemonSet(object) => format!("/apis/apps/v1/namespaces/{}/daemonsets", object.namespace),
             Object::Version => "/version".to_owned(),
             Object::Review(_) => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned(),
             Object::EventsOf(pod) => of(&pod.namespace, "events"),
@@ -120,6 +127,8 @@ impl<'a> Object<'a> {
             Object::Node(name) | Object::Taints(Node { name, .. }) => format!("node {name}"),
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
+            Object::Token(account, _) => format!("ServiceAccount {account}"),
+            Object::DaemonSet(object) => format!("DaemonSet {object}"),
             Object::Version => "the API server".to_owned(),
             Object::Review(right) => format!("the right to {right}"),
             Object::EventsOf(PodRef { namespace, name, .. }) => format!("events of pod {namespace}/{name}"),
@@ -149,6 +158,12 @@ impl Query<'_> {
             Object::Node(_) => "get nodes".to_owned(),
             Object::Taints(_) => "patch nodes".to_owned(),
             Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
+            Object::Token(ObjectRef { namespace, name }, _) => {
+                format!("create serviceaccounts/token of {name} in namespace {namespace}")
+            }
+            Object::DaemonSet(ObjectRef { namespace, name }) => {
+                format!("get and watch daemonsets.apps called {name} in namespace {namespace}")
+            }
             Object::Version => "get /version".to_owned(),
             Object::Review(_) => "create selfsubjectaccessreviews.authorization.k8s.io".to_owned(),
             Object::EventsOf(pod) => format!("list events in namespace {}", pod.namespace),
@@ -248,6 +263,12 @@ impl Query<'_> {
                     }
                     Object::Node(name) | Object::Taints(Node { name, .. }) => format!("see kubectl get node {name}"),
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
+                    Object::Token(ObjectRef { namespace, .. }, _) => {
+                        format!("see kubectl get serviceaccounts -n {namespace}")
+                    }
+                    Object::DaemonSet(ObjectRef { namespace, .. }) => {
+                        format!("see kubectl get daemonsets -n {namespace}")
+                    }
                     Object::Version | Object::Review(_) => "see kubectl version".to_owned(),
                     Object::EventsOf(PodRef { namespace, .. }) | Object::PodsOn { namespace, .. } => {
                         format!("see kubectl get namespace {namespace}")

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
 pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -252,6 +253,56 @@ pub(super) fn event(pod: &pod::Pod, event: &cluster::Event) -> Value {
         "lastTimestamp": now,
         "count": 1,
     })
+}
+
+/// A `TokenRequest` (k8s.io/api, `authentication/v1`) for the API itself.
+pub(super) fn token_request(lifetime: Duration) -> Value {
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [], "expirationSeconds": lifetime.as_secs()},
+    })
+}
+
+/// A `TokenRequest` that was granted.
+#[derive(Debug, Deserialize)]
+pub(super) struct TokenGranted {
+    status: TokenStatus,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TokenStatus {
+    token: String,
+    expiration_timestamp: Timestamp,
+}
+
+impl From<TokenGranted> for cluster::Token {
+    fn from(TokenGranted { status }: TokenGranted) -> Self {
+        Self { text: status.token, expires: status.expiration_timestamp }
+    }
+}
+
+/// What tells whether an object stays.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Owner {
+    metadata: OwnerMetadata,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OwnerMetadata {
+    resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+impl Owner {
+    /// Its `resourceVersion`, where nobody has deleted it: with `--cascade=foreground` it stays until
+    /// its pods are gone.
+    pub(super) fn staying(self) -> Option<String> {
+        let OwnerMetadata { resource_version, deletion_timestamp } = self.metadata;
+        deletion_timestamp.is_none().then_some(resource_version)
+    }
 }
 
 /// A `SelfSubjectAccessReview` (k8s.io/api, `authorization/v1`).

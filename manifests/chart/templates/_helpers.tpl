@@ -23,3 +23,23 @@ app.kubernetes.io/component: agent
 {{- define "detour.image" -}}
 {{- if contains "/" .Values.image }}{{ .Values.image }}{{ else }}{{ .Values.hub }}/{{ .Values.image }}:{{ .Values.tag }}{{ end -}}
 {{- end -}}
+
+{{- /* What the agent's container may: files of the node that are not root's; pods' network namespaces. */ -}}
+{{- define "detour.capabilities" -}}
+{{- concat (list "CHOWN" "DAC_OVERRIDE" "FOWNER") (ternary (list "NET_ADMIN" "SYS_ADMIN" "SYS_PTRACE") list .Values.repair.enabled) | toYaml -}}
+{{- end -}}
+
+{{- define "detour.repair" -}}
+{{- $repair := .Values.repair -}}
+{{- if not $repair.enabled }}off
+{{- else if $repair.repairPods }}repair
+{{- else }}{{ include "detour.repairOtherwise" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "detour.repairOtherwise" -}}
+{{- if and .Values.repair.deletePods .Values.repair.labelPods -}}
+{{- fail "repair: deletePods and labelPods are both true; accepted: one of them" -}}
+{{- end -}}
+{{- if .Values.repair.deletePods }}delete{{ else if .Values.repair.labelPods }}label{{ else }}off{{ end -}}
+{{- end -}}

@@ -1,6 +1,6 @@
 //! The kubeconfig that the plugin reads: JSON, which is YAML as well.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -34,6 +34,13 @@ pub fn text(server: &str, ca: Option<&[u8]>, credentials: &Credentials) -> Strin
         "current-context": "detour",
     });
     format!("{config:#}\n")
+}
+
+/// The token in the text of a kubeconfig as [`text()`] writes it.
+#[must_use]
+pub fn token_in(text: &str) -> Option<String> {
+    let config: Value = serde_json::from_str(text).ok()?;
+    config["users"][0]["user"]["token"].as_str().map(str::to_owned)
 }
 
 /// The API's address as the kubelet tells a pod (`KUBERNETES_SERVICE_HOST` and `_PORT`): an
@@ -84,7 +91,8 @@ mod tests {
     fn a_file_on_the_node_is_named_and_a_token_is_not_beside_it() {
         let path = "/var/run/detour/token".parse().expect("a path");
         let text = text("https://10.0.0.1:443", None, &Credentials::TokenFile(path));
-        let config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let config: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(token_in(&text), None);
         assert_eq!(config["users"][0]["user"], json!({ "tokenFile": "/var/run/detour/token" }));
         assert_eq!(config["clusters"][0]["cluster"], json!({ "server": "https://10.0.0.1:443" }));
     }

@@ -4,6 +4,7 @@ mod concurrently;
 mod control;
 mod definitions;
 mod inquiry;
+mod own;
 mod session;
 mod writes;
 
@@ -187,9 +188,9 @@ async fn get<T: DeserializeOwned>(session: &Session, query: &Query<'_>) -> Resul
 async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> {
     let collection = Request::new(query.object.collection());
     let request = match query.object {
-        Object::Pod(PodRef { name, .. }) | Object::Definition(ObjectRef { name, .. }) => {
-            collection.get(name, &GetParams::default())
-        }
+        Object::Pod(PodRef { name, .. })
+        | Object::Definition(ObjectRef { name, .. })
+        | Object::DaemonSet(ObjectRef { name, .. }) => collection.get(name, &GetParams::default()),
         Object::PodNamespace(pod) => collection.get(&pod.namespace, &GetParams::default()),
         Object::DefinitionsNamed(name) => {
             collection.list(&ListParams::default().fields(&format!("metadata.name={name}")))
@@ -213,6 +214,10 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
         }
         Object::Event(pod, event) => {
             collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())
+        }
+        Object::Token(account, lifetime) => {
+            let body = wire::token_request(lifetime).to_string().into();
+            collection.create_subresource("token", &account.name, &PostParams::default(), body)
         }
         Object::Version => collection.list(&ListParams::default()),
         Object::Review(right) => collection.create(&PostParams::default(), wire::review(right).to_string().into()),

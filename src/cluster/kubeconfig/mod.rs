@@ -11,6 +11,8 @@ mod token;
 
 pub use summary::{Authority, Credentials, Summary};
 
+pub(super) use pem::base64;
+
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use credentials::User;

@@ -12,7 +12,7 @@ const END: &str = "-----END CERTIFICATE-----";
 ///
 /// # Errors
 /// It is not base64.
-pub(super) fn base64(text: &str) -> Result<Vec<u8>, Error> {
+pub(in crate::cluster) fn base64(text: &str) -> Result<Vec<u8>, Error> {
     let text: String = text.split_ascii_whitespace().collect();
     Ok(ByteString::deserialize(text.into_deserializer())?.0)
 }

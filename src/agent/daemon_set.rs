@@ -1,0 +1,90 @@
+//! Whether the agent is to come back: whether its DaemonSet is still there.
+//!
+//! Whoever uninstalls deletes the DaemonSet, its service account and its rights within the same moment,
+//! in one order or another, and the pods are told to end only after that. To ask then can be too late.
+//! A watch that was granted goes on without right and account, and tells of the deletion.
+
+use crate::cluster::{ObjectRef, ServiceAccount};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{io, thread};
+
+/// From the end of a watch to the next one.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long the watch may lag behind the signal to end.
+const LAG: Duration = Duration::from_secs(3);
+
+/// The DaemonSet that this agent belongs to.
+#[derive(Debug, Clone)]
+pub struct DaemonSet {
+    account: ServiceAccount,
+    object: ObjectRef,
+    /// What was seen last.
+    seen: Arc<(Mutex<Seen>, Condvar)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Nothing,
+    There,
+    Gone,
+}
+
+impl DaemonSet {
+    /// The one called `object`, for which `account` asks.
+    #[must_use]
+    pub fn new(account: ServiceAccount, object: ObjectRef) -> Self {
+        Self { account, object, seen: Arc::new((Mutex::new(Seen::Nothing), Condvar::new())) }
+    }
+
+    /// Watches it from now on.
+    ///
+    /// # Errors
+    /// There can't be another thread.
+    pub(super) fn watch(&self) -> io::Result<()> {
+        let watched = self.clone();
+        thread::Builder::new().name("daemonset".into()).spawn(move || {
+            let mut told = false;
+            loop {
+                let trouble = watched.account.watch(&watched.object, |there| watched.tell(there)).err();
+                if let Some(why) = trouble.as_ref().filter(|_| !told) {
+                    tracing::warn!("{why}; meanwhile a deletion of it can go unseen");
+                }
+                told = trouble.is_some();
+                thread::park_timeout(PAUSE);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Whether it has gone, as the API says now or, where that can't be asked any more, the watch has said.
+    ///
+    /// # Errors
+    /// It can't be known: in words.
+    pub(super) fn is_gone(&self) -> Result<bool, String> {
+        let why = match self.account.has(&self.object) {
+            Ok(there) => return Ok(!there),
+            Err(why) => why,
+        };
+        let changed = &self.seen.1;
+        let waited = changed.wait_timeout_while(self.seen(), LAG, |seen| *seen != Seen::Gone);
+        let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *seen == Seen::Gone { Ok(true) } else { Err(why.to_string()) }
+    }
+
+    fn tell(&self, there: bool) {
+        let now = if there { Seen::There } else { Seen::Gone };
+        let before = std::mem::replace(&mut *self.seen(), now);
+        if before != now && now == Seen::Gone {
+            tracing::warn!(
+                "DaemonSet {} is not there: the plugin is taken off the node when this agent ends",
+                self.object
+            );
+            self.seen.1.notify_all();
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,88 @@
+//! What the node's agent asks for itself: a token for the plugin, and its own DaemonSet.
+
+use super::{Api, Request, Session, check_names, get};
+use crate::cluster::query::{Object, Query};
+use crate::cluster::retry::{Failure, GaveUp, retry};
+use crate::cluster::{ObjectRef, Token, wire};
+use crate::cni::{Code, Error};
+use futures_util::TryStreamExt;
+use kube::api::{WatchEvent, WatchParams};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+
+/// How long a watch lasts, so that the credentials in use are never much older than their file's.
+const WATCH_SECONDS: u32 = 240;
+/// A server that has not ended a watch so long after its time is gone.
+const SLACK: Duration = Duration::from_secs(10);
+
+impl Api {
+    /// A new token of a service account.
+    pub(in crate::cluster) fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
+        check_names("ServiceAccount", [&of.namespace, &of.name])?;
+        let session = self.session()?;
+        let query = self.query(session, Object::Token(of, lifetime));
+        session.run(async {
+            let attempt = async || get::<wire::TokenGranted>(session, &query).await;
+            let granted = retry(Instant::now(), self.timeout, attempt).await.map_err(|end| query.gave_up(end))?;
+            Ok(granted.into())
+        })
+    }
+
+    /// Whether it is there to stay.
+    pub(in crate::cluster) fn has(&self, daemon_set: &ObjectRef) -> Result<bool, Error> {
+        check_names("DaemonSet", [&daemon_set.namespace, &daemon_set.name])?;
+        let session = self.session()?;
+        let query = self.query(session, Object::DaemonSet(daemon_set));
+        session.run(async { Ok(self.version(session, &query).await?.is_some()) })
+    }
+
+    /// Follows whether it is.
+    pub(in crate::cluster) fn watch(&self, daemon_set: &ObjectRef, mut tell: impl FnMut(bool)) -> Result<(), Error> {
+        check_names("DaemonSet", [&daemon_set.namespace, &daemon_set.name])?;
+        let session = self.session()?;
+        let query = self.query(session, Object::DaemonSet(daemon_set));
+        session.run(async {
+            let version = self.version(session, &query).await?;
+            tell(version.is_some());
+            let Some(version) = version else { return Ok(()) };
+            let params = WatchParams::default().fields(&format!("metadata.name={}", daemon_set.name));
+            let request = Request::new(query.object.collection())
+                .watch_metadata(&params.timeout(WATCH_SECONDS), &version)
+                .map_err(|e| Error::new(Code::Internal, e.to_string()))?;
+            let started = Instant::now();
+            let ended = |last| query.gave_up(GaveUp { last, tries: 1, waited: started.elapsed() });
+            let broken = |e| ended(query.failed(&e));
+            let events = timeout(self.timeout, session.client.request_events::<wire::Owner>(request));
+            let events = events.await.map_err(|_| ended(silent()))?.map_err(broken)?;
+            let mut events = pin!(events);
+            let longest = Duration::from_secs(WATCH_SECONDS.into()) + SLACK;
+            while let Some(event) =
+                timeout(longest, events.try_next()).await.map_err(|_| ended(silent()))?.map_err(broken)?
+            {
+                match event {
+                    WatchEvent::Added(object) | WatchEvent::Modified(object) => tell(object.staying().is_some()),
+                    WatchEvent::Deleted(_) => tell(false),
+                    // What it began with is too old by now.
+                    WatchEvent::Error(_) => break,
+                    WatchEvent::Bookmark(_) => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The version of a DaemonSet that stays.
+    async fn version(&self, session: &Session, query: &Query<'_>) -> Result<Option<String>, Error> {
+        let attempt = async || match get::<wire::Owner>(session, query).await {
+            Ok(object) => Ok(object.staying()),
+            Err(Failure::Missing(_)) => Ok(None),
+            Err(failure) => Err(failure),
+        };
+        retry(Instant::now(), self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+    }
+}
+
+fn silent() -> Failure {
+    Failure::Trouble { cause: "the connection is silent".into(), after: None }
+}

@@ -1,0 +1,41 @@
+//! The API server takes what is shipped, to the last field.
+
+use crate::control_plane::ControlPlane;
+use crate::shipped::{apply, base, chart, manifests, objects, of_kind, prepare};
+use detour_cni::agent::install::PLATFORMS;
+use serde_json::{Value, json};
+use std::fs;
+
+#[test]
+fn every_manifest_is_accepted() {
+    let plane = ControlPlane::start("accepted");
+    let admin = plane.admin();
+    prepare(&admin);
+    for platform in ["kubernetes", "openshift"] {
+        apply(&admin, &base(platform));
+    }
+    for platform in PLATFORMS.iter() {
+        let platform = format!("global.platform={}", platform.name);
+        apply(&admin, &chart(&[&platform]));
+        apply(&admin, &chart(&[&platform, EVERYTHING, "onExit=remove"]));
+    }
+    for sample in fs::read_dir(manifests().join("samples")).expect("readable") {
+        let text = fs::read_to_string(sample.expect("readable").path()).expect("readable");
+        // Values for somebody's chart are no objects.
+        for mut object in objects(&text).into_iter().filter(|object| object["kind"].is_string()) {
+            object["metadata"]["namespace"] = json!("shop");
+            apply(&admin, &[object]);
+        }
+    }
+    // That the check is worth something.
+    let mut wrong = of_kind(&base("openshift"), "DaemonSet").clone();
+    wrong["spec"]["template"]["spec"]["containers"][0]["privileged"] = json!(true);
+    assert!(admin.apply(&wrong).expect_err("an unknown field").message.contains("privileged"));
+    let mut wrong: Value = of_kind(&base("openshift"), "SecurityContextConstraints").clone();
+    wrong["allowHostPids"] = json!(true);
+    assert!(admin.apply(&wrong).expect_err("an unknown field").message.contains("allowHostPids"));
+}
+
+/// All that can be switched on.
+const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true,seLinuxOptions.type=spc_t,\
+                          podLabels.a=b,podAnnotations.a=b,nodeSelector.a=b,global.imagePullSecrets={a}";

@@ -1,0 +1,153 @@
+//! Requests of any object, by its text.
+
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::config::AuthInfo;
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Config};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+
+/// How a request was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) code: u16,
+    pub(crate) message: String,
+}
+
+pub(crate) struct Client {
+    runtime: Runtime,
+    client: kube::Client,
+}
+
+impl Client {
+    pub(crate) fn with_certificate(server: &str, authority: &str, certificate: &str, key: &str) -> Self {
+        let data = |text: &str| {
+            let bytes = k8s_openapi::ByteString(text.as_bytes().to_vec());
+            serde_json::to_value(bytes).expect("base64").as_str().expect("text").to_owned()
+        };
+        let who = AuthInfo {
+            client_certificate_data: Some(data(certificate)),
+            client_key_data: Some(data(key).into()),
+            ..AuthInfo::default()
+        };
+        Self::new(server, authority, who)
+    }
+
+    pub(crate) fn with_token(server: &str, authority: &str, token: &str) -> Self {
+        Self::new(server, authority, AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() })
+    }
+
+    fn new(server: &str, authority: &str, who: AuthInfo) -> Self {
+        let mut config = Config::new(server.parse().expect("a URL"));
+        let ca: String = authority.lines().filter(|line| !line.starts_with('-')).collect();
+        let der: k8s_openapi::ByteString = serde_json::from_value(json!(ca)).expect("base64");
+        config.root_cert = Some(vec![der.0]);
+        config.auth_info = who;
+        config.read_timeout = Some(Duration::from_secs(30));
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let client = {
+            let _inside = runtime.enter();
+            kube::Client::try_from(config).expect("a client")
+        };
+        Self { runtime, client }
+    }
+
+    /// Whether the server is; asked again after a moment where it isn't.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.runtime.block_on(async {
+            let request = kube::core::Request::new("").get("readyz", &kube::api::GetParams::default());
+            let ready = self.client.request_text(request.expect("a request")).await.is_ok();
+            if !ready {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            ready
+        })
+    }
+
+    /// Applies an object as `kubectl apply --server-side --validate=strict` does.
+    pub(crate) fn apply(&self, object: &Value) -> Result<Value, Refused> {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        let parameters = PatchParams::apply("test").force().validation_strict();
+        self.run(self.api(object).patch(name, &parameters, &Patch::Apply(object)))
+    }
+
+    /// Replaces a part of an object.
+    pub(crate) fn merge(&self, object: &Value, part: &Value) -> Result<Value, Refused> {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        self.run(self.api(object).patch(name, &PatchParams::default(), &Patch::Merge(part)))
+    }
+
+    /// Replaces a part of an object's status.
+    pub(crate) fn merge_status(&self, object: &Value, part: &Value) -> Result<Value, Refused> {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        self.run(self.api(object).patch_status(name, &PatchParams::default(), &Patch::Merge(part)))
+    }
+
+    pub(crate) fn get(&self, object: &Value) -> Result<Value, Refused> {
+        self.run(self.api(object).get(object["metadata"]["name"].as_str().expect("a name")))
+    }
+
+    pub(crate) fn list(&self, object: &Value) -> Result<Vec<Value>, Refused> {
+        let api = self.api(object);
+        let list = self.answer(api.list(&Default::default()))?;
+        Ok(list.items.iter().map(|item| serde_json::to_value(item).expect("JSON")).collect())
+    }
+
+    /// Deletes an object at once.
+    pub(crate) fn delete(&self, object: &Value) -> Result<(), Refused> {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        self.answer(self.api(object).delete(name, &DeleteParams::default().grace_period(0))).map(drop)
+    }
+
+    /// Creates what is only an answer, such as a review.
+    pub(crate) fn create(&self, object: &Value) -> Result<Value, Refused> {
+        let object_text: DynamicObject = serde_json::from_value(object.clone()).expect("an object");
+        self.run(self.api(object).create(&PostParams::default(), &object_text))
+    }
+
+    /// A token of a service account.
+    pub(crate) fn token(&self, namespace: &str, name: &str) -> String {
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+            "spec": {"audiences": [], "expirationSeconds": 3600},
+        });
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+        let request = kube::core::Request::new(path).create_subresource(
+            "token",
+            name,
+            &PostParams::default(),
+            request.to_string().into(),
+        );
+        let granted: Value = self.answer(self.client.request(request.expect("a request"))).expect("a token");
+        granted["status"]["token"].as_str().expect("a token").to_owned()
+    }
+
+    fn api(&self, object: &Value) -> Api<DynamicObject> {
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
+        let (group, version) = version.split_once('/').unwrap_or(("", &version));
+        let plural = match kind.as_str() {
+            "NetworkAttachmentDefinition" => "network-attachment-definitions".to_owned(),
+            "SecurityContextConstraints" => kind.to_lowercase(),
+            _ if kind.ends_with('s') => format!("{}es", kind.to_lowercase()),
+            _ => format!("{}s", kind.to_lowercase()),
+        };
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, &kind), &plural);
+        match object["metadata"]["namespace"].as_str() {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        }
+    }
+
+    fn run(&self, work: impl Future<Output = kube::Result<DynamicObject>>) -> Result<Value, Refused> {
+        self.answer(work).map(|object| serde_json::to_value(object).expect("JSON"))
+    }
+
+    fn answer<T>(&self, work: impl Future<Output = kube::Result<T>>) -> Result<T, Refused> {
+        self.runtime.block_on(work).map_err(|error| match error {
+            kube::Error::Api(status) => Refused { code: status.code, message: status.message },
+            other => panic!("no answer: {other:?}"),
+        })
+    }
+}

@@ -1,0 +1,205 @@
+//! etcd and kube-apiserver, as processes that end with this one.
+
+use crate::certificates;
+use crate::client::Client;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Tells what service accounts ask, and nothing else.
+const AUDIT: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: Metadata
+    userGroups: [system:serviceaccounts]
+  - level: None
+";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// An API server with a store of its own, on loopback.
+pub(crate) struct ControlPlane {
+    directory: PathBuf,
+    pub(crate) port: u16,
+    etcd_port: u16,
+    admin: (String, String),
+    processes: Mutex<Processes>,
+}
+
+struct Processes {
+    starter: Starter,
+    etcd: Child,
+    api: Option<Child>,
+}
+
+impl ControlPlane {
+    /// Waits until it answers.
+    pub(crate) fn start(name: &str) -> Self {
+        let started = Instant::now();
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{name}"));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).expect("writable");
+        fs::write(directory.join("audit.yaml"), AUDIT).expect("writable");
+        let admin = certificates::write(&directory);
+        let (port, etcd_port, peer_port) = free_ports();
+        let starter = Starter::new();
+        let mut etcd = Command::new("etcd");
+        let (clients, peers) = (format!("http://127.0.0.1:{etcd_port}"), format!("http://127.0.0.1:{peer_port}"));
+        etcd.arg("--data-dir").arg(directory.join("etcd"));
+        etcd.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+        etcd.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+        etcd.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
+        let etcd = starter.start(etcd, log(&directory, "etcd.log"));
+        let processes = Mutex::new(Processes { starter, etcd, api: None });
+        let plane = Self { directory, port, etcd_port, admin, processes };
+        plane.start_api();
+        println!("{name}: kube-apiserver is ready after {:.1} s", started.elapsed().as_secs_f32());
+        plane
+    }
+
+    /// Starts the API server on what etcd has.
+    pub(crate) fn start_api(&self) {
+        let file = |name: &str| self.directory.join(name).display().to_string();
+        let mut api = Command::new(program());
+        api.args([
+            format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
+            format!("--secure-port={}", self.port),
+            format!("--tls-cert-file={}", file("server.crt")),
+            format!("--tls-private-key-file={}", file("server.key")),
+            format!("--client-ca-file={}", file("ca.crt")),
+            format!("--service-account-key-file={}", file("tokens.pub")),
+            format!("--service-account-signing-key-file={}", file("tokens.key")),
+            format!("--audit-policy-file={}", file("audit.yaml")),
+            format!("--audit-log-path={}", file("audit.log")),
+        ]);
+        api.args([
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            "--authorization-mode=RBAC",
+        ]);
+        let mut processes = self.processes.lock().expect("no panic while locked");
+        let mut api = processes.starter.start(api, log(&self.directory, "kube-apiserver.log"));
+        let client = self.admin();
+        let deadline = Instant::now() + DEADLINE;
+        while !client.is_ready() {
+            let ended = api.try_wait().expect("a child");
+            let logs = self.directory.display();
+            assert!(ended.is_none() && Instant::now() < deadline, "kube-apiserver: {ended:?}; see the logs in {logs}");
+        }
+        processes.api = Some(api);
+    }
+
+    /// Ends the API server at once; etcd stays.
+    pub(crate) fn kill_api(&self) {
+        let api = self.processes.lock().expect("no panic while locked").api.take();
+        end(&mut api.expect("it was started"));
+    }
+
+    pub(crate) fn server(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// The authority that its certificate is signed by, as PEM.
+    pub(crate) fn authority(&self) -> String {
+        fs::read_to_string(self.directory.join("ca.crt")).expect("written")
+    }
+
+    /// Somebody who may do everything.
+    pub(crate) fn admin(&self) -> Client {
+        let (certificate, key) = &self.admin;
+        Client::with_certificate(&self.server(), &self.authority(), certificate, key)
+    }
+
+    /// Whoever has that token.
+    pub(crate) fn with_token(&self, token: &str) -> Client {
+        Client::with_token(&self.server(), &self.authority(), token)
+    }
+
+    /// Waits until that holds.
+    #[track_caller]
+    pub(crate) fn until(&self, holds: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "it does not come to hold");
+            thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+
+    /// What service accounts have asked so far.
+    pub(crate) fn audit(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.directory.join("audit.log")).expect("written");
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.api.iter_mut().for_each(end);
+        end(&mut self.etcd);
+    }
+}
+
+fn end(process: &mut Child) {
+    let _ = process.kill();
+    let _ = process.wait();
+}
+
+/// hack/test.sh builds it.
+fn program() -> PathBuf {
+    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
+    let program = tools.join("kube-apiserver");
+    assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
+    program
+}
+
+fn log(directory: &Path, name: &str) -> File {
+    File::options().create(true).append(true).open(directory.join(name)).expect("writable")
+}
+
+/// Three that nobody listens on.
+fn free_ports() -> (u16, u16, u16) {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let [api, etcd, peers] = listeners.map(|listener| listener.local_addr().expect("an address").port());
+    (api, etcd, peers)
+}
+
+/// A thread that starts processes. They end with it (PR_SET_PDEATHSIG is about the thread that
+/// started a process), and it with this value or, whatever happens, with the test process.
+struct Starter {
+    commands: Sender<(Command, File)>,
+    started: Receiver<Child>,
+}
+
+impl Starter {
+    fn new() -> Self {
+        let (commands, to_start) = channel::<(Command, File)>();
+        let (done, started) = channel();
+        thread::spawn(move || {
+            for (command, log) in to_start {
+                let mut tied = Command::new("setpriv");
+                tied.args(["--pdeathsig", "KILL"]).arg(command.get_program()).args(command.get_args());
+                let errors = log.try_clone().expect("another descriptor");
+                let child = tied.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("setpriv starts");
+                if done.send(child).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { commands, started }
+    }
+
+    fn start(&self, command: Command, log: File) -> Child {
+        self.commands.send((command, log)).expect("the thread lives");
+        self.started.recv().expect("the thread lives")
+    }
+}

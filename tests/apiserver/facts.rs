@@ -1,0 +1,75 @@
+//! What the agent watches, it answers the plugin with.
+
+use crate::control_plane::ControlPlane;
+use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
+use crate::sandbox::Sandbox;
+use crate::shipped::{self, NAMESPACE, apply, base, cluster};
+use detour_cni::cluster::{Lookup, ObjectRef, Sought};
+use serde_json::json;
+
+/// How often a service account has asked.
+fn asked(plane: &ControlPlane, account: &str) -> usize {
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+    plane.audit().iter().filter(|event| event["user"]["username"] == user.as_str()).count()
+}
+
+/// An agent that knows all that there is.
+fn informed(node: &Node<'_>) -> crate::node::Agent {
+    let agent = node.start_agent("a");
+    agent.says_all(&["watches pods", "watches namespaces", "watches network attachment definitions", SETTLED]);
+    agent
+}
+
+#[test]
+fn an_add_asks_the_api_for_nothing_and_needs_none() {
+    let plane = cluster("facts", "kubernetes");
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let agent = informed(node);
+        let before = asked(&plane, "detour-agent");
+        let sandbox = Sandbox::new();
+        node.call("ADD", &sandbox, &pod).expect("added");
+        assert!(sandbox.redirects());
+        agent.says("ADD");
+        assert_eq!((asked(&plane, "detour-agent"), asked(&plane, "detour-plugin")), (before, 0));
+
+        plane.kill_api();
+        let another = Sandbox::new();
+        node.call("ADD", &another, &pod).expect("added from what is known");
+        assert!(another.redirects());
+
+        plane.start_api();
+        let late = meshed_pod(&admin, "web-1");
+        let third = Sandbox::new();
+        node.call("ADD", &third, &late).expect("added");
+        assert!(third.redirects());
+        assert_eq!(asked(&plane, "detour-plugin"), 0);
+    });
+}
+
+#[test]
+fn a_type_that_the_cluster_gets_later_is_watched_then() {
+    let plane = ControlPlane::start("late-type");
+    let admin = plane.admin();
+    let (namespaces, types) = (shipped::namespaces(), shipped::types());
+    apply(&admin, &namespaces);
+    apply(&admin, &base("kubernetes"));
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let agent = node.start_agent("a");
+        agent.says(SETTLED);
+        apply(&admin, &types);
+        shipped::established(&admin, &types);
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"namespace": "default", "name": "blue"}, "spec": {"config": "{}"},
+        });
+        admin.apply(&definition).expect("accepted");
+        let line = agent.says("watches network attachment definitions");
+        assert!(line.contains("count=1"), "{line}");
+        let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
+        let found = node.source().definitions(&[Sought { object, awaited: false }]).expect("an answer");
+        assert!(matches!(&found[..], [Lookup::Found(definition)] if definition.config == "{}"), "{found:?}");
+        assert_eq!(asked(&plane, "detour-plugin"), 0);
+    });
+}

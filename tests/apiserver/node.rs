@@ -1,0 +1,331 @@
+//! A node: its file system as far as the agent and the plugin see it, the agent's pod as it is shipped,
+//! and calls of the plugin that the agent installed.
+
+use crate::client::Client;
+use crate::control_plane::ControlPlane;
+use crate::sandbox::{self, Sandbox};
+use crate::shipped::{NAMESPACE, of_kind};
+use detour_cni::cluster::{Cluster, source};
+use detour_cni::cni::configuration;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
+pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+pub(crate) const NAME: &str = "node-1";
+pub(crate) const SETTLED: &str = "all is as it should be";
+/// Where the agent's container has the node's file system.
+const ROOT: &str = "/mnt";
+/// Where the kubelet puts the files of a pod's service account.
+const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Runs `work` on a node with a cluster network, in a mount namespace of its own. `objects` are those
+/// that were applied.
+pub(crate) fn on_a_node<T: Send>(
+    plane: &ControlPlane,
+    objects: &[Value],
+    work: impl FnOnce(&Node<'_>) -> T + Send,
+) -> T {
+    let pod = &of_kind(objects, "DaemonSet")["spec"]["template"]["spec"];
+    let node = Node { pod, objects, port: plane.port, authority: plane.authority() };
+    let admin = plane.admin();
+    let on_thread = || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("mounts can be made private");
+        fs::create_dir_all("/var/lib/cni").expect("needs root");
+        for empty in ["/run", ROOT, "/var/lib/cni"] {
+            mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
+        }
+        // What is mounted in one place, as a pod's namespace is, is there in the others.
+        mount(none, ROOT, none, MsFlags::MS_SHARED, none).expect("mounts can be shared");
+        node.mount_volumes();
+        node.write(LIST, CALICO);
+        node.renew_account(&admin);
+        work(&node)
+    };
+    thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+pub(crate) struct Node<'a> {
+    /// The agent's, as it is shipped.
+    pod: &'a Value,
+    objects: &'a [Value],
+    port: u16,
+    authority: String,
+}
+
+impl Node<'_> {
+    /// The directories of the node that the pod mounts: where the plugin sees them, and where the agent does.
+    fn mount_volumes(&self) {
+        let bind = |what: &Path, place: &Path| {
+            fs::create_dir_all(place).expect("a tmpfs");
+            mount(Some(what), place, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+        };
+        let volumes = self.pod["volumes"].as_array().expect("volumes").iter();
+        let mut paths: Vec<_> = volumes.clone().filter_map(|volume| volume["hostPath"]["path"].as_str()).collect();
+        // What is mounted upon another comes after it.
+        paths.sort_unstable();
+        for path in paths {
+            let inside = self.path(path.trim_start_matches('/'));
+            fs::create_dir_all(&inside).expect("a tmpfs");
+            match path {
+                // The machine's first process may have more rights than this one, and so be out of reach.
+                "/proc" => {
+                    fs::create_dir_all(inside.join("1/ns")).expect("a tmpfs");
+                    symlink(format!("/proc/{}/ns/net", std::process::id()), inside.join("1/ns/net")).expect("a tmpfs");
+                }
+                _ if path.starts_with("/run/") || path == "/var/lib/cni" => bind(&inside, Path::new(path)),
+                _ => {}
+            }
+        }
+        for mounted in self.pod["containers"][0]["volumeMounts"].as_array().expect("mounts") {
+            let Some(place) = mounted["mountPath"].as_str().and_then(|path| path.strip_prefix("/host/")) else {
+                continue;
+            };
+            let volume = volumes.clone().find(|volume| volume["name"] == mounted["name"]).expect("a volume");
+            let path = volume["hostPath"]["path"].as_str().expect("of the node").trim_start_matches('/');
+            if place != path {
+                bind(&self.path(path), &self.path(place));
+            }
+        }
+    }
+
+    pub(crate) fn path(&self, within: &str) -> PathBuf {
+        Path::new(ROOT).join(within)
+    }
+
+    pub(crate) fn write(&self, within: &str, text: &str) {
+        let path = self.path(within);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("a tmpfs");
+        fs::write(path, text).expect("a tmpfs");
+    }
+
+    pub(crate) fn read(&self, within: &str) -> String {
+        fs::read_to_string(self.path(within)).unwrap_or_else(|error| panic!("{within}: {error}"))
+    }
+
+    /// Its files, without the first slash.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let (mut found, mut left) = (Vec::new(), ["etc", "opt", "run", "var"].map(|top| self.path(top)).to_vec());
+        left.retain(|directory| directory.exists());
+        while let Some(directory) = left.pop() {
+            for entry in fs::read_dir(directory).expect("readable") {
+                let path = entry.expect("readable").path();
+                match path.is_dir() {
+                    true => left.push(path),
+                    false => found.push(path.strip_prefix(ROOT).expect("below").display().to_string()),
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether the plugin is on it as it was not before.
+    pub(crate) fn is_installed(&self) -> bool {
+        let list = self.read(LIST) != CALICO;
+        let program = self.path("opt/cni/bin/detour").exists();
+        assert_eq!(list, program, "both or neither");
+        list
+    }
+
+    /// The token that the plugin shows.
+    pub(crate) fn plugin_token(&self) -> String {
+        let kubeconfig: Value =
+            serde_json::from_str(&self.read("var/lib/cni/detour/kubeconfig")).expect("a kubeconfig");
+        kubeconfig["users"][0]["user"]["token"].as_str().expect("a token").to_owned()
+    }
+
+    /// Renews the token of the agent's pod, as the kubelet does.
+    pub(crate) fn renew_account(&self, admin: &Client) {
+        fs::create_dir_all(ACCOUNT).expect("a tmpfs");
+        fs::write(format!("{ACCOUNT}/ca.crt"), &self.authority).expect("a tmpfs");
+        let token = admin.token(NAMESPACE, self.pod["serviceAccountName"].as_str().expect("a name"));
+        fs::write(format!("{ACCOUNT}/token"), token).expect("a tmpfs");
+    }
+
+    /// Starts the agent with the arguments and the environment that its pod has.
+    pub(crate) fn start_agent(&self, name: &str) -> Agent {
+        let container = &self.pod["containers"][0];
+        fs::create_dir_all("/run/config").expect("a tmpfs");
+        let config = of_kind(self.objects, "ConfigMap")["data"]["config.json"].as_str().expect("text");
+        fs::write("/run/config/config.json", config).expect("a tmpfs");
+        let arguments = container["args"].as_array().expect("arguments").iter().map(|argument| {
+            let argument = argument.as_str().expect("text");
+            argument
+                .replace("=/host", &format!("={ROOT}"))
+                .replace("=/etc/detour/", "=/run/config/")
+                .replace(":8000", ":0")
+        });
+        let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+        command.args(arguments).env_clear().env("HOSTNAME", name);
+        command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").env("KUBERNETES_SERVICE_PORT", self.port.to_string());
+        for variable in container["env"].as_array().expect("variables") {
+            let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+                Some("metadata.namespace") => NAMESPACE,
+                Some("metadata.name") => name,
+                Some("spec.nodeName") => NAME,
+                other => panic!("{variable}: {other:?}"),
+            };
+            command.env(variable["name"].as_str().expect("a name"), value);
+        }
+        Agent::start(&mut command)
+    }
+
+    /// Where the installed plugin has its facts from.
+    pub(crate) fn source(&self) -> Box<dyn Cluster> {
+        let conf = configuration(&self.path(LIST), self.read(LIST).as_bytes()).expect("a configuration");
+        source(&conf.kubernetes).expect("it names one")
+    }
+
+    /// Calls the plugin as the node's runtime does, for a pod as the API knows it.
+    pub(crate) fn call(&self, verb: &str, sandbox: &Sandbox, pod: &Value) -> Result<(), Value> {
+        let list: Value = serde_json::from_str(&self.read(LIST)).expect("JSON");
+        let members = list["plugins"].as_array().expect("members");
+        let mut conf = members.iter().find(|member| member["type"] == "detour").expect("the plugin is listed").clone();
+        conf["name"] = list["name"].clone();
+        conf["cniVersion"] = list["cniVersion"].clone();
+        conf["prevResult"] = json!({
+            "cniVersion": list["cniVersion"], "interfaces": [{"name": "eth0", "sandbox": sandbox.path()}],
+            "ips": [{"interface": 0, "address": "10.88.0.2/24"}],
+        });
+        let text = |path: &[&str]| path.iter().fold(pod, |value, key| &value[key]).as_str().expect("text").to_owned();
+        let arguments = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_UID={}",
+            text(&["metadata", "namespace"]),
+            text(&["metadata", "name"]),
+            text(&["metadata", "uid"]),
+        );
+        let mut plugin = Command::new(self.path("opt/cni/bin/detour"))
+            .env_clear()
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &sandbox.container_id)
+            .env("CNI_NETNS", sandbox.path())
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_ARGS", arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it is installed");
+        plugin.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("it reads");
+        let output = plugin.wait_with_output().expect("it ends");
+        let answer = || serde_json::from_slice(&output.stdout).expect("JSON");
+        if output.status.success() { Ok(()) } else { Err(answer()) }
+    }
+}
+
+/// A pod with a sidecar on this node, as the API has it, which its kubelet has given an address.
+pub(crate) fn meshed_pod(admin: &Client, name: &str) -> Value {
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": "shop", "name": "default"}});
+    admin.apply(&account).expect("accepted");
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "1", "controller": true});
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "namespace": "shop", "name": name, "annotations": {"sidecar.istio.io/status": "{}"},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "nodeName": NAME, "automountServiceAccountToken": false,
+            "initContainers": [{"name": "istio-validation", "image": "proxy"}],
+            "containers": [{"name": "app", "image": "app"}, {"name": "istio-proxy", "image": "proxy"}],
+        },
+    });
+    admin.apply(&pod).expect("accepted");
+    let status = json!({"status": {"podIP": sandbox::ADDRESS, "podIPs": [{"ip": sandbox::ADDRESS}]}});
+    admin.merge_status(&pod, &status).expect("accepted")
+}
+
+/// Reasons of the events that were recorded of pods.
+pub(crate) fn events(admin: &Client) -> Vec<String> {
+    let event = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop"}});
+    let events = admin.list(&event).expect("allowed");
+    events.iter().map(|event| event["reason"].as_str().expect("a reason").to_owned()).collect()
+}
+
+/// A running agent.
+pub(crate) struct Agent {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Agent {
+    fn start(command: &mut Command) -> Self {
+        let mut process = command.stderr(Stdio::piped()).spawn().expect("it starts");
+        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                // Shown where the test fails.
+                println!("agent: {line}");
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// Waits for a line of the log with that part, and gives it.
+    #[track_caller]
+    pub(crate) fn says(&self, part: &str) -> String {
+        let mut before = Vec::new();
+        loop {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(line) => before.push(line),
+                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+            }
+        }
+    }
+
+    /// Waits for lines with those parts, in any order.
+    #[track_caller]
+    pub(crate) fn says_all(&self, parts: &[&str]) {
+        let mut left = parts.to_vec();
+        while !left.is_empty() {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) => left.retain(|part| !line.contains(part)),
+                Err(why) => panic!("{left:?} are not said: {why}"),
+            }
+        }
+    }
+
+    /// Has it end, and gives what it said last.
+    pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
+        let id = i32::try_from(self.process.id()).expect("an id");
+        kill(Pid::from_raw(id), Signal::SIGTERM).expect("it is there");
+        let status = self.process.wait().expect("it ends");
+        let mut said = Vec::new();
+        loop {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) => said.push(line),
+                Err(RecvTimeoutError::Disconnected) => return (status, said),
+                Err(RecvTimeoutError::Timeout) => panic!("its log does not end"),
+            }
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,94 @@
+//! Pods that bypass the mesh, and nodes that aren't ready, with the rights that are shipped for it.
+
+use crate::control_plane::ControlPlane;
+use crate::node::{LIST, NAME, Node, SETTLED, events, meshed_pod, on_a_node};
+use crate::sandbox::Sandbox;
+use crate::shipped::{chart, cluster_with};
+use serde_json::{Value, json};
+
+/// A cluster with a pod on a node with an agent, and the chart with these values.
+fn with_an_agent(name: &str, values: &str, work: impl FnOnce(&ControlPlane, &Node<'_>, &Value, &Sandbox) + Send) {
+    let objects = chart(&[values]);
+    let plane = cluster_with(name, &objects);
+    let pod = meshed_pod(&plane.admin(), "web-0");
+    on_a_node(&plane, &objects, |node| {
+        let sandbox = Sandbox::new();
+        sandbox.keep(&pod);
+        let agent = node.start_agent("a");
+        agent.says(SETTLED);
+        work(&plane, node, &pod, &sandbox);
+    });
+}
+
+/// What the kubelet tells when validation has failed.
+fn fails_validation(plane: &ControlPlane, pod: &Value) {
+    let ended = json!({"exitCode": 126, "startedAt": null, "finishedAt": null});
+    let container = json!({
+        "name": "istio-validation", "image": "proxy", "imageID": "", "ready": false, "restartCount": 1,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended},
+    });
+    plane.admin().merge_status(pod, &json!({"status": {"initContainerStatuses": [container]}})).expect("accepted");
+}
+
+#[test]
+fn in_place_a_pod_that_raced_the_plugin_gets_its_rules_and_keeps_them() {
+    with_an_agent("in-place", "repair.intervalSeconds=1", |plane, node, pod, sandbox| {
+        plane.until(|_| sandbox.redirects());
+        plane.until(|plane| events(&plane.admin()) == ["DetourRepaired"]);
+        node.call("DEL", sandbox, pod).expect("deleted");
+        node.call("ADD", sandbox, pod).expect("added");
+        sandbox.flush();
+        assert!(!sandbox.redirects());
+        plane.until(|_| sandbox.redirects());
+    });
+}
+
+#[test]
+fn a_pod_is_deleted() {
+    with_an_agent("deletes", "repair.repairPods=false,repair.deletePods=true", |plane, _, pod, sandbox| {
+        fails_validation(plane, pod);
+        let deleted = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+        plane.until(|plane| plane.admin().get(pod).map_or(true, |pod| deleted(&pod)));
+        plane.until(|plane| events(&plane.admin()).contains(&"DetourDeleted".to_owned()));
+        assert!(!sandbox.redirects());
+    });
+}
+
+#[test]
+fn a_pod_is_labelled() {
+    with_an_agent("labels", "repair.repairPods=false,repair.labelPods=true", |plane, _, pod, sandbox| {
+        fails_validation(plane, pod);
+        let label = |pod: &Value| pod["metadata"]["labels"]["cni.istio.io/uninitialized"].clone();
+        plane.until(|plane| label(&plane.admin().get(pod).expect("there")) == "true");
+        plane.until(|plane| events(&plane.admin()).contains(&"DetourLabelled".to_owned()));
+        assert!(!sandbox.redirects());
+    });
+}
+
+#[test]
+fn a_node_has_the_taint_until_the_plugin_is_ready() {
+    let objects = chart(&["taint.enabled=true"]);
+    let plane = cluster_with("taint", &objects);
+    let admin = plane.admin();
+    let foreign = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
+    let machine = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": NAME}, "spec": {"taints": [foreign]},
+    });
+    admin.apply(&machine).expect("accepted");
+    // The API server gives a new node a taint of its own (TaintNodesByCondition).
+    let other = admin.get(&machine).expect("there")["spec"]["taints"].as_array().expect("a list").clone();
+    assert!(other.contains(&foreign));
+    let ours = json!({"key": "cni.istio.io/not-ready", "effect": "NoSchedule"});
+    let with_ours = [other.clone(), vec![ours]].concat();
+    let taints = || admin.get(&machine).expect("there")["spec"]["taints"].as_array().expect("a list").clone();
+    on_a_node(&plane, &objects, |node| {
+        let network = node.read(LIST);
+        node.write(LIST, "{");
+        let agent = node.start_agent("a");
+        agent.says("missing: ");
+        plane.until(|_| taints() == with_ours);
+        node.write(LIST, &network);
+        agent.says(SETTLED);
+        plane.until(|_| taints() == other);
+    });
+}

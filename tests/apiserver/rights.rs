@@ -1,0 +1,189 @@
+//! The rights that are shipped, the table of them, and the calls that need them: all the same.
+
+use crate::client::Client;
+use crate::control_plane::ControlPlane;
+use crate::node::{SETTLED, events, meshed_pod, on_a_node};
+use crate::sandbox::Sandbox;
+use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
+use detour_cni::cluster::{ObjectRef, Sought};
+use detour_cni::pod::PodRef;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// A verb, a resource with its group, and the name that it is limited to.
+type Right = (String, String, String);
+
+/// A row of the table in manifests/README.md.
+struct Row {
+    right: BTreeSet<Right>,
+    who: String,
+    everywhere: bool,
+    when: String,
+}
+
+fn table() -> Vec<Row> {
+    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let (_, section) = text.split_once("## Rights").expect("a section");
+    let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let rows = rows.take_while(|line| line.starts_with('|')).map(|line| {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [right, who, place, when, _] = cells[..] else { panic!("{line}") };
+        let (verbs, rest) = right.rsplit_once(' ').map_or((right, ""), |_| {
+            let last_verb = right.split(' ').take_while(|word| word.ends_with(',')).count();
+            let at = right.match_indices(' ').nth(last_verb).expect("verbs, a resource").0;
+            (&right[..at], right[at + 1..].trim())
+        });
+        let (resource, name) = rest.split_once(" called ").unwrap_or((rest, ""));
+        assert!(["everywhere", "own namespace"].contains(&place), "{line}");
+        Row {
+            right: verbs.split(", ").map(|verb| (verb.to_owned(), resource.to_owned(), name.to_owned())).collect(),
+            who: who.to_owned(),
+            everywhere: place == "everywhere",
+            when: when.trim_matches('`').to_owned(),
+        }
+    });
+    rows.collect()
+}
+
+/// The rights of a service account in a namespace, as the API server sees them.
+fn rights(plane: &ControlPlane, account: &str, namespace: &str) -> BTreeSet<Right> {
+    let client = plane.with_token(&plane.admin().token(NAMESPACE, account));
+    let review = client.create(&json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "metadata": {},
+        "spec": {"namespace": namespace},
+    }));
+    let review = review.expect("allowed to everybody");
+    assert_eq!(review["status"]["incomplete"], false);
+    let strings = |value: &Value| -> Vec<String> {
+        let list = value.as_array().cloned().unwrap_or_default();
+        list.iter().map(|item| item.as_str().expect("text").to_owned()).collect()
+    };
+    let mut found = BTreeSet::new();
+    for rule in review["status"]["resourceRules"].as_array().expect("rules") {
+        let names = strings(&rule["resourceNames"]);
+        let names = if names.is_empty() { vec![String::new()] } else { names };
+        for (verb, group) in pairs(&strings(&rule["verbs"]), &strings(&rule["apiGroups"])) {
+            for (resource, name) in pairs(&strings(&rule["resources"]), &names) {
+                found.insert((verb.clone(), full(&resource, &group), name));
+            }
+        }
+    }
+    found
+}
+
+fn pairs(left: &[String], right: &[String]) -> Vec<(String, String)> {
+    left.iter().flat_map(|l| right.iter().map(move |r| (l.clone(), r.clone()))).collect()
+}
+
+fn full(resource: &str, group: &str) -> String {
+    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+}
+
+#[test]
+fn the_rights_that_are_shipped_are_those_of_the_table() {
+    const BASE: [&str; 3] = ["always", "onExit=auto", "repair.enabled"];
+    let rows = table();
+    let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
+    let most = "global.platform=openshift,primaryPlugin.enabled=true,taint.enabled=true,repair.deletePods=true";
+    let variants = [
+        ("kubernetes", base("kubernetes"), with(&[])),
+        ("openshift", base("openshift"), with(&["OpenShift"])),
+        ("least", chart(&["onExit=leave,repair.enabled=false"]), ["always"].into()),
+        ("labels", chart(&["repair.labelPods=true"]), with(&["repair.labelPods"])),
+        ("most", chart(&[most]), with(&["OpenShift", "primaryPlugin.enabled", "taint.enabled", "repair.deletePods"])),
+    ];
+    let covered: BTreeSet<&str> = variants.iter().flat_map(|(.., when)| when.clone()).collect();
+    assert_eq!(rows.iter().map(|row| row.when.as_str()).collect::<BTreeSet<_>>(), covered);
+
+    let plane = ControlPlane::start("rights");
+    let admin = plane.admin();
+    prepare(&admin);
+    let nobody =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "nobody"}});
+    admin.apply(&nobody).expect("accepted");
+    for (name, objects, when) in variants {
+        apply(&admin, &objects);
+        for who in ["agent", "plugin"] {
+            for namespace in [NAMESPACE, "shop"] {
+                let rows = rows.iter().filter(|row| row.who == who && when.contains(row.when.as_str()));
+                let rows = rows.filter(|row| row.everywhere || namespace == NAMESPACE);
+                let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
+                let granted = || {
+                    let everybodys = rights(&plane, "nobody", namespace);
+                    let granted = rights(&plane, &format!("detour-{who}"), namespace);
+                    granted.difference(&everybodys).cloned().collect::<BTreeSet<_>>()
+                };
+                // The API server takes a moment to go by what it was told.
+                let settled = Instant::now() + Duration::from_secs(5);
+                plane.until(|_| granted() == wanted || Instant::now() > settled);
+                assert_eq!(granted(), wanted, "{name}: {who} in {namespace}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_right_is_used_and_no_other_is_asked_for() {
+    let plane = shipped::cluster("used", "kubernetes");
+    let admin = plane.admin();
+    let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let raced = Sandbox::new();
+        raced.keep(&bare);
+        let agent = node.start_agent("a");
+        agent.says_all(&[SETTLED, "watches pods", "watches namespaces", "watches network attachment definitions"]);
+        plane.until(|_| !events(&admin).is_empty());
+        // What the watch has not told of.
+        let source = node.source();
+        let nobody = PodRef { namespace: "nowhere".into(), name: "nobody".into(), uid: None };
+        source.facts(&nobody, true).expect_err("not there");
+        let object = ObjectRef { namespace: "nowhere".into(), name: "none".into() };
+        source.definitions(&[Sought { object, awaited: true }]).expect("an answer");
+        assert!(agent.end().0.success());
+        // Without an agent the plugin asks itself.
+        let sandbox = Sandbox::new();
+        node.call("ADD", &sandbox, &pod).expect("added");
+    });
+    let rows = table();
+    for who in ["agent", "plugin"] {
+        let asked = asked(&plane, &format!("system:serviceaccount:{NAMESPACE}:detour-{who}"));
+        let when = ["always", "onExit=auto", "repair.enabled"];
+        let rows = rows.iter().filter(|row| row.who == who && when.contains(&row.when.as_str()));
+        let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
+        assert_eq!(asked, wanted, "{who}");
+    }
+}
+
+/// What a user has asked for and was allowed, names as far as rights are limited to them.
+fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let of_user = plane.audit().into_iter().filter(|event| event["user"]["username"] == user);
+    let asked = of_user.map(|event| {
+        let object = &event["objectRef"];
+        assert_ne!(event["responseStatus"]["code"], 403, "{event}");
+        let subresource = text(&object["subresource"]);
+        let slash = if subresource.is_empty() { "" } else { "/" };
+        let resource = full(&format!("{}{slash}{subresource}", text(&object["resource"])), &text(&object["apiGroup"]));
+        let limited = ["serviceaccounts/token", "daemonsets.apps"].contains(&resource.as_str());
+        (text(&event["verb"]), resource, if limited { text(&object["name"]) } else { String::new() })
+    });
+    asked.collect()
+}
+
+/// What is refused matters as much: a few of the calls that a stolen token could be used for.
+#[test]
+fn what_the_plugin_shows_is_worth_no_more_than_its_calls() {
+    let plane = shipped::cluster("stolen", "kubernetes");
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    let stolen: Client = plane.with_token(&admin.token(NAMESPACE, "detour-plugin"));
+    stolen.get(&pod).expect("its call");
+    let refused = |outcome: Result<(), crate::client::Refused>| assert_eq!(outcome.expect_err("403").code, 403);
+    refused(stolen.list(&pod).map(drop));
+    refused(stolen.delete(&pod));
+    refused(stolen.merge(&pod, &json!({"metadata": {"labels": {"a": "b"}}})).map(drop));
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "shop", "name": "s"}});
+    refused(stolen.get(&secret).map(drop));
+}

@@ -1,0 +1,102 @@
+//! What is shipped in `manifests/`, and the cluster that it comes to.
+
+use crate::client::Client;
+use crate::control_plane::ControlPlane;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub(crate) const NAMESPACE: &str = "kube-system";
+const CRDS: &str = include_str!("crds.yaml");
+
+pub(crate) fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
+}
+
+pub(crate) fn objects(text: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
+    all.into_iter().filter(|object| !object.is_null()).collect()
+}
+
+/// The objects of a base.
+pub(crate) fn base(platform: &str) -> Vec<Value> {
+    objects(&fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable"))
+}
+
+/// The objects that the chart gives with these values.
+pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
+    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
+    let mut command = Command::new(&helm);
+    command.args(["template", "detour"]).arg(manifests().join("chart"));
+    command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
+    for value in values {
+        command.args(["--set", value]);
+    }
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test apiserver builds it", helm.display()));
+    assert!(output.status.success(), "{values:?}: {}", String::from_utf8_lossy(&output.stderr));
+    objects(&String::from_utf8(output.stdout).expect("text"))
+}
+
+pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+}
+
+/// Applies all, each of which must be accepted.
+#[track_caller]
+pub(crate) fn apply(client: &Client, objects: &[Value]) {
+    for object in objects {
+        if let Err(refused) = client.apply(object) {
+            panic!("{} {}: {refused:?}", object["kind"], object["metadata"]["name"]);
+        }
+    }
+}
+
+/// The namespaces that there are.
+pub(crate) fn namespaces() -> Vec<Value> {
+    let namespace = |name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    [NAMESPACE, "default", "shop"].map(namespace).to_vec()
+}
+
+/// The types that are not Kubernetes' own.
+pub(crate) fn types() -> Vec<Value> {
+    objects(CRDS)
+}
+
+/// Waits until types are served.
+pub(crate) fn established(client: &Client, types: &[Value]) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for crd in types {
+        let established = |crd: &Value| {
+            let conditions = crd["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.iter().any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+        };
+        while !established(&client.get(crd).expect("there")) {
+            assert!(Instant::now() < deadline, "{}: it is not established", crd["metadata"]["name"]);
+        }
+    }
+}
+
+/// Makes both.
+pub(crate) fn prepare(client: &Client) {
+    apply(client, &namespaces());
+    apply(client, &types());
+    established(client, &types());
+}
+
+/// A cluster with the base of `platform`, as it is shipped.
+pub(crate) fn cluster(name: &str, platform: &str) -> ControlPlane {
+    cluster_with(name, &base(platform))
+}
+
+/// A cluster with these objects.
+pub(crate) fn cluster_with(name: &str, objects: &[Value]) -> ControlPlane {
+    let plane = ControlPlane::start(name);
+    let admin = plane.admin();
+    prepare(&admin);
+    apply(&admin, objects);
+    plane
+}

@@ -1,0 +1,92 @@
+//! The plugin's credentials: its own, renewed, and kept while the API is down.
+
+use crate::node::{SETTLED, meshed_pod, on_a_node};
+use crate::sandbox::Sandbox;
+use crate::shipped::{NAMESPACE, base, cluster};
+use detour_cni::cluster::Token;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+
+#[test]
+fn the_plugin_works_with_a_token_of_its_own() {
+    let plane = cluster("plugin-token", "kubernetes");
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let agent = node.start_agent("a");
+        agent.says(SETTLED);
+        let token = Token::of_account(&node.plugin_token(), NAMESPACE, "detour-plugin").expect("the plugin's");
+        let hours = (token.expires.as_second() - Timestamp::now().as_second()) as f64 / 3600.0;
+        assert!((23.0..=24.1).contains(&hours), "{hours}");
+
+        let sandbox = Sandbox::new();
+        node.call("ADD", &sandbox, &pod).expect("added");
+        assert!(sandbox.redirects());
+
+        // The agent's pod ends, and with it what its own token is worth.
+        let (status, _) = agent.end();
+        assert!(status.success());
+        let another = Sandbox::new();
+        node.call("ADD", &another, &pod).expect("it works without an agent");
+        node.call("DEL", &another, &pod).expect("deleted");
+        node.call("DEL", &sandbox, &pod).expect("deleted");
+        assert!(!sandbox.redirects());
+    });
+}
+
+#[test]
+fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another() {
+    let plane = cluster("revoked", "kubernetes");
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let first = node.start_agent("a");
+        first.says(SETTLED);
+        assert!(first.end().0.success());
+        let old = node.plugin_token();
+        let plugin = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"namespace": NAMESPACE, "name": "detour-plugin"},
+        });
+        admin.delete(&plugin).expect("deleted");
+        admin.apply(&plugin).expect("made anew");
+        let sandbox = Sandbox::new();
+        let refused = node.call("ADD", &sandbox, &pod).expect_err("401");
+        assert!(refused["msg"].as_str().expect("text").contains("401"), "{refused}");
+        assert!(!sandbox.redirects());
+
+        let second = node.start_agent("b");
+        second.says("write /var/lib/cni/detour/kubeconfig");
+        second.says(SETTLED);
+        assert_ne!(node.plugin_token(), old);
+        node.call("ADD", &sandbox, &pod).expect("added");
+    });
+}
+
+#[test]
+fn while_the_api_is_down_the_token_on_the_node_stays() {
+    let plane = cluster("outage", "kubernetes");
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    on_a_node(&plane, &base("kubernetes"), |node| {
+        let agent = node.start_agent("a");
+        agent.says(SETTLED);
+        let token = node.plugin_token();
+        plane.kill_api();
+        drop(agent);
+
+        // One that starts meanwhile does what it can, and says until when that is good for.
+        let started = node.start_agent("b");
+        let warning = started.says("valid until 20");
+        assert!(warning.contains("ServiceAccount kube-system/detour-plugin: POST https://127.0.0.1:"), "{warning}");
+        started.says(SETTLED);
+        assert_eq!(node.plugin_token(), token);
+        let sandbox = Sandbox::new();
+        let refused = node.call("ADD", &sandbox, &pod).expect_err("nobody to ask");
+        assert_eq!(refused["code"], 11, "{refused}");
+
+        plane.start_api();
+        node.call("ADD", &sandbox, &pod).expect("added");
+        assert!(sandbox.redirects());
+    });
+}
