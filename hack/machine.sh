@@ -93,3 +93,27 @@ build_static() {
 target_directory() {
     cargo metadata --locked --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
 }
+
+# Where tools are that are built here: nobody packages them, or not in the version that is needed.
+tools_directory() {
+    echo "$(target_directory)/tools"
+}
+
+# A Go for what is built here. Distributions' own are often too old for it.
+need_go() {
+    command -v go >/dev/null || die "building $1 needs Go 1.25 or later (https://go.dev/dl)"
+}
+
+# What asks containerd for pods, in the version that tests/containerd/crictl/go.mod names.
+need_crictl() {
+    local tools version module=tests/containerd/crictl
+    tools=$(tools_directory)
+    version=$(sed -n 's/.*=> sigs.k8s.io\/cri-tools v\([0-9.]*\).*/\1/p' "$module/go.mod")
+    [[ ! -x $tools/crictl || $("$tools/crictl" --version) != "crictl version $version" ]] || return 0
+    need_go crictl
+    say "building crictl $version (a minute)"
+    mkdir -p "$tools"
+    (cd "$module" && go build -trimpath -o "$tools/crictl" \
+        -ldflags "-s -w -X github.com/kubernetes-sigs/cri-tools/pkg/version.Version=$version" \
+        github.com/kubernetes-sigs/cri-tools/cmd/crictl </dev/null)
+}

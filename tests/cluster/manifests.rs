@@ -78,7 +78,8 @@ fn what_is_not_there_is_unknown() {
 fn a_namespace_without_a_manifest_has_no_annotations() {
     let facts = read("no-namespace", &[("p.yaml", POD)]).expect("the pod is there");
     assert_eq!(facts.namespace, Some(Namespace { name: "shop".into(), ..Namespace::default() }));
-    let error = read("broken-namespace", &[("p.yaml", POD), ("n.yaml", "a: b: c")]).expect_err("it may be in that file");
+    let error =
+        read("broken-namespace", &[("p.yaml", POD), ("n.yaml", "a: b: c")]).expect_err("it may be in that file");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.contains("n.yaml") && error.details.contains("Namespace shop"), "{error}");
 }
