@@ -105,6 +105,15 @@ pub(super) struct Place {
 }
 
 impl Place {
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The log of the installation.
+    pub(super) fn log(&self) -> HostPath {
+        self.state_dir.join("install.json")
+    }
+
     pub(super) fn node(&self) -> Node {
         Node::new(Root::new(&self.root), self.state_dir.clone())
     }

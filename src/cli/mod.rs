@@ -2,6 +2,7 @@
 
 mod agent;
 mod completion;
+mod doctor;
 mod explain;
 mod failure;
 mod install;
@@ -35,6 +36,7 @@ Examples:
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
                                                         where one packet arrives, rule by rule
   detour rules -n shop web-0                            a pod's live rules beside the desired ones
+  detour doctor -n shop web-0                           what is wrong with a pod or its node, step by step
   detour install --dry-run                              what it would change on this node
   CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
 
@@ -45,6 +47,7 @@ enum Command {
     Explain(explain::Arguments),
     Trace(trace::Arguments),
     Rules(rules::Arguments),
+    Doctor(Box<doctor::Arguments>),
     Install(Box<install::Install>),
     Agent(Box<agent::Agent>),
     Uninstall(uninstall::Uninstall),
@@ -79,6 +82,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Explain(arguments) => explain::run(arguments),
         Command::Trace(arguments) => trace::run(arguments),
         Command::Rules(arguments) => rules::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Install(install) => return install.run(),
         Command::Agent(agent) => return agent.run(),
         Command::Uninstall(uninstall) => return uninstall.run(),

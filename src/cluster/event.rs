@@ -14,3 +14,20 @@ pub struct Event {
     /// What happened, for people.
     pub message: String,
 }
+
+/// An event as others told it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// Whether something should be looked at (`type: Warning`).
+    pub warning: bool,
+    /// Why, in one word for programs.
+    pub reason: String,
+    /// What happened, for people.
+    pub message: String,
+    /// Who told it (`source.component`, or `reportingComponent`).
+    pub by: String,
+    /// When it was told last, in seconds since 1970; 0 where it does not say.
+    pub last: i64,
+    /// How often.
+    pub count: u64,
+}

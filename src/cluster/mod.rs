@@ -8,14 +8,20 @@ mod event;
 mod kubeconfig;
 mod manifests;
 mod query;
+mod read_only;
 mod retry;
+mod right;
 mod service_account;
 mod text;
 pub(crate) mod wire;
 
+pub use api::{Inquiry, Placement};
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
-pub use event::Event;
+pub use event::{Event, Told};
+pub use kubeconfig::{Authority, Credentials, Summary};
 pub(crate) use query::causes;
+pub use read_only::ReadOnly;
+pub use right::Right;
 pub use service_account::ServiceAccount;
 pub use text::{Objects, objects};
 

@@ -1,7 +1,7 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
 use super::retry::{Failure, GaveUp};
-use super::{Event, ObjectRef, certificate};
+use super::{Event, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
@@ -24,6 +24,19 @@ pub(super) enum Object<'a> {
     NetworkStatus(&'a Pod, &'a str),
     /// An event of a pod.
     Event(&'a Pod, &'a Event),
+    /// The server's version.
+    Version,
+    /// Whether whoever asks has a right.
+    Review(&'a Right),
+    /// The events about a pod.
+    EventsOf(&'a PodRef),
+    /// The pods of a namespace on a node.
+    PodsOn {
+        /// The namespace.
+        namespace: &'a String,
+        /// The node.
+        node: &'a str,
+    },
 }
 
 /// A request about an object.
@@ -41,7 +54,7 @@ impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
             Object::NetworkStatus(..) => "PATCH",
-            Object::Event(..) => "POST",
+            Object::Event(..) | Object::Review(_) => "POST",
             _ => "GET",
         }
     }
@@ -54,7 +67,12 @@ impl<'a> Object<'a> {
             }
             Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
             Object::NetworkStatus(pod, _) => format!("{collection}/{}/status", pod.name),
-            Object::DefinitionsNamed(_) | Object::Event(..) => collection,
+            Object::DefinitionsNamed(_)
+            | Object::Event(..)
+            | Object::Version
+            | Object::Review(_)
+            | Object::EventsOf(_)
+            | Object::PodsOn { .. } => collection,
         }
     }
 
@@ -68,6 +86,10 @@ impl<'a> Object<'a> {
             Object::DefinitionsNamed(_) => format!("{DEFINITIONS}/{KIND}"),
             Object::NetworkStatus(pod, _) => of(&pod.namespace, "pods"),
             Object::Event(pod, _) => of(&pod.namespace, "events"),
+            Object::Version => "/version".to_owned(),
+            Object::Review(_) => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned(),
+            Object::EventsOf(pod) => of(&pod.namespace, "events"),
+            Object::PodsOn { namespace, .. } => of(namespace, "pods"),
         }
     }
 
@@ -82,6 +104,10 @@ impl<'a> Object<'a> {
             }
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
+            Object::Version => "the API server".to_owned(),
+            Object::Review(right) => format!("the right to {right}"),
+            Object::EventsOf(PodRef { namespace, name, .. }) => format!("events of pod {namespace}/{name}"),
+            Object::PodsOn { namespace, node } => format!("pods of namespace {namespace} on node {node}"),
         }
     }
 }
@@ -102,6 +128,10 @@ impl Query<'_> {
             Object::DefinitionsNamed(_) => format!("list {KIND}.k8s.cni.cncf.io"),
             Object::NetworkStatus(pod, _) => format!("patch pods/status in namespace {}", pod.namespace),
             Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
+            Object::Version => "get /version".to_owned(),
+            Object::Review(_) => "create selfsubjectaccessreviews.authorization.k8s.io".to_owned(),
+            Object::EventsOf(pod) => format!("list events in namespace {}", pod.namespace),
+            Object::PodsOn { namespace, .. } => format!("list pods in namespace {namespace}"),
         }
     }
 
@@ -191,6 +221,10 @@ impl Query<'_> {
                         format!("see kubectl get pod -n {namespace} {name}")
                     }
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
+                    Object::Version | Object::Review(_) => "see kubectl version".to_owned(),
+                    Object::EventsOf(PodRef { namespace, .. }) | Object::PodsOn { namespace, .. } => {
+                        format!("see kubectl get namespace {namespace}")
+                    }
                 };
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");
                 self.error(Code::PodUnknown, what).with_details(cause)

@@ -216,6 +216,22 @@ pub(super) fn event(pod: &pod::Pod, event: &cluster::Event) -> Value {
     })
 }
 
+/// A `SelfSubjectAccessReview` (k8s.io/api, `authorization/v1`).
+pub(super) fn review(right: &cluster::Right) -> Value {
+    let mut attributes = json!({"verb": right.verb, "group": right.group, "resource": right.resource});
+    if let Some(subresource) = right.subresource {
+        attributes["subresource"] = json!(subresource);
+    }
+    if let Some(namespace) = &right.namespace {
+        attributes["namespace"] = json!(namespace);
+    }
+    json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    })
+}
+
 impl From<Definition> for cluster::Definition {
     fn from(Definition { metadata, spec }: Definition) -> Self {
         let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());

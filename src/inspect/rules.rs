@@ -29,6 +29,8 @@ pub struct LiveRules {
     pub addresses: Vec<IpAddr>,
     /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
     pub legacy: Vec<String>,
+    /// What its attachments need besides rules and is not there, one line each.
+    pub unfixed: Vec<String>,
 }
 
 impl LiveRules {
@@ -52,7 +54,8 @@ impl LiveRules {
         let asked = asked(store, sandbox)?;
         sandbox.enter(PATIENCE, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
-            Ok(Self { live: live()?, asked, addresses: own_addresses()?, legacy })
+            let unfixed = asked.as_ref().map_or_else(|| Ok(Vec::new()), |asked| asked.fixtures.drift())?;
+            Ok(Self { live: live()?, asked, addresses: own_addresses()?, legacy, unfixed })
         })
     }
 

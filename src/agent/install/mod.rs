@@ -5,6 +5,7 @@
 //! back. Only [`Node`] touches the file system.
 
 mod atomic;
+mod changed;
 pub mod conflist;
 mod diff;
 mod digest;
@@ -20,6 +21,7 @@ mod target;
 pub mod undo;
 
 pub use crate::host_path::{HostPath, Root};
+pub use changed::changed;
 pub use diff::unified;
 pub use digest::Digest;
 pub use entry::Settings;

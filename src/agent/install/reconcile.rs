@@ -73,9 +73,9 @@ pub struct FoundFile {
 
 /// The name of the program itself; a file of that name is nobody else's.
 pub const PROGRAM: &str = "detour";
-const PROGRAM_MODE: u32 = 0o755;
+pub(super) const PROGRAM_MODE: u32 = 0o755;
 /// Configurations and kubeconfigs can name secrets or hold them (CIS Kubernetes Benchmark, 1.1.9).
-const PRIVATE: u32 = 0o600;
+pub(super) const PRIVATE: u32 = 0o600;
 
 /// What must be done so that the node has what is wanted. Pure: the same values, the same plan; a
 /// node that has everything, an empty one.

@@ -2,6 +2,7 @@
 
 mod concurrently;
 mod definitions;
+mod inquiry;
 mod session;
 mod writes;
 
@@ -12,11 +13,12 @@ use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire}
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
+pub use inquiry::{Inquiry, Placement};
 use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;
 use session::Session;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,8 @@ pub(super) use writes::WRITE;
 pub(super) struct Api {
     /// Or the directory of a service account.
     kubeconfig: PathBuf,
+    /// Where the file system is mounted to which absolute paths in it belong.
+    root: PathBuf,
     /// A service account's server; a kubeconfig names its own.
     server: Option<String>,
     /// How long facts may take, all tries together.
@@ -102,7 +106,7 @@ impl Api {
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, server: None, timeout, session: OnceLock::new() }
+        Self { kubeconfig, root: "/".into(), server: None, timeout, session: OnceLock::new() }
     }
 
     /// This server, asked as the service account whose files are in `directory`.
@@ -110,12 +114,17 @@ impl Api {
         Self { server: Some(server), ..Self::new(directory, timeout) }
     }
 
+    /// The same, where the absolute paths in the kubeconfig are those of the file system mounted at `root`.
+    pub(super) fn within(self, root: &Path) -> Self {
+        Self { root: root.to_owned(), ..self }
+    }
+
     fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let session = Session::open(match &self.server {
-            None => Kubeconfig::load(&self.kubeconfig)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         })?;
         Ok(self.session.get_or_init(|| session))
@@ -191,6 +200,13 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
         Object::Event(pod, event) => {
             collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())
         }
+        Object::Version => collection.list(&ListParams::default()),
+        Object::Review(right) => collection.create(&PostParams::default(), wire::review(right).to_string().into()),
+        Object::EventsOf(PodRef { name, .. }) => {
+            let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
+            collection.list(&ListParams::default().fields(&fields))
+        }
+        Object::PodsOn { node, .. } => collection.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))),
     };
     let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;
     let response = session.client.send(request.map(Body::from)).await.map_err(|e| query.failed(&e))?;

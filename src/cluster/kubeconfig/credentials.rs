@@ -1,5 +1,6 @@
 //! `users[].user`: who asks.
 
+use super::Credentials;
 use super::entry::{Entry, present};
 use crate::cluster::wire::null_is_empty;
 use crate::cni::Error;
@@ -64,6 +65,24 @@ impl User {
             (false, true) => Err(entry.wrong("client-certificate(-data)", "is missing beside client-key(-data)")),
             _ => Ok(info),
         }
+    }
+
+    /// The kind of credentials, and the token where it is one.
+    ///
+    /// # Errors
+    /// As [`Self::credentials`].
+    pub(super) fn kind(&self, entry: &Entry<'_>) -> Result<(Credentials, Option<String>), Error> {
+        let info = self.credentials(entry)?;
+        let token = self.token(entry)?;
+        let kind = match (&token, present(&self.token_file)) {
+            (Some(_), Some(file)) => Credentials::TokenFile(file.into()),
+            (Some(_), None) => Credentials::Token,
+            (None, _) if info.client_certificate.is_some() || info.client_certificate_data.is_some() => {
+                Credentials::Certificate
+            }
+            (None, _) => Credentials::Nothing,
+        };
+        Ok((kind, token))
     }
 
     /// The token. One in a file wins while the file can be read (client-go, `transport`,

@@ -1,7 +1,7 @@
 //! `clusters[].cluster`: where the API server is, and how it is known to be the right one.
 
 use super::entry::{Entry, present};
-use super::pem;
+use super::{Authority, pem};
 use crate::cluster::wire::null_is_empty;
 use crate::cni::Error;
 use kube::Config;
@@ -29,6 +29,17 @@ impl Cluster {
     /// A server whose certificate is signed by the authority in a file.
     pub(super) fn with_authority(server: &str, authority: &Path) -> Self {
         Self { server: server.to_owned(), certificate_authority: authority.display().to_string(), ..Self::default() }
+    }
+
+    /// How the server is known to be the right one, as far as that is written down.
+    pub(super) fn authority(&self) -> Authority {
+        if self.insecure_skip_tls_verify {
+            Authority::Nobody
+        } else if present(&self.certificate_authority_data).is_some() {
+            Authority::Embedded
+        } else {
+            present(&self.certificate_authority).map_or(Authority::System, |file| Authority::File(file.into()))
+        }
     }
 
     /// The configuration of a client that has no credentials yet.

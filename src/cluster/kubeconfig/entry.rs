@@ -10,6 +10,8 @@ use std::path::Path;
 pub(super) struct Entry<'a> {
     /// The kubeconfig.
     pub(super) kubeconfig: &'a Path,
+    /// Where the file system is mounted to which absolute paths in it belong.
+    pub(super) root: &'a Path,
     /// For example `clusters[local].cluster`; empty for the top level.
     pub(super) place: String,
 }
@@ -24,7 +26,11 @@ impl Entry<'_> {
 
     /// The path of a file that this entry names; a relative one is relative to the kubeconfig.
     pub(super) fn near(&self, file: &str) -> String {
-        self.kubeconfig.parent().unwrap_or(Path::new("")).join(file).display().to_string()
+        let path = match file.strip_prefix('/') {
+            Some(within) => self.root.join(within),
+            None => self.kubeconfig.parent().unwrap_or(Path::new("")).join(file),
+        };
+        path.display().to_string()
     }
 
     /// The text of the file that `key` names.

@@ -6,6 +6,10 @@ mod credentials;
 mod endpoint;
 mod entry;
 mod pem;
+mod summary;
+mod token;
+
+pub use summary::{Authority, Credentials, Summary};
 
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
@@ -74,32 +78,15 @@ struct NamedUser {
 }
 
 impl<'a> Kubeconfig<'a> {
-    /// Reads the file at `path`, and the files of authorities and tokens that it names.
+    /// Reads the file at `path`, and the files of authorities and tokens that it names; absolute paths
+    /// in it are those of the file system mounted at `root`.
     ///
     /// # Errors
     /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong.
-    pub(super) fn load(path: &'a Path) -> Result<Self, Error> {
-        let text = fs::read_to_string(path).map_err(|error| unread(path, &error))?;
-        let file = parse(path, &text)?;
-        let entry = |place: String| Entry { kubeconfig: path, place };
-
-        let context = find("context", &file.current_context, &file.contexts, |c| &c.name)
-            .map_err(|what| entry(String::new()).wrong("current-context", what))?;
-        let NamedContext { name, context } = context;
-        let place = entry(format!("contexts[{name}].context"));
-
-        let NamedCluster { name, cluster } = find("cluster", &context.cluster, &file.clusters, |c| &c.name)
-            .map_err(|what| place.wrong("cluster", what))?;
-        let of_cluster = entry(format!("clusters[{name}].cluster"));
+    pub(super) fn load(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
+        let (cluster, of_cluster, user, of_user) = current(root, path)?;
         let mut config = cluster.config(&of_cluster)?;
-
-        let of_user = entry(format!("users[{}].user", context.user));
-        // A context without a user is fine: whoever asks is anonymous.
-        if !context.user.is_empty() {
-            let NamedUser { user, .. } =
-                find("user", &context.user, &file.users, |u| &u.name).map_err(|what| place.wrong("user", what))?;
-            config.auth_info = user.credentials(&of_user)?;
-        }
+        config.auth_info = user.credentials(&of_user)?;
         // Time limits and retries are the caller's.
         config.connect_timeout = None;
         config.write_timeout = None;
@@ -112,7 +99,7 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// As [`Self::load`].
     pub(super) fn of_service_account(server: &str, account: &'a Path) -> Result<Self, Error> {
-        let entry = |place: &str| Entry { kubeconfig: account, place: place.to_owned() };
+        let entry = |place: &str| Entry { kubeconfig: account, root: Path::new("/"), place: place.to_owned() };
         let (of_cluster, of_user) = (entry("ca.crt"), entry("token"));
         let mut config = Cluster::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
         config.auth_info = User::with_token_file(&account.join("token")).credentials(&of_user)?;
@@ -167,6 +154,31 @@ impl<'a> Kubeconfig<'a> {
     }
 }
 
+/// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
+/// whoever asks is anonymous.
+fn current<'a>(root: &'a Path, path: &'a Path) -> Result<(Cluster, Entry<'a>, User, Entry<'a>), Error> {
+    let text = fs::read_to_string(path).map_err(|error| unread(path, &error))?;
+    let mut file = parse(path, &text)?;
+    let entry = |place: String| Entry { kubeconfig: path, root, place };
+
+    let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
+        .map_err(|what| entry(String::new()).wrong("current-context", what))?;
+    let place = entry(format!("contexts[{name}].context"));
+
+    let NamedCluster { name, cluster } = find("cluster", &context.cluster, &mut file.clusters, |c| &c.name)
+        .map_err(|what| place.wrong("cluster", what))?;
+    let of_cluster = entry(format!("clusters[{name}].cluster"));
+
+    let of_user = entry(format!("users[{}].user", context.user));
+    let user = if context.user.is_empty() {
+        User::default()
+    } else {
+        let found = find("user", &context.user, &mut file.users, |u| &u.name);
+        found.map_err(|what| place.wrong("user", what))?.user
+    };
+    Ok((cluster, of_cluster, user, of_user))
+}
+
 fn unread(path: &Path, error: &io::Error) -> Error {
     let path = path.display();
     match error.kind() {
@@ -196,8 +208,9 @@ fn parse(path: &Path, text: &str) -> Result<File, Error> {
 }
 
 /// The `what` of `all` that has the name `wanted`, or what is wrong with it.
-fn find<'a, T>(what: &str, wanted: &str, all: &'a [T], name: impl Fn(&T) -> &String) -> Result<&'a T, String> {
-    all.iter().find(|one| name(one) == wanted && !wanted.is_empty()).ok_or_else(|| {
+fn find<T>(what: &str, wanted: &str, all: &mut Vec<T>, name: impl Fn(&T) -> &String) -> Result<T, String> {
+    let found = all.iter().position(|one| name(one) == wanted && !wanted.is_empty());
+    found.map(|index| all.swap_remove(index)).ok_or_else(|| {
         let accepted = all.iter().map(|one| name(one).as_str()).collect::<Vec<_>>().join(", ");
         let fault = if wanted.is_empty() { "is missing".to_owned() } else { format!("there is no {what} {wanted:?}") };
         if all.is_empty() {

@@ -66,7 +66,7 @@ impl Socket {
         Ok(())
     }
 
-    fn next_sequence(&mut self) -> u32 {
+    pub(super) fn next_sequence(&mut self) -> u32 {
         self.sequence += 1;
         self.sequence
     }
@@ -106,12 +106,22 @@ impl Socket {
         verb: Verb,
         family: u8,
         attributes: Attributes,
-        mut each: impl FnMut(u8, &[u8]),
+        each: impl FnMut(u8, &[u8]),
     ) -> Result<(), Error> {
         let sequence = self.next_sequence();
         let mut request = Vec::new();
         Message { verb, flags: 0, family, attributes }.write(NLM_F_DUMP, sequence, &mut request);
-        self.send(&request)?;
+        self.answers(&request, sequence, each)
+    }
+
+    /// Sends the request for a dump, and reads that to its end.
+    pub(super) fn answers(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        mut each: impl FnMut(u8, &[u8]),
+    ) -> Result<(), Error> {
+        self.send(request)?;
         let mut buffer = vec![0; READ_BUFFER];
         let mut interrupted = false;
         loop {

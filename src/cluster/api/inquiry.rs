@@ -1,0 +1,123 @@
+//! What somebody who looks for a fault asks besides facts: one try each.
+
+use super::{Api, check_names, get};
+use crate::cluster::query::Object;
+use crate::cluster::retry::{Failure, retry};
+use crate::cluster::{Cluster, ObjectRef, Right, Told};
+use crate::cni::Error;
+use crate::pod::PodRef;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long one answer may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// An API server, asked as a kubeconfig says.
+pub struct Inquiry(Api);
+
+/// Where a pod is, and how far it got.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// `spec.nodeName`; `None` where it is not scheduled.
+    pub node: Option<String>,
+    /// `status.phase`.
+    pub phase: String,
+}
+
+impl Inquiry {
+    /// The server that the kubeconfig at `path` names; absolute paths in that are those of the file
+    /// system mounted at `root`.
+    #[must_use]
+    pub fn new(root: &Path, path: PathBuf) -> Self {
+        Self(Api::new(path, PATIENCE).within(root))
+    }
+
+    /// The same server as a source of facts.
+    #[must_use]
+    pub fn cluster(&self) -> &dyn Cluster {
+        &self.0
+    }
+
+    fn ask(&self, object: Object<'_>) -> Result<Value, Error> {
+        let session = self.0.session()?;
+        let query = self.0.query(session, object);
+        session.run(async {
+            let attempt = async || match get(session, &query).await {
+                Err(Failure::Trouble { cause, .. }) => Err(query.not_again(&cause)),
+                Err(Failure::Missing(cause)) => Err(query.gone(&cause)),
+                other => other,
+            };
+            retry(Instant::now(), PATIENCE, attempt).await.map_err(|end| query.gave_up(end))
+        })
+    }
+
+    /// The server's version.
+    ///
+    /// # Errors
+    /// It can't be reached, or does not know whoever asks.
+    pub fn version(&self) -> Result<String, Error> {
+        let version = self.ask(Object::Version)?;
+        Ok(version["gitVersion"].as_str().unwrap_or("of an unknown version").to_owned())
+    }
+
+    /// Whether whoever asks has this right (SelfSubjectAccessReview, which everybody who is known may
+    /// create: ClusterRole system:basic-user).
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub fn may(&self, right: &Right) -> Result<bool, Error> {
+        let review = self.ask(Object::Review(right))?;
+        Ok(review["status"]["allowed"] == true)
+    }
+
+    /// Where a pod is.
+    ///
+    /// # Errors
+    /// It is not there, or the server does not say.
+    pub fn placement(&self, pod: &PodRef) -> Result<Placement, Error> {
+        check_names("pod", [&pod.namespace, &pod.name])?;
+        let pod = self.ask(Object::Pod(pod))?;
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        Ok(Placement { node: text(&pod["spec"]["nodeName"]), phase: text(&pod["status"]["phase"]).unwrap_or_default() })
+    }
+
+    /// The events about a pod of that name, the latest last.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub fn events(&self, pod: &PodRef) -> Result<Vec<Told>, Error> {
+        check_names("pod", [&pod.namespace, &pod.name])?;
+        let list = self.ask(Object::EventsOf(pod))?;
+        let mut events: Vec<Told> = list["items"].as_array().into_iter().flatten().map(told).collect();
+        events.sort_by_key(|event| event.last);
+        Ok(events)
+    }
+
+    /// The pods of a namespace that are on a node.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub fn pods_on(&self, namespace: &String, node: &str) -> Result<Vec<ObjectRef>, Error> {
+        check_names("pods", [namespace, &node.to_owned()])?;
+        let list = self.ask(Object::PodsOn { namespace, node })?;
+        let names = list["items"].as_array().into_iter().flatten().filter_map(|pod| pod["metadata"]["name"].as_str());
+        Ok(names.map(|name| ObjectRef { namespace: namespace.clone(), name: name.to_owned() }).collect())
+    }
+}
+
+/// Both forms of an event: those of `core/v1` and those that came by `events.k8s.io/v1`.
+fn told(event: &Value) -> Told {
+    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let time = ["lastTimestamp", "eventTime", "firstTimestamp"].iter().find_map(|key| text(&event[key]));
+    let count = [&event["count"], &event["series"]["count"]].into_iter().find_map(Value::as_u64);
+    Told {
+        warning: event["type"] == "Warning",
+        reason: text(&event["reason"]).unwrap_or_default(),
+        message: text(&event["message"]).unwrap_or_default(),
+        by: text(&event["source"]["component"]).or_else(|| text(&event["reportingComponent"])).unwrap_or_default(),
+        last: time.and_then(|time| time.parse::<Timestamp>().ok()).map_or(0, Timestamp::as_second),
+        count: count.unwrap_or(1),
+    }
+}

@@ -1,0 +1,129 @@
+//! The connections that a network namespace tracks (linux/netfilter/nfnetlink_conntrack.h).
+
+use super::attributes::{Attributes, find, parse};
+use super::message::{NLM_F_DUMP, NLM_F_REQUEST, put};
+use super::{Error, Socket};
+use std::net::{IpAddr, SocketAddr};
+
+const NFNL_SUBSYS_CTNETLINK: u16 = 1;
+const IPCTNL_MSG_CT_GET: u16 = 1;
+/// `enum ctattr_type`.
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_STATUS: u16 = 3;
+const CTA_ZONE: u16 = 18;
+/// Within a tuple: addresses, and protocol with ports; the zone where only this direction has it.
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_TUPLE_ZONE: u16 = 3;
+/// `IPS_SEEN_REPLY`.
+const SEEN_REPLY: u32 = 1 << 1;
+
+/// A tracked connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// The IP protocol's number.
+    pub protocol: u8,
+    /// Who sent its first packet.
+    pub source: SocketAddr,
+    /// Where that was sent to.
+    pub destination: SocketAddr,
+    /// Whose replies are its: where its packets really go.
+    pub answers: SocketAddr,
+    /// The zone of its first direction; 0 where none is set.
+    pub zone: u16,
+    /// Whether anything came back.
+    pub replied: bool,
+}
+
+impl Socket {
+    /// All connections of the socket's network namespace that have ports.
+    ///
+    /// # Errors
+    /// The kernel has no connection tracking, or the socket fails.
+    pub fn connections(&mut self) -> Result<Vec<Connection>, Error> {
+        let sequence = self.next_sequence();
+        let mut request = Vec::new();
+        let kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET;
+        put(&mut request, kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, 0, 0, Attributes::new().as_bytes());
+        let mut found = Vec::new();
+        // A table that changes while it is read misses what came or went, and no more.
+        match self.answers(&request, sequence, |_, body| found.extend(connection(body))) {
+            Ok(()) | Err(Error::Changed) => Ok(found),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn connection(body: &[u8]) -> Option<Connection> {
+    let (original, reply) = (find(body, CTA_TUPLE_ORIG)?, find(body, CTA_TUPLE_REPLY)?);
+    let (source, destination, protocol) = ends(original)?;
+    let (answers, ..) = ends(reply)?;
+    let zone = find(original, CTA_TUPLE_ZONE).or_else(|| find(body, CTA_ZONE));
+    let status = find(body, CTA_STATUS).and_then(|value| value.try_into().ok()).map_or(0, u32::from_be_bytes);
+    let zone = zone.and_then(|value| value.try_into().ok()).map_or(0, u16::from_be_bytes);
+    Some(Connection { protocol, source, destination, answers, zone, replied: status & SEEN_REPLY != 0 })
+}
+
+/// Source, destination and protocol of a tuple.
+fn ends(tuple: &[u8]) -> Option<(SocketAddr, SocketAddr, u8)> {
+    let (addresses, protocol) = (find(tuple, CTA_TUPLE_IP)?, find(tuple, CTA_TUPLE_PROTO)?);
+    // `CTA_IP_V4_SRC`, `…_DST`, `CTA_IP_V6_SRC`, `…_DST` are 1 to 4; only one family's are there.
+    let address = |v4: u16, v6: u16| -> Option<IpAddr> {
+        parse(addresses).find_map(|(kind, value)| match kind {
+            kind if kind == v4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
+            kind if kind == v6 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
+            _ => None,
+        })
+    };
+    // `CTA_PROTO_NUM`, `…_SRC_PORT`, `…_DST_PORT`.
+    let port = |kind| find(protocol, kind)?.try_into().ok().map(u16::from_be_bytes);
+    let number = *find(protocol, 1)?.first()?;
+    let source = SocketAddr::new(address(1, 3)?, port(2)?);
+    Some((source, SocketAddr::new(address(2, 4)?, port(3)?), number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(v6: bool, source: (&[u8], u16), destination: (&[u8], u16), zone: Option<u16>) -> Attributes {
+        let (from, to) = if v6 { (3, 4) } else { (1, 2) };
+        let addresses = Attributes::new().bytes(from, source.0).bytes(to, destination.0);
+        let protocol = Attributes::new().bytes(1, &[6]).bytes(2, &source.1.to_be_bytes());
+        let protocol = protocol.bytes(3, &destination.1.to_be_bytes());
+        let tuple = Attributes::new().nested(CTA_TUPLE_IP, &addresses).nested(CTA_TUPLE_PROTO, &protocol);
+        zone.map_or(tuple.clone(), |zone| tuple.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes()))
+    }
+
+    #[test]
+    fn a_redirected_connection_answers_from_elsewhere() {
+        let (pod, far, own) = ([10, 0, 0, 2], [192, 0, 2, 1], [127, 0, 0, 1]);
+        let original = tuple(false, (&pod, 4000), (&far, 80), Some(2));
+        let reply = tuple(false, (&own, 15001), (&pod, 4000), None);
+        let body = Attributes::new().nested(CTA_TUPLE_ORIG, &original).nested(CTA_TUPLE_REPLY, &reply);
+        let body = body.be32(CTA_STATUS, SEEN_REPLY);
+        let wanted = Connection {
+            protocol: 6,
+            source: "10.0.0.2:4000".parse().expect("an address"),
+            destination: "192.0.2.1:80".parse().expect("an address"),
+            answers: "127.0.0.1:15001".parse().expect("an address"),
+            zone: 2,
+            replied: true,
+        };
+        assert_eq!(connection(body.as_bytes()), Some(wanted));
+    }
+
+    #[test]
+    fn six_takes_the_other_attributes_and_what_is_cut_short_is_none() {
+        let (pod, far) = ([1; 16], [2; 16]);
+        let original = tuple(true, (&pod, 1), (&far, 2), None);
+        let reply = tuple(true, (&far, 2), (&pod, 1), None);
+        let body = Attributes::new().nested(CTA_TUPLE_ORIG, &original).nested(CTA_TUPLE_REPLY, &reply);
+        let body = body.bytes(CTA_ZONE, &1_u16.to_be_bytes());
+        let read = connection(body.as_bytes()).expect("a connection");
+        assert_eq!((read.destination.ip(), read.zone, read.replied), (IpAddr::from(far), 1, false));
+        assert_eq!(read.answers, read.destination);
+        assert_eq!(connection(&body.as_bytes()[..20]), None);
+    }
+}

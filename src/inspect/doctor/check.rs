@@ -1,0 +1,103 @@
+//! A check, what it came to, and the list of all.
+
+use super::report::{Group, Line, Outcome};
+
+/// Something that is looked at.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Check {
+    /// How programs know it; stable.
+    pub(super) id: &'static str,
+    pub(super) group: Group,
+    /// What must hold.
+    pub(super) holds: &'static str,
+}
+
+/// What a check came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It holds; what was found.
+    Pass(String),
+    /// It does not; what was found, and what to do.
+    Fail(String, String),
+    /// That can't be told; why, and what to do about that.
+    NotChecked(String, Option<String>),
+}
+
+impl Verdict {
+    pub(super) fn pass(found: impl Into<String>) -> Self {
+        Self::Pass(found.into())
+    }
+
+    pub(super) fn fail(found: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::Fail(found.into(), next.into())
+    }
+
+    pub(super) fn not_checked(why: impl Into<String>) -> Self {
+        Self::NotChecked(why.into(), None)
+    }
+}
+
+/// The checks that were done, in their order.
+#[derive(Debug, Default)]
+pub(super) struct Checkup {
+    pub(super) lines: Vec<Line>,
+}
+
+impl Checkup {
+    /// Notes what a check came to.
+    pub(super) fn add(&mut self, check: &Check, verdict: Verdict) {
+        let (outcome, found, next) = match verdict {
+            Verdict::Pass(found) => (Outcome::Pass, found, None),
+            Verdict::Fail(found, next) => (Outcome::Fail, found, Some(next)),
+            Verdict::NotChecked(why, next) => (Outcome::NotChecked, why, next),
+        };
+        let Check { id, group, holds } = *check;
+        self.lines.push(Line { id, group, checked: holds, outcome, found, next });
+    }
+
+    /// Does a check that makes sense only where `needed` all hold.
+    pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> Verdict) {
+        let verdict = match self.obstacle(needed) {
+            Some(why) => Verdict::not_checked(why),
+            None => verdict(),
+        };
+        self.add(check, verdict);
+    }
+
+    /// Whether it was looked at and does not hold.
+    pub(super) fn has_failed(&self, check: &Check) -> bool {
+        self.lines.iter().any(|line| line.id == check.id && line.outcome == Outcome::Fail)
+    }
+
+    /// The first of `needed` that was looked at and is not known to hold.
+    pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
+        let bad = |check: &&Check| {
+            let line = self.lines.iter().find(|line| line.id == check.id && line.outcome != Outcome::Pass)?;
+            let how = if line.outcome == Outcome::Fail { "failed" } else { "was not checked" };
+            Some(format!("because {} {how}", line.id))
+        };
+        needed.iter().find_map(bad)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Check = Check { id: "a", group: Group::Node, holds: "a" };
+    const B: Check = Check { id: "b", group: Group::Node, holds: "b" };
+    const C: Check = Check { id: "c", group: Group::Node, holds: "c" };
+
+    #[test]
+    fn what_needs_a_check_that_failed_is_not_done() {
+        let mut checkup = Checkup::default();
+        checkup.add(&A, Verdict::pass("fine"));
+        checkup.after(&[&A], &B, || Verdict::fail("broken", "mend it"));
+        checkup.after(&[&A, &B], &C, || unreachable!("b failed"));
+        let outcomes: Vec<_> = checkup.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
+        let wanted = [(Outcome::Pass, "fine"), (Outcome::Fail, "broken"), (Outcome::NotChecked, "because b failed")];
+        assert_eq!(outcomes, wanted);
+        assert_eq!(checkup.obstacle(&[&C]), Some("because c was not checked".to_owned()));
+        assert_eq!(checkup.obstacle(&[&A]), None);
+    }
+}

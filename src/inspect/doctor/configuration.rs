@@ -1,0 +1,175 @@
+//! The configuration by which runtimes, or Multus, call the plugin.
+
+use super::case::Case;
+use super::check::{Check, Checkup, Verdict};
+use super::report::Group;
+use crate::cni::NetConf;
+use crate::host_path::HostPath;
+use crate::inspect::subject::{OWN_TYPES, configuration};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Node, holds }
+}
+
+pub(super) const PRESENT: Check = check("configuration-present", "a configuration calls the program");
+pub(super) const VALID: Check = check("configuration-valid", "the plugin accepts it");
+pub(super) const PICKED: Check = check("configuration-picked", "runtimes find it");
+pub(super) const AMBIENT: Check = check("ambient", "nothing is asked for that is not done");
+/// All of them.
+pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
+
+const INSTALL: &str =
+    "detour install writes it (see detour install --help), or see why the agent on this node does not";
+
+/// A configuration with a plugin of ours.
+#[derive(Debug, Clone)]
+pub(super) struct Configured {
+    pub(super) path: HostPath,
+    pub(super) text: String,
+    pub(super) conf: NetConf,
+}
+
+/// A file that runtimes look at.
+struct File {
+    path: HostPath,
+    text: String,
+    json: Result<Value, String>,
+}
+
+impl File {
+    fn plugins(&self) -> Vec<&Value> {
+        let Ok(json) = &self.json else { return Vec::new() };
+        json["plugins"].as_array().map_or_else(|| vec![json], |plugins| plugins.iter().collect())
+    }
+
+    fn types(&self) -> Vec<&str> {
+        self.plugins().iter().filter_map(|plugin| plugin["type"].as_str()).collect()
+    }
+
+    fn is_ours(&self) -> bool {
+        self.types().iter().any(|kind| OWN_TYPES.contains(kind))
+    }
+
+    /// What Multus and the runtime itself pass over when they look for the cluster network.
+    fn is_other(&self) -> bool {
+        self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
+    }
+}
+
+/// Looks for it, and at it. The configurations that are ours and valid.
+pub(super) fn examine(case: &Case, checkup: &mut Checkup) -> Vec<Configured> {
+    let files = match files(case) {
+        Ok(files) => files,
+        Err(why) => {
+            checkup.add(&PRESENT, Verdict::fail(format!("{} can't be read: {why}", case.conf), INSTALL));
+            for check in [&VALID, &PICKED, &AMBIENT] {
+                checkup.after(&[&PRESENT], check, || Verdict::pass(""));
+            }
+            return Vec::new();
+        }
+    };
+    let ours: Vec<&File> = files.iter().filter(|file| file.is_ours()).collect();
+    let (mut valid, mut wrong) = (Vec::new(), Vec::new());
+    for File { path, text, .. } in &ours {
+        match configuration(path.as_path(), text.as_bytes()) {
+            Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
+            Err(error) => wrong.push(error.to_string()),
+        }
+    }
+    checkup.add(&PRESENT, present(case, &files, &ours));
+    checkup.after(&[&PRESENT], &VALID, || match wrong.is_empty() {
+        true => Verdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
+        false => Verdict::fail(wrong.join("; "), "correct the key that is named, or install again: detour install"),
+    });
+    checkup.after(&[&PRESENT, &VALID], &PICKED, || picked(case, &files, &valid));
+    checkup.after(&[&PRESENT, &VALID], &AMBIENT, || {
+        match valid.iter().find(|configured| configured.conf.ambient_enabled) {
+            Some(Configured { path, .. }) => Verdict::fail(
+                format!("{path}: ambient_enabled is true, and pods without a sidecar get nothing"),
+                "run istio-cni itself for ambient mode, and take ambient_enabled out of this configuration",
+            ),
+            None => Verdict::pass("ambient mode is off"),
+        }
+    });
+    valid
+}
+
+fn described(configured: &Configured) -> String {
+    let Configured { path, conf, .. } = configured;
+    let chain: Vec<&str> = conf.chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
+    let role = if conf.primary.is_some() { ", as the primary plugin" } else { "" };
+    format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path.name(), chain.join(", "))
+}
+
+fn present(case: &Case, files: &[File], ours: &[&File]) -> Verdict {
+    if !ours.is_empty() {
+        return Verdict::pass(ours.iter().map(|file| file.path.to_string()).collect::<Vec<_>>().join(", "));
+    }
+    let broken = files.iter().filter_map(|file| Some(format!("{}: {}", file.path, file.json.as_ref().err()?)));
+    let broken: Vec<String> = broken.collect();
+    let own = OWN_TYPES.join(", ");
+    match broken.is_empty() {
+        true => {
+            let names: Vec<String> = files.iter().map(|file| file.path.name()).collect();
+            let names = if names.is_empty() { "it has no configuration".to_owned() } else { names.join(", ") };
+            Verdict::fail(format!("{}: no plugin of type {own}; found: {names}", case.conf), INSTALL)
+        }
+        false => Verdict::fail(
+            format!("no plugin of type {own}, and what can't be read: {}", broken.join("; ")),
+            "correct the file, or install again: detour install",
+        ),
+    }
+}
+
+/// Runtimes take the first file by name (libcni, `LoadConfList` of `ConfFiles`); an attachment is found
+/// by its name.
+fn picked(case: &Case, files: &[File], ours: &[Configured]) -> Verdict {
+    let is_primary = ours.iter().any(|configured| configured.conf.primary.is_some());
+    if !case.chained && !is_primary {
+        let names: Vec<&str> = ours.iter().map(|configured| configured.conf.name.as_str()).collect();
+        return Verdict::pass(format!("Multus finds it by its name, {}", names.join(", ")));
+    }
+    let first = files.iter().find(|file| file.json.is_ok() && !file.is_other());
+    match first {
+        Some(file) if file.is_ours() => Verdict::pass(format!("{} is the first file", file.path.name())),
+        Some(file) => Verdict::fail(
+            format!(
+                "runtimes take {}, whose plugins are {}; ours is in {}",
+                file.path.name(),
+                file.types().join(", "),
+                ours.iter().map(|configured| configured.path.name()).collect::<Vec<_>>().join(", ")
+            ),
+            format!("install into that list: detour install --chained=true --conf-name {}", file.path.name()),
+        ),
+        None => Verdict::not_checked("no file of the directory is a configuration of pods' networks"),
+    }
+}
+
+/// The files that runtimes look at (libcni, `ConfFiles`), in the order of their names, or the one
+/// that was named.
+fn files(case: &Case) -> Result<Vec<File>, String> {
+    let reached = case.reach(&case.conf).map_err(|why| why.to_string())?;
+    if reached.is_file() {
+        return Ok(vec![read(case.conf.clone(), &reached)?]);
+    }
+    let entries = fs::read_dir(&reached).map_err(|why| why.to_string())?;
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.retain(|name| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)));
+    names.sort();
+    let file = |name: &String| {
+        let path = case.conf.join(name);
+        let reached = case.reach(&path).map_err(|why| format!("{path}: {why}"))?;
+        read(path, &reached)
+    };
+    names.iter().map(file).collect()
+}
+
+fn read(path: HostPath, reached: &Path) -> Result<File, String> {
+    let bytes = fs::read(reached).map_err(|why| format!("{path}: {why}"))?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let json = serde_json::from_str(&text).map_err(|why| format!("it is not JSON: {why}"));
+    Ok(File { path, text, json })
+}

@@ -1,0 +1,86 @@
+//! What the configuration makes of the pod.
+
+use super::check::{Check, Checkup, Verdict};
+use super::report::Group;
+use crate::chain;
+use crate::cni::NetConf;
+use crate::inspect::explain::{Explained, explain};
+use crate::inspect::subject::Subject;
+use crate::pod::Facts;
+use crate::policy::IdRange;
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Pod, holds }
+}
+
+pub(super) const DECISION: Check = check("redirected", "its traffic goes to its sidecar");
+const PROXY_UID: Check = check("proxy-uid", "the proxy's UID is of the namespace's range");
+
+/// Decides as an ADD would.
+pub(super) fn examine(
+    facts: Option<&Facts>,
+    conf: Option<&NetConf>,
+    needed: &[&Check],
+    checkup: &mut Checkup,
+) -> Option<Explained> {
+    let subject = facts.zip(conf).map(|(facts, conf)| Subject { conf: conf.clone(), facts: facts.clone() });
+    let explained = subject.as_ref().map(explain);
+    checkup.after(needed, &DECISION, || match (&subject, &explained) {
+        (Some(subject), Some(Ok(explained))) => decision(subject, explained),
+        (_, Some(Err(error))) => {
+            Verdict::fail(error.to_string(), "correct what is named; an ADD of the pod fails until then")
+        }
+        _ => Verdict::not_checked("there is no configuration to go by"),
+    });
+    let explained = explained.and_then(Result::ok);
+    checkup.after(&[&DECISION], &PROXY_UID, || match (&subject, &explained) {
+        (Some(subject), Some(explained)) => proxy_uid(subject, explained),
+        _ => Verdict::not_checked("the pod is not known"),
+    });
+    explained
+}
+
+fn decision(Subject { conf, facts }: &Subject, Explained { explanation, policy }: &Explained) -> Verdict {
+    let pod = &facts.pod;
+    let decision = &explanation.decision;
+    let by_others = pod.all_containers().any(|container| container.name == "istio-init");
+    let surprises = explanation.warnings.len();
+    let surprises = match surprises {
+        0 => String::new(),
+        1 => "; one thing may surprise, see detour explain".to_owned(),
+        count => format!("; {count} things may surprise, see detour explain"),
+    };
+    if explanation.redirected || by_others || (pod.proxy().is_some() && !policy.is_empty()) {
+        return Verdict::pass(format!("{decision}{surprises}"));
+    }
+    let next = if conf.kubernetes.excludes(&pod.namespace) {
+        format!("take {} out of kubernetes.exclude_namespaces, or move the pod", pod.namespace)
+    } else if pod.proxy().is_none() {
+        format!(
+            "label the namespace (kubectl label namespace {} istio-injection=enabled) and delete the pod; one that is \
+             not to be in the mesh is as it should be",
+            pod.namespace
+        )
+    } else {
+        "detour explain shows which rule decided; one that is not to be redirected is as it should be".to_owned()
+    };
+    Verdict::fail(decision.clone(), next)
+}
+
+fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explained) -> Verdict {
+    let Some(redirect) = policy.redirect() else { return Verdict::not_checked("somebody else redirects it") };
+    let shown = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let Some(ranges) = facts.namespace.as_ref().and_then(chain::namespace_uids) else {
+        return Verdict::pass(format!("{shown}; the namespace has no range"));
+    };
+    let within = |uid: &u32| ranges.iter().any(|range| range.covers(IdRange::one(*uid)));
+    let range = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if redirect.proxy_uid.iter().all(within) {
+        return Verdict::pass(format!("{shown} is in {range}"));
+    }
+    Verdict::fail(
+        format!("{shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
+        "let the injector choose it: no runAsUser of istio-proxy in the template (istiod takes the range's last), or \
+         give the pod's service account an SCC that allows it",
+    )
+}

@@ -1,0 +1,132 @@
+//! What the kernel can do: tried in a network namespace of our own, which nobody else sees and which
+//! goes with the thread that made it.
+
+use super::check::{Check, Checkup, Verdict};
+use super::report::Group;
+use crate::cni::{self, NetConf};
+use crate::firewall::nfnetlink::Socket;
+use crate::firewall::rule::Family;
+use crate::firewall::{Dialect, Live, Made, Ruleset};
+use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Owner, Policy, Redirect};
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Kernel, holds }
+}
+
+const NETNS: Check = check("kernel-netns", "network namespaces can be made");
+const NETFILTER: Check = check("kernel-nftables", "nf_tables answers");
+const IPTABLES: Check = check("kernel-iptables-rules", "it takes rules as iptables writes them");
+const NATIVE: Check = check("kernel-native-rules", "it takes native rules");
+const CONNTRACK: Check = check("kernel-conntrack", "connections are tracked");
+
+const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
+    xt_owner xt_REDIRECT xt_multiport xt_CT";
+
+/// Tries, and says which of the two dialects this configuration can have.
+pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Checkup) {
+    let tried = std::thread::spawn(try_all).join();
+    let tried = tried.unwrap_or_else(|_| Tried { netns: Err("the thread in it ended".to_owned()), ..Tried::default() });
+    checkup.add(
+        &NETNS,
+        match &tried.netns {
+            Ok(()) => Verdict::pass("made one to try the rest in"),
+            Err(why) if why.starts_with("EPERM") => Verdict::NotChecked(
+                "this needs root (CAP_SYS_ADMIN)".to_owned(),
+                Some("run it as root on the node, or in the agent's pod".to_owned()),
+            ),
+            Err(why) => {
+                Verdict::fail(why.clone(), "the kernel needs CONFIG_NET_NS, and user.max_net_namespaces above 0")
+            }
+        },
+    );
+    let refused = |why: &String| Verdict::fail(why.clone(), MODULES);
+    checkup.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
+        Ok(()) => Verdict::pass("it tells its generation"),
+        Err(why) => refused(why),
+    });
+    let asked = conf.map_or(cni::Dialect::Auto, |conf| conf.dialect);
+    let dialects = [
+        (&IPTABLES, &tried.iptables, cni::Dialect::Iptables, &tried.native),
+        (&NATIVE, &tried.native, cni::Dialect::Nftables, &tried.iptables),
+    ];
+    for (check, own, dialect, other) in dialects {
+        checkup.after(&[&NETFILTER], check, || match own {
+            Ok(count) => Verdict::pass(format!("{count} rules were committed and read back, for IPv4 and IPv6")),
+            Err(why) if asked != dialect && other.is_ok() => {
+                Verdict::NotChecked(format!("refused ({why}), and not needed: the other dialect is taken"), None)
+            }
+            Err(why) => refused(why),
+        });
+    }
+    checkup.after(&[&NETFILTER], &CONNTRACK, || match &tried.conntrack {
+        Ok(()) => Verdict::pass("its table can be read"),
+        Err(why) => refused(why),
+    });
+}
+
+/// What each thing came to; how many rules where it is rules.
+#[derive(Debug)]
+struct Tried {
+    netns: Result<(), String>,
+    netfilter: Result<(), String>,
+    iptables: Result<usize, String>,
+    native: Result<usize, String>,
+    conntrack: Result<(), String>,
+}
+
+impl Default for Tried {
+    fn default() -> Self {
+        let not = || "not tried".to_owned();
+        Self {
+            netns: Err(not()),
+            netfilter: Err(not()),
+            iptables: Err(not()),
+            native: Err(not()),
+            conntrack: Err(not()),
+        }
+    }
+}
+
+/// On a thread that ends there.
+fn try_all() -> Tried {
+    if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
+        let why = if errno == Errno::EPERM { "EPERM".to_owned() } else { errno.to_string() };
+        return Tried { netns: Err(why), ..Tried::default() };
+    }
+    Tried {
+        netns: Ok(()),
+        netfilter: Socket::open().and_then(|mut socket| socket.generation()).map(drop).map_err(|e| e.to_string()),
+        iptables: commit(Dialect::Iptables),
+        native: commit(Dialect::Nftables),
+        conntrack: Socket::open().and_then(|mut socket| socket.connections()).map(drop).map_err(|e| e.to_string()),
+    }
+}
+
+/// The rules of a pod that has everything.
+fn commit(dialect: Dialect) -> Result<usize, String> {
+    let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
+    let exclusion =
+        Exclusion { owner: Owner::Uid(IdRange::one(1337)), destination: None, protocol: None, ports: Vec::new() };
+    let policy = Policy {
+        interception: Interception::On(Box::new(redirect)),
+        exclusions: [exclusion].into(),
+        dns_captured_elsewhere: None,
+    };
+    let desired = Ruleset::of(&policy, &Family::ALL);
+    let mut socket = Socket::open().map_err(|error| error.to_string())?;
+    let live = Live::read(&mut socket).map_err(|error| error.to_string())?;
+    let plan = dialect.plan(&live, &Ruleset::default(), &desired, &Made::default());
+    plan.commit(&mut socket, &live).map_err(|error| match error {
+        crate::firewall::nfnetlink::Error::Refused { index: Some(index), .. } => {
+            format!("{}: {error}", plan.describe(index).unwrap_or_default())
+        }
+        other => other.to_string(),
+    })?;
+    let live = Live::read(&mut socket).map_err(|error| error.to_string())?;
+    match dialect.drift(&live, &desired).first() {
+        Some(drift) => Err(format!("what was committed is read back otherwise: {drift}")),
+        None => Ok(plan.len()),
+    }
+}

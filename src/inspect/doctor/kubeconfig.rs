@@ -1,0 +1,154 @@
+//! The kubeconfig that the configuration names.
+
+use super::case::Case;
+use super::check::{Check, Checkup, Verdict};
+use super::configuration;
+use super::report::Group;
+use crate::cluster::{Authority, Credentials, Summary};
+use crate::cni::NetConf;
+use k8s_openapi::jiff::Timestamp;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Node, holds }
+}
+
+pub(super) const PRESENT: Check = check("kubeconfig-present", "the plugin's kubeconfig is there");
+pub(super) const PRIVATE: Check = check("kubeconfig-private", "only root may read it");
+pub(super) const VALID: Check = check("kubeconfig-valid", "it can be used");
+pub(super) const TOKEN: Check = check("token-valid", "its token has not expired");
+/// All of them.
+pub(super) const ALL: [&Check; 4] = [&PRESENT, &PRIVATE, &VALID, &TOKEN];
+/// Those that must hold before the API can be asked with it.
+pub(super) const USABLE: [&Check; 3] = [&PRESENT, &VALID, &TOKEN];
+
+const REWRITE: &str = "have it written again: detour install, or see why the agent on this node does not write it";
+
+/// Looks at it. Where it is, as this process sees it, and what it says.
+pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) -> Option<(PathBuf, Summary)> {
+    let Some(conf) = conf else {
+        checkup.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
+            Verdict::not_checked("nothing names it")
+        });
+        return none(checkup);
+    };
+    let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
+        let why = match &conf.kubernetes.manifests_dir {
+            Some(dir) => format!("facts come from the files in {}, not from an API", dir.display()),
+            None => "the configuration names no kubeconfig: it goes by itself alone".to_owned(),
+        };
+        checkup.add(&PRESENT, Verdict::not_checked(why));
+        return None;
+    };
+    let shown = path.display();
+    let reached = case.reach_named(path).and_then(|reached| Ok((fs::metadata(&reached)?, reached)));
+    let (metadata, reached) = match reached {
+        Ok((metadata, reached)) if metadata.is_file() => (metadata, reached),
+        Ok(_) => {
+            checkup.add(&PRESENT, Verdict::fail(format!("{shown} is no regular file"), REWRITE));
+            return none(checkup);
+        }
+        Err(why) => {
+            checkup.add(&PRESENT, Verdict::fail(format!("{shown}: {why}"), REWRITE));
+            return none(checkup);
+        }
+    };
+    checkup.add(&PRESENT, Verdict::pass(shown.to_string()));
+    let mode = metadata.permissions().mode() & 0o7777;
+    checkup.add(
+        &PRIVATE,
+        match mode & 0o077 {
+            0 => Verdict::pass(format!("mode {mode:04o}")),
+            _ => Verdict::fail(
+                format!("{shown} has mode {mode:04o}: others can take its token"),
+                format!("chmod 0600 {shown}"),
+            ),
+        },
+    );
+    match Summary::read(&case.mount, &reached) {
+        Ok(summary) => {
+            checkup.add(&VALID, valid(&summary));
+            checkup.add(&TOKEN, token(&summary, Timestamp::now().as_second()));
+            Some((reached, summary))
+        }
+        Err(error) => {
+            checkup.add(&VALID, Verdict::fail(error.to_string(), REWRITE));
+            checkup.after(&[&VALID], &TOKEN, || Verdict::pass(""));
+            None
+        }
+    }
+}
+
+fn none<T>(checkup: &mut Checkup) -> Option<T> {
+    for check in [&PRIVATE, &VALID, &TOKEN] {
+        checkup.after(&[&PRESENT], check, || Verdict::pass(""));
+    }
+    None
+}
+
+fn valid(summary: &Summary) -> Verdict {
+    let server = &summary.server;
+    let by = match &summary.authority {
+        Authority::Embedded => "its authority is in it".to_owned(),
+        Authority::File(file) => format!("its authority is in {}", file.display()),
+        Authority::System => "the node's own authorities are asked, for it names none".to_owned(),
+        Authority::Nobody => {
+            return Verdict::fail(
+                format!("{server}: insecure-skip-tls-verify is true, so that anybody can answer for it"),
+                "write certificate-authority-data instead; detour install does",
+            );
+        }
+    };
+    let who = match &summary.credentials {
+        Credentials::Token => "a token".to_owned(),
+        Credentials::TokenFile(file) => format!("the token in {}", file.display()),
+        Credentials::Certificate => "a client certificate".to_owned(),
+        Credentials::Nothing => {
+            return Verdict::fail(format!("{server}: it has no credentials"), REWRITE);
+        }
+    };
+    Verdict::pass(format!("{server} with {who}; {by}"))
+}
+
+fn token(summary: &Summary, now: i64) -> Verdict {
+    let shown =
+        |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "for ever".to_owned(), |t| t.to_string());
+    match (&summary.token, summary.expires) {
+        (None, _) => Verdict::not_checked("it has no token"),
+        (Some(_), None) => Verdict::pass("it says nothing of an end"),
+        (Some(_), Some(end)) if end > now => Verdict::pass(format!("valid until {}", shown(end))),
+        (Some(_), Some(end)) => Verdict::fail(
+            format!("it expired at {}", shown(end)),
+            "see whether the agent runs on this node, which renews it: kubectl get pods -A -o wide -l \
+             app.kubernetes.io/component=agent; or install again with a new token",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(expires: Option<i64>) -> Summary {
+        let (authority, credentials) = (Authority::Embedded, Credentials::Token);
+        Summary { server: "https://a".into(), authority, credentials, token: Some("t".into()), expires }
+    }
+
+    #[test]
+    fn a_token_counts_until_its_end() {
+        let outcome = |expires| token(&summary(expires), 1000);
+        assert_eq!(outcome(Some(4_102_444_800)), Verdict::pass("valid until 2100-01-01T00:00:00Z"));
+        assert!(matches!(outcome(Some(1000)), Verdict::Fail(found, _) if found.contains("1970-01-01T00:16:40Z")));
+        assert_eq!(outcome(None), Verdict::pass("it says nothing of an end"));
+        assert!(matches!(token(&Summary { token: None, ..summary(None) }, 0), Verdict::NotChecked(..)));
+    }
+
+    #[test]
+    fn a_server_that_nobody_vouches_for_and_nobody_who_asks_are_failures() {
+        assert!(matches!(valid(&summary(None)), Verdict::Pass(_)));
+        assert!(matches!(valid(&Summary { authority: Authority::Nobody, ..summary(None) }), Verdict::Fail(..)));
+        assert!(matches!(valid(&Summary { credentials: Credentials::Nothing, ..summary(None) }), Verdict::Fail(..)));
+    }
+}

@@ -1,0 +1,143 @@
+//! Whether the proxy listens where the rules send traffic, and as whom.
+
+use super::check::{Check, Checkup, Verdict};
+use super::report::Group;
+use super::rules::RULES;
+use super::sandbox::NETNS;
+use crate::cni::{Code, Error};
+use crate::policy::{DnsCapture, Policy, Redirect};
+use crate::sandbox::find::Found;
+use std::fs;
+use std::time::Duration;
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Sandbox, holds }
+}
+
+pub(super) const LISTENING: Check = check("proxy-listening", "the proxy listens where traffic is sent to");
+const USER: Check = check("proxy-user", "it runs as the UID that the rules spare");
+
+/// How long to wait for a call of the plugin that is at work in the namespace.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Where the proxy takes captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
+const DNS_PORT: u16 = 15053;
+/// `TCP_LISTEN` (include/net/tcp_states.h), in hexadecimal.
+const LISTEN: &str = "0A";
+
+/// A socket that waits for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Listener {
+    pub(super) port: u16,
+    pub(super) uid: u32,
+    pub(super) tcp: bool,
+}
+
+/// Looks. Who listens; `None` where that can't be known.
+pub(super) fn examine(found: Option<&Found>, policy: Option<&Policy>, checkup: &mut Checkup) -> Option<Vec<Listener>> {
+    let listeners = found.map(|found| found.open()?.enter(PATIENCE, listeners));
+    let redirect = policy.and_then(Policy::redirect);
+    checkup.after(&[&NETNS], &LISTENING, || match (&listeners, redirect) {
+        (Some(Ok(listeners)), Some(redirect)) => listening(listeners, redirect),
+        (Some(Err(error)), _) => Verdict::not_checked(error.to_string()),
+        _ => Verdict::not_checked("nothing is redirected by this plugin"),
+    });
+    let listeners = listeners.and_then(Result::ok);
+    checkup.after(&[&NETNS, &RULES, &LISTENING], &USER, || match (&listeners, redirect) {
+        (Some(listeners), Some(redirect)) => user(listeners, redirect),
+        _ => Verdict::not_checked("nothing is redirected by this plugin"),
+    });
+    listeners
+}
+
+fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {
+    let dns = (redirect.dns != DnsCapture::Off).then_some([(DNS_PORT, true), (DNS_PORT, false)]);
+    let tcp = [(redirect.proxy_port, true), (redirect.inbound_capture_port, true)];
+    tcp.into_iter().chain(dns.into_iter().flatten()).collect()
+}
+
+fn listening(listeners: &[Listener], redirect: &Redirect) -> Verdict {
+    let spelled = |(port, tcp): &(u16, bool)| format!("{port}/{}", if *tcp { "tcp" } else { "udp" });
+    let wanted = wanted(redirect);
+    let is_there = |(port, tcp): &&(u16, bool)| listeners.iter().any(|l| (l.port, l.tcp) == (*port, *tcp));
+    let missing: Vec<String> = wanted.iter().filter(|one| !is_there(one)).map(spelled).collect();
+    if missing.is_empty() {
+        return Verdict::pass(wanted.iter().map(spelled).collect::<Vec<_>>().join(", "));
+    }
+    Verdict::fail(
+        format!("nobody listens on {}: what is sent there is refused", missing.join(", ")),
+        "see kubectl logs -c istio-proxy of the pod; while init containers run it is not there yet, and what they send \
+         must be excluded (detour explain says which)",
+    )
+}
+
+fn user(listeners: &[Listener], redirect: &Redirect) -> Verdict {
+    let own = listeners.iter().filter(|l| l.tcp && l.port == redirect.proxy_port);
+    let uids: Vec<u32> = own.map(|listener| listener.uid).collect();
+    let spared = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match uids.iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
+        None => Verdict::pass(format!("uid {spared}")),
+        Some(other) => Verdict::fail(
+            format!("the proxy listens as uid {other}, the rules spare uid {spared}: what it sends comes back to it"),
+            format!(
+                "set runAsUser of istio-proxy to {spared}, or proxy_uid of the configuration to {other}, and delete the pod"
+            ),
+        ),
+    }
+}
+
+/// Those of the thread's network namespace (proc_net_tcp(5); the file of a thread is that of its
+/// namespace).
+fn listeners() -> Result<Vec<Listener>, Error> {
+    let mut all = Vec::new();
+    for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
+        let path = format!("/proc/thread-self/net/{file}");
+        match fs::read_to_string(&path) {
+            Ok(text) => all.extend(text.lines().skip(1).filter_map(|line| listener(line, tcp))),
+            // IPv6 may be off.
+            Err(_) if file.ends_with('6') => {}
+            Err(error) => return Err(Error::new(Code::Io, format!("{path} can't be read: {error}"))),
+        }
+    }
+    Ok(all)
+}
+
+fn listener(line: &str, tcp: bool) -> Option<Listener> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (_, port) = fields.get(1)?.split_once(':')?;
+    // A socket of UDP that has no peer.
+    let waits = if tcp { *fields.get(3)? == LISTEN } else { fields.get(2)?.ends_with(":0000") };
+    waits.then_some(Listener { port: u16::from_str_radix(port, 16).ok()?, uid: fields.get(7)?.parse().ok()?, tcp })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TCP: &str =
+        "   0: 0100007F:3A99 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337        0 123 1";
+
+    #[test]
+    fn listeners_are_read_and_connections_are_not() {
+        assert_eq!(listener(TCP, true), Some(Listener { port: 15001, uid: 1337, tcp: true }));
+        assert_eq!(listener(&TCP.replace(" 0A ", " 01 "), true), None);
+        assert_eq!(listener(&TCP.replace(" 0A ", " 07 "), false).map(|l| l.tcp), Some(false));
+        assert_eq!(listener(&TCP.replace("00000000:0000 0A", "0100007F:1234 07"), false), None);
+        assert_eq!(listener("garbage", true), None);
+    }
+
+    #[test]
+    fn each_missing_port_is_named_and_dns_only_where_it_is_captured() {
+        let at = |port, tcp| Listener { port, uid: 1337, tcp };
+        let redirect = Redirect { dns: DnsCapture::All, ..Redirect::default() };
+        let both = [at(15001, true), at(15006, true)];
+        assert!(matches!(listening(&both, &Redirect::default()), Verdict::Pass(_)));
+        let verdict = listening(&[&both[..], &[at(15053, true)]].concat(), &redirect);
+        assert!(matches!(verdict, Verdict::Fail(found, _) if found.contains("15053/udp") && !found.contains("15001")));
+    }
+
+    #[test]
+    fn a_proxy_of_another_uid_is_named() {
+        let verdict = user(&[Listener { port: 15001, uid: 7, tcp: true }], &Redirect::default());
+        assert!(matches!(verdict, Verdict::Fail(found, _) if found.contains("uid 7") && found.contains("1337")));
+    }
+}

@@ -1,0 +1,166 @@
+//! What is wrong with a node, or with a pod on it: a list of checks, each with what was found and what
+//! to do next. Nothing is changed; with `--probe` a few packets are sent, to addresses that nobody has.
+//!
+//! A check is done in the file of what it is about and comes to a verdict; one that makes sense only
+//! where others hold is not done where they don't, and says so.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `case` | whom it looks at, and where things are |
+//! | `check`, `report` | checks and their verdicts; the list of them |
+//! | `configuration`, `program` (`elf`), `installation` | what the node has on disk |
+//! | `kubeconfig`, `rights`, `agent` | how the plugin comes by facts |
+//! | `kernel` | what the kernel can do |
+//! | `pod`, `decision` | what the pod asks for, and what is made of it |
+//! | `sandbox`, `rules`, `listeners` | where the pod is, and what is in its network namespace |
+//! | `probe`, `flight` | what real packets do |
+//! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
+//! | `bundle`, `redact`, `ustar` | all of it for somebody elsewhere, less its secrets |
+
+mod agent;
+mod bundle;
+mod case;
+mod check;
+mod complaint;
+mod configuration;
+mod decision;
+mod elf;
+mod flight;
+mod installation;
+mod kernel;
+mod kubeconfig;
+mod listeners;
+mod logs;
+mod pod;
+mod probe;
+mod program;
+mod redact;
+mod report;
+mod rights;
+mod rules;
+mod sandbox;
+mod tool;
+mod ustar;
+
+pub use case::{Case, Installation};
+pub use report::{Checklist, Group, Line, Outcome};
+
+use super::explain::Explained;
+use super::rules::{LiveRules, RulesReport};
+use crate::cluster::{self, Cluster, Inquiry, Summary};
+use crate::cni::NetConf;
+use crate::host_path::HostPath;
+use crate::pod::PodRef;
+use crate::state::{ROOT, Store};
+use check::Checkup;
+use configuration::Configured;
+use sandbox::Whereabouts;
+use std::path::PathBuf;
+
+/// The list of checks, and what was seen on the way.
+pub struct Examination {
+    /// The list.
+    pub checklist: Checklist,
+    configurations: Vec<Configured>,
+    kubeconfig: Option<(PathBuf, Summary)>,
+    explained: Option<Explained>,
+    live: Option<(LiveRules, RulesReport)>,
+    said: Vec<String>,
+}
+
+/// Looks at the node, and at the pod where one is named.
+#[must_use]
+pub fn examine(case: &Case) -> Examination {
+    let mut checkup = Checkup::default();
+    let mut seen = node(case, &mut checkup);
+    if let Some(pod) = &case.pod {
+        of_pod(case, pod, &mut seen, &mut checkup);
+    }
+    let pod = case.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    let (node, platform) = (case.node_name.clone(), case.platform.clone());
+    seen.checklist = Checklist { pod, node, platform, ..Checklist::of(checkup.lines) };
+    seen
+}
+
+fn node(case: &Case, checkup: &mut Checkup) -> Examination {
+    let configurations = configuration::examine(case, checkup);
+    let conf = foremost(&configurations);
+    let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
+    program::examine(case, &kinds, checkup);
+    let kubeconfig = kubeconfig::examine(case, conf, checkup);
+    installation::examine(case, checkup);
+    let inquiry = kubeconfig.as_ref().map(|(path, _)| Inquiry::new(&case.mount, path.clone()));
+    rights::examine(inquiry.as_ref(), conf, checkup);
+    agent::examine(case, conf, checkup);
+    kernel::examine(conf, checkup);
+    let checklist = Checklist::of(Vec::new());
+    Examination { checklist, configurations, kubeconfig, explained: None, live: None, said: Vec::new() }
+}
+
+/// The configuration that speaks for the node: the one that redirects, else the first.
+fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
+    let redirects = |configured: &&Configured| {
+        configured.conf.chain.iter().any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
+    };
+    let first = configurations.iter().find(redirects).or(configurations.first());
+    first.map(|configured| &configured.conf)
+}
+
+fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Checkup) {
+    let conf = foremost(&seen.configurations).cloned();
+    let inquiry = match (&case.kubeconfig, &seen.kubeconfig) {
+        (Some(path), _) => Some(Inquiry::new("/".as_ref(), path.clone())),
+        (None, Some((path, _))) => Some(Inquiry::new(&case.mount, path.clone())),
+        (None, None) => None,
+    };
+    let files = conf.as_ref().and_then(|conf| manifests(case, conf));
+    let source = match (&files, &inquiry) {
+        (Some(files), _) => Ok(&**files),
+        (None, Some(inquiry)) => Ok(inquiry.cluster()),
+        (None, None) => Err("there is no API to ask: give --kubeconfig".to_owned()),
+    };
+    let asked_for = seen.kubeconfig.is_some() && case.kubeconfig.is_none() && files.is_none();
+    let known = if asked_for { checkup.obstacle(&[&rights::API]) } else { None };
+    let source = known.map_or(source, Err);
+    let cluster: Option<&dyn Cluster> = source.as_ref().ok().copied();
+    let inquiry = inquiry.as_ref().filter(|_| cluster.is_some());
+
+    let facts = pod::known(source, pod, checkup);
+    let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
+    let conf = ours.first().cloned().or(conf);
+    let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
+    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), &configured, checkup);
+    let followed = [&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS, &decision::DECISION];
+    let followed = [&configured[..], &followed].concat();
+    pod::attached(case, &ours, &seen.configurations, &followed, checkup);
+
+    let whereabouts = Whereabouts::of(case, inquiry, pod, facts.as_ref());
+    // Why it was never started explains why there is nothing to be found of it.
+    logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
+    let command = |node: &str| sandbox::command(inquiry, conf.as_ref(), pod, node);
+    whereabouts.examine(case, command, checkup);
+    let found = whereabouts.found();
+
+    let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
+    let store =
+        HostPath::new(ROOT).and_then(|root| case.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
+    seen.live = rules::examine(found, &store, wanted, checkup);
+    let policy = seen.live.as_ref().and_then(|(live, _)| live.asked.as_ref()).map(|asked| &asked.policy);
+    let listeners = listeners::examine(found, policy, checkup);
+    if case.probe {
+        let before = seen.live.as_ref().map(|(_, report)| report);
+        probe::examine(found, policy, facts.as_ref(), listeners.as_deref(), (before, &store), checkup);
+    }
+    let container = found.and_then(|found| found.container_id.as_deref());
+    seen.said = logs::journal(case, pod, container, checkup);
+    seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
+}
+
+/// Facts from files, where the configuration wants those.
+fn manifests(case: &Case, conf: &NetConf) -> Option<Box<dyn Cluster>> {
+    let directory = conf.kubernetes.manifests_dir.as_ref()?;
+    let reached = case.reach_named(directory).ok()?;
+    let mut kubernetes = conf.kubernetes.clone();
+    kubernetes.manifests_dir = Some(reached);
+    cluster::source(&kubernetes)
+}

@@ -1,0 +1,202 @@
+//! What the pod asks for: its annotation, the definitions that it refers to, and where they lead.
+
+use super::case::Case;
+use super::check::{Check, Checkup, Verdict};
+use super::configuration::{self, Configured};
+use super::report::Group;
+use crate::cluster::{Cluster, Definition, Lookup, ObjectRef, Sought};
+use crate::cni::{Error, NetConf};
+use crate::inspect::subject::{self, OWN_TYPES};
+use crate::networks::{self, Selection};
+use crate::pod::{Facts, PodRef};
+use std::path::{Path, PathBuf};
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Pod, holds }
+}
+
+pub(super) const KNOWN: Check = check("pod-known", "the cluster knows the pod");
+pub(super) const ANNOTATION: Check =
+    check("annotation-valid", "its annotation k8s.v1.cni.cncf.io/networks can be read");
+pub(super) const DEFINITION: Check = check("definition-found", "the definition that it refers to is there");
+pub(super) const LEADS: Check = check("definition-leads", "the definition leads to a configuration");
+pub(super) const ATTACHED: Check = check("plugin-attached", "the plugin is called for it");
+
+/// The network's name in what to do next, where nothing says another.
+const USUAL: &str = "istio-cni";
+
+/// The pod's facts.
+pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, checkup: &mut Checkup) -> Option<Facts> {
+    let facts = source.map_err(Verdict::not_checked).and_then(|source| {
+        source.facts(pod, true).map_err(|error| {
+            let next = format!("see kubectl get pod -n {} {}", pod.namespace, pod.name);
+            Verdict::fail(error.to_string(), next)
+        })
+    });
+    match facts {
+        Ok(facts) => {
+            let uid = facts.pod.uid.as_deref().unwrap_or("unknown");
+            checkup.add(&KNOWN, Verdict::pass(format!("UID {uid}")));
+            Some(facts)
+        }
+        Err(verdict) => {
+            checkup.add(&KNOWN, verdict);
+            None
+        }
+    }
+}
+
+/// Follows its references. The configurations of this plugin that they lead to, each with the network's
+/// name.
+pub(super) fn references(
+    case: &Case,
+    source: Option<&dyn Cluster>,
+    facts: Option<&Facts>,
+    conf: Option<&NetConf>,
+    checkup: &mut Checkup,
+) -> Vec<NetConf> {
+    let selected = facts.map(|facts| networks::networks(&facts.pod));
+    checkup.after(&[&KNOWN], &ANNOTATION, || match &selected {
+        Some(Ok(selections)) if selections.elements.is_empty() => Verdict::pass("it refers to nothing"),
+        Some(Ok(selections)) => Verdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", ")),
+        Some(Err(error)) => {
+            Verdict::fail(error.to_string(), "correct the annotation where the pod is made, and delete the pod")
+        }
+        None => Verdict::not_checked("the pod is not known"),
+    });
+    let mut ours = Vec::new();
+    for selection in selected.and_then(Result::ok).map(|selections| selections.elements).unwrap_or_default() {
+        let definition = definition(source, &selection, checkup);
+        ours.extend(leads(case, conf, &selection, definition, checkup));
+    }
+    ours
+}
+
+fn named(selection: &Selection) -> String {
+    format!("{}/{}", selection.namespace, selection.name)
+}
+
+fn definition(source: Option<&dyn Cluster>, selection: &Selection, checkup: &mut Checkup) -> Option<Definition> {
+    let object = ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() };
+    let by_hand =
+        format!("look by hand: kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
+    let Some(source) = source else {
+        checkup.add(&DEFINITION, Verdict::NotChecked(format!("{object}: there is no API to ask"), Some(by_hand)));
+        return None;
+    };
+    let (verdict, found) = match source.definitions(&[Sought { object: object.clone(), awaited: false }]) {
+        Err(error) => (Verdict::NotChecked(error.to_string(), Some(by_hand)), None),
+        Ok(mut lookups) => match lookups.pop() {
+            Some(Lookup::Found(definition)) => (Verdict::pass(object.to_string()), Some(definition)),
+            _ => (missing(source, selection, &object), None),
+        },
+    };
+    checkup.add(&DEFINITION, verdict);
+    found
+}
+
+fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> Verdict {
+    let found =
+        format!("{}: there is no NetworkAttachmentDefinition {name:?} in namespace {namespace:?}", selection.place);
+    let elsewhere = source.namespaces_with_definition(name).unwrap_or_default();
+    match elsewhere.first() {
+        Some(other) => Verdict::fail(
+            format!("{found}; there is one in {}", elsewhere.join(", ")),
+            format!("write {other}/{name} in the annotation, or make one in {namespace}"),
+        ),
+        None => Verdict::fail(
+            format!("{found}, nor in any other"),
+            format!(
+                "make it: kubectl apply -n {namespace} -f, as in manifests/samples, or take it out of the annotation"
+            ),
+        ),
+    }
+}
+
+/// Where one leads to; a configuration of this plugin's.
+fn leads(
+    case: &Case,
+    conf: Option<&NetConf>,
+    selection: &Selection,
+    definition: Option<Definition>,
+    checkup: &mut Checkup,
+) -> Option<NetConf> {
+    let Some(definition) = definition else {
+        checkup.after(&[&DEFINITION], &LEADS, || Verdict::not_checked("the definition is not known"));
+        return None;
+    };
+    let by_file = definition.config.trim().is_empty();
+    if let (true, Some(why)) = (by_file, checkup.obstacle(&[&configuration::PRESENT, &configuration::VALID])) {
+        checkup.add(&LEADS, Verdict::not_checked(why));
+        return None;
+    }
+    let directory = match directory(case, conf) {
+        Ok(directory) => directory,
+        Err(why) => {
+            checkup.add(&LEADS, Verdict::not_checked(why));
+            return None;
+        }
+    };
+    let found = networks::configuration(&definition, &directory, &mut Vec::new());
+    let (verdict, ours) = match found {
+        Ok(found) => {
+            let types = found.types().collect::<Vec<_>>().join(", ");
+            let place =
+                if by_file { format!("its name, in {}", directory.display()) } else { "its spec.config".to_owned() };
+            let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
+            let parsed = is_ours.then(|| subject::configuration(Path::new(&place), found.text.as_bytes()));
+            match parsed.transpose() {
+                Ok(ours) => (Verdict::pass(format!("{}: {types}, by {place}", named(selection))), ours),
+                Err(error) => (wrong(&error, &definition), None),
+            }
+        }
+        Err(error) => (wrong(&error, &definition), None),
+    };
+    checkup.add(&LEADS, verdict);
+    ours
+}
+
+fn wrong(error: &Error, definition: &Definition) -> Verdict {
+    let name = &definition.object.name;
+    Verdict::fail(
+        error.to_string(),
+        format!(
+            "give the file on the node this name ({name}): detour install --network {name}; or the definition a spec.config"
+        ),
+    )
+}
+
+/// Where configurations are found by name: the primary plugin says, else it is where the plugin's own is.
+fn directory(case: &Case, conf: Option<&NetConf>) -> Result<PathBuf, String> {
+    let named = conf.and_then(|conf| conf.primary.as_ref()).map(|primary| &primary.conf_dir);
+    let reached = match named {
+        Some(dir) => case.reach_named(dir),
+        None => case.reach(&case.conf),
+    };
+    let reached = reached.map_err(|why| why.to_string())?;
+    Ok(if reached.is_file() { reached.parent().map(Path::to_owned).unwrap_or_default() } else { reached })
+}
+
+/// Whether the plugin runs for the pod at all.
+pub(super) fn attached(case: &Case, ours: &[NetConf], all: &[Configured], needed: &[&Check], checkup: &mut Checkup) {
+    checkup.after(needed, &ATTACHED, || {
+        let primary = all.iter().find(|configured| configured.conf.primary.is_some());
+        if let Some(primary) = primary {
+            return Verdict::pass(format!("as the primary plugin, for every pod ({})", primary.path.name()));
+        }
+        if case.chained {
+            return Verdict::pass("as a member of the cluster network's list, for every pod");
+        }
+        if !ours.is_empty() {
+            return Verdict::pass(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", "));
+        }
+        let network = all.first().map_or(USUAL, |configured| configured.conf.name.as_str());
+        Verdict::fail(
+            "no reference of the pod leads to it",
+            format!(
+                "annotate the pod with k8s.v1.cni.cncf.io/networks: default/{network} where it is made; the sidecar \
+                 injector's template does so for all (manifests/samples)"
+            ),
+        )
+    });
+}

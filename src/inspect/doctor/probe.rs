@@ -1,0 +1,263 @@
+//! What real packets do: a few are sent in the pod's network namespace, to addresses that nobody has, and
+//! where each goes is compared with where the policy wants it.
+//!
+//! Nothing reaches the application. A connection that the proxy takes is closed without a byte. Where
+//! nobody listens on the proxy's port, the doctor does for the moment, and then a random token goes
+//! through the redirection and back.
+
+use super::check::{Check, Checkup, Verdict};
+use super::flight::{Landing, User, send_as};
+use super::listeners::Listener;
+use super::report::Group;
+use super::rules::RULES;
+use super::sandbox::NETNS;
+use crate::cni::{Code, Error};
+use crate::inspect::packet::{Destination, Sender};
+use crate::inspect::rulebook::Rulebook;
+use crate::inspect::rules::{LiveRules, RulesReport};
+use crate::inspect::trace::trace;
+use crate::pod::Facts;
+use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Protocol, Ranges, Redirect};
+use crate::sandbox::find::Found;
+use crate::sandbox::own_addresses;
+use crate::state::Store;
+use ipnet::IpNet;
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Probe, holds }
+}
+
+const OUTBOUND: Check = check("probe-outbound", "an application's connection goes to the proxy");
+const DNS: Check = check("probe-dns", "an application's query goes to the proxy");
+const EXCLUDED: Check = check("probe-excluded", "what an excluded user sends leaves untouched");
+const COUNTERS: Check = check("probe-counters", "the rules' counters move");
+const EXCLUDED_DNS: Check = check("probe-excluded-dns", "an excluded query leaves untouched");
+
+/// How long to wait for a call of the plugin that is at work in the namespace.
+const PATIENCE: Duration = Duration::from_secs(10);
+const DNS_PORT: u16 = 53;
+/// Users that nobody runs as: `nobody`, and one beyond what OpenShift gives.
+const STRANGERS: [u32; 2] = [65534, 2_000_000_001];
+const DETOURED: &str = "detour trace follows such a packet rule by rule; see rules-first and rules-equal";
+
+/// Where packets may be sent from, and what with.
+struct Range<'a> {
+    policy: &'a Policy,
+    book: Rulebook,
+    own: Vec<IpAddr>,
+    /// Users of the pod that might be captured.
+    users: Vec<User>,
+    token: [u8; 16],
+}
+
+/// Sends them.
+pub(super) fn examine(
+    found: Option<&Found>,
+    policy: Option<&Policy>,
+    facts: Option<&Facts>,
+    listeners: Option<&[Listener]>,
+    (before, store): (Option<&RulesReport>, &Store),
+    checkup: &mut Checkup,
+) {
+    let nothing = || Verdict::not_checked("nothing is asked for in the namespace");
+    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> Result<Verdict, Error> + Sync)| {
+        checkup.after(&[&NETNS, &RULES], check, || {
+            let (Some(found), Some(policy)) = (found, policy) else { return nothing() };
+            let shot = || Range::of(policy, facts).and_then(|range| shot(&range));
+            let verdict = found.open().and_then(|sandbox| sandbox.enter(PATIENCE, shot));
+            verdict.unwrap_or_else(|error| Verdict::not_checked(error.to_string()))
+        });
+    };
+    let free = |port: u16| listeners.is_some_and(|all| !all.iter().any(|l| l.tcp && l.port == port));
+    shoot(&OUTBOUND, &|range| range.outbound(free));
+    shoot(&DNS, &|range| range.dns());
+    shoot(&EXCLUDED, &|range| range.excluded());
+    shoot(&EXCLUDED_DNS, &|range| range.excluded_dns());
+    checkup.after(&[&NETNS, &RULES], &COUNTERS, || {
+        let (Some(found), Some(before)) = (found, before) else { return nothing() };
+        let after = LiveRules::read(&found.netns, store).map(|live| live.report(&found.netns));
+        match after.map(|after| counted(&after).saturating_sub(counted(before))) {
+            Ok(0) => Verdict::fail("no rule has met any of the packets", DETOURED),
+            Ok(_) => Verdict::pass("they rose with what was sent"),
+            Err(error) => Verdict::not_checked(error.to_string()),
+        }
+    });
+}
+
+fn counted(report: &RulesReport) -> u64 {
+    report.rules.iter().filter_map(|line| line.packets).sum()
+}
+
+impl<'a> Range<'a> {
+    fn of(policy: &'a Policy, facts: Option<&Facts>) -> Result<Self, Error> {
+        let mut token = [0; 16];
+        let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
+        random.map_err(|error| Error::new(Code::Io, format!("/dev/urandom can't be read: {error}")))?;
+        let known = facts.iter().flat_map(|facts| facts.pod.all_containers().map(|c| (&facts.pod, c)));
+        let known = known.filter_map(|(pod, container)| {
+            let uid = u32::try_from(pod.user_of(container)?).ok()?;
+            let gid = pod.group_of(container).and_then(|gid| u32::try_from(gid).ok());
+            Some(User { uid, gid: gid.unwrap_or(uid) })
+        });
+        let strangers = STRANGERS.map(|id| User { uid: id, gid: id });
+        let users = known.chain(strangers).collect();
+        Ok(Self { policy, book: Rulebook::of_policy(policy), own: own_addresses()?, users, token })
+    }
+
+    /// An address that nobody has (RFC 5737, RFC 3849), of a family that the pod has.
+    fn nowhere(&self) -> Option<IpAddr> {
+        let last = self.token[0].clamp(1, 254);
+        if self.own.iter().any(IpAddr::is_ipv4) {
+            Some(Ipv4Addr::new(192, 0, 2, last).into())
+        } else if self.own.is_empty() {
+            None
+        } else {
+            Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).into())
+        }
+    }
+
+    fn port(&self) -> u16 {
+        20_000 + u16::from_be_bytes([self.token[1], self.token[2]]) % 10_000
+    }
+
+    /// Where the policy wants it.
+    fn wanted(&self, user: User, to: SocketAddr, protocol: Protocol) -> String {
+        let from = Sender::Process { uid: user.uid, gid: Some(user.gid) };
+        trace(&self.book, from, Destination { address: to, protocol }, &self.own, "eth0").arrives_at
+    }
+
+    /// A user and an address for which the policy wants redirection.
+    fn captured(&self, to: impl Iterator<Item = SocketAddr>, protocol: Protocol) -> Option<(User, SocketAddr)> {
+        let mut pairs = to.flat_map(|to| self.users.iter().map(move |user| (*user, to)));
+        pairs.find(|(user, to)| self.wanted(*user, *to, protocol).starts_with("sidecar:"))
+    }
+
+    fn outbound(&self, free: impl Fn(u16) -> bool) -> Result<Verdict, Error> {
+        let Some(redirect) = self.policy.redirect() else {
+            return Ok(Verdict::not_checked("nothing is redirected by this plugin"));
+        };
+        let to = self.addresses(redirect).into_iter().map(|address| SocketAddr::new(address, self.port()));
+        let Some((user, to)) = self.captured(to, Protocol::Tcp) else {
+            return Ok(Verdict::not_checked("no connection to an address that nobody has would be redirected"));
+        };
+        let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        let own = free(redirect.proxy_port).then(|| TcpListener::bind((loopback, redirect.proxy_port)));
+        let own = own.and_then(Result::ok);
+        let landing = send_as(user, Protocol::Tcp, to, &self.token, own.as_ref())?;
+        let how = match landing {
+            Landing { token: true, .. } => {
+                "a random token went there and back, with the doctor in the proxy's place".to_owned()
+            }
+            Landing { taken: true, .. } => "the proxy took the connection".to_owned(),
+            Landing { .. } => "nobody took the connection".to_owned(),
+        };
+        Ok(self.verdict(user, to, Protocol::Tcp, landing, &how))
+    }
+
+    /// Destinations to try: nowhere, else in the ranges that alone are captured.
+    fn addresses(&self, redirect: &Redirect) -> Vec<IpAddr> {
+        let included = match &redirect.outbound_ip_ranges_include {
+            Ranges::All => &[][..],
+            Ranges::List(nets) => nets,
+        };
+        self.nowhere().into_iter().chain(included.iter().map(IpNet::broadcast)).collect()
+    }
+
+    fn dns(&self) -> Result<Verdict, Error> {
+        let servers: Vec<IpAddr> = match self.policy.redirect().map(|redirect| &redirect.dns) {
+            None | Some(DnsCapture::Off) => return Ok(Verdict::not_checked("queries are not captured")),
+            Some(DnsCapture::All) => self.nowhere().into_iter().collect(),
+            Some(DnsCapture::Servers { v4, v6 }) => {
+                v4.iter().map(|ip| IpAddr::V4(*ip)).chain(v6.iter().map(|ip| IpAddr::V6(*ip))).collect()
+            }
+        };
+        let to = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT));
+        let Some((user, to)) = self.captured(to, Protocol::Udp) else {
+            return Ok(Verdict::not_checked("no user's query would be captured"));
+        };
+        let landing = send_as(user, Protocol::Udp, to, &self.query(), None)?;
+        let how = if landing.taken { "it was answered" } else { "it was not answered" };
+        Ok(self.verdict(user, to, Protocol::Udp, landing, how))
+    }
+
+    fn excluded(&self) -> Result<Verdict, Error> {
+        let everything = |e: &&Exclusion| e.destination.is_none() && e.protocol.is_none() && e.ports.is_empty();
+        let owned = self.policy.exclusions.iter().filter(everything).find_map(|e| self.user_of(e.owner));
+        let (Some(user), Some(to)) = (owned, self.nowhere()) else {
+            return Ok(Verdict::not_checked("no user is excluded as a whole"));
+        };
+        let to = SocketAddr::new(to, self.port());
+        let landing = send_as(user, Protocol::Tcp, to, &self.token, None)?;
+        Ok(self.verdict(user, to, Protocol::Tcp, landing, "it was sent on"))
+    }
+
+    fn excluded_dns(&self) -> Result<Verdict, Error> {
+        let query = |e: &&Exclusion| {
+            let dns = PortRange::one(DNS_PORT);
+            let port = e.ports.is_empty() || e.ports.iter().any(|p| p.first <= dns.first && dns.last <= p.last);
+            e.protocol != Some(Protocol::Tcp) && port
+        };
+        let resolver = |e: &Exclusion| match e.destination {
+            Some(net) => Some(net.addr()).filter(|ip| self.own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())),
+            None => self.nowhere(),
+        };
+        let mut shots =
+            self.policy.exclusions.iter().filter(query).filter_map(|e| Some((self.user_of(e.owner)?, resolver(e)?)));
+        let Some((user, to)) = shots.next() else { return Ok(Verdict::not_checked("no query is excluded")) };
+        let to = SocketAddr::new(to, DNS_PORT);
+        let landing = send_as(user, Protocol::Udp, to, &self.query(), None)?;
+        let how = match landing.entries {
+            1 => "it is tracked once".to_owned(),
+            entries => format!("it is tracked {entries} times"),
+        };
+        Ok(match self.verdict(user, to, Protocol::Udp, landing, &how) {
+            Verdict::Pass(found) if landing.entries != 1 => Verdict::fail(found, DETOURED),
+            verdict => verdict,
+        })
+    }
+
+    /// One that is among the owners.
+    fn user_of(&self, owner: Owner) -> Option<User> {
+        let stranger = STRANGERS[0];
+        match owner {
+            Owner::Any => self.users.first().copied(),
+            Owner::Uid(range) => Some(User { uid: range.first, gid: stranger }),
+            Owner::Gid(range) => Some(User { uid: stranger, gid: range.first }),
+        }
+    }
+
+    /// A query for a random name that nobody has (RFC 1035, section 4.1; RFC 2606).
+    fn query(&self) -> Vec<u8> {
+        let label: String = self.token.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut query = vec![self.token[0], self.token[1], 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in [label.as_bytes(), b"invalid"] {
+            // A label has 63 bytes at the most; these have 32 and 7.
+            query.push(label.len() as u8);
+            query.extend(label);
+        }
+        query.extend([0, 0, 1, 0, 1]);
+        query
+    }
+
+    /// Whether it went where the policy wants it.
+    fn verdict(&self, user: User, to: SocketAddr, protocol: Protocol, landing: Landing, how: &str) -> Verdict {
+        let wanted = self.wanted(user, to, protocol);
+        let port: Option<u16> = wanted.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        let is_there = match port {
+            Some(port) => landing.at != to && landing.at.port() == port,
+            None => landing.at == to,
+        };
+        let User { uid, gid } = user;
+        let at = if landing.at == to { "directly".to_owned() } else { format!("to {}", landing.at) };
+        let sent = format!("uid {uid}, gid {gid} to {to}/{protocol} went {at} (by connection tracking)");
+        if is_there {
+            Verdict::pass(format!("{sent}; {how}"))
+        } else {
+            Verdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED)
+        }
+    }
+}

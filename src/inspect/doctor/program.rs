@@ -1,0 +1,118 @@
+//! The program that the configuration names, where the runtime looks for it.
+
+use super::case::Case;
+use super::check::{Check, Checkup, Verdict};
+use super::elf;
+use super::report::Group;
+use super::tool;
+use crate::host_path::HostPath;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::env::consts::ARCH;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+const fn check(id: &'static str, holds: &'static str) -> Check {
+    Check { id, group: Group::Node, holds }
+}
+
+pub(super) const PRESENT: Check = check("program-present", "the program is where runtimes look for it");
+pub(super) const EXECUTABLE: Check = check("program-executable", "it may be executed");
+pub(super) const ARCHITECTURE: Check = check("program-architecture", "it is for this machine");
+pub(super) const STATIC: Check = check("program-static", "it needs no library of the node");
+pub(super) const VERSION: Check = check("program-version", "it is of this version");
+/// All of them.
+pub(super) const ALL: [&Check; 5] = [&PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
+
+const REINSTALL: &str = "install it again: detour install, or see why the agent on this node does not";
+
+/// A program that is there.
+struct Program {
+    path: HostPath,
+    reached: PathBuf,
+    bytes: Vec<u8>,
+    mode: u32,
+}
+
+/// Looks at the programs called `kinds` in each directory, and at those that were installed.
+pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Checkup) {
+    let in_dirs = case.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
+    let wanted: BTreeSet<HostPath> = in_dirs.chain(case.installation.programs.iter().cloned()).collect();
+    let (mut there, mut absent) = (Vec::new(), Vec::new());
+    for path in wanted {
+        match open(case, &path) {
+            Ok(program) => there.push(program),
+            Err(why) => absent.push(format!("{path}: {why}")),
+        }
+    }
+    let shown = |programs: &[Program]| programs.iter().map(|p| p.path.to_string()).collect::<Vec<_>>().join(", ");
+    checkup.add(&PRESENT, verdict(absent, || shown(&there), REINSTALL));
+    each(checkup, &[&PRESENT], &EXECUTABLE, &there, |program| match program.mode & 0o111 {
+        0 => Err(format!("mode {:04o}", program.mode)),
+        _ => Ok(format!("mode {:04o}", program.mode)),
+    });
+    each(checkup, &[&PRESENT], &ARCHITECTURE, &there, |program| match elf::read(&program.bytes) {
+        None => Err("it is no program (no ELF header)".to_owned()),
+        Some(elf) if elf.machine == ARCH => Ok(elf.machine),
+        Some(elf) => Err(format!("it is for {}, this machine is {ARCH}", elf.machine)),
+    });
+    each(checkup, &[&PRESENT, &ARCHITECTURE], &STATIC, &there, |program| {
+        match elf::read(&program.bytes).and_then(|elf| elf.interpreter) {
+            None => Ok("static".to_owned()),
+            Some(loader) => Err(format!("it is dynamic, and needs {loader} and libraries of the right version")),
+        }
+    });
+    // One that can't be run can't say what it is.
+    let own = fs::read("/proc/self/exe").unwrap_or_default();
+    each(checkup, &[&PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| version(program, &own));
+}
+
+fn open(case: &Case, path: &HostPath) -> Result<Program, String> {
+    let reached = case.reach(path).map_err(|why| why.to_string())?;
+    let metadata = fs::metadata(&reached).map_err(|why| why.to_string())?;
+    if !metadata.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    let bytes = fs::read(&reached).map_err(|why| why.to_string())?;
+    Ok(Program { path: path.clone(), reached, bytes, mode: metadata.permissions().mode() & 0o7777 })
+}
+
+fn each(
+    checkup: &mut Checkup,
+    needed: &[&Check],
+    check: &Check,
+    programs: &[Program],
+    look: impl Fn(&Program) -> Result<String, String>,
+) {
+    checkup.after(needed, check, || {
+        let (mut fine, mut wrong) = (BTreeSet::new(), Vec::new());
+        for program in programs {
+            match look(program) {
+                Ok(found) => drop(fine.insert(found)),
+                Err(why) => wrong.push(format!("{}: {why}", program.path)),
+            }
+        }
+        verdict(wrong, || fine.into_iter().collect::<Vec<_>>().join(", "), REINSTALL)
+    });
+}
+
+fn verdict(wrong: Vec<String>, fine: impl FnOnce() -> String, next: &str) -> Verdict {
+    if wrong.is_empty() { Verdict::pass(fine()) } else { Verdict::fail(wrong.join("; "), next) }
+}
+
+/// The same bytes are the same version; others are asked, as they are what the runtime runs.
+fn version(program: &Program, own: &[u8]) -> Result<String, String> {
+    let ours = env!("CARGO_PKG_VERSION");
+    if program.bytes == own {
+        return Ok(format!("{ours}, the same as this program"));
+    }
+    let said = tool::output(Command::new(&program.reached).args(["version", "-o", "json"]).env_clear());
+    let said = said.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+    match said.as_ref().and_then(|said| said["version"].as_str()) {
+        Some(theirs) if theirs == ours => Ok(format!("{ours}, another build of it than this program")),
+        Some(theirs) => Err(format!("it is version {theirs}, this program is {ours}")),
+        None => Err(format!("it is not detour, or too old to say its version; this program is {ours}")),
+    }
+}

@@ -1,0 +1,183 @@
+//! The checklist as people and programs get it.
+
+use crate::inspect::page::{Cell, Page, Sheet, Tone};
+use serde::Serialize;
+
+/// What was looked at and what was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Checklist {
+    /// `NAMESPACE/NAME`; none where the node alone was looked at.
+    pub pod: Option<String>,
+    /// The node's name, as far as it is known.
+    pub node: Option<String>,
+    /// How the node's directories are known.
+    pub platform: String,
+    /// The version of the program that looked.
+    pub version: &'static str,
+    /// Whether nothing failed.
+    pub healthy: bool,
+    /// The checks.
+    pub checks: Vec<Line>,
+}
+
+/// A line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// Which check it is; stable.
+    pub id: &'static str,
+    /// What it is about.
+    pub group: Group,
+    /// What must hold.
+    pub checked: &'static str,
+    /// Whether it does.
+    pub outcome: Outcome,
+    /// What was found, or why it could not be looked at.
+    pub found: String,
+    /// What to do next; none where it holds.
+    pub next: Option<String>,
+}
+
+/// What a check is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Group {
+    /// What the node has on disk.
+    Node,
+    /// How the plugin reaches the API, and what it may there.
+    Cluster,
+    /// What the kernel can do.
+    Kernel,
+    /// What the pod asks for.
+    Pod,
+    /// What is in the pod's network namespace.
+    Sandbox,
+    /// What real packets do.
+    Probe,
+    /// What runtime and plugin have said.
+    Logs,
+}
+
+/// What a check came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It holds.
+    Pass,
+    /// It does not.
+    Fail,
+    /// It could not be looked at, or there was no need to.
+    NotChecked,
+}
+
+impl Group {
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Node => "Node",
+            Self::Cluster => "Cluster",
+            Self::Kernel => "Kernel",
+            Self::Pod => "Pod",
+            Self::Sandbox => "Sandbox",
+            Self::Probe => "Live proof",
+            Self::Logs => "Logs",
+        }
+    }
+}
+
+impl Outcome {
+    const fn sign(self) -> (&'static str, Tone) {
+        match self {
+            Self::Pass => ("pass", Tone::Good),
+            Self::Fail => ("FAIL", Tone::Bad),
+            Self::NotChecked => ("-", Tone::Faint),
+        }
+    }
+}
+
+impl Checklist {
+    pub(super) fn of(lines: Vec<Line>) -> Self {
+        let healthy = lines.iter().all(|line| line.outcome != Outcome::Fail);
+        let version = env!("CARGO_PKG_VERSION");
+        Self { pod: None, node: None, platform: String::new(), version, healthy, checks: lines }
+    }
+
+    fn verdict(&self) -> (String, Tone) {
+        let count = |outcome| self.checks.iter().filter(|line| line.outcome == outcome).count();
+        let (pass, fail) = (count(Outcome::Pass), count(Outcome::Fail));
+        let text = format!("{pass} passed, {fail} failed, {} not checked", count(Outcome::NotChecked));
+        (text, if self.healthy { Tone::Good } else { Tone::Bad })
+    }
+}
+
+impl Sheet for Checklist {
+    fn write(&self, page: &mut Page) {
+        let node = self.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("node {name}"));
+        let what = match &self.pod {
+            Some(pod) => format!("Pod {pod} on {node} ({}):", self.platform),
+            None => format!("{}{} ({}):", node[..1].to_uppercase(), &node[1..], self.platform),
+        };
+        let (verdict, tone) = self.verdict();
+        page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
+        let width = |text: fn(&Line) -> &str| self.checks.iter().map(|line| text(line).chars().count()).max();
+        let (ids, statements) = (width(|line| line.id), width(|line| line.checked));
+        let widths = (ids.unwrap_or_default(), statements.unwrap_or_default());
+        for group in self.checks.chunk_by(|a, b| a.group == b.group) {
+            page.heading(group[0].group.title());
+            group.iter().for_each(|line| line.write(widths, page));
+        }
+    }
+}
+
+impl Line {
+    /// In one line where it holds; else with what was found and what to do below.
+    fn write(&self, (ids, statements): (usize, usize), page: &mut Page) {
+        let (sign, tone) = self.outcome.sign();
+        let failed = self.outcome == Outcome::Fail;
+        let statement = Cell::of(format!(" {:statements$}", self.checked));
+        let mut cells = vec![
+            Cell::of(format!("  {sign:4}")).tone(tone),
+            Cell::of(format!(" {:ids$}", self.id)).tone(if failed { Tone::Strong } else { Tone::Plain }),
+            statement,
+        ];
+        if !failed {
+            cells.push(Cell::of(format!(" {}", self.found)).tone(Tone::Faint));
+        }
+        page.line(&cells);
+        let mut below = |text: String, tone| page.line(&[Cell::of("       "), Cell::of(text).tone(tone)]);
+        if failed {
+            below(self.found.clone(), Tone::Bad);
+        }
+        if let Some(next) = &self.next {
+            below(format!("next: {next}"), Tone::Notable);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(id: &'static str, outcome: Outcome, next: Option<&str>) -> Line {
+        let found = format!("{id} was found");
+        Line { id, group: Group::Node, checked: "it holds", outcome, found, next: next.map(str::to_owned) }
+    }
+
+    #[test]
+    fn what_was_not_checked_is_no_failure() {
+        let fine = || vec![line("a", Outcome::Pass, None), line("b", Outcome::NotChecked, None)];
+        assert!(Checklist::of(fine()).healthy);
+        let failed = [fine(), vec![line("c", Outcome::Fail, Some("mend it"))]].concat();
+        assert!(!Checklist::of(failed).healthy);
+    }
+
+    #[test]
+    fn what_to_do_stands_below_what_was_found() {
+        let list =
+            Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", Outcome::Fail, Some("mend it"))]) };
+        let mut page = Page::new(false);
+        list.write(&mut page);
+        let text = page.into_text();
+        assert!(text.starts_with("This node (k3s): 0 passed, 1 failed, 0 not checked\n\nNode\n"), "{text}");
+        let lines: Vec<&str> = text.lines().skip(3).collect();
+        assert_eq!(lines, ["  FAIL  c  it holds", "        c was found", "        next: mend it"]);
+    }
+}

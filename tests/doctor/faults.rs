@@ -1,0 +1,231 @@
+//! One thing wrong at a time: exactly the line about it fails, what needs it is not checked and says so, and
+//! all others are as on a node that has everything. What was printed is in `tests/golden/doctor`.
+
+use crate::api::{PROXY, event, token};
+use crate::golden::compare;
+use crate::programs::{DYNAMIC, OLDER};
+use crate::scene::{BIN, CONF, KUBECONFIG, POD, Plan, Scene, scene};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+/// What is wrong, by the name of its golden file; the line that must fail; what is otherwise before the
+/// installation, and after it.
+type Fault = (&'static str, &'static str, fn(&mut Plan), fn(&Scene));
+
+const AS_IS: fn(&mut Plan) = |_| ();
+const NOTHING: fn(&Scene) = |_| ();
+
+const PROGRAMS: [Fault; 6] = [
+    ("binary-missing", "program-present", AS_IS, |scene| fs::remove_file(scene.path(BIN)).expect("removed")),
+    ("binary-a-directory", "program-present", AS_IS, |scene| {
+        fs::remove_file(scene.path(BIN)).expect("removed");
+        fs::create_dir(scene.path(BIN)).expect("made");
+    }),
+    ("binary-not-executable", "program-executable", AS_IS, |scene| mode(scene, BIN, 0o644)),
+    ("binary-of-another-machine", "program-architecture", AS_IS, |scene| {
+        let mut bytes = fs::read(scene.path(BIN)).expect("readable");
+        // `e_machine` (elf.h): EM_S390.
+        bytes[18] = 22;
+        fs::write(scene.path(BIN), bytes).expect("written");
+    }),
+    ("binary-dynamic", "program-static", AS_IS, |scene| scene.put_program(&DYNAMIC)),
+    ("binary-of-another-version", "program-version", AS_IS, |scene| scene.put_program(&OLDER)),
+];
+
+const CONFIGURATIONS: [Fault; 7] = [
+    ("conf-missing", "configuration-present", AS_IS, |scene| fs::remove_file(scene.path(CONF)).expect("removed")),
+    ("conf-not-json", "configuration-present", AS_IS, |scene| scene.write(CONF, "{\"type\": \"detour\",")),
+    ("conf-wrong-key", "configuration-valid", AS_IS, |scene| edit(scene, |conf| conf["dialect"] = "pf".into())),
+    ("conf-of-another-name", "definition-leads", |plan| plan.install.push("--network=other".into()), NOTHING),
+    ("conf-edited", "installation", AS_IS, |scene| edit(scene, |conf| conf["log_level"] = "debug".into())),
+    ("conf-not-picked", "configuration-picked", chained, |scene| {
+        let other = json!({"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge"}]});
+        scene.write("etc/cni/multus/net.d/00-other.conflist", &other.to_string());
+    }),
+    ("ambient", "ambient", |plan| plan.config["ambient_enabled"] = true.into(), NOTHING),
+];
+
+const CLUSTER: [Fault; 8] = [
+    ("kubeconfig-missing", "kubeconfig-present", AS_IS, |scene| {
+        fs::remove_file(scene.path(KUBECONFIG)).expect("removed")
+    }),
+    ("kubeconfig-open-to-all", "kubeconfig-private", AS_IS, |scene| mode(scene, KUBECONFIG, 0o644)),
+    ("kubeconfig-broken", "kubeconfig-valid", AS_IS, |scene| scene.write(KUBECONFIG, "clusters: [")),
+    ("token-expired", "token-valid", |plan| plan.token = token(1_700_000_000), NOTHING),
+    ("api-down", "api-reachable", |plan| (plan.api_is_up, plan.is_added) = (false, false), NOTHING),
+    ("right-missing", "right-get-namespaces", |plan| plan.cluster.denied.push("get namespaces"), NOTHING),
+    ("right-to-pods-missing", "right-get-pods", |plan| plan.cluster.denied.push("get pods"), NOTHING),
+    (
+        "agent-down",
+        "agent-reachable",
+        |plan| {
+            plan.config["kubernetes"] = json!({"agent_socket": "/run/detour/no-agent.sock"});
+        },
+        NOTHING,
+    ),
+];
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+const PODS: [Fault; 9] = [
+    ("pod-unknown", "pod-known", AS_IS, |scene| {
+        *scene.cluster.lock().expect("unpoisoned") = crate::api::Cluster::empty();
+    }),
+    ("reference-without-namespace", "definition-found", |plan| plan.cluster.annotate(NETWORKS, "istio-cni"), NOTHING),
+    ("definition-missing", "definition-found", |plan| plan.cluster.definitions.clear(), NOTHING),
+    (
+        "annotation-syntax",
+        "annotation-valid",
+        |plan| plan.cluster.annotate(NETWORKS, "default/istio-cni, a/b/c"),
+        NOTHING,
+    ),
+    ("annotation-missing", "plugin-attached", |plan| plan.cluster.annotate(NETWORKS, ""), NOTHING),
+    ("namespace-excluded", "redirected", |plan| plan.install.push("--exclude-namespaces=shop".into()), NOTHING),
+    (
+        "not-injected",
+        "redirected",
+        |plan| {
+            plan.cluster.pod["spec"]["containers"].as_array_mut().expect("an array").truncate(1);
+        },
+        NOTHING,
+    ),
+    (
+        "uid-outside-range",
+        "proxy-uid",
+        |plan| {
+            plan.cluster.pod["spec"]["containers"][1]["securityContext"] =
+                json!({"runAsUser": 1337, "runAsGroup": 1337});
+            plan.proxy.0 = 1337;
+        },
+        NOTHING,
+    ),
+    (
+        "never-started",
+        "events",
+        |plan| {
+            plan.is_added = false;
+            plan.cluster.pod["status"] = json!({"phase": "Pending"});
+            plan.cluster.events = vec![event("FailedCreatePodSandBox", NEVER_STARTED)];
+        },
+        gone,
+    ),
+];
+
+const NEVER_STARTED: &str = "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to create pod network \
+    sandbox k8s_web-0_shop_0(1): error adding pod shop_web-0 to CNI network \"multus-cni-network\": [shop/web-0:istio-cni]: \
+    error adding container to network \"istio-cni\": failed to find plugin \"istio-cni\" in path [/var/lib/cni/bin]";
+
+const SANDBOXES: [Fault; 10] = [
+    ("netns-gone", "netns-found", AS_IS, gone),
+    ("rules-flushed", "rules-equal", AS_IS, |scene| scene.netns.run("nft flush ruleset")),
+    ("rule-removed", "rules-equal", AS_IS, |scene| scene.netns.run("iptables -t nat -D ISTIO_OUTPUT 3")),
+    ("rule-inserted-in-ours", "rules-equal", AS_IS, |scene| {
+        scene.netns.run("iptables -t nat -I ISTIO_OUTPUT -p tcp --dport 9999 -j RETURN");
+    }),
+    ("rule-inserted-in-front", "rules-first", AS_IS, |scene| {
+        scene.netns.run("iptables -t nat -I OUTPUT -p tcp --dport 3306 -j RETURN");
+    }),
+    (
+        "fixture-removed",
+        "fixtures",
+        |plan| plan.cluster.annotate("sidecar.istio.io/interceptionMode", "TPROXY"),
+        |scene| {
+            scene.netns.run("ip rule del fwmark 1337 lookup 133");
+        },
+    ),
+    ("plugin-never-ran", "rules-equal", |plan| plan.is_added = false, NOTHING),
+    ("proxy-not-listening", "proxy-listening", |plan| plan.proxy.1 = &[15006, 15053], NOTHING),
+    ("proxy-of-another-user", "proxy-user", |plan| plan.proxy.0 = PROXY - 1, NOTHING),
+    ("plugin-complains", "plugin-log", AS_IS, |scene| {
+        let line = "time=2026-01-01T00:00:00Z level=error msg=\"the kernel refused it\" command=ADD pod=shop/web-0\n";
+        scene.write("var/log/detour.log", line);
+    }),
+];
+
+fn mode(scene: &Scene, within: &str, mode: u32) {
+    fs::set_permissions(scene.path(within), fs::Permissions::from_mode(mode)).expect("changed");
+}
+
+fn edit(scene: &Scene, change: impl FnOnce(&mut Value)) {
+    let mut conf = scene.json(CONF);
+    change(&mut conf);
+    scene.write(CONF, &conf.to_string());
+}
+
+/// As a member of a list, which is there already.
+fn chained(plan: &mut Plan) {
+    plan.lists
+        .push(("10-cluster.conflist", json!({"cniVersion": "1.0.0", "name": "c", "plugins": [{"type": "bridge"}]})));
+    plan.install.push("--chained=true".into());
+    plan.cluster.annotate(NETWORKS, "");
+}
+
+/// The namespace, and what is kept of it.
+fn gone(scene: &Scene) {
+    nix::mount::umount2(&scene.path("run/netns/pod"), nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+}
+
+/// Outcome and text of each line, by its ID.
+fn lines(report: &Value) -> BTreeMap<String, (String, String)> {
+    let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
+    let checks = report["checks"].as_array().expect("checks");
+    checks.iter().map(|line| (text(line, "id"), (text(line, "outcome"), text(line, "found")))).collect()
+}
+
+fn play(faults: &[Fault]) {
+    let healthy = scene(Plan::new(), |scene| lines(&scene.report(&POD)));
+    assert!(healthy.values().all(|(outcome, _)| outcome != "fail"), "{healthy:#?}");
+    for (name, wanted, before, after) in faults {
+        let mut plan = Plan::new();
+        before(&mut plan);
+        scene(plan, |scene| {
+            after(scene);
+            let report = scene.report(&POD);
+            let found = lines(&report);
+            let failed: Vec<&String> =
+                found.iter().filter(|(_, (outcome, _))| outcome == "fail").map(|(id, _)| id).collect();
+            assert_eq!(failed, [wanted], "{name}: {report:#}");
+            for (id, (outcome, text)) in &found {
+                let usual = healthy.get(id).is_some_and(|(usual, _)| usual == outcome);
+                let explained = outcome == "pass" || (outcome == "not-checked" && !text.is_empty());
+                assert!(usual || explained || id == wanted, "{name}: {id}: {outcome}: {text}");
+            }
+            for line in report["checks"].as_array().expect("checks") {
+                assert_eq!(
+                    line["next"].is_string() && line["next"] != "",
+                    line["next"] != Value::Null,
+                    "{name}: {line}"
+                );
+                assert!(line["outcome"] != "fail" || line["next"].is_string(), "{name}: {line}");
+            }
+            compare(&format!("{name}.txt"), &scene.printed(&POD));
+        });
+    }
+}
+
+#[test]
+fn programs() {
+    play(&PROGRAMS);
+}
+
+#[test]
+fn configurations() {
+    play(&CONFIGURATIONS);
+}
+
+#[test]
+fn the_way_to_the_cluster() {
+    play(&CLUSTER);
+}
+
+#[test]
+fn pods() {
+    play(&PODS);
+}
+
+#[test]
+fn sandboxes() {
+    play(&SANDBOXES);
+}

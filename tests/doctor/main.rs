@@ -1,0 +1,14 @@
+//! `detour doctor` on a node that has everything, and on the same node with one thing wrong: the line
+//! about that fails, and no other.
+
+mod api;
+mod bundle;
+mod faults;
+mod forms;
+mod golden;
+mod pod;
+mod programs;
+mod scene;
+#[allow(dead_code, reason = "the tests of sources of facts need more of it")]
+#[path = "../cluster/server.rs"]
+mod server;

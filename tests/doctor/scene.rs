@@ -1,0 +1,284 @@
+//! A node of OpenShift with one pod: a file system, an API server, a network namespace with a proxy, and
+//! the program on it as `detour install` leaves it.
+
+use crate::api::{Cluster, PROXY, UID, token};
+use crate::pod::{Netns, Proxy};
+use crate::programs::{DETOUR, STATIC};
+use crate::server::{Server, closed_port};
+use detour_cni::agent::install::Digest;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub(crate) const BIN: &str = "var/lib/cni/bin/detour";
+pub(crate) const CONF: &str = "etc/cni/multus/net.d/istio-cni.conf";
+pub(crate) const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
+/// In the container's name, so that it is nowhere else.
+const CONTAINER: &str = "0123456789abcdef";
+
+/// What is there before anything is installed.
+pub(crate) struct Plan {
+    pub(crate) cluster: Cluster,
+    /// Keys of the plugin's configuration.
+    pub(crate) config: Value,
+    /// What the node has for its cluster's network.
+    pub(crate) lists: Vec<(&'static str, Value)>,
+    /// More flags of `detour install`.
+    pub(crate) install: Vec<String>,
+    pub(crate) token: String,
+    pub(crate) api_is_up: bool,
+    /// Whether the plugin is called for the pod.
+    pub(crate) is_added: bool,
+    /// As whom the proxy runs, and where it listens.
+    pub(crate) proxy: (u32, &'static [u16]),
+}
+
+impl Plan {
+    pub(crate) fn new() -> Self {
+        let chain = json!([
+            { "type": "istio-redirect" },
+            { "type": "uid-exclude", "uids": ["1337"] },
+            { "type": "dns-exclude", "uids": ["1337"] },
+        ]);
+        Self {
+            cluster: Cluster::new(),
+            config: json!({ "chain": chain, "log_file": "/var/log/detour.log" }),
+            lists: Vec::new(),
+            install: Vec::new(),
+            // The end of the century.
+            token: token(4_102_444_800),
+            api_is_up: true,
+            is_added: true,
+            proxy: (PROXY, &[15001, 15006, 15053]),
+        }
+    }
+}
+
+/// The node, as long as a scene is played.
+pub(crate) struct Scene {
+    pub(crate) root: PathBuf,
+    pub(crate) netns: Netns,
+    pub(crate) cluster: Arc<Mutex<Cluster>>,
+    api: String,
+    _proxy: Proxy,
+}
+
+/// Plays a scene on a node that goes with its end.
+pub(crate) fn scene<T: Send>(plan: Plan, play: impl FnOnce(&Scene) -> T + Send) -> T {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let root = std::env::temp_dir().join(format!("detour-doctor-{}-{number}", std::process::id()));
+    let _ = fs::remove_dir_all(&root);
+    let played = std::thread::scope(|scope| {
+        let on_stage = || {
+            unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private");
+            fs::create_dir_all("/run/detour").expect("made");
+            mount(Some("tmpfs"), "/run/detour", Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("mounted");
+            play(&Scene::new(root.clone(), plan))
+        };
+        scope.spawn(on_stage).join()
+    });
+    let _ = fs::remove_dir_all(&root);
+    played.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+impl Scene {
+    fn new(root: PathBuf, plan: Plan) -> Self {
+        for directory in ["etc/machine-config-daemon", "etc/cni/multus/net.d", "run/detour", "run/netns", "var/log"] {
+            fs::create_dir_all(root.join(directory)).expect("made");
+        }
+        for directory in ["proc/1/ns", "var/lib/cni/results", "sa"] {
+            fs::create_dir_all(root.join(directory)).expect("made");
+        }
+        symlink("/run", root.join("var/run")).expect("linked");
+        symlink(format!("/proc/{}/ns/net", std::process::id()), root.join("proc/1/ns/net")).expect("linked");
+        let state = root.join("run/detour");
+        mount(Some("/run/detour"), &state, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+        let netns = Netns::new(&root.join("run/netns/pod"));
+        let (uid, ports) = plan.proxy;
+        let cluster = Arc::new(Mutex::new(plan.cluster.clone()));
+        let answers = cluster.clone();
+        let server = Server::plain(move |request| answers.lock().expect("unpoisoned").answer(request));
+        let api = if plan.api_is_up { server.http() } else { format!("http://{}", closed_port()) };
+        let scene = Self { _proxy: netns.proxy(uid, ports), root, netns, cluster, api };
+        scene.write("etc/hostname", "node-1\n");
+        scene.write("var/log/detour.log", "");
+        scene.write("sa/ca.crt", &authority());
+        scene.write("sa/token", &plan.token);
+        scene.write("config.json", &plan.config.to_string());
+        for (name, list) in &plan.lists {
+            scene.write(&format!("etc/cni/multus/net.d/{name}"), &list.to_string());
+        }
+        scene.install(&plan.install);
+        scene.keep_result();
+        if plan.is_added {
+            scene.add();
+        }
+        scene
+    }
+
+    pub(crate) fn path(&self, within: &str) -> PathBuf {
+        self.root.join(within)
+    }
+
+    pub(crate) fn write(&self, within: &str, text: &str) {
+        fs::write(self.path(within), text).expect("written");
+    }
+
+    pub(crate) fn json(&self, within: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.path(within)).expect("readable")).expect("JSON")
+    }
+
+    /// Installs with what is in /sa and /config.json, and puts the static program in its place.
+    fn install(&self, more: &[String]) {
+        let root = self.root.display();
+        let output = Command::new(&*DETOUR)
+            .args([
+                "install",
+                "--platform=openshift",
+                &format!("--root={root}"),
+                &format!("--service-account={root}/sa"),
+            ])
+            .args([&format!("--api-server={}", self.api), &format!("--config={root}/config.json")])
+            .args(more)
+            .env_clear()
+            .output()
+            .expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        self.put_program(&STATIC);
+    }
+
+    /// Puts another program there, as an installation would.
+    pub(crate) fn put_program(&self, program: &Path) {
+        let bytes = fs::read(program).expect("readable");
+        fs::remove_file(self.path(BIN)).expect("it was installed");
+        fs::copy(program, self.path(BIN)).expect("copied");
+        let log = "var/lib/cni/detour/install.json";
+        let mut record = self.json(log);
+        record["files"][format!("/{BIN}")]["ours"] = json!([Digest::of(&bytes)]);
+        self.write(log, &record.to_string());
+    }
+
+    /// What the runtime's library keeps of the pod.
+    fn keep_result(&self) {
+        let text = json!({
+            "kind": "cniCacheV1", "containerId": CONTAINER, "ifName": "eth0", "networkName": "cluster",
+            "cniArgs": [["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", UID]],
+            "result": {
+                "cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/var/run/netns/pod"}],
+            },
+        });
+        self.write(&format!("var/lib/cni/results/cluster-{CONTAINER}-eth0"), &text.to_string());
+    }
+
+    /// Calls the plugin as Multus would, with the configuration that was installed.
+    fn add(&self) {
+        let directory = fs::read_dir(self.path("etc/cni/multus/net.d")).expect("readable");
+        let file = directory.flatten().next().expect("it was installed").path();
+        let conf: Value = serde_json::from_slice(&fs::read(file).expect("readable")).expect("JSON");
+        let mut conf = match conf["plugins"].as_array() {
+            Some(plugins) => {
+                let mut own = plugins.iter().find(|plugin| plugin["type"] == "detour").expect("it is in it").clone();
+                (own["name"], own["cniVersion"]) = (conf["name"].clone(), conf["cniVersion"].clone());
+                own
+            }
+            None => conf,
+        };
+        conf["kubernetes"]["kubeconfig"] = self.path(KUBECONFIG).display().to_string().into();
+        let log = conf.as_object_mut().expect("an object");
+        log.insert("log_file".into(), self.path("var/log/detour.log").display().to_string().into());
+        let netns = self.path("run/netns/pod").display().to_string();
+        let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID={UID}");
+        let environment = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", CONTAINER),
+            ("CNI_NETNS", &netns),
+            ("CNI_IFNAME", "net1"),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_ARGS", &pod),
+        ];
+        let mut child = Command::new(&*DETOUR)
+            .env_clear()
+            .envs(environment)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        child.stdin.take().expect("piped").write_all(conf.to_string().as_bytes()).expect("written");
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Runs the doctor on the node.
+    pub(crate) fn doctor(&self, arguments: &[&str]) -> Output {
+        Command::new(&*DETOUR)
+            .args(["doctor", "--root"])
+            .arg(&self.root)
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .output()
+            .expect("it starts")
+    }
+
+    /// The report about the pod, or about the node alone.
+    pub(crate) fn report(&self, arguments: &[&str]) -> Value {
+        let output = self.doctor(&[arguments, &["-o", "json"]].concat());
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        assert_eq!(output.status.code(), Some(i32::from(report["healthy"] == false)), "{report:#}");
+        report
+    }
+
+    /// What people see, with what differs from run to run replaced.
+    pub(crate) fn printed(&self, arguments: &[&str]) -> String {
+        let output = self.doctor(arguments);
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(output.stderr.is_empty() && !text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = text.replace(&self.root.display().to_string(), "").replace(&self.api, "https://10.96.0.1:443");
+        let text = match text.split_once(" tries within ") {
+            Some((before, after)) => {
+                let (before, _) = before.rsplit_once(' ').unwrap_or((before, ""));
+                format!("{before} N tries within N{}", &after[after.find(" s").unwrap_or(0)..])
+            }
+            None => text,
+        };
+        let text = match text.split_once("time=20") {
+            Some((before, line)) => format!("{before}time=20…{}", &line[line.find(' ').unwrap_or(0)..]),
+            None => text,
+        };
+        without_chance(&text)
+    }
+}
+
+pub(crate) const POD: [&str; 3] = ["-n", "shop", "web-0"];
+
+/// Random addresses and ports of packets that were sent.
+fn without_chance(text: &str) -> String {
+    const NOWHERE: &str = "192.0.2.";
+    let mut pieces = text.split(NOWHERE);
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |text, piece| {
+        let (digits, rest) = piece.split_once(':').unwrap_or((piece, ""));
+        let port: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        let shown = if port == "53" { "53" } else { "PORT" };
+        assert!(digits.parse::<u8>().is_ok(), "{piece}");
+        format!("{text}{NOWHERE}X:{shown}{}", &rest[port.len()..])
+    })
+}
+
+fn authority() -> String {
+    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.self_signed(&KeyPair::generate().expect("a key")).expect("a CA").pem()
+}
