@@ -47,11 +47,15 @@ impl Subject {
             return Err(Error::new(Code::InvalidConfig, msg));
         };
         let namespace = objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
-        Self::of(conf, Facts { pod, namespace }, &objects)
+        Self::of(conf, Facts { pod, namespace }, Some(&objects))
     }
 
-    fn of(conf: NetConf, facts: Facts, cluster: &dyn Cluster) -> Result<Self, Error> {
-        let networks = conf.primary.as_ref().map(|primary| together(&conf, primary, Some(cluster), &facts.pod));
+    /// Of these facts; `cluster` has the definitions of the pod's networks.
+    ///
+    /// # Errors
+    /// For a primary plugin, those of an ADD about the pod's networks.
+    pub(super) fn of(conf: NetConf, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
+        let networks = conf.primary.as_ref().map(|primary| together(&conf, primary, cluster, &facts.pod));
         Ok(Self { networks: networks.transpose()?, conf, facts })
     }
 
@@ -66,7 +70,7 @@ impl Subject {
         })?;
         let wanted = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
         let facts = source.facts(&wanted, true)?;
-        Self::of(conf, facts, source.as_ref())
+        Self::of(conf, facts, Some(source.as_ref()))
     }
 
     /// The pod's name with its namespace's.
