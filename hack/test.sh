@@ -8,7 +8,8 @@ source hack/machine.sh
 
 need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
-    strip=binutils /usr/lib/cni/bridge=containernetworking-plugins containerd=containerd runc=runc
+    nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins containerd=containerd \
+    runc=runc
 need_rust
 need_crictl
 if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
