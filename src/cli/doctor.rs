@@ -18,8 +18,8 @@ use std::{env, io};
 
 const EXAMPLES: &str = "\
 Examples:
-  detour doctor                       this node: what is installed, the API and its rights, the kernel
-  detour doctor -n shop web-0         that, and the pod: from its annotation to the rules in the kernel
+  detour doctor                  this node: what is installed, the API and its rights, the kernel
+  detour doctor -n shop web-0    that, and the pod: from its annotation to the rules in the kernel
   detour doctor -n shop web-0 --probe
         and real packets in its namespace, to addresses that nobody has, as captured and as
         excluded users
