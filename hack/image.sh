@@ -1,52 +1,101 @@
 #!/usr/bin/env bash
 # Builds the image that the manifests run: the static binary and nothing else, as an OCI layout in
-# target/image, for this machine's architecture. No daemon is needed. The same sources give the same
-# image.
+# target/image with one index for all architectures. No daemon is needed. The same sources and
+# compilers give the same image.
 #
-# Usage: hack/image.sh [TAG]     (default: the crate's version)
-# Push it with: skopeo copy oci:target/image:TAG docker://REGISTRY/detour:TAG
+# Usage: hack/image.sh [--arch LIST] [TAG]
+#   LIST  amd64, arm64 or both (default: amd64,arm64)
+#   TAG   default: the crate's version
+# Push it with: skopeo copy --all oci:target/image:TAG docker://REGISTRY/detour:TAG
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
-need_commands gcc=build-essential umoci=umoci
-need_rust
+architectures=amd64,arm64
+if [[ ${1:-} == --arch ]]; then
+    architectures=${2:?--arch needs a list}
+    shift 2
+fi
+IFS=, read -ra architectures <<<"$architectures"
+
+need_commands gcc=build-essential jq=jq skopeo=skopeo umoci=umoci
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 tag=${1:-$version}
-case "$(uname -m)" in
-    x86_64) architecture=amd64 ;;
-    aarch64) architecture=arm64 ;;
-    *) architecture=$(uname -m) ;;
-esac
-
-say "building"
-build_static --bin detour
-directory=$(target_directory)
-binary="$directory/$target/release/detour" layout="$directory/image"
-
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 # The time of the last commit stands for now wherever an image has a time.
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 created=$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)
-install -D -m 0755 "$binary" "$work/files/detour"
-touch --date="@$epoch" "$work/files/detour" "$work/files"
 
-say "packing"
+# pack ARCHITECTURE BINARY: puts an image of that name into the layout.
+pack() {
+    install -D -m 0755 "$2" "$work/$1/detour"
+    tar --create --file "$work/$1.tar" --directory "$work/$1" --format ustar \
+        --mtime "@$epoch" --owner 0 --group 0 --numeric-owner detour
+    umoci new --image "$layout:$1"
+    umoci raw add-layer --image "$layout:$1" --history.created "$created" --history.created_by "detour $version" \
+        "$work/$1.tar"
+    umoci config --image "$layout:$1" --no-history --created "$created" \
+        --os linux --architecture "$1" \
+        --config.entrypoint /detour --config.user 0:0 \
+        --config.label "org.opencontainers.image.title=detour" \
+        --config.label "org.opencontainers.image.version=$version" \
+        --config.label "org.opencontainers.image.licenses=Apache-2.0"
+}
+
+# The images that umoci made, one a tag, become the platforms of one index, which gets the tag.
+join() {
+    local type=application/vnd.oci.image.index.v1+json digest
+    jq --arg type "$type" '{
+        schemaVersion: 2, mediaType: $type,
+        manifests: [.manifests[] | {
+            mediaType, digest, size,
+            platform: { os: "linux", architecture: .annotations["org.opencontainers.image.ref.name"] }
+        }]
+    }' "$layout/index.json" >"$work/index"
+    digest=$(sha256sum <"$work/index" | cut -d ' ' -f 1)
+    cp "$work/index" "$layout/blobs/sha256/$digest"
+    jq --null-input --arg type "$type" --arg digest "sha256:$digest" --arg tag "$tag" \
+        --argjson size "$(stat -c %s "$work/index")" '{
+        schemaVersion: 2,
+        manifests: [{
+            mediaType: $type, digest: $digest, size: $size,
+            annotations: { "org.opencontainers.image.ref.name": $tag }
+        }]
+    }' >"$layout/index.json"
+}
+
+# check ARCHITECTURE BINARY: what a node of it would pull is this binary and nothing else.
+check() {
+    local layer
+    skopeo copy --quiet --override-arch "$1" "oci:$layout:$tag" "dir:$work/pulled-$1"
+    layer=$(jq -r '.layers | if length == 1 then .[0].digest else error("not one layer") end' \
+        "$work/pulled-$1/manifest.json")
+    layer="$work/pulled-$1/${layer#sha256:}"
+    [[ $(tar -tf "$layer") == detour ]] || die "linux/$1: the image has other files than the binary"
+    tar -xOf "$layer" detour | cmp - "$2" || die "linux/$1: the image has another binary"
+    [[ $(skopeo inspect --override-arch "$1" --format '{{.Os}}/{{.Architecture}}' "oci:$layout:$tag") == "linux/$1" ]] ||
+        die "linux/$1: the image says that it is for another machine"
+    printf 'linux/%s: binary %s bytes, pulled %s bytes\n' "$1" "$(stat -c %s "$2")" \
+        "$(jq '[.config.size, .layers[].size] | add' "$work/pulled-$1/manifest.json")"
+}
+
+directory=$(target_directory)
+layout="$directory/image"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 rm -rf "$layout"
 umoci init --layout "$layout"
-umoci new --image "$layout:$tag"
-umoci insert --image "$layout:$tag" --history.created "$created" --history.created_by "detour $version" \
-    "$work/files/detour" /detour
-umoci config --image "$layout:$tag" --no-history --created "$created" \
-    --os linux --architecture "$architecture" \
-    --config.entrypoint /detour --config.user 0:0 \
-    --config.label "org.opencontainers.image.title=detour" \
-    --config.label "org.opencontainers.image.version=$version" \
-    --config.label "org.opencontainers.image.licenses=Apache-2.0"
+declare -A binaries
+for architecture in "${architectures[@]}"; do
+    build_for "$architecture"
+    say "building for linux/$architecture"
+    build_static --bin detour
+    binaries[$architecture]="$directory/$target/release/detour"
+    pack "$architecture" "${binaries[$architecture]}"
+done
 umoci gc --layout "$layout"
-
-echo "image:  $layout:$tag (linux/$architecture)"
-echo "binary: $(stat -c %s "$binary") bytes"
-echo "pulled: $(find "$layout/blobs" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum }') bytes"
+join
+say "$layout:$tag"
+for architecture in "${architectures[@]}"; do
+    check "$architecture" "${binaries[$architecture]}"
+done

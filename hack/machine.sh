@@ -1,8 +1,9 @@
 # What the scripts beside this one need of the machine. Sourced, never run.
 # shellcheck shell=bash
 
-# The static binary's target; ring's C parts are compiled by the machine's own gcc.
+# The static binary's target: this machine's, until build_for says otherwise.
 target="$(uname -m)-unknown-linux-musl"
+# ring's C parts are compiled by the machine's own gcc.
 export "CC_${target//-/_}=gcc"
 
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -55,6 +56,25 @@ need_rust() {
     elif [[ ! -d "$(rustc --print target-libdir --target "$target")" ]]; then
         die "this Rust has no target $target, and there is no rustup to add it"
     fi
+}
+
+# build_for ARCHITECTURE: makes that the target, named as images name it, and gets what compiles for it.
+build_for() {
+    local machine prefix variable
+    case $1 in
+        amd64) machine=x86_64 ;;
+        arm64) machine=aarch64 ;;
+        *) die "$1: the architectures are amd64 and arm64" ;;
+    esac
+    target="$machine-unknown-linux-musl"
+    if [[ $machine != "$(uname -m)" ]]; then
+        prefix="$machine-linux-gnu"
+        # The C++ compiler stands for all of the package: a C compiler may be here without headers.
+        need_commands "$prefix-g++=crossbuild-essential-$1"
+        variable=${target//-/_}
+        export "CC_$variable=$prefix-gcc" "CARGO_TARGET_${variable^^}_LINKER=$prefix-gcc"
+    fi
+    need_rust
 }
 
 # need_components COMPONENT…: of the Rust toolchain; one that has no rustup must have them already.

@@ -1,6 +1,10 @@
 //! Log lines: `key=value` pairs, one line an event, on stderr and in a file. Never on stdout: that
 //! belongs to the CNI result.
 
+mod noticed;
+
+pub use noticed::Noticed;
+
 use crate::cni::LogLevel;
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -16,38 +20,46 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging for the rest of the process; a second start changes nothing. Each line has the
-/// pairs of `context`. Events of dependencies are logged at level debug only.
+/// pairs of `context`. Events of dependencies are logged at level debug only. What `noticed` keeps, it
+/// keeps at any level.
 ///
 /// A file that can't be opened is a warning on stderr: a full or missing disk must not keep pods
 /// from starting.
-pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)]) {
+pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], noticed: Option<&Noticed>) {
     let level = match level {
-        LogLevel::Off => return,
+        LogLevel::Off => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    let opened = file.map(|path| open(path).map_err(|error| (path, error))).transpose();
+    if level == LevelFilter::OFF && noticed.is_none() {
+        return;
+    }
+    let opened = file.filter(|_| level != LevelFilter::OFF);
+    let opened = opened.map(|path| open(path).map_err(|error| (path, error))).transpose();
     let writer = match &opened {
         Ok(Some(file)) => BoxMakeWriter::new(io::stderr.and(Arc::clone(file))),
         Ok(None) | Err(_) => BoxMakeWriter::new(io::stderr),
     };
-    // Where stderr is closed, the layer's own report of that to stderr would be a panic.
-    let layer = tracing_subscriber::fmt::layer()
-        .event_format(Line { context: pairs(context) })
-        .with_writer(writer)
-        .log_internal_errors(false);
     let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
     // What they say of a request, our own errors say with the pod's name.
     let others = if level == LevelFilter::DEBUG { level } else { LevelFilter::OFF };
     let filter = Targets::new().with_target(ours, level).with_default(others);
-    let started = tracing_subscriber::registry().with(filter).with(layer).try_init();
+    // Where stderr is closed, the layer's own report of that to stderr would be a panic.
+    let layer = tracing_subscriber::fmt::layer()
+        .event_format(Line { context: pairs(context) })
+        .with_writer(writer)
+        .log_internal_errors(false)
+        .with_filter(filter);
+    let noticed =
+        noticed.map(|noticed| noticed.clone().with_filter(Targets::new().with_target(ours, LevelFilter::DEBUG)));
+    let started = tracing_subscriber::registry().with(layer).with(noticed).try_init();
     if let (Ok(()), Err((path, error))) = (started, opened) {
         tracing::warn!(file = %path.display(), %error, "log_file can't be opened; logging to stderr only");
     }

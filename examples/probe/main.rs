@@ -3,6 +3,7 @@
 
 mod api;
 mod endpoint;
+mod hold;
 mod send;
 mod serve;
 mod user;
@@ -13,10 +14,12 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(about, version)]
 enum Probe {
-    /// Answer every connection and datagram with one line of JSON, until stdin ends
+    /// Answer every line and every datagram with one line of JSON, until stdin ends
     Serve(serve::Serve),
     /// Send one token as a user and print the answer
     Send(send::Send),
+    /// Keep one TCP connection, and send a token over it for each line of stdin
+    Hold(hold::Hold),
     /// Serve JSON files as a Kubernetes API over plain HTTP, until stdin ends
     Api(api::Api),
 }
@@ -25,6 +28,7 @@ fn main() -> ExitCode {
     let done = match Probe::parse() {
         Probe::Serve(serve) => serve.run().map(|()| ExitCode::SUCCESS),
         Probe::Send(send) => send.run(),
+        Probe::Hold(hold) => hold.run().map(|()| ExitCode::SUCCESS),
         Probe::Api(api) => api.run().map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -4,7 +4,7 @@ use crate::endpoint::{Endpoint, Protocol};
 use crate::user::User;
 use anyhow::bail;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) struct Send {
     to: Endpoint,
 }
 
-const TOKEN: &[u8] = b"detour?\n";
+pub(crate) const TOKEN: &[u8] = b"detour?\n";
 
 impl Send {
     /// Prints the answer, or `{"error": …}` and then fails.
@@ -47,6 +47,8 @@ fn over_tcp(to: SocketAddr, timeout: Duration) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&to, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.write_all(TOKEN)?;
+    // The end of what is sent ends the connection.
+    stream.shutdown(Shutdown::Write)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)

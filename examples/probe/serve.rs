@@ -12,10 +12,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::thread;
-use std::time::Duration;
-
-/// How long a client may take to send its token.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
 pub(crate) struct Serve {
@@ -78,15 +74,17 @@ fn listen_tcp(address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 fn serve_tcp(label: &str, port: u16, listener: &TcpListener) {
     for stream in listener.incoming().flatten() {
-        if let Err(error) = answer_tcp(label, port, &stream) {
-            eprintln!("probe: {label}: {error:#}");
-        }
+        let label = label.to_owned();
+        thread::spawn(move || {
+            if let Err(error) = answer_tcp(&label, port, &stream) {
+                eprintln!("probe: {label}: {error:#}");
+            }
+        });
     }
 }
 
+/// Answers each line with the same, to the end of the connection.
 fn answer_tcp(label: &str, port: u16, mut stream: &TcpStream) -> anyhow::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    BufReader::new(stream).read_line(&mut String::new())?;
     let local = stream.local_addr()?;
     let answer = Answer {
         label,
@@ -96,7 +94,11 @@ fn answer_tcp(label: &str, port: u16, mut stream: &TcpStream) -> anyhow::Result<
         peer: stream.peer_addr()?,
         original_destination: original_destination(stream)?.or((local.port() != port).then_some(local)),
     };
-    stream.write_all(line(&answer)?.as_bytes())?;
+    let answer = line(&answer)?;
+    for token in BufReader::new(stream).lines() {
+        token?;
+        stream.write_all(answer.as_bytes())?;
+    }
     Ok(())
 }
 

@@ -1,5 +1,7 @@
-//! What a kubelet asks: does it live (`/healthz`), is the node ready (`/readyz`)?
+//! What a kubelet asks (`/healthz`: does it live, `/readyz`: is the node ready) and what Prometheus
+//! collects (`/metrics`).
 
+use super::metrics::{self, Metrics};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Kubelets wait for a second unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+const OK: &str = "200 OK";
 
 /// What is known, shared with who answers.
 #[derive(Debug, Clone)]
@@ -35,7 +39,7 @@ impl Health {
     }
 
     /// Answers at `address` from now on, one after the other. Gives the address that it has.
-    pub(super) fn serve(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+    pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics) -> io::Result<SocketAddr> {
         // A node can have IPv6 switched off.
         let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
         let listener = TcpListener::bind(address).or_else(|error| {
@@ -45,7 +49,7 @@ impl Health {
         let health = self.clone();
         thread::Builder::new().name("health".into()).spawn(move || {
             for connection in listener.incoming().flatten() {
-                if let Err(error) = health.answer(connection) {
+                if let Err(error) = health.answer(connection, &metrics) {
                     tracing::debug!(%error, "a probe went away");
                 }
             }
@@ -53,18 +57,23 @@ impl Health {
         Ok(bound)
     }
 
-    fn answer(&self, mut connection: TcpStream) -> io::Result<()> {
+    fn answer(&self, mut connection: TcpStream, metrics: &Metrics) -> io::Result<()> {
         connection.set_read_timeout(Some(PATIENCE))?;
         connection.set_write_timeout(Some(PATIENCE))?;
         let request = head_of(&mut connection)?;
         let line = String::from_utf8_lossy(&request);
-        let (status, text) = self.status(line.split_whitespace().nth(1).unwrap_or_default(), Instant::now());
-        let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n");
-        write!(connection, "{head}Content-Length: {}\r\n\r\n{text}\n", text.len() + 1)
+        let (status, kind, text) = match line.split_whitespace().nth(1).unwrap_or_default() {
+            "/metrics" => (OK, metrics::CONTENT_TYPE, metrics.text()),
+            path => {
+                let (status, text) = self.status(path, Instant::now());
+                (status, "text/plain; charset=utf-8", text + "\n")
+            }
+        };
+        let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n");
+        write!(connection, "{head}Content-Length: {}\r\n\r\n{text}", text.len())
     }
 
     fn status(&self, path: &str, now: Instant) -> (&'static str, String) {
-        const OK: &str = "200 OK";
         const UNAVAILABLE: &str = "503 Service Unavailable";
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match (path, &state.obstacle) {
@@ -72,7 +81,7 @@ impl Health {
             ("/healthz", _) => (UNAVAILABLE, "stuck: the file system does not answer".into()),
             ("/readyz", None) => (OK, "installed".into()),
             ("/readyz", Some(why)) => (UNAVAILABLE, why.clone()),
-            _ => ("404 Not Found", "there are /healthz and /readyz".into()),
+            _ => ("404 Not Found", "there are /healthz, /readyz and /metrics".into()),
         }
     }
 }
@@ -110,6 +119,6 @@ mod tests {
         assert_eq!((code("/healthz", now), code("/readyz", now)), ("200".into(), "503".into()));
         assert_eq!(code("/healthz", now + Duration::from_secs(120)), "503");
         health.tell(None, Duration::ZERO);
-        assert_eq!((code("/readyz", now), code("/metrics", now)), ("200".into(), "404".into()));
+        assert_eq!((code("/readyz", now), code("/else", now)), ("200".into(), "404".into()));
     }
 }

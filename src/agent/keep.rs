@@ -3,6 +3,8 @@
 use super::backoff::Backoff;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
+use super::metrics::Metrics;
+use super::services::Services;
 use super::watch::{Watch, Woken};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -37,8 +39,12 @@ pub struct Job<'a> {
     pub sources: Vec<PathBuf>,
     /// At the end.
     pub on_exit: OnExit,
-    /// Where a kubelet's questions are answered.
+    /// Where a kubelet's questions are answered, and Prometheus's.
     pub health_address: Option<SocketAddr>,
+    /// What is counted of this and told there.
+    pub metrics: Metrics,
+    /// What is done beside, where the node's name is known.
+    pub services: Option<Services>,
 }
 
 /// Where this agent stands among those of the node.
@@ -68,17 +74,24 @@ enum Turn {
 /// node ends it: `/readyz` and the log say what is.
 ///
 /// # Errors
-/// The kernel refuses to wait for signals; the address for `/readyz` can't be had; at the end, what
-/// is to be removed can't be.
+/// The kernel refuses to wait for signals, or a thread; the address for `/readyz` can't be had; at the
+/// end, what is to be removed can't be.
 pub fn keep(job: &Job<'_>) -> Result<(), String> {
     let waiting = |error| format!("can't wait for signals: {error}");
     // Before any thread, which would not leave the signals alone.
     let mut watch = Watch::new().map_err(waiting)?;
     let health = Health::new(RESYNC + SLACK);
     if let Some(address) = job.health_address {
-        let bound = health.serve(address).map_err(|error| format!("{address}: can't answer there: {error}"))?;
-        tracing::info!(address = %bound, "answers /healthz and /readyz");
+        let bound = health
+            .serve(address, job.metrics.clone())
+            .map_err(|error| format!("{address}: can't answer there: {error}"))?;
+        tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
     }
+    // Ended with this function.
+    let _services = match &job.services {
+        Some(services) => Some(services.start(job.node)?),
+        None => None,
+    };
     let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
     loop {
         watch.forget();
@@ -99,8 +112,9 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Yields(_) => (RETRY, false),
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
-        report(&turn, &mut said, &backoff, time);
+        job.count(&turn);
         health.tell(turn.obstacle(), time + SLACK);
+        report(&turn, &mut said, &backoff, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
             let Some((installer, _)) = present else { return Ok(()) };
@@ -134,6 +148,15 @@ impl Job<'_> {
             Some(what) => Turn::Waits(with_notes(format!("missing: {what}"))),
             None => Turn::Settled(with_notes("all is as it should be".to_owned())),
         })
+    }
+
+    fn count(&self, turn: &Turn) {
+        self.metrics.installed(turn.obstacle().is_none());
+        match turn {
+            Turn::Repaired(_) => self.metrics.install("done"),
+            Turn::Failed(_) => self.metrics.install("failed"),
+            Turn::Settled(_) | Turn::Waits(_) | Turn::Yields(_) => {}
+        }
     }
 
     /// Where something can change that matters.

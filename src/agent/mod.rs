@@ -1,11 +1,17 @@
 //! The node's agent: what puts the plugin on a node and keeps it there.
 
 mod backoff;
+mod facts;
 mod health;
 pub mod install;
 mod keep;
 mod known;
+mod metrics;
+mod services;
+mod socket;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};
 pub use known::{EndedContainer, KnownPod};
+pub use metrics::Metrics;
+pub use services::Services;

@@ -3,12 +3,15 @@
 use super::install::{PROGRAM_FILE, Wanted, program};
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
-use detour_cni::agent::{Job, OnExit, keep};
+use detour_cni::agent::install::HostPath;
+use detour_cni::agent::{Job, Metrics, OnExit, Services, keep};
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
+use std::env;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,11 +19,19 @@ Examples:
         in a DaemonSet that has the node's directories mounted below /host
   detour agent --root /host --on-exit remove
         takes the plugin off the node when it ends: roll this out before the DaemonSet is deleted
+  detour agent --root /host --node-name \"$NODE_NAME\"
+        answers the plugin's questions about this node's pods, so that an ADD needs no API
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
 plugin stays then and goes on working, unless --on-exit says otherwise. Of two agents on a node, as
 there are in an upgrade, the later one does the work.
+
+/metrics is in the OpenMetrics text format; its names start with detour_.
+
+With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as this
+pod's service account, answers the plugin at --socket, and logs each of its calls in a line. Whenever the
+plugin gets no answer there, it asks the API itself.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
@@ -33,9 +44,27 @@ pub(super) struct Agent {
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
-    /// Where /healthz and /readyz are answered; nowhere unless given.
+    /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
+    /// The name of this node's Node object [default: $NODE_NAME]; without one, nothing is answered.
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Where, on the node, the plugin's questions are answered; nowhere if it is empty.
+    #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
+    socket: Socket,
+}
+
+/// A path on the node, or nowhere.
+#[derive(Debug, Clone)]
+struct Socket(Option<HostPath>);
+
+impl FromStr for Socket {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(Self(None)) } else { text.parse().map(|path| Self(Some(path))) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -52,10 +81,12 @@ impl Agent {
     }
 
     fn keep(&self) -> Result<ExitCode> {
-        logging::start(LogLevel::Info, None, &[]);
+        logging::start(LogLevel::Info, None, &[], None);
         let node = self.wanted.node();
         let program = program()?;
-        let desired = || self.wanted.desired(&node, &program).map_err(|error| format!("{error:#}"));
+        let services = self.services();
+        let socket = services.as_ref().map(|services| &services.socket);
+        let desired = || self.wanted.desired(&node, &program, socket).map_err(|error| format!("{error:#}"));
         let job = Job {
             node: &node,
             desired: &desired,
@@ -66,8 +97,21 @@ impl Agent {
                 Exit::Remove => OnExit::Remove,
             },
             health_address: self.health_address,
+            metrics: Metrics::default(),
+            services: services.clone(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn services(&self) -> Option<Services> {
+        let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
+        let node_name = named.filter(|name| !name.is_empty())?;
+        let socket = self.socket.0.clone()?;
+        let account = self.wanted.account();
+        if account.is_none() {
+            tracing::warn!("nothing is answered at {socket}: name the API by --api-server URL outside of a pod");
+        }
+        Some(Services { node_name, socket, account: account? })
     }
 }

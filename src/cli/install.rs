@@ -6,6 +6,7 @@ use detour_cni::agent::install::kubeconfig::{self, Credentials};
 use detour_cni::agent::install::{
     Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
+use detour_cni::cluster::ServiceAccount;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -130,7 +131,7 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = self.wanted.desired(&node, &program()?)?;
+        let desired = self.wanted.desired(&node, &program()?, None)?;
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
@@ -188,7 +189,8 @@ impl Wanted {
     }
 
     /// What the flags, the environment and the files that they name ask for.
-    pub(super) fn desired(&self, node: &Node, program: &Digest) -> Result<Desired> {
+    /// With the socket of an agent that stays, the plugin asks there first.
+    pub(super) fn desired(&self, node: &Node, program: &Digest, socket: Option<&HostPath>) -> Result<Desired> {
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -202,6 +204,7 @@ impl Wanted {
             given: self.given(&names)?,
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
+            agent_socket: socket.cloned(),
             exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
             agent_namespace: self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok()),
             bin_dir: bin_dir.clone(),
@@ -240,12 +243,22 @@ impl Wanted {
         }
     }
 
-    fn kubeconfig_text(&self) -> Result<String> {
+    /// The API's URL, as far as it is known.
+    fn server(&self) -> Option<String> {
         let in_pod = || {
             let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
             Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
         };
-        let server = self.api_server.clone().or_else(in_pod).context(
+        self.api_server.clone().or_else(in_pod)
+    }
+
+    /// As whom this process asks the API.
+    pub(super) fn account(&self) -> Option<ServiceAccount> {
+        Some(ServiceAccount { server: self.server()?, directory: self.service_account.clone() })
+    }
+
+    fn kubeconfig_text(&self) -> Result<String> {
+        let server = self.server().context(
             "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
              FILE), or --api-server URL and --service-account DIR",
         )?;

@@ -6,6 +6,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod install;
+mod live;
 mod output;
 mod rules;
 mod subject;
@@ -34,7 +35,7 @@ Examples:
   detour explain -f pod.yaml --config istio-cni.conf    what happens to this pod's traffic, and why
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
                                                         where one packet arrives, rule by rule
-  detour rules /run/netns/cni-0c1f                      a pod's live rules beside the desired ones
+  detour rules -n shop web-0                            a pod's live rules beside the desired ones
   detour doctor -n shop web-0                           what is wrong with a pod or its node, step by step
   detour install --dry-run                              what it would change on this node
   CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it

@@ -1,54 +1,62 @@
 //! `detour rules`
 
+use super::live::{Live, LiveArguments, Whose};
 use super::output::Output;
+use super::subject::ClusterArguments;
 use super::{Answer, Failure};
 use clap::{ArgGroup, Args};
-use detour_cni::inspect::LiveRules;
-use detour_cni::state::{ROOT, Store};
-use std::path::{Path, PathBuf};
+use detour_cni::inspect::RulesReport;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
+  detour rules -n shop web-0                            with KUBECONFIG, or as the agent
+  detour rules -n shop web-0 --config /etc/cni/multus/net.d/istio-cni.conf
+                                                        with the plugin's own kubeconfig
+  detour rules --container 5f0c1f2ab34d                 as crictl ps prints it
+  detour rules --pid \"$(pgrep -o envoy)\" -o json
   detour rules /run/netns/cni-0c1f
-  detour rules --pid \"$(pgrep -o envoy)\"
-  detour rules --pid 4711 -o json
+  kubectl exec -n istio-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
 
+A pod or container is looked for on this node, by the results that its runtime keeps and by the
+control groups of processes. For a pod of another node, the command to run there is printed.
 Needs root, and neither iptables nor nft.
 Exit codes: 0 the namespace holds what its attachments ask for, or nothing is kept of any; 1 it does
-not, or can't be read; 2 wrong usage.";
+not, or can't be found or read; 2 wrong usage.";
 
 /// A pod's live rules with their counters, beside those that it should have
 ///
 /// A rule that should be there is marked as missing, one of ours that should not as extra or moved, and
 /// somebody else's as foreign.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, group(ArgGroup::new("where").required(true).args(["netns", "pid"])))]
+#[command(
+    after_help = EXAMPLES,
+    group(ArgGroup::new("whose").required(true).args(["place", "pid", "container", "pod_uid"])),
+)]
 pub(super) struct Arguments {
-    /// The pod's network namespace: a path, or a name in /run/netns
-    #[arg(value_name = "NETNS")]
-    netns: Option<PathBuf>,
-    /// The network namespace of this process
-    #[arg(long, value_name = "PID")]
-    pid: Option<u32>,
+    /// A network namespace: a path, or a name in /run/netns; with -n, the pod's name
+    #[arg(value_name = "NETNS|POD")]
+    place: Option<String>,
+    #[command(flatten)]
+    whose: LiveArguments,
+    #[command(flatten)]
+    cluster: ClusterArguments,
     #[command(flatten)]
     output: Output,
 }
 
 /// The rules; exit code 1 where they are not what is asked for.
 pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
-    let path = match (&arguments.netns, arguments.pid) {
-        (Some(path), _) => netns(path),
-        (None, Some(pid)) => PathBuf::from(format!("/proc/{pid}/ns/net")),
-        (None, None) => return Err(Failure::Usage("name a network namespace, or --pid".to_owned())),
+    let whose = match (&arguments.place, &arguments.cluster.namespace) {
+        (Some(pod), Some(_)) => Some(Whose::Pod(Box::new(arguments.cluster.subject(pod)?))),
+        (Some(path), None) => Some(Whose::Netns(path.into())),
+        (None, Some(_)) => None,
+        (None, None) => arguments.whose.named(),
     };
-    let report = LiveRules::read(&path, &Store::new(ROOT))?.report(&path);
+    let whose = whose.ok_or_else(|| Failure::Usage("name a network namespace, or a pod: -n NS POD".to_owned()))?;
+    let Live { rules, netns, evidence } = arguments.whose.read(&whose, "rules")?;
+    let report = RulesReport { found_by: evidence, ..rules.report(&netns) };
     let answer = arguments.output.answer(&report)?;
     let code = if report.as_asked == Some(false) { ExitCode::FAILURE } else { answer.code };
     Ok(Answer { code, ..answer })
-}
-
-/// A bare name is one that `ip netns` knows.
-pub(super) fn netns(path: &Path) -> PathBuf {
-    if path.components().count() == 1 && path.is_relative() { Path::new("/run/netns").join(path) } else { path.into() }
 }

@@ -1,4 +1,4 @@
-//! Which pod, under which configuration: the arguments by which `explain` and `trace` name them.
+//! Which pod, under which configuration: the arguments by which commands name them.
 
 use super::Failure;
 use clap::Args;
@@ -15,22 +15,29 @@ const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "det
 #[derive(Debug, Args)]
 pub(super) struct SubjectArguments {
     /// The pod's manifest, after injection; - is stdin
-    #[arg(short = 'f', long = "file", value_name = "POD.yaml", conflicts_with_all = ["pod", "kubeconfig"])]
+    #[arg(short = 'f', long = "file", value_name = "POD.yaml", conflicts_with_all = ["pod", "namespace", "kubeconfig"])]
     file: Option<PathBuf>,
+    /// The manifest of the pod's namespace, where the pod's own file does not hold it
+    #[arg(long, value_name = "NS.yaml", requires = "file")]
+    namespace_file: Option<PathBuf>,
+    /// The pod that is asked of the cluster
+    #[arg(value_name = "POD", requires = "namespace")]
+    pod: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+/// A configuration, and the cluster that is asked.
+#[derive(Debug, Args)]
+pub(super) struct ClusterArguments {
     /// The plugin's configuration, a plugin list that has it, or an ADD's stdin; - is stdin
     ///
     /// Without it: type detour with its defaults.
     #[arg(long, value_name = "CONF")]
     config: Option<PathBuf>,
-    /// The manifest of the pod's namespace, where the pod's own file does not hold it
-    #[arg(long, value_name = "NS.yaml", requires = "file")]
-    namespace_file: Option<PathBuf>,
     /// The namespace of the pod that is asked of the cluster
-    #[arg(short, long, value_name = "NS", requires = "pod")]
-    namespace: Option<String>,
-    /// The pod that is asked of the cluster
-    #[arg(value_name = "POD", requires = "namespace")]
-    pod: Option<String>,
+    #[arg(short, long, value_name = "NS")]
+    pub(super) namespace: Option<String>,
     /// How to reach the cluster; else KUBECONFIG, else what the configuration says
     #[arg(long, value_name = "PATH")]
     kubeconfig: Option<PathBuf>,
@@ -43,30 +50,46 @@ impl SubjectArguments {
     /// A file can't be read or understood, or the cluster has no answer.
     pub(super) fn read(&self) -> Result<Subject, Failure> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
-        if [&self.file, &self.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
+        if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
             return Err(Failure::Usage("stdin can be one of the files only".to_owned()));
         }
-        let mut conf = match &self.config {
-            Some(path) => configuration(path, &read(path)?)?,
-            None => NetConf::parse(PLAIN.as_bytes(), Command::Add, "detour")?,
-        };
-        match (&self.file, &self.namespace, &self.pod) {
-            (Some(file), _, _) => {
+        match (&self.file, &self.pod) {
+            (Some(file), _) => {
+                let conf = self.cluster.conf()?;
                 let pod = text(file)?;
                 let namespace = self.namespace_file.as_ref().map(|path| Ok((path, text(path)?)));
                 let namespace: Option<(&PathBuf, String)> = namespace.transpose().map_err(|e: Failure| e)?;
                 let namespace = namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str()));
                 Ok(Subject::of_manifest(conf, (file, &pod), namespace)?)
             }
-            (None, Some(namespace), Some(pod)) => {
-                if let Some(kubeconfig) = self.kubeconfig()? {
-                    conf.kubernetes.kubeconfig = Some(kubeconfig);
-                    conf.kubernetes.manifests_dir = None;
-                }
-                Ok(Subject::of_cluster(conf, namespace, pod)?)
-            }
+            (None, Some(pod)) => self.cluster.subject(pod),
             _ => Err(Failure::Usage("name a pod: -f POD.yaml, or -n NS POD".to_owned())),
         }
+    }
+}
+
+impl ClusterArguments {
+    fn conf(&self) -> Result<NetConf, Failure> {
+        Ok(match &self.config {
+            Some(path) => configuration(path, &read(path)?)?,
+            None => NetConf::parse(PLAIN.as_bytes(), Command::Add, "detour")?,
+        })
+    }
+
+    /// Asks the cluster for a pod of `--namespace`.
+    ///
+    /// # Errors
+    /// The namespace isn't said, the configuration can't be understood, or the cluster has no answer.
+    pub(super) fn subject(&self, pod: &str) -> Result<Subject, Failure> {
+        let Some(namespace) = &self.namespace else {
+            return Err(Failure::Usage("name the pod's namespace with -n".to_owned()));
+        };
+        let mut conf = self.conf()?;
+        if let Some(kubeconfig) = self.kubeconfig()? {
+            conf.kubernetes.kubeconfig = Some(kubeconfig);
+            conf.kubernetes.manifests_dir = None;
+        }
+        Ok(Subject::of_cluster(conf, namespace, pod)?)
     }
 
     /// KUBECONFIG may be a list; its first member counts.

@@ -1,12 +1,11 @@
 //! `detour trace`
 
+use super::live::{LiveArguments, Whose};
 use super::output::Output;
-use super::rules::netns;
 use super::subject::SubjectArguments;
 use super::{Answer, Failure};
-use clap::Args;
-use detour_cni::inspect::{Destination, LiveRules, Rulebook, Sender, explain, trace};
-use detour_cni::state::{ROOT, Store};
+use clap::{ArgGroup, Args};
+use detour_cni::inspect::{Destination, Rulebook, Sender, explain, trace};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -15,23 +14,35 @@ Examples:
   detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
   detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
   detour trace -f pod.yaml --from inbound --to 10.88.0.2:8080/tcp
+  detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
+  detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where a rule that is not Istio's did it.
+Live rules are read on the pod's own node, as root; from elsewhere, the command to run there is printed.
 Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage.";
 
 /// Where one packet arrives, rule by rule
 ///
 /// Takes the first packet of a connection through the rules that a configuration makes for a pod or, with
-/// --netns, through those that are in the kernel.
+/// --live, --container, --pid, --pod-uid or --netns, through those that are in the kernel.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(
+    after_help = EXAMPLES,
+    group(ArgGroup::new("of_kernel").args(["live", "netns", "pid", "container", "pod_uid"])),
+    group(ArgGroup::new("whose").args(["netns", "pid", "container", "pod_uid"]).conflicts_with_all(["file", "pod"])),
+)]
 pub(super) struct Arguments {
     #[command(flatten)]
     subject: SubjectArguments,
-    /// Take the live rules of this network namespace (needs root)
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["file", "pod", "config"])]
+    /// Take the live rules of the pod named with -n
+    #[arg(long, requires = "pod", conflicts_with = "file")]
+    live: bool,
+    /// Take the live rules of this network namespace: a path, or a name in /run/netns
+    #[arg(long, value_name = "PATH")]
     netns: Option<PathBuf>,
+    #[command(flatten)]
+    whose: LiveArguments,
     /// Who sends: uid=U[,gid=G] (GID 0 if unsaid), or inbound[:ADDRESS]
     #[arg(long, value_name = "WHO")]
     from: String,
@@ -39,7 +50,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "WHERE")]
     to: String,
     /// An address of the pod's own, several with commas: what is sent there goes by lo
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "netns")]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
     /// The interface by which other traffic leaves and comes in
     #[arg(long, value_name = "NAME", default_value = "eth0")]
@@ -53,9 +64,15 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
     let usage = |error: detour_cni::cni::Error| Failure::Usage(format!("--{}", error.msg));
     let from: Sender = arguments.from.parse().map_err(usage)?;
     let to: Destination = arguments.to.parse().map_err(usage)?;
-    let (book, own) = match &arguments.netns {
-        Some(path) => {
-            let found = LiveRules::read(&netns(path), &Store::new(ROOT))?;
+    let whose = match &arguments.netns {
+        Some(path) => Some(Whose::Netns(path.clone())),
+        None if arguments.live => Some(Whose::Pod(Box::new(arguments.subject.read()?))),
+        None => arguments.whose.named(),
+    };
+    let (book, own) = match whose {
+        Some(whose) => {
+            let question = format!("trace --from '{}' --to '{}'", arguments.from, arguments.to);
+            let found = arguments.whose.read(&whose, &question)?.rules;
             (found.rulebook(), found.addresses)
         }
         None => {

@@ -1,5 +1,6 @@
 //! NetworkAttachmentDefinitions, as far as they are read.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -8,7 +9,8 @@ use std::fmt;
 const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// The name of an object of a namespace.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ObjectRef {
     /// `metadata.namespace`.
     pub namespace: String,
@@ -23,7 +25,8 @@ impl fmt::Display for ObjectRef {
 }
 
 /// A definition as the cluster knows it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Definition {
     /// Its namespace and name.
     pub object: ObjectRef,
@@ -42,7 +45,8 @@ impl Definition {
 }
 
 /// A definition that is looked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Sought {
     /// Which one.
     pub object: ObjectRef,
@@ -52,7 +56,8 @@ pub struct Sought {
 }
 
 /// What looking a definition up came to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lookup {
     /// It is there.
     Found(Definition),

@@ -1,12 +1,16 @@
 //! What the cluster's users are told about a pod.
 
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
 /// An event of a pod, as `kubectl describe pod` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Event {
     /// Whether something should be looked at (`type: Warning`).
     pub warning: bool,
     /// Why, in one word for programs.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// What happened, for people.
     pub message: String,
 }

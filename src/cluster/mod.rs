@@ -1,5 +1,6 @@
 //! Where facts come from: one trait, and its sources.
 
+pub mod agent;
 mod api;
 mod certificate;
 mod definition;
@@ -9,14 +10,17 @@ mod manifests;
 mod query;
 mod retry;
 mod right;
+mod service_account;
 mod text;
-mod wire;
+pub(crate) mod wire;
 
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
-pub use api::{Inquiry, Placement};
+pub use api::Inquiry;
 pub use event::{Event, Told};
 pub use kubeconfig::{Authority, Credentials, Summary};
+pub(crate) use query::causes;
 pub use right::Right;
+pub use service_account::ServiceAccount;
 pub use text::{Objects, objects};
 
 use crate::cni;
@@ -63,26 +67,31 @@ pub trait Cluster {
     fn probe(&self) -> Result<(), cni::Error>;
 }
 
-/// The source that the configuration names: `manifests_dir` before `kubeconfig`; `None` where it
-/// names neither. Nothing is read and nothing is connected to until something is asked for; from then
-/// on the kubeconfig that was read counts, so a source is for one call, not for a process that stays.
+/// The source that the configuration names: `manifests_dir`, else `agent_socket` with `kubeconfig` where
+/// nobody answers there, else `kubeconfig`; `None` where it names none. Nothing is read and nothing is
+/// connected to until something is asked for; from then on the kubeconfig that was read counts, so a source
+/// is for one call, not for a process that stays.
 #[must_use]
 pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
+    source_or(conf, || None)
+}
+
+/// The same; without a kubeconfig, a pod's own service account counts in its place.
+#[must_use]
+pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
+    source_or(conf, || ServiceAccount::of_environment().map(|account| account.api(conf.timeout)))
+}
+
+fn source_or(conf: &cni::Kubernetes, other: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {
     if let Some(dir) = &conf.manifests_dir {
         return Some(Box::new(manifests::Manifests { dir: dir.clone() }));
     }
-    let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty())?;
-    Some(Box::new(api::Api::new(kubeconfig, conf.timeout)))
-}
-
-/// The source that a pod of the cluster has: its own service account; `None` outside of pods
-/// (kubernetes.io, "Accessing the Kubernetes API from a Pod").
-#[must_use]
-pub fn in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
-    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
-    let host = if host.contains(':') { format!("[{host}]") } else { host };
-    Some(Box::new(api::Api::in_cluster(format!("https://{host}:{port}"), conf.timeout)))
+    let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
+    let api = kubeconfig.map(|path| api::Api::new(path, conf.timeout)).or_else(other);
+    match &conf.agent_socket {
+        Some(socket) => Some(Box::new(agent::Agent::new(socket.clone(), api, conf.timeout))),
+        None => Some(Box::new(api?)),
+    }
 }
 
 /// How the pod that was found differs from the one that is wanted.

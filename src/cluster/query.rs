@@ -265,7 +265,7 @@ fn message(body: &[u8]) -> String {
 }
 
 /// The error and its sources in one line, each text once; kube's own words add nothing.
-fn causes(error: &kube::Error) -> String {
+pub(crate) fn causes(error: &kube::Error) -> String {
     let mut line = String::new();
     let mut next = std::error::Error::source(error);
     while let Some(source) = next {

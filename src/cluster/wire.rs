@@ -3,6 +3,7 @@
 
 use crate::cluster;
 use crate::pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
-pub(super) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
@@ -20,29 +21,29 @@ where
 
 /// A `Pod`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Pod {
-    metadata: Metadata,
+pub(crate) struct Pod {
+    pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
-    spec: PodSpec,
+    pub(crate) spec: PodSpec,
 }
 
 /// A `Namespace`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Namespace {
-    metadata: Metadata,
+pub(crate) struct Namespace {
+    pub(crate) metadata: Metadata,
 }
 
 /// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
 #[derive(Debug, Deserialize)]
-pub(super) struct Definition {
-    metadata: Metadata,
+pub(crate) struct Definition {
+    pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
-    spec: DefinitionSpec,
+    pub(crate) spec: DefinitionSpec,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct DefinitionSpec {
+pub(crate) struct DefinitionSpec {
     #[serde(deserialize_with = "null_is_empty")]
     config: String,
 }
@@ -69,20 +70,33 @@ impl Definitions {
     }
 }
 
-#[derive(Debug, Deserialize)]
-struct Metadata {
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Metadata {
     name: String,
     namespace: Option<String>,
     uid: Option<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     labels: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_empty")]
-    annotations: BTreeMap<String, String>,
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+impl From<ObjectMeta> for Metadata {
+    fn from(meta: ObjectMeta) -> Self {
+        Self {
+            name: meta.name.unwrap_or_default(),
+            namespace: meta.namespace,
+            uid: meta.uid,
+            labels: meta.labels.unwrap_or_default(),
+            annotations: meta.annotations.unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct PodSpec {
+pub(crate) struct PodSpec {
+    node_name: Option<String>,
     #[serde(deserialize_with = "null_is_empty")]
     host_network: bool,
     #[serde(deserialize_with = "null_is_empty")]
@@ -95,21 +109,21 @@ struct PodSpec {
     containers: Vec<Container>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct SecurityContext {
     run_as_user: Option<i64>,
     run_as_group: Option<i64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct DnsConfig {
     #[serde(deserialize_with = "null_is_empty")]
     nameservers: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Container {
     name: String,
@@ -122,7 +136,7 @@ struct Container {
     restart_policy: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Variable {
     name: String,
@@ -140,6 +154,7 @@ impl From<Pod> for pod::Pod {
             uid: metadata.uid,
             labels: metadata.labels,
             annotations: metadata.annotations,
+            node_name: spec.node_name,
             host_network: spec.host_network,
             run_as_user: spec.security_context.run_as_user,
             run_as_group: spec.security_context.run_as_group,
@@ -239,6 +254,7 @@ mod tests {
             "kind": "Pod",
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
             "spec": {
+                "nodeName": "worker-1",
                 "hostNetwork": true,
                 "securityContext": {"runAsUser": 4_294_967_294_u32, "runAsGroup": 8, "fsGroup": 9},
                 "dnsConfig": {"nameservers": ["10.0.0.10"], "searches": ["x"]},
@@ -265,6 +281,7 @@ mod tests {
             uid: Some("u".into()),
             labels: [("l".into(), "1".into())].into(),
             annotations: [("a".into(), "2".into())].into(),
+            node_name: Some("worker-1".into()),
             host_network: true,
             run_as_user: Some(4_294_967_294),
             run_as_group: Some(8),

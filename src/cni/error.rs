@@ -72,6 +72,30 @@ impl Code {
     pub const fn number(self) -> u32 {
         self as u32
     }
+
+    /// One word for programs that count.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IncompatibleVersion => "incompatible-version",
+            Self::Environment => "environment",
+            Self::Io => "io",
+            Self::Decode => "decode",
+            Self::InvalidConfig => "invalid-config",
+            Self::InvalidNetns => "invalid-netns",
+            Self::TryAgain => "try-again",
+            Self::NotAvailable => "not-available",
+            Self::PodUnknown => "pod-unknown",
+            Self::Forbidden => "forbidden",
+            Self::KernelRefused => "kernel-refused",
+            Self::Drift => "drift",
+            Self::NoAdd => "no-add",
+            Self::State => "state",
+            Self::Delegate => "delegate",
+            Self::ForeignRules => "foreign-rules",
+            Self::Internal => "internal",
+        }
+    }
 }
 
 /// A failed command: one line for people, a code for programs.
@@ -158,6 +182,8 @@ mod tests {
         let numbers: Vec<u32> = Code::ALL.iter().map(|c| c.number()).collect();
         assert!(numbers.windows(2).all(|w| w[0] < w[1]), "{numbers:?}");
         assert!(!numbers.contains(&999));
+        let names: std::collections::BTreeSet<_> = Code::ALL.iter().map(|c| c.name()).collect();
+        assert_eq!(names.len(), numbers.len(), "{names:?}");
     }
 
     #[test]

@@ -26,7 +26,19 @@ pub enum Command {
 impl Command {
     /// By its name in `CNI_COMMAND`, which is in upper case.
     fn named(name: &str) -> Option<Self> {
-        [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status].into_iter().find(|c| c.to_string() == name)
+        [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status].into_iter().find(|c| c.name() == name)
+    }
+
+    /// Its name in `CNI_COMMAND`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+        }
     }
 
     /// Whether it is about one container, not about the node.
@@ -37,13 +49,7 @@ impl Command {
 
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Add => "ADD",
-            Self::Del => "DEL",
-            Self::Check => "CHECK",
-            Self::Gc => "GC",
-            Self::Status => "STATUS",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `process` | its containers as rules see them |
 //! | `explain`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
 //! | `packet`, `rulebook`, `conditions`, `walk`, `trace` | one packet's way through the rules |
+//! | `elsewhere` | where to ask, if not here |
 //! | `rules` | a namespace's live rules beside those that it should hold |
 //! | `restore` | rules as text that `iptables-restore` reads |
 //! | `picture`, `svg` | an explanation as a drawing |
@@ -15,6 +16,7 @@
 
 mod conditions;
 pub mod doctor;
+mod elsewhere;
 mod exemption;
 mod explain;
 mod format;
@@ -32,6 +34,7 @@ mod svg;
 mod trace;
 mod walk;
 
+pub use elsewhere::elsewhere;
 pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Proxy, explain};
 pub use format::{Format, render};

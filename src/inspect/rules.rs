@@ -37,15 +37,21 @@ impl LiveRules {
     /// Reads the namespace at `path`.
     ///
     /// # Errors
-    /// It is no network namespace or can't be entered, or its rules or what is kept of its
-    /// attachments can't be read.
+    /// It is no network namespace, or as [`Self::of`].
     pub fn read(path: &Path, store: &Store) -> Result<Self, Error> {
         let none = || {
             let msg = format!("{}: there is no network namespace", path.display());
             Error::new(Code::InvalidNetns, msg)
         };
-        let sandbox = Sandbox::open(path)?.ok_or_else(none)?;
-        let asked = asked(store, &sandbox)?;
+        Self::of(&Sandbox::open(path)?.ok_or_else(none)?, store)
+    }
+
+    /// Reads a namespace.
+    ///
+    /// # Errors
+    /// It can't be entered, or its rules or what is kept of its attachments can't be read.
+    pub fn of(sandbox: &Sandbox, store: &Store) -> Result<Self, Error> {
+        let asked = asked(store, sandbox)?;
         sandbox.enter(PATIENCE, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = asked.as_ref().map_or_else(|| Ok(Vec::new()), |asked| asked.fixtures.drift())?;
@@ -76,6 +82,7 @@ impl LiveRules {
         let attachments = self.asked.iter().flat_map(|asked| &asked.attachments).map(ToString::to_string).collect();
         RulesReport {
             netns: netns.display().to_string(),
+            found_by: None,
             attachments,
             dialect: self.asked.as_ref().map(|asked| asked.dialect.name()),
             as_asked: drift.as_ref().map(Vec::is_empty),
@@ -101,6 +108,8 @@ fn live() -> Result<Live, Error> {
 pub struct RulesReport {
     /// The path by which the namespace was opened.
     pub netns: String,
+    /// How it is known to be the pod's; none where it was named itself.
+    pub found_by: Option<String>,
     /// Who asks for rules in it, as far as is kept.
     pub attachments: Vec<String>,
     /// How they have them written: `iptables` or `nftables`; none where nothing is kept of any.
@@ -264,6 +273,9 @@ impl Sheet for RulesReport {
             None => ("nothing is kept of any attachment", Tone::Notable),
         };
         page.line(&[Cell::of(format!("{}:", self.netns)), Cell::of(verdict).tone(tone)]);
+        if let Some(evidence) = &self.found_by {
+            page.line(&[Cell::of(format!("  found by: {evidence}")).tone(Tone::Faint)]);
+        }
         for attachment in &self.attachments {
             page.line(&[Cell::of(format!("  {attachment}")).tone(Tone::Faint)]);
         }

@@ -45,12 +45,12 @@ impl Subject {
         Ok(Self { conf, facts: Facts { pod, namespace } })
     }
 
-    /// From the source of facts that the configuration names.
+    /// From the source of facts that the configuration names, else as a pod of the cluster asks.
     ///
     /// # Errors
-    /// The configuration names none, or the pod can't be had from it.
+    /// There is neither, or the pod can't be had from it.
     pub fn of_cluster(conf: NetConf, namespace: &str, name: &str) -> Result<Self, Error> {
-        let source = cluster::source(&conf.kubernetes).ok_or_else(|| {
+        let source = cluster::source_or_in_cluster(&conf.kubernetes).ok_or_else(|| {
             let msg = "no kubeconfig: give --kubeconfig or set KUBECONFIG";
             Error::new(Code::InvalidConfig, msg)
         })?;

@@ -8,7 +8,7 @@ use crate::cluster::{Event, ObjectRef};
 pub fn added_interface(interface: &str, added: Added<'_>) -> Option<Event> {
     let ips: Vec<String> = added.result.ips.iter().map(|ip| ip.address.to_string()).collect();
     let message = format!("Add {interface} [{}] from {}", ips.join(" "), added.name);
-    added.result.has_interface().then_some(Event { warning: false, reason: "AddedInterface", message })
+    added.result.has_interface().then_some(Event { warning: false, reason: "AddedInterface".into(), message })
 }
 
 /// A definition is not there; `sought` says where and how it was looked for.
@@ -16,5 +16,5 @@ pub fn added_interface(interface: &str, added: Added<'_>) -> Option<Event> {
 pub fn no_network_found(wanted: &ObjectRef, sought: &str) -> Event {
     let ObjectRef { namespace, name } = wanted;
     let message = format!("cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {sought}");
-    Event { warning: true, reason: "NoNetworkFound", message }
+    Event { warning: true, reason: "NoNetworkFound".into(), message }
 }

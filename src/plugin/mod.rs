@@ -16,16 +16,18 @@ mod panics;
 mod primary;
 mod record;
 mod status;
+mod told;
 mod version;
 pub mod wish;
 
 use crate::cni::version::NEWEST;
 use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
-use crate::logging;
+use crate::logging::{self, Noticed};
 use executables::InChain;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::Read;
+use std::time::Instant;
 
 /// Serves a call. `program` is the name under which the binary was started.
 ///
@@ -58,8 +60,9 @@ fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &Document, program: &str) -> Result<Option<Value>, Error> {
+    let (started, noticed) = (Instant::now(), Noticed::default());
     let conf = understand(request, document, program)?;
-    start_logging(request, &conf);
+    start_logging(request, &conf, &noticed);
     for warning in &conf.warnings {
         tracing::warn!("{warning}");
     }
@@ -67,6 +70,7 @@ fn serve(request: &Request, document: &Document, program: &str) -> Result<Option
     if let Err(error) = &answer {
         tracing::error!(code = error.number(), "{error}");
     }
+    told::tell(request, &conf, &answer, started, &noticed);
     answer
 }
 
@@ -81,7 +85,7 @@ fn understand(request: &Request, document: &Document, program: &str) -> Result<N
     }
 }
 
-fn start_logging(request: &Request, conf: &NetConf) {
+fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed) {
     let pod = request.args.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
     let context = [
         ("command", request.command.to_string()),
@@ -91,7 +95,8 @@ fn start_logging(request: &Request, conf: &NetConf) {
         ("pod", pod),
     ];
     let context: Vec<_> = context.iter().map(|(key, value)| (*key, value.as_str())).collect();
-    logging::start(conf.log_level, conf.log_file.as_deref(), &context);
+    let noticed = conf.kubernetes.agent_socket.is_some().then_some(noticed);
+    logging::start(conf.log_level, conf.log_file.as_deref(), &context, noticed);
 }
 
 /// Does what the call asks for, as the primary plugin or as an attachment. The value, where there

@@ -1,10 +1,13 @@
 //! Facts of a pod and of its namespace: what a cluster says of them, in the few fields that
-//! decide what happens to the pod's traffic. Values only; [`crate::cluster`] fills them.
+//! decide what happens to the pod's traffic. Values only; [`crate::cluster`] fills them. Between plugin
+//! and agent they travel in this form: whoever adds a field raises `cluster::agent`'s number of facts.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Which pod a call is for: `CNI_ARGS`, by the keys that kubelet's runtimes pass.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PodRef {
     /// `K8S_POD_NAMESPACE`.
     pub namespace: String,
@@ -15,7 +18,8 @@ pub struct PodRef {
 }
 
 /// A pod as the cluster knows it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Pod {
     /// `metadata.namespace`.
     pub namespace: String,
@@ -27,6 +31,8 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
+    /// `spec.nodeName`; a pod that is not scheduled, or a manifest, may have none.
+    pub node_name: Option<String>,
     /// `spec.hostNetwork`.
     pub host_network: bool,
     /// `spec.securityContext.runAsUser`.
@@ -42,7 +48,8 @@ pub struct Pod {
 }
 
 /// A container of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Container {
     /// `name`.
     pub name: String,
@@ -59,7 +66,8 @@ pub struct Container {
 }
 
 /// A namespace as the cluster knows it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Namespace {
     /// `metadata.name`.
     pub name: String,
@@ -90,6 +98,12 @@ impl Pod {
     pub fn is(&self, wanted: &PodRef) -> bool {
         let (Some(wanted), Some(uid)) = (&wanted.uid, &self.uid) else { return true };
         wanted == uid || self.annotations.get(CONFIG_HASH) == Some(wanted)
+    }
+
+    /// The UID by which the node's runtime knows it: a static pod's is its hash.
+    #[must_use]
+    pub fn uid_on_node(&self) -> Option<&str> {
+        self.annotations.get(CONFIG_HASH).or(self.uid.as_ref()).map(String::as_str)
     }
 
     /// Init containers, then containers.

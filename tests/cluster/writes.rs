@@ -13,7 +13,7 @@ fn pod() -> Pod {
 }
 
 fn event() -> Event {
-    Event { warning: true, reason: "NoNetworkFound", message: "no \"x\"".into() }
+    Event { warning: true, reason: "NoNetworkFound".into(), message: "no \"x\"".into() }
 }
 
 fn source(test: &str, server: &str) -> Box<dyn Cluster> {

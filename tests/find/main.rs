@@ -1,6 +1,7 @@
 //! A pod's and a container's network namespace is found by what the node knows, or not at all. Needs
 //! root, control groups that can be made, `ip` and `unshare`.
 
+mod command;
 mod node;
 
 use detour_cni::sandbox::find::{Found, of_container, of_pod};

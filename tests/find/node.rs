@@ -142,6 +142,22 @@ impl Node {
         bind(&of.netns(), &path);
     }
 
+    /// A file of the node's.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.root.join(name);
+        fs::write(&path, text).expect("written");
+        path.display().to_string()
+    }
+
+    /// Has the plugin keep its state on this node.
+    pub(crate) fn keep_state(&self) {
+        let (own, here) = (Path::new("/run/detour"), self.root.join("run/detour"));
+        for directory in [own, &here] {
+            fs::create_dir_all(directory).expect("made");
+        }
+        bind(&here, own);
+    }
+
     /// Keeps a result of an ADD in /var/run/netns/`netns`, as the runtime's library does.
     pub(crate) fn keep(
         &self,

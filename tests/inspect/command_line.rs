@@ -20,6 +20,12 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
         (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: \"me\" is not accepted; accepted: "),
         (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: \"1.2.3.4\" is not accepted; accepted: "),
         (&["rules"], "--pid"),
+        (&["rules", "-n", "shop"], "--pid"),
+        (&["rules", "-n", "shop", "--pid", "1"], "-n NS POD"),
+        (&["rules", "web", "--container", "a"], "cannot be used with"),
+        (&["trace", "--live", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "POD"),
+        (&["trace", "--netns", "a", "--pid", "1", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "cannot be used with"),
+        (&["trace", "-f", "-", "--container", "a", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "cannot be used with"),
         (&["completion", "basic"], "bash"),
         (&["nonsense"], "nonsense"),
     ] {

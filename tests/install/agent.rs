@@ -1,83 +1,46 @@
 //! `detour agent`: what drifts is repaired, and nothing on the node ends it.
 
-use crate::scene::{CALICO, Scene, program};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use crate::agent_process::{Agent, SETTLED};
+use crate::exposition::Exposition;
+use crate::scene::{CALICO, Scene};
+use nix::sys::signal::Signal;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
-use std::time::Duration;
 
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const PROGRAM: &str = "opt/cni/bin/detour";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
-pub(crate) const SETTLED: &str = "all is as it should be";
-const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(crate) struct Agent {
-    process: Child,
-    lines: Receiver<String>,
-}
-
-impl Agent {
-    pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
-        let mut process = Command::new(program())
-            .args(scene.arguments("agent", more))
-            .env_clear()
-            .env("HOSTNAME", name)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
-        let (sender, lines) = channel();
-        thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Self { process, lines }
-    }
-
-    /// Waits for a line of the log with that part, and gives it.
-    pub(crate) fn says(&self, part: &str) -> String {
-        let mut before = Vec::new();
-        loop {
-            match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) if line.contains(part) => return line,
-                Ok(line) => before.push(line),
-                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
-            }
-        }
-    }
-
-    fn end(mut self, signal: Signal) -> ExitStatus {
-        let id = i32::try_from(self.process.id()).expect("an id");
-        kill(Pid::from_raw(id), signal).expect("it is there");
-        self.process.wait().expect("it ends")
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn get(address: &str, path: &str) -> (String, String) {
+/// Head and body of an answer.
+fn fetch(address: &str, path: &str) -> (String, String) {
     let mut connection = TcpStream::connect(address).expect("it listens");
     write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
     let mut answer = String::new();
     connection.read_to_string(&mut answer).expect("answered");
     let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    (head.to_owned(), body.to_owned())
+}
+
+fn get(address: &str, path: &str) -> (String, String) {
+    let (head, body) = fetch(address, path);
     (head.split(' ').nth(1).expect("a status").to_owned(), body.trim().to_owned())
+}
+
+/// What Prometheus would read.
+fn scrape(address: &str) -> Exposition {
+    let (head, body) = fetch(address, "/metrics");
+    let mut lines = head.lines();
+    assert_eq!(lines.next(), Some("HTTP/1.1 200 OK"));
+    let header = |name: &str| {
+        let mut headers = head.lines().skip(1).filter_map(|line| line.split_once(": "));
+        headers.find(|(key, _)| key.eq_ignore_ascii_case(name)).expect("the header").1.to_owned()
+    };
+    assert_eq!(header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert_eq!(header("content-length"), body.len().to_string());
+    Exposition::parse(&body)
 }
 
 #[test]
@@ -135,8 +98,7 @@ fn a_token_that_the_kubelet_turns_gets_to_the_plugin() {
 fn it_is_ready_once_the_cluster_network_is_there_and_says_what_is_missing_until_then() {
     let scene = Scene::with("agent-ready", "10-calico.conflist", "{");
     let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
-    let line = agent.says("answers /healthz and /readyz");
-    let address = line.split("address=").nth(1).expect("the address").trim().to_owned();
+    let address = agent.address();
     agent.says("missing: ");
     let (status, body) = get(&address, "/readyz");
     assert_eq!(status, "503");
@@ -146,6 +108,41 @@ fn it_is_ready_once_the_cluster_network_is_there_and_says_what_is_missing_until_
     agent.says(SETTLED);
     assert_eq!(get(&address, "/readyz"), ("200".into(), "installed".into()));
     assert_eq!(get(&address, "/else").0, "404");
+}
+
+#[test]
+fn metrics_tell_what_was_done_to_the_node_and_whether_it_is_ready() {
+    let scene = Scene::with("agent-metrics", "10-calico.conflist", "{");
+    let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
+    let address = agent.address();
+    agent.says("missing: ");
+    let metrics = scrape(&address);
+    let done = |metrics: &Exposition| metrics.value("detour_installs", "_total", &[("result", "done")]);
+    assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(0.0));
+    assert_eq!(metrics.value("detour_build", "_info", &[("version", env!("CARGO_PKG_VERSION"))]), Some(1.0));
+    let before = done(&metrics).expect("program and kubeconfig were put there");
+    for (name, family) in &metrics.0 {
+        assert!(name.starts_with("detour_"), "{name}");
+        assert!(
+            ["counter", "gauge", "histogram", "info"].contains(&family.kind.as_str()),
+            "{name} is a {}",
+            family.kind
+        );
+    }
+
+    scene.write(LIST, CALICO);
+    agent.says(SETTLED);
+    let metrics = scrape(&address);
+    assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(1.0));
+    assert_eq!(done(&metrics), Some(before + 1.0));
+    assert_eq!(metrics.value("detour_installs", "_total", &[("result", "failed")]), None);
+
+    fs::rename(scene.path("sa/token"), scene.path("sa/elsewhere")).expect("renamed");
+    agent.says("sa/token");
+    let metrics = scrape(&address);
+    assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(0.0));
+    let failed = metrics.value("detour_installs", "_total", &[("result", "failed")]);
+    assert!(failed.is_some_and(|count| count >= 1.0), "{failed:?}");
 }
 
 #[test]

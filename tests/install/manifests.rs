@@ -1,7 +1,7 @@
 //! What is shipped in `manifests/`: it parses, its flags exist, and with the directories that it
 //! mounts the agent has all that it needs.
 
-use crate::agent::{Agent, SETTLED};
+use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};

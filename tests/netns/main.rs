@@ -4,6 +4,9 @@
 #[macro_use]
 mod dialect;
 
+#[path = "../install/agent_process.rs"]
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod agent_process;
 mod attachments;
 mod configuration;
 mod expectations;
@@ -13,11 +16,15 @@ mod home_made_plugin;
 mod iptables_view;
 mod istio;
 mod istio_init;
+mod migration;
 mod native;
 mod own_users;
 mod pod;
 mod processes;
 mod resolvers;
+#[path = "../install/scene.rs"]
+#[expect(dead_code, reason = "other tests use the rest of it")]
+mod scene;
 mod secondary_networks;
 mod tproxy;
 mod trace;

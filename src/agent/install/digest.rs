@@ -1,6 +1,7 @@
 //! Whether a file is still the one that was written.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fmt;
 
 /// Length and hash of a content (FNV-1a, eight bytes a step): enough to see that somebody changed
@@ -20,6 +21,14 @@ impl Digest {
         });
         Self(format!("{}-{hash:016x}", contents.len()))
     }
+
+    /// Of this value, however it is written: who writes a list anew may sort its keys, as Go does.
+    #[must_use]
+    pub fn of_value(value: &Value) -> Self {
+        let mut sorted = value.clone();
+        sorted.sort_all_objects();
+        Self::of(sorted.to_string().as_bytes())
+    }
 }
 
 impl fmt::Display for Digest {
@@ -31,6 +40,13 @@ impl fmt::Display for Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_order_of_keys_does_not_count() {
+        let of = |text: &str| Digest::of_value(&serde_json::from_str(text).expect("JSON"));
+        assert_eq!(of(r#"{"a": {"b": 1, "c": [1, 2]}, "d": 2}"#), of(r#"{"d":2,"a":{"c":[1,2],"b":1}}"#));
+        assert_ne!(of(r#"{"a": [1, 2]}"#), of(r#"{"a": [2, 1]}"#));
+    }
 
     #[test]
     fn each_byte_and_the_length_count() {

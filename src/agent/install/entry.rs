@@ -13,6 +13,8 @@ pub struct Settings {
     pub log_level: String,
     /// `kubernetes.kubeconfig`.
     pub kubeconfig: HostPath,
+    /// `kubernetes.agent_socket`, where an agent stays to answer there.
+    pub agent_socket: Option<HostPath>,
     /// `kubernetes.exclude_namespaces`.
     pub exclude_namespaces: Vec<String>,
     /// `kubernetes.agent_namespace`: where the agent's own pods are, for which nothing is done.
@@ -66,6 +68,9 @@ impl Settings {
             "cni_bin_dir": self.bin_dir,
             "exclude_namespaces": self.exclude_namespaces,
         });
+        if let Some(socket) = &self.agent_socket {
+            kubernetes["agent_socket"] = json!(socket);
+        }
         if let Some(namespace) = &self.agent_namespace {
             kubernetes["agent_namespace"] = namespace.as_str().into();
         }

@@ -189,7 +189,7 @@ fn listed(dir: &HostPath, file: Option<&str>, entry: &Value, found: &Found, plan
         plan.notes.push(format!("{path} has the plugin {kind}, too: remove it, with whatever put it there"));
     }
     let earlier = found.record.lists.get(&path);
-    let ours = known(&own_entries(earlier, &target.list, kind), Digest::of(entry.to_string().as_bytes()));
+    let ours = known(&own_entries(earlier, &target.list, kind), Digest::of_value(entry));
     let text = || String::from_utf8_lossy(&target.file.contents).into_owned();
     let made_of = (single != path).then(|| (single.clone(), text(), target.file.mode));
     let single = made_of.or_else(|| earlier.and_then(|listed| listed.single.clone()));
@@ -220,8 +220,7 @@ fn write_list(path: &HostPath, single: &HostPath, file: &ConfFile, text: String,
 
 /// The list's entries of our type that are ours by the log.
 fn own_entries(earlier: Option<&Listed>, list: &str, kind: &str) -> Vec<Digest> {
-    let digest = |entry: &Value| Digest::of(entry.to_string().as_bytes());
-    let there: Vec<_> = conflist::of_type(list, kind).iter().flatten().map(digest).collect();
+    let there: Vec<_> = conflist::of_type(list, kind).iter().flatten().map(Digest::of_value).collect();
     let ours = |digest: &Digest| earlier.is_some_and(|listed| listed.ours.contains(digest));
     there.into_iter().filter(ours).collect()
 }

@@ -85,7 +85,7 @@ fn list(path: &HostPath, listed: &Listed, found: &Found) -> Result<Vec<Action>, 
     let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
     let text = there.text.as_deref().ok_or("it is no text")?;
     let entries = conflist::of_type(text, &listed.kind).map_err(|why| format!("it {why}"))?;
-    let ours = |entry: &Value| listed.ours.contains(&Digest::of(entry.to_string().as_bytes()));
+    let ours = |entry: &Value| listed.ours.contains(&Digest::of_value(entry));
     if !entries.iter().all(ours) {
         return Err(format!("somebody changed the plugin {} in it since", listed.kind));
     }

@@ -12,11 +12,10 @@ const LIST: Duration = Duration::from_secs(2);
 
 impl Api {
     /// All at the same time.
-    pub(super) fn look_up(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    pub(in crate::cluster) fn look_up(&self, started: Instant, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let started = Instant::now();
         let names = wanted.iter().flat_map(|Sought { object, .. }| [&object.namespace, &object.name]);
         check_names("NetworkAttachmentDefinition", names)?;
         let session = self.session()?;

@@ -17,15 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// An API server, asked as a kubeconfig says.
 pub struct Inquiry(Api);
 
-/// Where a pod is, and how far it got.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Placement {
-    /// `spec.nodeName`; `None` where it is not scheduled.
-    pub node: Option<String>,
-    /// `status.phase`.
-    pub phase: String,
-}
-
 impl Inquiry {
     /// The server that the kubeconfig at `path` names; absolute paths in that are those of the file
     /// system mounted at `root`.
@@ -70,20 +61,6 @@ impl Inquiry {
     pub fn may(&self, right: &Right) -> Result<bool, Error> {
         let review = self.ask(Object::Review(right))?;
         Ok(review["status"]["allowed"] == true)
-    }
-
-    /// Where a pod is.
-    ///
-    /// # Errors
-    /// It is not there, or the server does not say.
-    pub fn placement(&self, pod: &PodRef) -> Result<Placement, Error> {
-        check_names("pod", [&pod.namespace, &pod.name])?;
-        let pod = self.ask(Object::Pod(pod))?;
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-        Ok(Placement {
-            node: text(&pod["spec"]["nodeName"]),
-            phase: text(&pod["status"]["phase"]).unwrap_or_default(),
-        })
     }
 
     /// The events about a pod of that name, the latest last.

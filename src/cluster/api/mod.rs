@@ -17,13 +17,12 @@ use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;
 use session::Session;
-pub use inquiry::{Inquiry, Placement};
+pub use inquiry::Inquiry;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Where kubelet puts a service account's files.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+pub(super) use writes::WRITE;
 
 /// The API server that a kubeconfig or a service account names.
 pub(super) struct Api {
@@ -41,21 +40,15 @@ pub(super) struct Api {
 
 impl Cluster for Api {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let started = Instant::now();
-        check_names("CNI_ARGS", [&wanted.namespace, &wanted.name])?;
-        let session = self.session().map_err(|error| about(wanted, error))?;
-        session.run(self.fetch(started, session, wanted, with_namespace))
+        self.facts_since(Instant::now(), wanted, with_namespace)
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let started = Instant::now();
-        check_names("CNI_ARGS", [&wanted.namespace])?;
-        let session = self.session().map_err(|error| about(wanted, error))?;
-        session.run(self.namespace_of(started, session, Object::PodNamespace(wanted)))
+        self.namespace_since(Instant::now(), wanted)
     }
 
     fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
-        self.look_up(wanted)
+        self.look_up(Instant::now(), wanted)
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -63,8 +56,7 @@ impl Cluster for Api {
     }
 
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let status = status.map(|status| Object::NetworkStatus(pod, status));
-        self.write(pod, status.into_iter().chain(events.iter().map(|event| Object::Event(pod, event))))
+        self.report_since(Instant::now(), pod, status, events)
     }
 
     fn probe(&self) -> Result<(), Error> {
@@ -85,15 +77,41 @@ impl Cluster for Api {
 /// How long a probe may take; short enough for a runtime that asks every few seconds.
 const PROBE: Duration = Duration::from_secs(1);
 
+/// The same with the moment from which the wait counts: somebody else may have been asked before.
+impl Api {
+    pub(super) fn facts_since(&self, started: Instant, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        check_names("CNI_ARGS", [&wanted.namespace, &wanted.name])?;
+        let session = self.session().map_err(|error| about(wanted, error))?;
+        session.run(self.fetch(started, session, wanted, with_namespace))
+    }
+
+    pub(super) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
+        check_names("CNI_ARGS", [&wanted.namespace])?;
+        let session = self.session()?;
+        session.run(self.namespace_of(started, session, Object::PodNamespace(wanted)))
+    }
+
+    pub(super) fn report_since(
+        &self,
+        started: Instant,
+        pod: &Pod,
+        status: Option<&str>,
+        events: &[Event],
+    ) -> Result<(), Error> {
+        let status = status.map(|status| Object::NetworkStatus(pod, status));
+        self.write(started, pod, status.into_iter().chain(events.iter().map(|event| Object::Event(pod, event))))
+    }
+}
+
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
         Self { kubeconfig, root: "/".into(), server: None, timeout, session: OnceLock::new() }
     }
 
-    /// This server, asked as the service account of the pod that this process runs in.
-    pub(super) fn in_cluster(server: String, timeout: Duration) -> Self {
-        Self { server: Some(server), ..Self::new(SERVICE_ACCOUNT.into(), timeout) }
+    /// This server, asked as the service account whose files are in `directory`.
+    pub(super) fn as_account(server: String, directory: PathBuf, timeout: Duration) -> Self {
+        Self { server: Some(server), ..Self::new(directory, timeout) }
     }
 
     /// The same, where the absolute paths in the kubeconfig are those of the file system mounted at `root`.
@@ -124,18 +142,18 @@ impl Api {
         with_namespace: bool,
     ) -> Result<Facts, Error> {
         enum Fact {
-            Pod(Pod),
+            Pod(Box<Pod>),
             Namespace(Namespace),
         }
         let fact = async |object| match object {
             Object::PodNamespace(_) => self.namespace_of(started, session, object).await.map(Fact::Namespace),
-            _ => self.pod(started, session, wanted).await.map(Fact::Pod),
+            _ => self.pod(started, session, wanted).await.map(|pod| Fact::Pod(Box::new(pod))),
         };
         let mut facts = Facts::default();
         let namespace = with_namespace.then_some(Object::PodNamespace(wanted));
         for fact in all([Some(Object::Pod(wanted)), namespace].into_iter().flatten().map(fact)).await? {
             match fact {
-                Fact::Pod(pod) => facts.pod = pod,
+                Fact::Pod(pod) => facts.pod = *pod,
                 Fact::Namespace(namespace) => facts.namespace = Some(namespace),
             }
         }

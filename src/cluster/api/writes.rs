@@ -8,11 +8,16 @@ use crate::pod::Pod;
 use std::time::{Duration, Instant};
 
 /// How long a write may take, all tries together: the pod waits for it.
-const WRITE: Duration = Duration::from_secs(2);
+pub(in crate::cluster) const WRITE: Duration = Duration::from_secs(2);
 
 impl Api {
     /// Sends what the objects say of a pod, all at the same time. One that is gone is not waited for.
-    pub(super) fn write<'a>(&self, pod: &Pod, objects: impl Iterator<Item = Object<'a>>) -> Result<(), Error> {
+    pub(super) fn write<'a>(
+        &self,
+        started: Instant,
+        pod: &Pod,
+        objects: impl Iterator<Item = Object<'a>>,
+    ) -> Result<(), Error> {
         check_names("pod", [&pod.namespace, &pod.name])?;
         let session = self.session()?;
         let one = async |object| {
@@ -22,7 +27,7 @@ impl Api {
                 Err(Failure::Missing(cause)) => Err(query.gone(&cause)),
                 Err(failure) => Err(failure),
             };
-            let end = retry(Instant::now(), WRITE.min(self.timeout), attempt).await;
+            let end = retry(started, WRITE.min(self.timeout), attempt).await;
             Ok::<_, Error>(end.map_err(|end| query.gave_up(end)))
         };
         Error::all(session.run(all(objects.map(one)))?)

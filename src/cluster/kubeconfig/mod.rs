@@ -17,12 +17,16 @@ use credentials::User;
 use endpoint::Cluster;
 use entry::Entry;
 use kube::client::RustlsTlsError;
-use kube::config::KubeconfigError;
+use kube::config::{AuthInfo, KubeconfigError};
 use kube::{Client, Config};
 use serde::Deserialize;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
+use std::time::Duration;
+
+/// How long a client that stays waits for a connection.
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
 
 /// What a kubeconfig's current context says.
 pub(super) struct Kubeconfig<'a> {
@@ -101,6 +105,24 @@ impl<'a> Kubeconfig<'a> {
         config.auth_info = User::with_token_file(&account.join("token")).credentials(&of_user)?;
         config.default_retry = false;
         Ok(Self { config, cluster: of_cluster, user: of_user })
+    }
+
+    /// The same for a client that stays: both files are read again from time to time, for the kubelet
+    /// replaces them (kube, `Config::incluster` does the same).
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(super) fn of_renewed_account(server: &str, account: &'a Path) -> Result<Self, Error> {
+        /// No answer takes longer: a watch ends after 295 s (kube, `watcher::Config::timeout`).
+        const READ: Duration = Duration::from_secs(300);
+        let mut read = Self::of_service_account(server, account)?;
+        read.config.connect_timeout = Some(CONNECT);
+        read.config.read_timeout = Some(READ);
+        read.config.reset_reader_on_write = true;
+        read.config.root_cert_file = Some(account.join("ca.crt"));
+        read.config.auth_info =
+            AuthInfo { token_file: Some(account.join("token").display().to_string()), ..AuthInfo::default() };
+        Ok(read)
     }
 
     /// The API server's address, without a slash at its end.

@@ -134,11 +134,10 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let followed = [&configured[..], &followed].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
 
-    let whereabouts = Whereabouts::of(case, inquiry, pod, facts.as_ref());
+    let whereabouts = Whereabouts::of(case, facts.as_ref());
     // Why it was never started explains why there is nothing to be found of it.
     logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
-    let command = |node: &str| sandbox::command(inquiry, conf.as_ref(), pod, node);
-    whereabouts.examine(case, command, checkup);
+    whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
     let found = whereabouts.found();
 
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);

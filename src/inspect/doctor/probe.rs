@@ -9,12 +9,12 @@ use super::check::{Check, Checkup, Verdict};
 use super::flight::{Landing, User, send_as};
 use super::listeners::Listener;
 use super::report::Group;
-use super::rules::RULES;
+use super::rules::{self, RULES};
 use super::sandbox::NETNS;
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
 use crate::inspect::rulebook::Rulebook;
-use crate::inspect::rules::{LiveRules, RulesReport};
+use crate::inspect::rules::RulesReport;
 use crate::inspect::trace::trace;
 use crate::pod::Facts;
 use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Protocol, Ranges, Redirect};
@@ -79,8 +79,7 @@ pub(super) fn examine(
     shoot(&EXCLUDED_DNS, &|range| range.excluded_dns());
     checkup.after(&[&NETNS, &RULES], &COUNTERS, || {
         let (Some(found), Some(before)) = (found, before) else { return nothing() };
-        let after = LiveRules::read(&found.netns, store).map(|live| live.report(&found.netns));
-        match after.map(|after| counted(&after).saturating_sub(counted(before))) {
+        match rules::read(found, store).map(|(after, _)| counted(&after).saturating_sub(counted(before))) {
             Ok(0) => Verdict::fail("no rule has met any of the packets", DETOURED),
             Ok(_) => Verdict::pass("they rose with what was sent"),
             Err(error) => Verdict::not_checked(error.to_string()),

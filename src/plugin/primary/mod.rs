@@ -63,7 +63,7 @@ impl Context<'_> {
 
     /// Whom to ask: who the configuration names, else whoever the environment of a pod does.
     fn source(&self) -> Option<Box<dyn Cluster>> {
-        cluster::source(&self.conf.kubernetes).or_else(|| cluster::in_cluster(&self.conf.kubernetes))
+        cluster::source_or_in_cluster(&self.conf.kubernetes)
     }
 
     fn store(&self) -> Store {

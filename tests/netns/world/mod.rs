@@ -7,6 +7,7 @@
 //! Whatever is sent is answered by whoever it reaches, so that a test can assert on the [`Arrival`].
 
 mod arrival;
+mod connection;
 mod conntrack;
 mod directory;
 mod iptables;
@@ -17,6 +18,7 @@ mod places;
 mod plugin;
 
 pub(crate) use arrival::Arrival;
+pub(crate) use connection::Connection;
 pub(crate) use conntrack::Entry;
 pub(crate) use iptables::{Family, Ruleset};
 pub(crate) use places::*;
@@ -111,6 +113,11 @@ impl World {
     /// Where it arrives when `process` in the pod sends to `to`.
     pub(crate) fn pod_sends(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
         self.pod.send(process, protocol, to)
+    }
+
+    /// A TCP connection of `process` in the pod, which lasts.
+    pub(crate) fn pod_connects(&self, process: Process, to: SocketAddr) -> Connection {
+        self.pod.connect(process, to)
     }
 
     /// Where it arrives when somebody outside sends to `to`.

@@ -1,5 +1,6 @@
 //! One network namespace, whoever listens in it, and commands that run in it.
 
+use super::connection::Connection;
 use super::{Arrival, Process, Protocol};
 use netns_rs::NetNs;
 use std::io::{BufRead, BufReader, Write};
@@ -99,6 +100,12 @@ impl Place {
         command.arg("send").args(self.as_user(process)).arg(format!("{scheme}:{to}"));
         let output = self.run(&mut command, "");
         Arrival::parse(&output.stdout).unwrap_or_else(|e| panic!("probe send {scheme}:{to}: {e}: {output:?}"))
+    }
+
+    pub(super) fn connect(&self, process: Process, to: SocketAddr) -> Connection {
+        let mut command = Command::new(probe());
+        command.arg("hold").args(self.as_user(process)).arg(format!("tcp:{to}"));
+        Connection::new(self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())))
     }
 
     /// Runs a command in this network namespace, with `stdin`, to its end.

@@ -4,7 +4,11 @@ use super::World;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
+
+/// The plugin under test.
+const BUILT: &str = env!("CARGO_BIN_EXE_detour");
 
 /// A call that is being put together.
 pub(crate) struct Call<'w> {
@@ -52,7 +56,7 @@ impl Attachment {
     pub(super) fn delete(&self) {
         let mut environment = self.environment.clone();
         environment.insert("CNI_COMMAND".to_owned(), "DEL".to_owned());
-        let output = execute(&environment, &self.configuration);
+        let output = execute(BUILT.as_ref(), &environment, &self.configuration);
         if !output.success {
             eprintln!("DEL at the end of a world: {} {}", output.stdout, output.stderr);
         }
@@ -100,7 +104,12 @@ impl Call<'_> {
     }
 
     pub(crate) fn run(self) -> PluginOutput {
-        let output = execute(&self.environment, &self.configuration);
+        self.run_as(BUILT.as_ref())
+    }
+
+    /// Runs another program than the one that was built.
+    pub(crate) fn run_as(self, program: &Path) -> PluginOutput {
+        let output = execute(program, &self.environment, &self.configuration);
         if self.environment["CNI_COMMAND"] == "ADD" {
             let attachment = Attachment { environment: self.environment, configuration: self.configuration };
             self.world.attachments.borrow_mut().push(attachment);
@@ -109,18 +118,18 @@ impl Call<'_> {
     }
 }
 
-fn execute(environment: &BTreeMap<String, String>, configuration: &str) -> PluginOutput {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
+fn execute(program: &Path, environment: &BTreeMap<String, String>, configuration: &str) -> PluginOutput {
+    let mut child = Command::new(program)
         .env_clear()
         .envs(environment)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("run detour");
+        .unwrap_or_else(|e| panic!("run {}: {e}", program.display()));
     // A plugin that fails early may not read all of it.
     let _ = child.stdin.take().expect("it is piped").write_all(configuration.as_bytes());
-    let output = child.wait_with_output().expect("wait for detour");
+    let output = child.wait_with_output().expect("wait for the plugin");
     let stdout = match output.stdout.as_slice() {
         [] => Value::Null,
         text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("stdout is not JSON: {e}: {output:?}")),

@@ -1,0 +1,183 @@
+//! What the plugin is answered: from what is known, and where that is not enough, from the API.
+
+use super::Facts;
+use super::cache::Cache;
+use super::objects::Kind;
+use crate::agent::KnownPod;
+use crate::cluster::agent::{Answer, Ask, Question};
+use crate::cluster::{Cluster, Event, Lookup, ObjectRef, ServiceAccount, Sought};
+use crate::cni::{Code, Error};
+use crate::pod::{Namespace, Pod, PodRef};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
+
+/// How long the watch is waited for with what it does not know: the runtime may be ahead of it.
+const BRIEFLY: Duration = Duration::from_millis(300);
+/// How long the API may take where what was known last would serve as well.
+const SHORTLY: Duration = Duration::from_secs(1);
+/// So long before the plugin stops waiting, the answer is on its way.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// Who answers.
+#[derive(Clone)]
+pub(in crate::agent) struct Answers {
+    facts: Facts,
+    account: Arc<ServiceAccount>,
+}
+
+impl Answers {
+    /// Where `facts` are not enough, the API is asked as `account`.
+    pub(in crate::agent) fn new(facts: Facts, account: ServiceAccount) -> Self {
+        Self { facts, account: Arc::new(account) }
+    }
+
+    /// The answer, while the plugin waits for it.
+    pub(in crate::agent) async fn answer(&self, Question { wait_ms, ask }: Question) -> Answer {
+        let until = Instant::now() + Duration::from_millis(wait_ms).saturating_sub(MARGIN);
+        let answer = match ask {
+            Ask::Facts { pod, with_namespace } => self.pod(pod, with_namespace, until).await,
+            Ask::Namespace { pod } => {
+                self.namespace(&pod, until).await.map(|namespace| Answer::Namespace { namespace })
+            }
+            Ask::Definitions { wanted } => {
+                self.definitions(wanted, until).await.map(|found| Answer::Definitions { found })
+            }
+            Ask::NamespacesWithDefinition { name } => self.namespaces(name, until).await,
+            Ask::Report { pod, status, events } => self.report(pod, status, events, until).await,
+            Ask::Probe => self.probe(until).await,
+            Ask::Called(_) | Ask::Unknown => Ok(Answer::Unknown),
+        };
+        answer.unwrap_or_else(Answer::from)
+    }
+
+    async fn pod(&self, wanted: PodRef, with_namespace: bool, until: Instant) -> Result<Answer, Error> {
+        let known = self.known_pod(&wanted).await;
+        let namespace = with_namespace.then(|| self.known_namespace(&wanted.namespace)).flatten();
+        let (pod, namespace) = match (known, with_namespace, namespace) {
+            (Some(known), true, None) => (known.pod.clone(), Some(self.namespace(&wanted, until).await?)),
+            (Some(known), _, namespace) => (known.pod.clone(), namespace),
+            (None, _, namespace) => {
+                let more = with_namespace && namespace.is_none();
+                let asked = self.ask(until, move |api| api.facts(&wanted, more)).await?;
+                (asked.pod, namespace.or(asked.namespace))
+            }
+        };
+        Ok(Answer::Facts { pod: pod.into(), namespace })
+    }
+
+    /// The pod, where the caller's UID tells that it is the one that is meant: a name alone may be that of
+    /// one that is gone.
+    async fn known_pod(&self, wanted: &PodRef) -> Option<Arc<KnownPod>> {
+        wanted.uid.as_ref()?;
+        let object = ObjectRef { namespace: wanted.namespace.clone(), name: wanted.name.clone() };
+        let pods = &self.facts.0.pods;
+        let same = || pods.get(&object).filter(|known| known.pod.uid.is_some() && known.pod.is(wanted));
+        match same() {
+            Some(known) => Some(known),
+            None => pods.find_within(BRIEFLY, same).await,
+        }
+    }
+
+    fn known_namespace(&self, name: &str) -> Option<Namespace> {
+        let namespaces = &self.facts.0.namespaces;
+        namespaces.is_whole().then(|| last_known(namespaces, "", name)).flatten()
+    }
+
+    async fn namespace(&self, pod: &PodRef, until: Instant) -> Result<Namespace, Error> {
+        if let Some(namespace) = self.known_namespace(&pod.namespace) {
+            return Ok(namespace);
+        }
+        let last = last_known(&self.facts.0.namespaces, "", &pod.namespace);
+        let pod = pod.clone();
+        self.ask_or(last, until, move |api| api.namespace(&pod)).await
+    }
+
+    async fn definitions(&self, wanted: Vec<Sought>, until: Instant) -> Result<Vec<Lookup>, Error> {
+        let cache = &self.facts.0.definitions;
+        let known =
+            |sought: &Sought| last_known(cache, &sought.object.namespace, &sought.object.name).map(Lookup::Found);
+        let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len()));
+        let look = || wanted.iter().map(|s| known(s).or_else(|| (!s.awaited).then(missing))).collect();
+        if cache.is_whole() {
+            let found: Option<Vec<Lookup>> = match look() {
+                Some(found) => Some(found),
+                None => cache.find_within(BRIEFLY, look).await,
+            };
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+        let last = wanted.iter().map(known).collect::<Option<Vec<_>>>();
+        self.ask_or(last, until, move |api| api.definitions(&wanted)).await
+    }
+
+    async fn namespaces(&self, name: String, until: Instant) -> Result<Answer, Error> {
+        let cache = &self.facts.0.definitions;
+        let names = if cache.is_whole() {
+            let named = cache.all().into_iter().filter(|definition| definition.object.name == name);
+            named.map(|definition| definition.object.namespace.clone()).collect()
+        } else {
+            let unknown = || Error::new(Code::TryAgain, "the definitions of that name can't be listed");
+            self.ask(until, move |api| api.namespaces_with_definition(&name).ok_or_else(unknown)).await?
+        };
+        Ok(Answer::Namespaces { names })
+    }
+
+    async fn report(
+        &self,
+        told: PodRef,
+        status: Option<String>,
+        events: Vec<Event>,
+        until: Instant,
+    ) -> Result<Answer, Error> {
+        let pod = Pod { namespace: told.namespace, name: told.name, uid: told.uid, ..Pod::default() };
+        self.ask(until, move |api| api.report(&pod, status.as_deref(), &events)).await.map(|()| Answer::Done)
+    }
+
+    async fn probe(&self, until: Instant) -> Result<Answer, Error> {
+        if !self.facts.0.pods.is_whole() {
+            self.ask(until, |api| api.probe()).await?;
+        }
+        Ok(Answer::Done)
+    }
+
+    /// What the API says, or what was known last where it says nothing.
+    async fn ask_or<T: Send + 'static>(
+        &self,
+        last: Option<T>,
+        until: Instant,
+        question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let Some(last) = last else { return self.ask(until, question).await };
+        match self.ask(until.min(Instant::now() + SHORTLY), question).await {
+            Err(error) if error.code == Code::TryAgain => {
+                tracing::debug!(%error, "answers with what was known last");
+                Ok(last)
+            }
+            other => other,
+        }
+    }
+
+    /// What the API says, on a thread that waits for it.
+    async fn ask<T: Send + 'static>(
+        &self,
+        until: Instant,
+        question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (account, left) = (Arc::clone(&self.account), until.saturating_duration_since(Instant::now()));
+        let late = |why: String| Error::new(Code::TryAgain, "the agent has no answer of the API").with_details(why);
+        let asked = spawn_blocking(move || question(&*account.source(left)));
+        match timeout_at(until + MARGIN / 2, asked).await {
+            Ok(asked) => asked.map_err(|error| late(error.to_string()))?,
+            Err(_) => Err(late(format!("within {:.1} s", left.as_secs_f32()))),
+        }
+    }
+}
+
+/// The object of this name, whatever became of the watch.
+fn last_known<T: Kind + Clone>(cache: &Cache<T>, namespace: &str, name: &str) -> Option<T> {
+    let object = ObjectRef { namespace: namespace.to_owned(), name: name.to_owned() };
+    cache.get(&object).map(|kept| (*kept).clone())
+}

@@ -1,0 +1,290 @@
+//! The kinds of objects that are watched: read no further than is used, and kept as less.
+
+use crate::agent::{EndedContainer, KnownPod};
+use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
+use crate::cluster::{Definition, ObjectRef};
+use crate::pod::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use kube::Resource;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+/// What `kubectl apply` keeps on an object: all of it once more, and nobody here reads it.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// A kind of objects: what is kept of one, out of what the API sends.
+pub(super) trait Kind: Sized + Send + Sync + 'static {
+    /// As the API sends it.
+    type Sent: Resource<DynamicType = ()> + DeserializeOwned + Debug + Clone + Send + 'static;
+    /// For people, in the plural.
+    const NAME: &str;
+    /// What the watch needs, as `kubectl auth can-i` spells it.
+    const RIGHT: &str;
+
+    /// What is kept.
+    fn of(sent: Self::Sent) -> Self;
+    /// Its name; objects of the whole cluster have no namespace.
+    fn object(&self) -> ObjectRef;
+}
+
+macro_rules! resource {
+    ($sent:ident, $scope:ident, $group:literal, $kind:literal, $plural:literal) => {
+        impl Resource for $sent {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                $group.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(SentPod, NamespaceResourceScope, "", "Pod", "pods");
+resource!(SentNamespace, ClusterResourceScope, "", "Namespace", "namespaces");
+resource!(
+    SentDefinition,
+    NamespaceResourceScope,
+    "k8s.cni.cncf.io",
+    "NetworkAttachmentDefinition",
+    "network-attachment-definitions"
+);
+
+/// A `Namespace`.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct SentNamespace {
+    metadata: ObjectMeta,
+}
+
+/// A `NetworkAttachmentDefinition`.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct SentDefinition {
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    spec: DefinitionSpec,
+}
+
+/// A `Pod` (k8s.io/api, `core/v1`).
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct SentPod {
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    spec: PodSpec,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    status: Status,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    #[serde(deserialize_with = "null_is_empty")]
+    phase: String,
+    #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
+    pod_ips: Vec<Address>,
+    #[serde(deserialize_with = "null_is_empty")]
+    init_container_statuses: Vec<ContainerStatus>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Address {
+    ip: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerStatus {
+    name: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    state: State,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    last_state: State,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct State {
+    terminated: Option<Terminated>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Terminated {
+    exit_code: i32,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    message: String,
+}
+
+/// The annotation of a static pod's mirror on the API (kubelet, `pkg/kubelet/types/pod_update.go`).
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+impl Kind for KnownPod {
+    type Sent = SentPod;
+    const NAME: &str = "pods of this node";
+    const RIGHT: &str = "list and watch pods";
+
+    fn of(SentPod { mut metadata, spec, status }: SentPod) -> Self {
+        let ending = metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed");
+        let controlled = metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
+        let resource_version = metadata.resource_version.take().unwrap_or_default();
+        let metadata = trimmed(metadata);
+        let owned = controlled && !metadata.annotations.contains_key(MIRROR);
+        Self {
+            pod: wire::Pod { metadata, spec }.into(),
+            resource_version,
+            owned,
+            ending,
+            addresses: status.pod_ips.iter().filter_map(|address| address.ip.parse().ok()).collect(),
+            ended_init_containers: status.init_container_statuses.into_iter().filter_map(ended).collect(),
+        }
+    }
+
+    fn object(&self) -> ObjectRef {
+        ObjectRef { namespace: self.pod.namespace.clone(), name: self.pod.name.clone() }
+    }
+}
+
+/// How a container ended, where it has ended once.
+fn ended(status: ContainerStatus) -> Option<EndedContainer> {
+    let (now, before) = (status.state.terminated, status.last_state.terminated);
+    if now.is_none() && before.is_none() {
+        return None;
+    }
+    let succeeded = now.as_ref().is_some_and(|end| end.exit_code == 0);
+    let failure = [now, before].into_iter().flatten().find(|end| end.exit_code != 0);
+    let (last_failure, message) = failure.map(|end| (end.exit_code, end.message)).unzip();
+    Some(EndedContainer { name: status.name, succeeded, last_failure, message: message.unwrap_or_default() })
+}
+
+impl Kind for Namespace {
+    type Sent = SentNamespace;
+    const NAME: &str = "namespaces";
+    const RIGHT: &str = "list and watch namespaces";
+
+    fn of(SentNamespace { metadata }: SentNamespace) -> Self {
+        wire::Namespace { metadata: trimmed(metadata) }.into()
+    }
+
+    fn object(&self) -> ObjectRef {
+        ObjectRef { namespace: String::new(), name: self.name.clone() }
+    }
+}
+
+impl Kind for Definition {
+    type Sent = SentDefinition;
+    const NAME: &str = "network attachment definitions";
+    const RIGHT: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
+
+    fn of(SentDefinition { metadata, spec }: SentDefinition) -> Self {
+        wire::Definition { metadata: trimmed(metadata), spec }.into()
+    }
+
+    fn object(&self) -> ObjectRef {
+        self.object.clone()
+    }
+}
+
+fn trimmed(mut metadata: ObjectMeta) -> wire::Metadata {
+    metadata.annotations.as_mut().map(|annotations: &mut BTreeMap<_, _>| annotations.remove(LAST_APPLIED));
+    metadata.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, from_value, json};
+
+    fn known(pod: Value) -> KnownPod {
+        KnownPod::of(from_value(pod).expect("a pod"))
+    }
+
+    #[test]
+    fn everything_that_is_kept_of_a_pod_arrives() {
+        let read = known(json!({
+            "metadata": {
+                "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": {"l": "1"},
+                "annotations": {"a": "2", LAST_APPLIED: "{}"},
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "A", "name": "a", "uid": "1"},
+                    {"apiVersion": "v1", "kind": "B", "name": "b", "uid": "2", "controller": true}
+                ]
+            },
+            "spec": {"hostNetwork": true, "containers": [{"name": "c", "env": [{"name": "A", "value": "1"}]}]},
+            "status": {
+                "phase": "Running", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "?"}],
+                "initContainerStatuses": [
+                    {"name": "never", "state": {"running": {}}},
+                    {"name": "fails", "state": {"terminated": {"exitCode": 126, "message": "why"}}},
+                    {"name": "again", "state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 2}}},
+                    {"name": "mended", "state": {"terminated": {"exitCode": 0}},
+                     "lastState": {"terminated": {"exitCode": 3, "message": "old"}}}
+                ]
+            }
+        }));
+        let ended = |name: &str, succeeded, last_failure, message: &str| EndedContainer {
+            name: name.into(),
+            succeeded,
+            last_failure,
+            message: message.into(),
+        };
+        let pod: crate::pod::Pod = from_value::<wire::Pod>(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
+            "spec": {"hostNetwork": true, "containers": [{"name": "c", "env": [{"name": "A", "value": "1"}]}]}
+        }))
+        .expect("a pod")
+        .into();
+        let expected = KnownPod {
+            pod,
+            resource_version: "7".into(),
+            owned: true,
+            ending: false,
+            addresses: vec!["10.0.0.1".parse().expect("one"), "fd00::1".parse().expect("one")],
+            ended_init_containers: vec![
+                ended("fails", false, Some(126), "why"),
+                ended("again", false, Some(2), ""),
+                ended("mended", true, Some(3), "old"),
+            ],
+        };
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn a_pod_that_is_deleted_or_done_is_ending_and_a_mirror_is_nobodys() {
+        let of = |metadata: Value, status: Value| {
+            let mut pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": null, "status": status});
+            pod["metadata"].as_object_mut().expect("one").extend(metadata.as_object().expect("one").clone());
+            known(pod)
+        };
+        let at = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        assert!(of(at, json!({"phase": "Running"})).ending);
+        assert!(of(json!({}), json!({"phase": "Failed"})).ending);
+        assert!(of(json!({}), json!({"phase": "Succeeded"})).ending);
+        assert!(!of(json!({}), Value::Null).ending);
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "1", "controller": true}]);
+        let mirror = json!({"ownerReferences": owner, "annotations": {MIRROR: "h"}});
+        assert!(!of(mirror, Value::Null).owned);
+        assert!(of(json!({"ownerReferences": owner}), Value::Null).owned);
+    }
+}

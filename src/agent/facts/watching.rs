@@ -1,0 +1,146 @@
+//! Keeping a cache by a watch, for as long as the process lives.
+
+use super::Facts;
+use super::cache::Cache;
+use super::objects::Kind;
+use crate::cluster::{ServiceAccount, causes};
+use futures_util::StreamExt;
+use kube::runtime::watcher::{Config, DefaultBackoff, Error, Event, watcher};
+use kube::{Api, Client};
+use std::pin::pin;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// A list is read in pages of so many objects: their JSON is what takes memory, not what is kept.
+const PAGE: u32 = 100;
+/// What the API does not have or does not allow changes seldom.
+const SLOWLY: Duration = Duration::from_secs(60);
+/// A watch that was begun again and has not failed for so long has gone on: the API says nothing until
+/// something changes.
+const PROBATION: Duration = ServiceAccount::CONNECT.saturating_add(Duration::from_secs(1));
+
+impl Facts {
+    /// Keeps all of it, for the node of this name, asking as `account`.
+    pub(in crate::agent) async fn keep(&self, account: &ServiceAccount, node: &str) {
+        let client = client(account).await;
+        let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
+        tokio::join!(
+            keep(&self.0.pods, client.clone(), of_node),
+            keep(&self.0.namespaces, client.clone(), Config::default()),
+            keep(&self.0.definitions, client.clone(), Config::default()),
+        );
+    }
+}
+
+/// A client, as soon as the account's files are there.
+async fn client(account: &ServiceAccount) -> Client {
+    let (mut backoff, mut said) = (DefaultBackoff::default(), String::new());
+    loop {
+        match account.client() {
+            Ok(client) => return client,
+            Err(error) => {
+                let why = error.to_string();
+                if said != why {
+                    tracing::warn!(why, "the API can't be watched yet");
+                    said = why;
+                }
+            }
+        }
+        sleep(backoff.next().unwrap_or(SLOWLY)).await;
+    }
+}
+
+async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config) {
+    let mut events = pin!(watcher(Api::<T::Sent>::all(client), config.page_size(PAGE)));
+    let mut backoff = DefaultBackoff::default();
+    let (mut on_probation, mut said) = (false, String::new());
+    loop {
+        let next = events.next();
+        let event = if on_probation {
+            match timeout(PROBATION, next).await {
+                Ok(event) => event,
+                Err(_) => {
+                    on_probation = false;
+                    if cache.goes_on() {
+                        tracing::info!(count = cache.len(), "watches {} again", T::NAME);
+                    }
+                    continue;
+                }
+            }
+        } else {
+            next.await
+        };
+        match event {
+            Some(Ok(event)) => {
+                // That a list begins is said before the API is asked for it.
+                on_probation &= matches!(event, Event::Init);
+                if cache.apply(event) {
+                    said.clear();
+                    tracing::info!(count = cache.len(), "watches {}", T::NAME);
+                }
+            }
+            Some(Err(error)) => {
+                let newly = cache.breaks();
+                let trouble = Trouble::of(&error);
+                if newly || said != trouble.why {
+                    trouble.say::<T>();
+                    said.clone_from(&trouble.why);
+                }
+                on_probation = true;
+                sleep(if trouble.lasting { SLOWLY } else { backoff.next().unwrap_or(SLOWLY) }).await;
+            }
+            // It has no end.
+            None => return,
+        }
+    }
+}
+
+/// What is wrong with a watch.
+struct Trouble {
+    why: String,
+    /// The API has no such kind.
+    unknown: bool,
+    /// Somebody must change something first.
+    lasting: bool,
+}
+
+impl Trouble {
+    fn of(error: &Error) -> Self {
+        let status = match error {
+            Error::InitialListFailed(kube::Error::Api(status))
+            | Error::WatchStartFailed(kube::Error::Api(status))
+            | Error::WatchFailed(kube::Error::Api(status))
+            | Error::WatchError(status) => Some(status),
+            _ => None,
+        };
+        let why = match (status, error) {
+            (Some(status), _) => format!("{}, {}", status.code, status.message),
+            (None, Error::InitialListFailed(error) | Error::WatchStartFailed(error) | Error::WatchFailed(error)) => {
+                causes(error)
+            }
+            (None, other) => other.to_string(),
+        };
+        let code = status.map_or(0, |status| status.code);
+        Self { why, unknown: code == 404, lasting: matches!(code, 401 | 403 | 404) }
+    }
+
+    fn say<T: Kind>(&self) {
+        let why = self.why.as_str();
+        if self.unknown {
+            tracing::info!("this cluster has no {}", T::NAME);
+        } else if self.lasting {
+            tracing::warn!(
+                why,
+                "can't watch {}: grant the right to {}; until then the API is asked",
+                T::NAME,
+                T::RIGHT
+            );
+        } else {
+            tracing::warn!(
+                why,
+                "can't watch {} for now: the API is asked, and what was known serves without it",
+                T::NAME
+            );
+        }
+    }
+}

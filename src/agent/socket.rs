@@ -1,0 +1,222 @@
+//! The socket on which the plugin asks: nobody but root gets to it, the later of two agents has it,
+//! and whoever is slow or talks nonsense keeps nobody else waiting.
+
+use super::facts::Answers;
+use crate::cluster::agent::{Answer, Ask, Called, Hello, LONGEST_QUESTION, Question};
+use serde::Serialize;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::future::pending;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+
+/// As many are served at the same time; more wait in the kernel.
+const CONNECTIONS: usize = 64;
+/// How long a question or an answer may be under way. The plugin sends at once.
+const TRANSFER: Duration = Duration::from_secs(2);
+/// No answer takes longer, whatever the plugin would wait for.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// How often is looked whether the socket is still there.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// A socket of this process's own.
+struct Bound {
+    listener: UnixListener,
+    path: PathBuf,
+    /// What tells the file from another of its name: device and inode.
+    file: (u64, u64),
+}
+
+/// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
+/// later agent has taken it leaves, until that one is gone.
+pub(super) async fn serve(path: &Path, answers: &Answers) {
+    let (mut bound, mut said) = (None, String::new());
+    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = look.tick() => match claim(path, bound.as_ref()).await {
+                Ok(Some(fresh)) => {
+                    tracing::info!(socket = %path.display(), "answers the plugin's questions");
+                    said.clear();
+                    bound = Some(fresh);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let why = error.to_string();
+                    if said != why {
+                        tracing::warn!(socket = %path.display(), why, "can't listen there; the plugin asks the API");
+                        said = why;
+                    }
+                }
+            },
+            (stream, slot) = accept(bound.as_ref(), &slots) => {
+                let answers = answers.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = talk(stream, &answers).await {
+                        tracing::debug!(%error, "a question got lost");
+                    }
+                    drop(slot);
+                });
+            }
+        }
+    }
+}
+
+/// The next who asks, once there is room for one more; waits for ever where there is nothing to listen on.
+async fn accept(bound: Option<&Bound>, slots: &Arc<Semaphore>) -> (UnixStream, OwnedSemaphorePermit) {
+    let (Some(Bound { listener, .. }), Ok(slot)) = (bound, Arc::clone(slots).acquire_owned().await) else {
+        return pending().await;
+    };
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, slot),
+            Err(error) => {
+                tracing::warn!(%error, "can't take a connection");
+                // Out of descriptors, most of all: some are given back soon.
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// A socket at `path`, where it has to be made: there is none, or that of nobody who lives. An agent that
+/// has had none yet takes it from whoever has it.
+async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
+    if let Some(own) = own {
+        match identity(path) {
+            Ok(file) if file == own.file => return Ok(None),
+            Ok(_) if timeout(TRANSFER, UnixStream::connect(path)).await.is_ok_and(|there| there.is_ok()) => {
+                return Ok(None);
+            }
+            _ => {}
+        }
+    }
+    bind(path).map(Some)
+}
+
+/// Makes the socket where nobody gets to it, and moves it to its place when only root does: there is no
+/// moment without a socket, and none at which it is open to others.
+fn bind(path: &Path) -> io::Result<Bound> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(directory)?;
+    let _lock = locked(path)?;
+    let apart = directory.join(".agent-socket");
+    match fs::remove_dir_all(&apart) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    DirBuilder::new().mode(0o700).create(&apart)?;
+    let made = apart.join("s");
+    let listener = UnixListener::bind(&made)?;
+    fs::set_permissions(&made, Permissions::from_mode(0o600))?;
+    let file = identity(&made)?;
+    fs::rename(&made, path)?;
+    fs::remove_dir(&apart)?;
+    Ok(Bound { listener, path: path.to_owned(), file })
+}
+
+/// Takes the socket away, where it still is this one.
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let removed = locked(&self.path).and_then(|_lock| match identity(&self.path) {
+            Ok(file) if file == self.file => fs::remove_file(&self.path),
+            _ => Ok(()),
+        });
+        if let Err(error) = removed {
+            tracing::warn!(socket = %self.path.display(), %error, "can't take the socket away");
+        }
+    }
+}
+
+/// Keeps other agents from changing what is in the socket's directory.
+fn locked(path: &Path) -> io::Result<File> {
+    let lock = File::open(path.parent().unwrap_or(Path::new("/")))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// One question and its answer.
+async fn talk(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
+    let asker = stream.peer_cred()?.uid();
+    if asker != 0 {
+        tracing::warn!(uid = asker, "refuses to answer anybody but root");
+        return Ok(());
+    }
+    let arrived = Instant::now();
+    let mut line = Vec::new();
+    let mut reader = BufReader::new(&mut stream).take(LONGEST_QUESTION);
+    timeout_at(arrived + TRANSFER, reader.read_until(b'\n', &mut line)).await??;
+    if line.is_empty() {
+        // An earlier agent looks whether anybody is here.
+        return Ok(());
+    }
+    let question = serde_json::from_slice(&line).unwrap_or_else(|error| {
+        tracing::warn!(%error, "a question is none");
+        Question::default()
+    });
+    drop(line);
+    if let Ask::Called(called) = &question.ask {
+        log(called);
+        return Ok(());
+    }
+    send(&mut stream, &Hello::own()).await?;
+    let wait = Duration::from_millis(question.wait_ms).min(LONGEST_WAIT);
+    let answer: Answer = timeout_at(arrived + wait, answers.answer(question)).await?;
+    send(&mut stream, &answer).await
+}
+
+async fn send(stream: &mut UnixStream, line: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    timeout(TRANSFER, stream.write_all(&text)).await?
+}
+
+/// One line for a call of the plugin.
+fn log(called: &Called) {
+    let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1000.0);
+    let Called { command, pod, container, network, ifname, facts, .. } = called;
+    let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
+    let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
+    let facts = (!facts.is_empty()).then_some(facts.as_str());
+    match called.code {
+        None => tracing::info!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "the plugin was called"
+        ),
+        Some(code) => tracing::error!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            code,
+            error = called.error,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "the plugin failed"
+        ),
+    }
+}

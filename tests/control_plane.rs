@@ -1,0 +1,330 @@
+//! What is relied on of Istio's control plane (docs/control-plane.md), item by item, on pods as the
+//! injectors of several minor versions make them (`tests/golden/injected`).
+
+use detour_cni::networks;
+use detour_cni::pod::Pod;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const VERSIONS: [&str; 4] = ["1.26", "1.27", "1.28", "1.31"];
+const PLATFORMS: [&str; 2] = ["openshift", "kubernetes"];
+
+fn read(within: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(within);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn injected(version: &str, platform: &str) -> Value {
+    let text = read(&format!("tests/golden/injected/{version}-{platform}.yaml"));
+    serde_saphyr::from_str(&text).expect("a manifest")
+}
+
+fn all_pods() -> impl Iterator<Item = (String, Value)> {
+    let names = PLATFORMS.iter().flat_map(|platform| VERSIONS.map(|version| (version, *platform)));
+    names.map(|(version, platform)| (format!("{version}-{platform}"), injected(version, platform)))
+}
+
+/// `detour explain -o json`.
+fn explain(pod: &Value) -> Value {
+    let conf = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/openshift-istio-cni.conf");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
+        .args(["explain", "-o", "json", "-f", "-", "--config"])
+        .arg(&conf)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    child.stdin.take().expect("a pipe").write_all(pod.to_string().as_bytes()).expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{pod}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// A setting: its value, and at whose word.
+fn setting(said: &Value, key: &str) -> (Value, Vec<Value>) {
+    let mut settings = said["settings"].as_array().expect("settings").iter();
+    let setting = settings.find(|setting| setting["key"] == key).unwrap_or_else(|| panic!("{key} in {said}"));
+    (setting["value"].clone(), setting["sources"].as_array().expect("sources").clone())
+}
+
+/// A container, of whichever sort.
+fn container<'a>(pod: &'a mut Value, name: &str) -> &'a mut Value {
+    let spec = pod["spec"].as_object_mut().expect("a spec");
+    let lists = spec.iter_mut().filter(|(key, _)| ["containers", "initContainers"].contains(&key.as_str()));
+    let mut containers = lists.flat_map(|(_, list)| list.as_array_mut().expect("a list"));
+    containers.find(|container| container["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
+}
+
+fn annotate(pod: &mut Value, key: &str, value: &str) {
+    pod["metadata"]["annotations"][key] = value.into();
+}
+
+fn proxy_env(pod: &mut Value, name: &str, value: &str) {
+    let env = container(pod, "istio-proxy")["env"].as_array_mut().expect("a list");
+    env.retain(|variable| variable["name"] != name);
+    env.push(json!({ "name": name, "value": value }));
+}
+
+/// What must come of a change to an injected pod.
+enum Effect {
+    /// It is not redirected, and this is in the reason.
+    LeftAlone(&'static str),
+    /// A setting becomes this, at the item's word.
+    Set(&'static str, Value),
+    /// The proxy is known by this UID and GID.
+    Proxy(u32, u32),
+    /// All is as before.
+    None,
+}
+
+/// An item by its name in docs/control-plane.md, a change to it, and what comes of that.
+type Item = (&'static str, fn(&mut Value), Effect);
+
+fn items() -> Vec<Item> {
+    use Effect::{LeftAlone, None, Proxy, Set};
+    vec![
+        (
+            "sidecar.istio.io/status",
+            |pod| {
+                pod["metadata"]["annotations"].as_object_mut().expect("some").remove("sidecar.istio.io/status");
+            },
+            LeftAlone("sidecar.istio.io/status"),
+        ),
+        (
+            "sidecar.istio.io/inject",
+            |pod| pod["metadata"]["labels"]["sidecar.istio.io/inject"] = "false".into(),
+            LeftAlone("sidecar.istio.io/inject"),
+        ),
+        (
+            "sidecar.istio.io/interceptionMode",
+            |pod| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE"),
+            LeftAlone("NONE"),
+        ),
+        (
+            "sidecar.istio.io/interceptionMode",
+            |pod| annotate(pod, "sidecar.istio.io/interceptionMode", "TPROXY"),
+            Set("inbound_interception_mode", json!("TPROXY")),
+        ),
+        (
+            "traffic.sidecar.istio.io/includeOutboundIPRanges",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8"),
+            Set("outbound_ip_ranges_include", json!(["10.0.0.0/8"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "192.0.2.0/24"),
+            Set("outbound_ip_ranges_exclude", json!(["192.0.2.0/24"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/includeInboundPorts",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/includeInboundPorts", "8080"),
+            Set("inbound_ports_include", json!(["8080"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/excludeInboundPorts",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "15020,9090"),
+            Set("inbound_ports_exclude", json!(["15020", "9090", "15021", "15090"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/includeOutboundPorts",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/includeOutboundPorts", "3306"),
+            Set("outbound_ports_include", json!(["3306"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/excludeOutboundPorts",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "3306"),
+            Set("outbound_ports_exclude", json!(["3306"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/excludeInterfaces",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/excludeInterfaces", "net1"),
+            Set("exclude_interfaces", json!(["net1"])),
+        ),
+        (
+            "istio.io/reroute-virtual-interfaces",
+            |pod| annotate(pod, "istio.io/reroute-virtual-interfaces", "tap0"),
+            Set("reroute_virtual_interfaces", json!(["tap0"])),
+        ),
+        (
+            "traffic.sidecar.istio.io/kubevirtInterfaces",
+            |pod| annotate(pod, "traffic.sidecar.istio.io/kubevirtInterfaces", "tap0"),
+            Set("reroute_virtual_interfaces", json!(["tap0"])),
+        ),
+        (
+            "istio-proxy",
+            |pod| container(pod, "istio-proxy")["name"] = "proxy".into(),
+            LeftAlone("no container is named istio-proxy"),
+        ),
+        ("istio-proxy", move_proxy, None),
+        ("args", |pod| container(pod, "istio-proxy")["args"] = json!(["proxy", "router"]), LeftAlone("router")),
+        ("istio-init", |pod| container(pod, "istio-validation")["name"] = "istio-init".into(), LeftAlone("istio-init")),
+        (
+            "istio-validation",
+            |pod| {
+                let containers = pod["spec"]["initContainers"].as_array_mut().expect("a list");
+                containers.retain(|container| container["name"] != "istio-validation");
+            },
+            None,
+        ),
+        (
+            "runAsUser",
+            |pod| container(pod, "istio-proxy")["securityContext"] = json!({"runAsUser": 77, "runAsGroup": 78}),
+            Proxy(77, 78),
+        ),
+        (
+            "runAsUser",
+            |pod| container(pod, "istio-proxy")["securityContext"] = json!({"runAsUser": 0, "runAsGroup": 1337}),
+            Proxy(1337, 1337),
+        ),
+        ("runAsUser", |pod| container(pod, "istio-proxy")["securityContext"] = json!({}), Proxy(1337, 1337)),
+        (
+            "ISTIO_META_DNS_CAPTURE",
+            |pod| proxy_env(pod, "ISTIO_META_DNS_CAPTURE", "false"),
+            Set("redirect_dns", json!(false)),
+        ),
+        ("INVALID_DROP", |pod| proxy_env(pod, "INVALID_DROP", "true"), Set("drop_invalid", json!(true))),
+        ("DISABLE_ENVOY", |pod| proxy_env(pod, "DISABLE_ENVOY", "true"), LeftAlone("DISABLE_ENVOY")),
+        ("ISTIO_META_INTERCEPTION_MODE", |pod| proxy_env(pod, "ISTIO_META_INTERCEPTION_MODE", "TPROXY"), None),
+        ("ISTIO_DUAL_STACK", |pod| proxy_env(pod, "ISTIO_DUAL_STACK", "false"), None),
+    ]
+}
+
+/// From the ordinary containers to the init containers, or back.
+fn move_proxy(pod: &mut Value) {
+    let proxy = container(pod, "istio-proxy").clone();
+    let is_native = proxy.get("restartPolicy").is_some();
+    for list in ["containers", "initContainers"] {
+        let list = pod["spec"][list].as_array_mut().expect("a list");
+        list.retain(|container| container["name"] != "istio-proxy");
+    }
+    let list = if is_native { "containers" } else { "initContainers" };
+    pod["spec"][list].as_array_mut().expect("a list").push(proxy);
+}
+
+/// What decides about traffic, without what differs in words only.
+fn outcome(said: &Value) -> [&Value; 5] {
+    ["redirected", "decision", "proxy", "settings", "exempt"].map(|key| &said[key])
+}
+
+#[test]
+fn every_version_of_the_injector_leads_to_the_same_outcome() {
+    for platform in PLATFORMS {
+        let oldest = explain(&injected(VERSIONS[0], platform));
+        assert_eq!(oldest["redirected"], true, "{oldest}");
+        for version in &VERSIONS[1..] {
+            let said = explain(&injected(version, platform));
+            assert_eq!(outcome(&said), outcome(&oldest), "{version} on {platform}");
+        }
+    }
+}
+
+#[test]
+fn each_item_has_its_effect_in_every_version() {
+    for (name, pod) in all_pods() {
+        let before = explain(&pod);
+        for (item, change, effect) in items() {
+            let mut pod = pod.clone();
+            change(&mut pod);
+            let said = explain(&pod);
+            match effect {
+                Effect::LeftAlone(reason) => {
+                    assert_eq!(said["redirected"], false, "{name}, {item}: {said}");
+                    assert!(said["decision"].as_str().expect("text").contains(reason), "{name}, {item}: {said}");
+                }
+                Effect::Set(key, value) => {
+                    let (found, sources) = setting(&said, key);
+                    assert_eq!(found, value, "{name}, {item}");
+                    let named = sources.iter().any(|source| source.as_str().is_some_and(|text| text.ends_with(item)));
+                    assert!(named, "{name}, {item}: {sources:?}");
+                    assert_ne!(setting(&before, key).0, value, "{name}, {item}: it changes nothing");
+                }
+                Effect::Proxy(uid, gid) => {
+                    assert_eq!(
+                        (&said["proxy"]["uid"], &said["proxy"]["gid"]),
+                        (&json!([uid]), &json!([gid])),
+                        "{name}"
+                    );
+                }
+                Effect::None => assert_eq!(outcome(&said), outcome(&before), "{name}, {item}"),
+            }
+        }
+    }
+}
+
+/// The injector tells its own validation, which must agree with the rules that it finds, by flags
+/// (istio, `tools/istio-iptables`).
+#[test]
+fn what_the_injectors_validation_expects_is_what_is_done() {
+    for (name, mut pod) in all_pods() {
+        let said = explain(&pod);
+        let args: Vec<String> =
+            serde_json::from_value(container(&mut pod, "istio-validation")["args"].clone()).expect("args");
+        let flags: BTreeMap<&str, &str> = args.windows(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
+        let as_text = |key: &str| match setting(&said, key).0 {
+            Value::Array(items) => {
+                let mut items: Vec<String> = items.iter().map(|item| item.as_str().expect("text").to_owned()).collect();
+                items.sort();
+                items.join(",")
+            }
+            Value::String(text) => text,
+            other => other.to_string(),
+        };
+        for (flag, key) in [
+            ("-p", "proxy_port"),
+            ("-z", "inbound_capture_port"),
+            ("-u", "proxy_uid"),
+            ("-m", "inbound_interception_mode"),
+            ("-i", "outbound_ip_ranges_include"),
+            ("-x", "outbound_ip_ranges_exclude"),
+            ("-b", "inbound_ports_include"),
+            ("-d", "inbound_ports_exclude"),
+            ("-o", "outbound_ports_exclude"),
+        ] {
+            let mut wanted: Vec<&str> = flags[flag].split(',').collect();
+            wanted.sort_unstable();
+            assert_eq!(as_text(key), wanted.join(","), "{name}: {flag}");
+        }
+    }
+}
+
+#[test]
+fn on_openshift_the_proxys_uid_is_the_last_of_the_namespaces_range_and_elsewhere_1337() {
+    for (platform, uid) in [("openshift", 1_000_650_000 + 10_000 - 1), ("kubernetes", 1337)] {
+        for version in VERSIONS {
+            let proxy = &explain(&injected(version, platform))["proxy"];
+            assert_eq!((&proxy["uid"], &proxy["gid"]), (&json!([uid]), &json!([uid])), "{version} on {platform}");
+            assert_eq!(proxy["uid_sources"], json!(["container istio-proxy, runAsUser"]));
+        }
+    }
+}
+
+#[test]
+fn the_injector_leaves_a_pods_own_networks_in_either_form() {
+    for version in VERSIONS {
+        let mut pod = Pod { namespace: "shop".into(), ..Pod::default() };
+        let injected = injected(version, "openshift");
+        let networks_key = "k8s.v1.cni.cncf.io/networks";
+        let networks_value = injected["metadata"]["annotations"][networks_key].as_str().expect("text");
+        pod.annotations.insert(networks_key.into(), networks_value.into());
+        let selected = networks::networks(&pod).expect("understood");
+        let selected: Vec<_> =
+            selected.elements.iter().map(|one| (one.namespace.as_str(), one.name.as_str())).collect();
+        assert_eq!(selected, [("shop", "alt-net"), ("default", "istio-cni")], "{version}: {networks_value}");
+    }
+}
+
+#[test]
+fn the_document_names_each_item() {
+    let document = read("docs/control-plane.md");
+    let rows: Vec<&str> = document.lines().filter(|line| line.starts_with("| ")).collect();
+    for (item, _, _) in items() {
+        assert!(rows.iter().any(|row| row.contains(&format!("`{item}`"))), "{item}");
+    }
+    for version in VERSIONS {
+        assert!(document.contains(version), "{version}");
+    }
+}

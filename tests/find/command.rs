@@ -1,0 +1,138 @@
+//! `rules` and `trace` of a pod that is named, on its node and elsewhere.
+
+use crate::Pod;
+use crate::node::{Node, scene, uid};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+/// A node, a pod that runs on it, and the cluster's word of pods.
+struct Scene<'a> {
+    node: &'a Node,
+    pod: Pod,
+    /// The plugin's configuration.
+    conf: String,
+}
+
+fn manifest(name: &str, uid: &str, node: &str, host_network: bool) -> String {
+    let pod = json!({
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "shop", "uid": uid, "annotations": {"sidecar.istio.io/status": "{}"}},
+        "spec": {
+            "nodeName": node, "hostNetwork": host_network,
+            "containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}],
+        },
+    });
+    format!("{pod}\n---\n")
+}
+
+impl<'a> Scene<'a> {
+    /// The pod `web` runs here and has its rules; `away` runs elsewhere, `host` on its node's network.
+    fn new(node: &'a Node) -> Self {
+        node.keep_state();
+        let pod = Pod::new(node).kept(node);
+        let pods = [
+            manifest("web", &pod.uid, "here", false),
+            manifest("away", &uid(), "worker-7", false),
+            manifest("host", &uid(), "here", true),
+            json!({"kind": "Namespace", "metadata": {"name": "shop"}}).to_string(),
+        ];
+        let manifests = node.root.join("manifests");
+        std::fs::create_dir(&manifests).expect("made");
+        std::fs::write(manifests.join("pods.yaml"), pods.concat()).expect("written");
+        let conf = json!({
+            "cniVersion": "1.1.0", "name": "istio-cni", "type": "istio-cni", "dialect": "nftables",
+            "kubernetes": {"manifests_dir": manifests, "agent_namespace": "mesh"},
+        });
+        let scene = Self { node, conf: node.file("conf", &conf.to_string()), pod };
+        let args = format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID={}", scene.pod.uid);
+        let mut add = Command::new(env!("CARGO_BIN_EXE_detour"));
+        add.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", &scene.pod.sandbox).env("CNI_IFNAME", "eth0");
+        add.env("CNI_NETNS", scene.pod.pause.netns()).env("CNI_PATH", "/nowhere").env("CNI_ARGS", args);
+        add.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut add = add.spawn().expect("run detour");
+        add.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
+        let output = add.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{output:?}");
+        scene
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let root = self.node.root.display().to_string();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+        command.args(arguments).args(["--root", &root]).env_clear().output().expect("run detour")
+    }
+
+    #[track_caller]
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(&[arguments, &["-o", "json"]].concat());
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    #[track_caller]
+    fn refused(&self, arguments: &[&str], parts: &[&str]) {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    }
+}
+
+#[test]
+fn the_rules_of_a_pod_are_found_by_whatever_names_it() {
+    scene(|node| {
+        let scene = Scene::new(node);
+        for whose in [
+            &["-n", "shop", "web", "--config", &scene.conf][..],
+            &["--pod-uid", &scene.pod.uid],
+            &["--container", &scene.pod.sandbox[..40]],
+        ] {
+            let said = scene.json(&[&["rules"], whose].concat());
+            assert_eq!((&said["as_asked"], &said["dialect"]), (&json!(true), &json!("nftables")), "{said}");
+            assert_eq!(said["netns"], json!(node.root.join("run/netns").join(&scene.pod.sandbox)));
+            assert!(said["found_by"].as_str().is_some_and(|by| by.contains("/var/lib/cni/results/")), "{said}");
+        }
+        for whose in [&["--pid", &scene.pod.pause.pid().to_string()][..], &[&scene.pod.sandbox]] {
+            let said = scene.json(&[&["rules"], whose].concat());
+            assert_eq!((&said["as_asked"], &said["found_by"]), (&json!(true), &Value::Null), "{said}");
+        }
+    });
+}
+
+#[test]
+fn a_packet_is_traced_through_the_rules_that_are_found() {
+    scene(|node| {
+        let scene = Scene::new(node);
+        let packet = ["--from", "uid=1000", "--to", "198.51.100.7:443/tcp"];
+        for whose in [
+            &["--live", "-n", "shop", "web", "--config", &scene.conf][..],
+            &["--pod-uid", &scene.pod.uid],
+            &["--container", &scene.pod.sandbox],
+            &["--pid", &scene.pod.pause.pid().to_string()],
+            &["--netns", &scene.pod.sandbox],
+        ] {
+            let said = scene.json(&[&["trace"], whose, &packet].concat());
+            assert_eq!(said["arrives_at"], "sidecar:15001");
+            let table = said["decided_by"]["table"].as_str();
+            assert_eq!(table, Some("detour-nat"), "the rules of the kernel, not those of the configuration: {said}");
+        }
+    });
+}
+
+#[test]
+fn elsewhere_the_command_to_run_there_is_told() {
+    scene(|node| {
+        let scene = Scene::new(node);
+        let away = ["-n", "shop", "away", "--config", &scene.conf];
+        let there = ["pod shop/away", "on node worker-7", "kubectl exec -n mesh ", "oc debug node/worker-7 "];
+        scene.refused(&[&["rules"], &away[..]].concat(), &[&there[..], &["/detour rules --pod-uid "]].concat());
+        let packet = ["--from", "uid=1", "--to", "[2001:db8::1]:53/udp"];
+        let question = "/detour trace --from 'uid=1' --to '[2001:db8::1]:53/udp' --pod-uid ";
+        scene.refused(&[&["trace", "--live"], &away[..], &packet].concat(), &[&there[..], &[question]].concat());
+        scene
+            .refused(&["rules", "-n", "shop", "host", "--config", &scene.conf], &["pod shop/host", "spec.hostNetwork"]);
+        scene.refused(&["rules", "--pod-uid", &uid()], &["is on this node"]);
+        scene.refused(&["rules", "--container", &"e".repeat(64)], &["container eee", "is on this node"]);
+    });
+}

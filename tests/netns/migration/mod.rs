@@ -1,0 +1,185 @@
+//! The procedures of manifests/README.md, "From istio-cni or istio-init, and back", step by step on a
+//! node's directories with real agents, plugins and packets. istio-cni is a stand-in with its rules.
+
+mod kept;
+mod node;
+mod runtime;
+
+use crate::expectations::*;
+use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
+use crate::scene::CALICO;
+use crate::world::*;
+use kept::Kept;
+use node::{Caller, LIST, Node, OWN_FILE};
+use serde_json::Value;
+
+/// What istio-cni does, and no more: 1337 is captured like everybody else.
+#[track_caller]
+fn istio_cni_redirects(world: &World) {
+    redirected_once(world);
+    tcp_is_captured(world, VAULT_INIT);
+}
+
+/// What detour does: 1337 leaves untouched.
+#[track_caller]
+fn detour_redirects(world: &World) {
+    redirected_once(world);
+    tcp_is_direct(world, VAULT_INIT);
+    dns_is_direct(world, VAULT_INIT, RESOLVER);
+}
+
+#[track_caller]
+fn redirected_once(world: &World) {
+    for &family in world.families() {
+        let rules = world.iptables_save(family);
+        let jumps = |chain: &str, to: &str| rules.chain("nat", chain).iter().filter(|rule| rule.ends_with(to)).count();
+        assert_eq!((jumps("OUTPUT", "ISTIO_OUTPUT"), jumps("PREROUTING", "ISTIO_INBOUND")), (1, 1), "{rules}");
+    }
+    tcp_is_captured(world, APP_PROCESS);
+    dns_is_captured(world, APP_PROCESS, RESOLVER);
+    tcp_is_direct(world, PROXY);
+    inbound_is_captured(world);
+}
+
+/// With both in the list, the first one redirects, and detour's exclusions stand before that.
+#[test]
+fn from_istio_cni_without_multus_and_back() {
+    let node = Node::new("chained", Caller::Runtime);
+    node.istio_cni_comes();
+    let before = node.configurations();
+    let mut pods = vec![Kept::new(node.new_pod())];
+    istio_cni_redirects(&pods[0].world);
+
+    // 2. detour comes beside it.
+    let agent = node.at_each_instant(|| node.detour_comes());
+    assert_eq!(node.types(), ["istio-cni", "detour"]);
+    pods.push(Kept::new(node.new_pod()));
+    detour_redirects(&pods[1].world);
+    Kept::all_notice_nothing(&mut pods);
+
+    // 3. istio-cni goes.
+    node.at_each_instant(|| node.istio_cni_goes());
+    assert_eq!(node.types(), ["detour"]);
+    pods.push(Kept::new(node.new_pod()));
+    detour_redirects(&pods[2].world);
+    Kept::all_notice_nothing(&mut pods);
+    node.delete(&pods.remove(0).world);
+
+    // Back, 1. and 2. On a cordoned node detour goes.
+    node.detour_goes(agent);
+    assert!(node.types().is_empty());
+    let without_mesh: Value = serde_json::from_str(CALICO).expect("JSON");
+    assert_eq!(node.scene.json(LIST), without_mesh);
+    Kept::all_notice_nothing(&mut pods);
+
+    // Back, 3. istio-cni comes.
+    node.istio_cni_comes();
+    assert_eq!(node.configurations(), before);
+    pods.push(Kept::new(node.new_pod()));
+    istio_cni_redirects(&pods[2].world);
+    Kept::all_notice_nothing(&mut pods);
+}
+
+#[test]
+fn from_istio_cni_with_multus_and_back() {
+    let node = Node::new("multus", Caller::Multus);
+    let empty = node.configurations();
+    node.istio_cni_comes();
+    let before = node.configurations();
+    let mut pods = vec![Kept::new(node.new_pod())];
+    istio_cni_redirects(&pods[0].world);
+
+    // 2. istio-cni goes; pods that start now wait, for Multus finds no configuration.
+    node.istio_cni_goes();
+    assert!(node.types().is_empty());
+    Kept::all_notice_nothing(&mut pods);
+
+    // 3. detour comes.
+    let agent = node.detour_comes();
+    assert_eq!(node.types(), ["detour"]);
+    pods.push(Kept::new(node.new_pod()));
+    detour_redirects(&pods[1].world);
+    Kept::all_notice_nothing(&mut pods);
+    node.delete(&pods.remove(0).world);
+
+    // Back, 1. detour goes.
+    node.detour_goes(agent);
+    assert_eq!(node.configurations(), empty);
+    Kept::all_notice_nothing(&mut pods);
+
+    // Back, 2. istio-cni comes.
+    node.istio_cni_comes();
+    assert_eq!(node.configurations(), before);
+    pods.push(Kept::new(node.new_pod()));
+    istio_cni_redirects(&pods[1].world);
+    Kept::all_notice_nothing(&mut pods);
+}
+
+/// The labels of both at once: whoever writes the file last has it, until istio-cni's agent is gone.
+#[test]
+fn with_multus_in_the_other_order_it_comes_to_the_same() {
+    let node = Node::new("multus-at-once", Caller::Multus);
+    node.istio_cni_comes();
+    let before = node.configurations();
+    let mut pods = vec![Kept::new(node.new_pod())];
+
+    let agent = node.detour_comes();
+    assert_eq!(node.types(), ["detour"]);
+    node.istio_cni_comes();
+    agent.says("write /etc/cni/multus/net.d/istio-cni.conf");
+    assert_eq!(node.types(), ["detour"]);
+    node.istio_cni_goes();
+    agent.says("write /etc/cni/multus/net.d/istio-cni.conf");
+    assert_eq!(node.types(), ["detour"]);
+    pods.push(Kept::new(node.new_pod()));
+    detour_redirects(&pods[1].world);
+    Kept::all_notice_nothing(&mut pods);
+
+    // What stood there before comes back, as the file that istio-cni's agent will find.
+    node.detour_goes(agent);
+    assert_eq!(node.scene.json(OWN_FILE)["type"], "istio-cni");
+    node.istio_cni_comes();
+    assert_eq!(node.configurations(), before);
+    pods.push(Kept::new(node.new_pod()));
+    istio_cni_redirects(&pods[2].world);
+    Kept::all_notice_nothing(&mut pods);
+}
+
+#[test]
+fn from_istio_init_and_back() {
+    let node = Node::new("istio-init", Caller::Runtime);
+    let before = node.configurations();
+    let with_plugin = pod::manifest(true, PROXY, &[]);
+    let with_istio_init = with_plugin.replace("  initContainers:\n", "  initContainers:\n  - name: istio-init\n");
+    let init_container = |world: &World| {
+        for &family in world.families() {
+            let rules = crate::istio::rules(family, crate::istio::Dns::Captured, PROXY.uid);
+            world.iptables_restore(family, &rules);
+        }
+    };
+    // 1. detour comes; a pod with istio-init is left to that.
+    node.injector_makes(&with_istio_init);
+    let agent = node.detour_comes();
+    let world = node.new_pod();
+    init_container(&world);
+    detour_redirects(&world);
+    let mut pods = vec![Kept::new(world)];
+
+    // 2. pilot.cni.enabled=true: new pods have no istio-init.
+    node.injector_makes(&with_plugin);
+    pods.push(Kept::new(node.new_pod()));
+    detour_redirects(&pods[1].world);
+    Kept::all_notice_nothing(&mut pods);
+
+    // Back, 1. pilot.cni.enabled=false.
+    node.injector_makes(&with_istio_init);
+    let world = node.new_pod();
+    init_container(&world);
+    detour_redirects(&world);
+    pods.push(Kept::new(world));
+
+    // Back, 2. detour goes.
+    node.detour_goes(agent);
+    assert_eq!(node.configurations(), before);
+    Kept::all_notice_nothing(&mut pods);
+}

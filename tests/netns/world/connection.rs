@@ -1,0 +1,38 @@
+//! A connection that a process in the pod keeps.
+
+use super::Arrival;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout};
+
+/// Closed when it is dropped.
+pub(crate) struct Connection {
+    process: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Connection {
+    /// Of a `probe hold` whose stdin and stdout are pipes.
+    pub(super) fn new(mut process: Child) -> Self {
+        let answers = BufReader::new(process.stdout.take().expect("it is piped"));
+        Self { process, answers }
+    }
+
+    /// Sends over it, and says who answered.
+    ///
+    /// # Panics
+    /// The connection is gone.
+    #[track_caller]
+    pub(crate) fn send(&mut self) -> Arrival {
+        self.process.stdin.as_mut().expect("it is piped").write_all(b"\n").expect("probe is there");
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("read from probe");
+        Arrival::parse(answer.as_bytes()).unwrap_or_else(|error| panic!("the connection is gone: {error}: {answer:?}"))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
