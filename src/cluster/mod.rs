@@ -14,8 +14,8 @@ mod service_account;
 mod text;
 pub(crate) mod wire;
 
-pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use api::Inquiry;
+pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::{Event, Told};
 pub use kubeconfig::{Authority, Credentials, Summary};
 pub(crate) use query::causes;

@@ -95,11 +95,14 @@ impl Cluster {
                 found(json!({"status": {"allowed": !self.denied.contains(&spelled.as_str())}}))
             }
             _ if path == format!("{definitions}/{kind}") => {
-                let item = |(namespace, name): &(String, String)| json!({"metadata": {"namespace": namespace, "name": name}});
+                let item =
+                    |(namespace, name): &(String, String)| json!({"metadata": {"namespace": namespace, "name": name}});
                 found(json!({"items": self.definitions.keys().map(item).collect::<Vec<_>>()}))
             }
             _ => {
-                let of = |(namespace, name): &(String, String)| format!("{definitions}/namespaces/{namespace}/{kind}/{name}");
+                let of = |(namespace, name): &(String, String)| {
+                    format!("{definitions}/namespaces/{namespace}/{kind}/{name}")
+                };
                 match self.definitions.iter().find(|(key, _)| of(key) == path) {
                     Some(((namespace, name), config)) => {
                         found(json!({"metadata": {"namespace": namespace, "name": name}, "spec": {"config": config}}))
@@ -126,5 +129,9 @@ pub(crate) fn token(exp: i64) -> String {
         let text = serde_json::to_value(bytes).expect("base64").as_str().expect("text").to_owned();
         text.trim_end_matches('=').replace('+', "-").replace('/', "_")
     };
-    format!("{}.{}.c2lnbmF0dXJlLW9mLXRoZS1wbGFudGVkLXRva2Vu", part(&json!({"alg": "RS256"})), part(&json!({"exp": exp})))
+    format!(
+        "{}.{}.c2lnbmF0dXJlLW9mLXRoZS1wbGFudGVkLXRva2Vu",
+        part(&json!({"alg": "RS256"})),
+        part(&json!({"exp": exp}))
+    )
 }

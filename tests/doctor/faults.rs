@@ -48,16 +48,23 @@ const CONFIGURATIONS: [Fault; 7] = [
 ];
 
 const CLUSTER: [Fault; 8] = [
-    ("kubeconfig-missing", "kubeconfig-present", AS_IS, |scene| fs::remove_file(scene.path(KUBECONFIG)).expect("removed")),
+    ("kubeconfig-missing", "kubeconfig-present", AS_IS, |scene| {
+        fs::remove_file(scene.path(KUBECONFIG)).expect("removed")
+    }),
     ("kubeconfig-open-to-all", "kubeconfig-private", AS_IS, |scene| mode(scene, KUBECONFIG, 0o644)),
     ("kubeconfig-broken", "kubeconfig-valid", AS_IS, |scene| scene.write(KUBECONFIG, "clusters: [")),
     ("token-expired", "token-valid", |plan| plan.token = token(1_700_000_000), NOTHING),
     ("api-down", "api-reachable", |plan| (plan.api_is_up, plan.is_added) = (false, false), NOTHING),
     ("right-missing", "right-get-namespaces", |plan| plan.cluster.denied.push("get namespaces"), NOTHING),
     ("right-to-pods-missing", "right-get-pods", |plan| plan.cluster.denied.push("get pods"), NOTHING),
-    ("agent-down", "agent-reachable", |plan| {
-        plan.config["kubernetes"] = json!({"agent_socket": "/run/detour/no-agent.sock"});
-    }, NOTHING),
+    (
+        "agent-down",
+        "agent-reachable",
+        |plan| {
+            plan.config["kubernetes"] = json!({"agent_socket": "/run/detour/no-agent.sock"});
+        },
+        NOTHING,
+    ),
 ];
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
@@ -68,21 +75,42 @@ const PODS: [Fault; 9] = [
     }),
     ("reference-without-namespace", "definition-found", |plan| plan.cluster.annotate(NETWORKS, "istio-cni"), NOTHING),
     ("definition-missing", "definition-found", |plan| plan.cluster.definitions.clear(), NOTHING),
-    ("annotation-syntax", "annotation-valid", |plan| plan.cluster.annotate(NETWORKS, "default/istio-cni, a/b/c"), NOTHING),
+    (
+        "annotation-syntax",
+        "annotation-valid",
+        |plan| plan.cluster.annotate(NETWORKS, "default/istio-cni, a/b/c"),
+        NOTHING,
+    ),
     ("annotation-missing", "plugin-attached", |plan| plan.cluster.annotate(NETWORKS, ""), NOTHING),
     ("namespace-excluded", "redirected", |plan| plan.install.push("--exclude-namespaces=shop".into()), NOTHING),
-    ("not-injected", "redirected", |plan| {
-        plan.cluster.pod["spec"]["containers"].as_array_mut().expect("an array").truncate(1);
-    }, NOTHING),
-    ("uid-outside-range", "proxy-uid", |plan| {
-        plan.cluster.pod["spec"]["containers"][1]["securityContext"] = json!({"runAsUser": 1337, "runAsGroup": 1337});
-        plan.proxy.0 = 1337;
-    }, NOTHING),
-    ("never-started", "events", |plan| {
-        plan.is_added = false;
-        plan.cluster.pod["status"] = json!({"phase": "Pending"});
-        plan.cluster.events = vec![event("FailedCreatePodSandBox", NEVER_STARTED)];
-    }, gone),
+    (
+        "not-injected",
+        "redirected",
+        |plan| {
+            plan.cluster.pod["spec"]["containers"].as_array_mut().expect("an array").truncate(1);
+        },
+        NOTHING,
+    ),
+    (
+        "uid-outside-range",
+        "proxy-uid",
+        |plan| {
+            plan.cluster.pod["spec"]["containers"][1]["securityContext"] =
+                json!({"runAsUser": 1337, "runAsGroup": 1337});
+            plan.proxy.0 = 1337;
+        },
+        NOTHING,
+    ),
+    (
+        "never-started",
+        "events",
+        |plan| {
+            plan.is_added = false;
+            plan.cluster.pod["status"] = json!({"phase": "Pending"});
+            plan.cluster.events = vec![event("FailedCreatePodSandBox", NEVER_STARTED)];
+        },
+        gone,
+    ),
 ];
 
 const NEVER_STARTED: &str = "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to create pod network \
@@ -99,9 +127,14 @@ const SANDBOXES: [Fault; 10] = [
     ("rule-inserted-in-front", "rules-first", AS_IS, |scene| {
         scene.netns.run("iptables -t nat -I OUTPUT -p tcp --dport 3306 -j RETURN");
     }),
-    ("fixture-removed", "fixtures", |plan| plan.cluster.annotate("sidecar.istio.io/interceptionMode", "TPROXY"), |scene| {
-        scene.netns.run("ip rule del fwmark 1337 lookup 133");
-    }),
+    (
+        "fixture-removed",
+        "fixtures",
+        |plan| plan.cluster.annotate("sidecar.istio.io/interceptionMode", "TPROXY"),
+        |scene| {
+            scene.netns.run("ip rule del fwmark 1337 lookup 133");
+        },
+    ),
     ("plugin-never-ran", "rules-equal", |plan| plan.is_added = false, NOTHING),
     ("proxy-not-listening", "proxy-listening", |plan| plan.proxy.1 = &[15006, 15053], NOTHING),
     ("proxy-of-another-user", "proxy-user", |plan| plan.proxy.0 = PROXY - 1, NOTHING),
@@ -123,7 +156,8 @@ fn edit(scene: &Scene, change: impl FnOnce(&mut Value)) {
 
 /// As a member of a list, which is there already.
 fn chained(plan: &mut Plan) {
-    plan.lists.push(("10-cluster.conflist", json!({"cniVersion": "1.0.0", "name": "c", "plugins": [{"type": "bridge"}]})));
+    plan.lists
+        .push(("10-cluster.conflist", json!({"cniVersion": "1.0.0", "name": "c", "plugins": [{"type": "bridge"}]})));
     plan.install.push("--chained=true".into());
     plan.cluster.annotate(NETWORKS, "");
 }
@@ -150,7 +184,8 @@ fn play(faults: &[Fault]) {
             after(scene);
             let report = scene.report(&POD);
             let found = lines(&report);
-            let failed: Vec<&String> = found.iter().filter(|(_, (outcome, _))| outcome == "fail").map(|(id, _)| id).collect();
+            let failed: Vec<&String> =
+                found.iter().filter(|(_, (outcome, _))| outcome == "fail").map(|(id, _)| id).collect();
             assert_eq!(failed, [wanted], "{name}: {report:#}");
             for (id, (outcome, text)) in &found {
                 let usual = healthy.get(id).is_some_and(|(usual, _)| usual == outcome);
@@ -158,7 +193,11 @@ fn play(faults: &[Fault]) {
                 assert!(usual || explained || id == wanted, "{name}: {id}: {outcome}: {text}");
             }
             for line in report["checks"].as_array().expect("checks") {
-                assert_eq!(line["next"].is_string() && line["next"] != "", line["next"] != Value::Null, "{name}: {line}");
+                assert_eq!(
+                    line["next"].is_string() && line["next"] != "",
+                    line["next"] != Value::Null,
+                    "{name}: {line}"
+                );
                 assert!(line["outcome"] != "fail" || line["next"].is_string(), "{name}: {line}");
             }
             compare(&format!("{name}.txt"), &scene.printed(&POD));

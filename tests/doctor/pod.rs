@@ -41,7 +41,8 @@ impl Netns {
                     let status = Command::new("ip").args(arguments.split(' ')).status().expect("ip starts");
                     assert!(status.success(), "ip {arguments}");
                 }
-                mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+                mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                    .expect("mounted");
             };
             scope.spawn(make).join().expect("made");
         });

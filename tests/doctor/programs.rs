@@ -9,7 +9,9 @@ fn compiled(name: &str, version: &str, flags: &[&str]) -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("made");
     let (source, program) = (directory.join(format!("{name}.c")), directory.join(name));
-    let text = format!("#include <stdio.h>\nint main(void) {{ puts(\"{{\\\"version\\\": \\\"{version}\\\"}}\"); return 0; }}\n");
+    let text = format!(
+        "#include <stdio.h>\nint main(void) {{ puts(\"{{\\\"version\\\": \\\"{version}\\\"}}\"); return 0; }}\n"
+    );
     std::fs::write(&source, text).expect("written");
     let status = Command::new("gcc").args(flags).arg("-o").arg(&program).arg(&source).status().expect("gcc starts");
     assert!(status.success(), "gcc {flags:?}");

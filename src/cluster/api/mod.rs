@@ -13,11 +13,11 @@ use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire}
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
+pub use inquiry::Inquiry;
 use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;
 use session::Session;
-pub use inquiry::Inquiry;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -206,9 +206,7 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
             let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
             collection.list(&ListParams::default().fields(&fields))
         }
-        Object::PodsOn { node, .. } => {
-            collection.list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
-        }
+        Object::PodsOn { node, .. } => collection.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))),
     };
     let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;
     let response = session.client.send(request.map(Body::from)).await.map_err(|e| query.failed(&e))?;

@@ -12,14 +12,17 @@ const AGENT: Check = Check { id: "agent-reachable", group: Group::Cluster, holds
 /// Asks it whether it could tell facts now, as STATUS does.
 pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) {
     let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
-    checkup.add(&AGENT, match socket {
-        None => Verdict::not_checked("the configuration names no agent_socket"),
-        Some((conf, path)) => match case.reach_named(path).map(|reached| ask(conf, &reached)) {
-            Ok(Ok(())) => Verdict::pass(path.display().to_string()),
-            Ok(Err(error)) => fail(path, &error.to_string()),
-            Err(error) => fail(path, &error.to_string()),
+    checkup.add(
+        &AGENT,
+        match socket {
+            None => Verdict::not_checked("the configuration names no agent_socket"),
+            Some((conf, path)) => match case.reach_named(path).map(|reached| ask(conf, &reached)) {
+                Ok(Ok(())) => Verdict::pass(path.display().to_string()),
+                Ok(Err(error)) => fail(path, &error.to_string()),
+                Err(error) => fail(path, &error.to_string()),
+            },
         },
-    });
+    );
 }
 
 fn ask(conf: &NetConf, socket: &Path) -> Result<(), Error> {

@@ -45,7 +45,8 @@ impl Examination {
         let log = case.reach(&case.installation.log).ok();
         files.extend(log.and_then(|log| text(&log)).map(|text| (named("node", case.installation.log.as_path()), text)));
         let kept = HostPath::new(ROOT).and_then(|root| case.reach(&root).ok());
-        files.extend(kept.iter().flat_map(|kept| below(kept)).map(|(name, text)| (format!("attachments/{name}"), text)));
+        files
+            .extend(kept.iter().flat_map(|kept| below(kept)).map(|(name, text)| (format!("attachments/{name}"), text)));
         files.extend(KERNEL.iter().filter_map(|path| Some((named("kernel", path.as_ref()), text(path.as_ref())?))));
         if !self.said.is_empty() {
             files.push(("log.txt".to_owned(), self.said.join("\n")));

@@ -95,8 +95,7 @@ mod tests {
         checkup.after(&[&A], &B, || Verdict::fail("broken", "mend it"));
         checkup.after(&[&A, &B], &C, || unreachable!("b failed"));
         let outcomes: Vec<_> = checkup.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
-        let wanted =
-            [(Outcome::Pass, "fine"), (Outcome::Fail, "broken"), (Outcome::NotChecked, "because b failed")];
+        let wanted = [(Outcome::Pass, "fine"), (Outcome::Fail, "broken"), (Outcome::NotChecked, "because b failed")];
         assert_eq!(outcomes, wanted);
         assert_eq!(checkup.obstacle(&[&C]), Some("because c was not checked".to_owned()));
         assert_eq!(checkup.obstacle(&[&A]), None);

@@ -18,10 +18,7 @@ const KNOWN: [Known; 19] = [
         next: "the program is not in the runtime's directories: see program-present, and install it under the name that \
                is missing (detour install --name)",
     },
-    Known {
-        said: &["exec format error"],
-        next: "the program is for another machine: see program-architecture",
-    },
+    Known { said: &["exec format error"], next: "the program is for another machine: see program-architecture" },
     Known {
         said: &["fork/exec", "permission denied"],
         next: "the program may not be executed: see program-executable, and SELinux's log (ausearch -m avc)",
@@ -51,38 +48,17 @@ const KNOWN: [Known; 19] = [
         said: &["no networks found in"],
         next: "the cluster's own network is not up on this node: see its agent's pods",
     },
-    Known {
-        said: &["is not written yet"],
-        next: AGENT,
-    },
-    Known {
-        said: &["are not accepted"],
-        next: "see token-valid: the token in the kubeconfig is refused",
-    },
-    Known {
-        said: &["Unauthorized"],
-        next: "see token-valid: the token in the kubeconfig is refused",
-    },
-    Known {
-        said: &["lack the right to"],
-        next: "see the lines right-*: grant what is missing",
-    },
-    Known {
-        said: &["is forbidden"],
-        next: "see the lines right-*: grant what is missing",
-    },
-    Known {
-        said: &["no usable answer in"],
-        next: "see api-reachable: the node did not reach the API server in time",
-    },
+    Known { said: &["is not written yet"], next: AGENT },
+    Known { said: &["are not accepted"], next: "see token-valid: the token in the kubeconfig is refused" },
+    Known { said: &["Unauthorized"], next: "see token-valid: the token in the kubeconfig is refused" },
+    Known { said: &["lack the right to"], next: "see the lines right-*: grant what is missing" },
+    Known { said: &["is forbidden"], next: "see the lines right-*: grant what is missing" },
+    Known { said: &["no usable answer in"], next: "see api-reachable: the node did not reach the API server in time" },
     Known {
         said: &["contradict each other"],
         next: "give both attachments the same value of the setting that is named",
     },
-    Known {
-        said: &["is not accepted"],
-        next: "correct the key or annotation that is named",
-    },
+    Known { said: &["is not accepted"], next: "correct the key or annotation that is named" },
     Known {
         said: &["the kernel refused"],
         next: "see the lines kernel-*: the node's kernel lacks what the rules need",
@@ -115,7 +91,10 @@ mod tests {
                 "pod shop/web-0: GET https://10.0.0.1:443/api/v1/namespaces/shop/pods/web-0 (kubeconfig /k): 403, the credentials in /k lack the right to get pods in namespace shop: grant it in a ClusterRole",
                 "right-*",
             ),
-            ("kubeconfig /k is not written yet: the node agent (detour's, or istio-cni's install-cni) writes it", "agent"),
+            (
+                "kubeconfig /k is not written yet: the node agent (detour's, or istio-cni's install-cni) writes it",
+                "agent",
+            ),
         ] {
             let found = next(text).unwrap_or_else(|| panic!("not recognised: {text}"));
             assert!(found.contains(wanted), "{text}: {found}");

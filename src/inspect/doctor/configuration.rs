@@ -21,7 +21,8 @@ pub(super) const AMBIENT: Check = check("ambient", "nothing is asked for that is
 /// All of them.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
 
-const INSTALL: &str = "detour install writes it (see detour install --help), or see why the agent on this node does not";
+const INSTALL: &str =
+    "detour install writes it (see detour install --help), or see why the agent on this node does not";
 
 /// A configuration with a plugin of ours.
 #[derive(Debug, Clone)]

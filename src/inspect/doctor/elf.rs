@@ -91,7 +91,10 @@ mod tests {
     fn machine_and_loader_are_found_in_either_byte_order() {
         let of = |bytes: &[u8]| read(bytes).expect("an ELF program");
         let loader = Some("/lib/ld.so".to_owned());
-        assert_eq!(of(&elf(true, 62, 3, "/lib/ld.so\0")), Elf { machine: "x86_64".into(), interpreter: loader.clone() });
+        assert_eq!(
+            of(&elf(true, 62, 3, "/lib/ld.so\0")),
+            Elf { machine: "x86_64".into(), interpreter: loader.clone() }
+        );
         assert_eq!(of(&elf(false, 22, 3, "/lib/ld.so\0")), Elf { machine: "s390x".into(), interpreter: loader });
         assert_eq!(of(&elf(true, 183, 1, "")), Elf { machine: "aarch64".into(), interpreter: None });
         assert_eq!(of(&elf(true, 999, 1, "")).machine, "machine 999");

@@ -6,7 +6,8 @@ use crate::policy::Protocol;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, getsockopt, send, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, connect, getsockname, getsockopt, send, socket,
+    sockopt,
 };
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use std::io::{Read, Write};

@@ -25,7 +25,9 @@ pub(super) fn examine(case: &Case, checkup: &mut Checkup) {
 fn verdict(Installation { log, changed, .. }: &Installation) -> Verdict {
     match changed {
         Ok(None) => Verdict::not_checked(format!("{log} is not there: this was put here by other means")),
-        Ok(Some(changed)) if changed.is_empty() => Verdict::pass(format!("nothing has changed since {log} was written")),
+        Ok(Some(changed)) if changed.is_empty() => {
+            Verdict::pass(format!("nothing has changed since {log} was written"))
+        }
         Ok(Some(changed)) => {
             let more = changed.len().saturating_sub(NAMED);
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };

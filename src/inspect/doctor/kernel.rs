@@ -28,14 +28,19 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Checkup) {
     let tried = std::thread::spawn(try_all).join();
     let tried = tried.unwrap_or_else(|_| Tried { netns: Err("the thread in it ended".to_owned()), ..Tried::default() });
-    checkup.add(&NETNS, match &tried.netns {
-        Ok(()) => Verdict::pass("made one to try the rest in"),
-        Err(why) if why.starts_with("EPERM") => Verdict::NotChecked(
-            "this needs root (CAP_SYS_ADMIN)".to_owned(),
-            Some("run it as root on the node, or in the agent's pod".to_owned()),
-        ),
-        Err(why) => Verdict::fail(why.clone(), "the kernel needs CONFIG_NET_NS, and user.max_net_namespaces above 0"),
-    });
+    checkup.add(
+        &NETNS,
+        match &tried.netns {
+            Ok(()) => Verdict::pass("made one to try the rest in"),
+            Err(why) if why.starts_with("EPERM") => Verdict::NotChecked(
+                "this needs root (CAP_SYS_ADMIN)".to_owned(),
+                Some("run it as root on the node, or in the agent's pod".to_owned()),
+            ),
+            Err(why) => {
+                Verdict::fail(why.clone(), "the kernel needs CONFIG_NET_NS, and user.max_net_namespaces above 0")
+            }
+        },
+    );
     let refused = |why: &String| Verdict::fail(why.clone(), MODULES);
     checkup.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
         Ok(()) => Verdict::pass("it tells its generation"),
@@ -74,7 +79,13 @@ struct Tried {
 impl Default for Tried {
     fn default() -> Self {
         let not = || "not tried".to_owned();
-        Self { netns: Err(not()), netfilter: Err(not()), iptables: Err(not()), native: Err(not()), conntrack: Err(not()) }
+        Self {
+            netns: Err(not()),
+            netfilter: Err(not()),
+            iptables: Err(not()),
+            native: Err(not()),
+            conntrack: Err(not()),
+        }
     }
 }
 

@@ -29,7 +29,9 @@ const REWRITE: &str = "have it written again: detour install, or see why the age
 /// Looks at it. Where it is, as this process sees it, and what it says.
 pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) -> Option<(PathBuf, Summary)> {
     let Some(conf) = conf else {
-        checkup.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || Verdict::not_checked("nothing names it"));
+        checkup.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
+            Verdict::not_checked("nothing names it")
+        });
         return none(checkup);
     };
     let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
@@ -55,10 +57,16 @@ pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup
     };
     checkup.add(&PRESENT, Verdict::pass(shown.to_string()));
     let mode = metadata.permissions().mode() & 0o7777;
-    checkup.add(&PRIVATE, match mode & 0o077 {
-        0 => Verdict::pass(format!("mode {mode:04o}")),
-        _ => Verdict::fail(format!("{shown} has mode {mode:04o}: others can take its token"), format!("chmod 0600 {shown}")),
-    });
+    checkup.add(
+        &PRIVATE,
+        match mode & 0o077 {
+            0 => Verdict::pass(format!("mode {mode:04o}")),
+            _ => Verdict::fail(
+                format!("{shown} has mode {mode:04o}: others can take its token"),
+                format!("chmod 0600 {shown}"),
+            ),
+        },
+    );
     match Summary::read(&case.mount, &reached) {
         Ok(summary) => {
             checkup.add(&VALID, valid(&summary));
@@ -105,7 +113,8 @@ fn valid(summary: &Summary) -> Verdict {
 }
 
 fn token(summary: &Summary, now: i64) -> Verdict {
-    let shown = |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "for ever".to_owned(), |t| t.to_string());
+    let shown =
+        |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "for ever".to_owned(), |t| t.to_string());
     match (&summary.token, summary.expires) {
         (None, _) => Verdict::not_checked("it has no token"),
         (Some(_), None) => Verdict::pass("it says nothing of an end"),

@@ -78,7 +78,9 @@ fn user(listeners: &[Listener], redirect: &Redirect) -> Verdict {
         None => Verdict::pass(format!("uid {spared}")),
         Some(other) => Verdict::fail(
             format!("the proxy listens as uid {other}, the rules spare uid {spared}: what it sends comes back to it"),
-            format!("set runAsUser of istio-proxy to {spared}, or proxy_uid of the configuration to {other}, and delete the pod"),
+            format!(
+                "set runAsUser of istio-proxy to {spared}, or proxy_uid of the configuration to {other}, and delete the pod"
+            ),
         ),
     }
 }
@@ -111,7 +113,8 @@ fn listener(line: &str, tcp: bool) -> Option<Listener> {
 mod tests {
     use super::*;
 
-    const TCP: &str = "   0: 0100007F:3A99 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337        0 123 1";
+    const TCP: &str =
+        "   0: 0100007F:3A99 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337        0 123 1";
 
     #[test]
     fn listeners_are_read_and_connections_are_not() {

@@ -35,7 +35,8 @@ const LONGEST: usize = 1000;
 /// What the events of a pod say that is, or is not, `running` by now.
 pub(super) fn events(inquiry: Option<&Inquiry>, pod: &PodRef, running: bool, checkup: &mut Checkup) {
     let PodRef { namespace, name, .. } = pod;
-    let by_hand = format!("look by hand: kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
+    let by_hand =
+        format!("look by hand: kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
     checkup.after(&[&KNOWN], &EVENTS, || match inquiry.map(|inquiry| inquiry.events(pod)) {
         None => Verdict::NotChecked("there is no API to ask".to_owned(), Some(by_hand)),
         Some(Err(error)) => Verdict::NotChecked(error.to_string(), Some(by_hand)),
@@ -71,15 +72,19 @@ pub(super) fn journal(case: &Case, pod: &PodRef, container: Option<&str>, checku
     let lines = read_journal(&case.mount);
     let about = |line: &&str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
     let lines = lines.map(|text| text.lines().filter(about).map(str::to_owned).collect::<Vec<_>>());
-    checkup.add(&JOURNAL, match &lines {
-        Err(why) => Verdict::NotChecked(why.clone(), Some(by_hand)),
-        Ok(lines) => complaints(lines, "the journal of the last day"),
-    });
+    checkup.add(
+        &JOURNAL,
+        match &lines {
+            Err(why) => Verdict::NotChecked(why.clone(), Some(by_hand)),
+            Ok(lines) => complaints(lines, "the journal of the last day"),
+        },
+    );
     lines.unwrap_or_default()
 }
 
 fn read_journal(mount: &Path) -> Result<String, String> {
-    let directory = ["var/log/journal", "run/log/journal"].iter().map(|within| mount.join(within)).find(|dir| dir.is_dir());
+    let directory =
+        ["var/log/journal", "run/log/journal"].iter().map(|within| mount.join(within)).find(|dir| dir.is_dir());
     let directory = directory.ok_or("there is no journal here")?;
     let mut command = Command::new("journalctl");
     command.arg("--directory").arg(directory).args(["--no-pager", "--quiet", "--output=short-iso", "--since=-24h"]);
@@ -101,10 +106,13 @@ pub(super) fn plugin(case: &Case, conf: Option<&NetConf>, pod: &PodRef, checkup:
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
     let text = case.reach_named(file).and_then(|file| tail(&file));
     let lines = text.map(|text| text.lines().filter(is_about).map(str::to_owned).collect::<Vec<_>>());
-    checkup.add(&PLUGIN, match &lines {
-        Err(why) => Verdict::not_checked(format!("{shown}: {why}")),
-        Ok(lines) => complaints(lines, &shown.to_string()),
-    });
+    checkup.add(
+        &PLUGIN,
+        match &lines {
+            Err(why) => Verdict::not_checked(format!("{shown}: {why}")),
+            Ok(lines) => complaints(lines, &shown.to_string()),
+        },
+    );
     lines.unwrap_or_default()
 }
 
@@ -113,10 +121,9 @@ fn complaints(lines: &[String], place: &str) -> Verdict {
     let complaint = |line: &&String| line.contains("level=error") || complaint::next(line).is_some();
     let Some(last) = lines.last() else { return Verdict::pass(format!("{place} has no line about it")) };
     match lines.iter().rfind(complaint) {
-        Some(line) if line == last => Verdict::fail(
-            shown(line),
-            complaint::next(line).unwrap_or("what it says is the reason"),
-        ),
+        Some(line) if line == last => {
+            Verdict::fail(shown(line), complaint::next(line).unwrap_or("what it says is the reason"))
+        }
         _ => Verdict::pass(format!("{} lines in {place}, the last: {}", lines.len(), shown(last))),
     }
 }
@@ -146,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_failure_counts_as_long_as_the_pod_is_not_there() {
-        let events = [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
+        let events =
+            [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
         let Verdict::Fail(found, next) = told(&events, false) else { panic!("it failed") };
         assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("program-present"));
         assert!(matches!(told(&events, true), Verdict::Pass(found) if found.starts_with("it has a namespace since")));

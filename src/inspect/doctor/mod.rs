@@ -99,9 +99,9 @@ fn node(case: &Case, checkup: &mut Checkup) -> Examination {
 
 /// The configuration that speaks for the node: the one that redirects, else the first.
 fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
-    let redirects = |configured: &&Configured| configured.conf.chain.iter().any(|block| {
-        block.keys.get("type").is_some_and(|kind| kind == "istio-redirect")
-    });
+    let redirects = |configured: &&Configured| {
+        configured.conf.chain.iter().any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
+    };
     let first = configurations.iter().find(redirects).or(configurations.first());
     first.map(|configured| &configured.conf)
 }
@@ -141,7 +141,8 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let found = whereabouts.found();
 
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
-    let store = HostPath::new(ROOT).and_then(|root| case.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
+    let store =
+        HostPath::new(ROOT).and_then(|root| case.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
     seen.live = rules::examine(found, &store, wanted, checkup);
     let policy = seen.live.as_ref().and_then(|(live, _)| live.asked.as_ref()).map(|asked| &asked.policy);
     let listeners = listeners::examine(found, policy, checkup);

@@ -16,7 +16,8 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 }
 
 pub(super) const KNOWN: Check = check("pod-known", "the cluster knows the pod");
-pub(super) const ANNOTATION: Check = check("annotation-valid", "its annotation k8s.v1.cni.cncf.io/networks can be read");
+pub(super) const ANNOTATION: Check =
+    check("annotation-valid", "its annotation k8s.v1.cni.cncf.io/networks can be read");
 pub(super) const DEFINITION: Check = check("definition-found", "the definition that it refers to is there");
 pub(super) const LEADS: Check = check("definition-leads", "the definition leads to a configuration");
 pub(super) const ATTACHED: Check = check("plugin-attached", "the plugin is called for it");
@@ -58,7 +59,9 @@ pub(super) fn references(
     checkup.after(&[&KNOWN], &ANNOTATION, || match &selected {
         Some(Ok(selections)) if selections.elements.is_empty() => Verdict::pass("it refers to nothing"),
         Some(Ok(selections)) => Verdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", ")),
-        Some(Err(error)) => Verdict::fail(error.to_string(), "correct the annotation where the pod is made, and delete the pod"),
+        Some(Err(error)) => {
+            Verdict::fail(error.to_string(), "correct the annotation where the pod is made, and delete the pod")
+        }
         None => Verdict::not_checked("the pod is not known"),
     });
     let mut ours = Vec::new();
@@ -75,7 +78,8 @@ fn named(selection: &Selection) -> String {
 
 fn definition(source: Option<&dyn Cluster>, selection: &Selection, checkup: &mut Checkup) -> Option<Definition> {
     let object = ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() };
-    let by_hand = format!("look by hand: kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
+    let by_hand =
+        format!("look by hand: kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
     let Some(source) = source else {
         checkup.add(&DEFINITION, Verdict::NotChecked(format!("{object}: there is no API to ask"), Some(by_hand)));
         return None;
@@ -92,7 +96,8 @@ fn definition(source: Option<&dyn Cluster>, selection: &Selection, checkup: &mut
 }
 
 fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> Verdict {
-    let found = format!("{}: there is no NetworkAttachmentDefinition {name:?} in namespace {namespace:?}", selection.place);
+    let found =
+        format!("{}: there is no NetworkAttachmentDefinition {name:?} in namespace {namespace:?}", selection.place);
     let elsewhere = source.namespaces_with_definition(name).unwrap_or_default();
     match elsewhere.first() {
         Some(other) => Verdict::fail(
@@ -101,7 +106,9 @@ fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, n
         ),
         None => Verdict::fail(
             format!("{found}, nor in any other"),
-            format!("make it: kubectl apply -n {namespace} -f, as in manifests/samples, or take it out of the annotation"),
+            format!(
+                "make it: kubectl apply -n {namespace} -f, as in manifests/samples, or take it out of the annotation"
+            ),
         ),
     }
 }
@@ -134,7 +141,8 @@ fn leads(
     let (verdict, ours) = match found {
         Ok(found) => {
             let types = found.types().collect::<Vec<_>>().join(", ");
-            let place = if by_file { format!("its name, in {}", directory.display()) } else { "its spec.config".to_owned() };
+            let place =
+                if by_file { format!("its name, in {}", directory.display()) } else { "its spec.config".to_owned() };
             let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
             let parsed = is_ours.then(|| subject::configuration(Path::new(&place), found.text.as_bytes()));
             match parsed.transpose() {
@@ -152,7 +160,9 @@ fn wrong(error: &Error, definition: &Definition) -> Verdict {
     let name = &definition.object.name;
     Verdict::fail(
         error.to_string(),
-        format!("give the file on the node this name ({name}): detour install --network {name}; or the definition a spec.config"),
+        format!(
+            "give the file on the node this name ({name}): detour install --network {name}; or the definition a spec.config"
+        ),
     )
 }
 

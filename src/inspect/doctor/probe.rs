@@ -148,7 +148,9 @@ impl<'a> Range<'a> {
         let own = own.and_then(Result::ok);
         let landing = send_as(user, Protocol::Tcp, to, &self.token, own.as_ref())?;
         let how = match landing {
-            Landing { token: true, .. } => "a random token went there and back, with the doctor in the proxy's place".to_owned(),
+            Landing { token: true, .. } => {
+                "a random token went there and back, with the doctor in the proxy's place".to_owned()
+            }
             Landing { taken: true, .. } => "the proxy took the connection".to_owned(),
             Landing { .. } => "nobody took the connection".to_owned(),
         };
@@ -202,7 +204,8 @@ impl<'a> Range<'a> {
             Some(net) => Some(net.addr()).filter(|ip| self.own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())),
             None => self.nowhere(),
         };
-        let mut shots = self.policy.exclusions.iter().filter(query).filter_map(|e| Some((self.user_of(e.owner)?, resolver(e)?)));
+        let mut shots =
+            self.policy.exclusions.iter().filter(query).filter_map(|e| Some((self.user_of(e.owner)?, resolver(e)?)));
         let Some((user, to)) = shots.next() else { return Ok(Verdict::not_checked("no query is excluded")) };
         let to = SocketAddr::new(to, DNS_PORT);
         let landing = send_as(user, Protocol::Udp, to, &self.query(), None)?;

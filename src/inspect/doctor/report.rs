@@ -173,7 +173,8 @@ mod tests {
 
     #[test]
     fn what_to_do_stands_below_what_was_found() {
-        let list = Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", Outcome::Fail, Some("mend it"))]) };
+        let list =
+            Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", Outcome::Fail, Some("mend it"))]) };
         let mut page = Page::new(false);
         list.write(&mut page);
         let text = page.into_text();

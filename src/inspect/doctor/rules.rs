@@ -20,7 +20,8 @@ const TRAFFIC: Check = check("traffic", "packets meet them");
 
 /// How many rules are named; the rest is counted.
 const NAMED: usize = 3;
-const REPAIR: &str = "delete the pod, or have the agent repair it; detour rules shows each rule beside those that are asked for";
+const REPAIR: &str =
+    "delete the pod, or have the agent repair it; detour rules shows each rule beside those that are asked for";
 
 /// Reads and compares.
 pub(super) fn examine(
@@ -124,7 +125,8 @@ fn fixtures(live: &LiveRules) -> Verdict {
 
 /// Counters of the rules that send somewhere else.
 fn traffic(report: &RulesReport) -> Verdict {
-    let sends = |line: &&RuleLine| ["REDIRECT", "TPROXY", "redirect to", "tproxy to"].iter().any(|to| line.rule.contains(to));
+    let sends =
+        |line: &&RuleLine| ["REDIRECT", "TPROXY", "redirect to", "tproxy to"].iter().any(|to| line.rule.contains(to));
     let packets: u64 = report.rules.iter().filter(sends).filter_map(|line| line.packets).sum();
     let met: u64 = report.rules.iter().filter_map(|line| line.packets).sum();
     match (packets, met) {

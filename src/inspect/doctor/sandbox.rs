@@ -69,7 +69,9 @@ impl<'a> Whereabouts<'a> {
                 "no result of an ADD and no process of the pod is on this node",
                 "it has ended, or was never started: see the line events, and crictl pods --name on the node",
             ),
-            Err(error) => Verdict::fail(error.to_string(), "see crictl inspectp for what the runtime knows of the sandbox"),
+            Err(error) => {
+                Verdict::fail(error.to_string(), "see crictl inspectp for what the runtime knows of the sandbox")
+            }
         }
     }
 }
