@@ -50,18 +50,27 @@ fn the_node_is_looked_at_without_a_pod() {
 
 #[test]
 fn real_packets_are_captured_and_spared_as_the_policy_wants() {
-    scene(Plan::new(), |scene| {
-        let lines = probed(scene);
-        assert!(
-            found(&lines, "probe-outbound", "pass")
-                .ends_with("to 127.0.0.1:15001 (by connection tracking); the proxy took the connection")
-        );
-        assert!(found(&lines, "probe-dns", "pass").contains("to 127.0.0.1:15053"));
-        assert!(found(&lines, "probe-excluded", "pass").starts_with("uid 1337, "));
-        assert!(found(&lines, "probe-excluded", "pass").contains("went directly"));
-        assert!(found(&lines, "probe-excluded-dns", "pass").ends_with("it is tracked once"));
-        found(&lines, "probe-counters", "pass");
-    });
+    for dialect in ["iptables", "nftables"] {
+        let mut plan = Plan::new();
+        plan.config["dialect"] = dialect.into();
+        plan.is_dual = true;
+        scene(plan, |scene| {
+            let lines = probed(scene);
+            let both = |id: &str, v4: &str, v6: &str| {
+                let text = found(&lines, id, "pass");
+                for wanted in ["to 192.0.2.", v4, "to [2001:db8::", v6] {
+                    assert!(text.contains(wanted), "{dialect}: {id}: {wanted}: {text}");
+                }
+            };
+            let taken = |at: &str| format!("went to {at} (by connection tracking); the proxy took the connection");
+            both("probe-outbound", &taken("127.0.0.1:15001"), &taken("[::1]:15001"));
+            both("probe-dns", "went to 127.0.0.1:15053", "went to [::1]:15053");
+            both("probe-excluded", "uid 1337, ", "went directly");
+            both("probe-excluded-dns", "went directly", "it is tracked once");
+            assert!(!found(&lines, "probe-excluded-dns", "pass").contains(" times"), "{lines:?}");
+            found(&lines, "probe-counters", "pass");
+        });
+    }
 }
 
 #[test]

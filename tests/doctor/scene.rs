@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) install: Vec<String>,
     pub(crate) token: String,
     pub(crate) api_is_up: bool,
+    /// Whether the pod has IPv6 besides IPv4.
+    pub(crate) is_dual: bool,
     /// Whether the plugin is called for the pod.
     pub(crate) is_added: bool,
     /// As whom the proxy runs, and where it listens.
@@ -62,6 +64,7 @@ impl Plan {
             // The end of the century.
             token: token(4_102_444_800),
             api_is_up: true,
+            is_dual: false,
             is_added: true,
             proxy: (PROXY, &[15001, 15006, 15053]),
         }
@@ -110,7 +113,7 @@ impl Scene {
         symlink(format!("/proc/{}/ns/net", std::process::id()), root.join("proc/1/ns/net")).expect("linked");
         let state = root.join("run/detour");
         mount(Some("/run/detour"), &state, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
-        let netns = Netns::new(&root.join("run/netns/pod"));
+        let netns = Netns::new(&root.join("run/netns/pod"), plan.is_dual);
         let (uid, ports) = plan.proxy;
         agent(&root.join("run/detour/agent.sock"));
         let cluster = Arc::new(Mutex::new(plan.cluster.clone()));
@@ -260,8 +263,8 @@ impl Scene {
             }
             None => text,
         };
-        let text = match text.split_once("time=20") {
-            Some((before, line)) => format!("{before}time=20…{}", &line[line.find(' ').unwrap_or(0)..]),
+        let text = match text.split_once("the last: ") {
+            Some((before, line)) => format!("{before}the last: …{}", &line[line.find('\n').unwrap_or(0)..]),
             None => text,
         };
         without_chance(&text)
