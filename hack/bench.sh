@@ -13,15 +13,17 @@ netns="detour-bench-$$"
 bridge="dtb$$"
 work=''
 api=''
+agent=''
 
 clean_up() {
     local status=$?
     trap - EXIT
     trap '' INT TERM
-    if [[ -n $api ]]; then
-        kill "$api" 2>/dev/null || true
-        wait "$api" 2>/dev/null || true
-    fi
+    local process
+    for process in $agent $api; do
+        kill "$process" 2>/dev/null || true
+        wait "$process" 2>/dev/null || true
+    done
     if [[ -e /run/netns/$netns ]]; then
         ip netns delete "$netns" || true
     fi
@@ -90,6 +92,9 @@ write_files() {
     tee "$work/manifests/namespace.json" >"$work/api/api/v1/namespaces/shop.json" <<<"$namespace"
     conf manifests.conf manifests_dir "$work/manifests"
     conf api.conf kubeconfig "$work/kubeconfig"
+    jq --arg socket "$work/node/agent.sock" '.kubernetes.agent_socket = $socket' "$work/api.conf" >"$work/agent.conf"
+    jq '{ metadata: { resourceVersion: "1" }, items: [ . ] }' <<<"$pod" >"$work/api/api/v1/pods.json"
+    jq '{ metadata: { resourceVersion: "1" }, items: [ . ] }' <<<"$namespace" >"$work/api/api/v1/namespaces.json"
     jq '.dialect = "nftables"' "$work/manifests.conf" >"$work/native.conf"
     jq '.chain |= .[:1]' "$work/manifests.conf" >"$work/redirect.conf"
     mkdir -p "$work/api/api/v1/namespaces/shop/pods/web-0" \
@@ -126,6 +131,29 @@ start_api() {
   "contexts": [ { "name": "bench", "context": { "cluster": "bench", "user": "bench" } } ]
 }
 EOF
+}
+
+# The node agent, once it knows the pod and its namespace.
+start_agent() {
+    local line server left=3
+    mkdir -p "$work/node/etc/cni/net.d" "$work/account"
+    echo bench >"$work/account/token"
+    # Nobody is checked by it: the API is asked in plain HTTP.
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
+        -subj /CN=bench -days 1 -out "$work/account/ca.crt" 2>/dev/null
+    server=$(jq -r '.clusters[0].cluster.server' "$work/kubeconfig")
+    mkfifo "$work/said"
+    env -i "$detour" agent --platform openshift --root "$work/node" --socket /agent.sock --node-name node-1 \
+        --service-account "$work/account" --api-server "$server" 2>"$work/said" &
+    agent=$!
+    exec 4<"$work/said"
+    while ((left > 0)); do
+        read -r -t 10 line <&4 || die "the agent does not get ready"
+        case $line in *'watches pods'* | *'watches namespaces'* | *"answers the plugin's"*) left=$((left - 1)) ;; esac
+    done
+    # Whoever writes must be read.
+    cat <&4 >/dev/null &
+    exec 4<&-
 }
 
 # cni COMMAND NAMESPACE PROGRAM…: runs it as Multus would run the plugin.
@@ -192,7 +220,7 @@ network() {
     CNI_IFNAME_OF_CALL=eth0 cni DEL shop "$3" <"$work/$2"
 }
 
-contenders=15
+contenders=16
 
 # contend NUMBER: one contender's turn, in a network namespace that is as good as new.
 contend() {
@@ -211,12 +239,13 @@ contend() {
         11) add "detour ADD, native rules" native.conf shop ;;
         12) network "bridge alone, ADD" bridge.conf /usr/lib/cni/bridge ;;
         13) network "detour primary, bridge and istio-cni, ADD" primary.conf "$detour" ;;
-        14) run "an empty static program" /dev/null "$work/empty" ;;
+        14) add "detour ADD, facts from the agent" agent.conf shop ;;
+        15) run "an empty static program" /dev/null "$work/empty" ;;
     esac
 }
 
 need_root
-need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables \
+need_commands gcc=build-essential jq=jq ip=iproute2 iptables-nft-restore=iptables nft=nftables openssl=openssl \
     /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 trap clean_up EXIT
@@ -231,6 +260,7 @@ built="$(target_directory)/$target/release"
 detour="$built/detour" probe="$built/examples/probe" measure="$built/examples/measure"
 write_files
 start_api
+start_agent
 record_rules
 
 say "$rounds rounds of $contenders contenders, a fresh network namespace for each"

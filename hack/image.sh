@@ -64,19 +64,19 @@ join() {
     }' >"$layout/index.json"
 }
 
-# check ARCHITECTURE BINARY: what a node of it would pull is this binary and nothing else.
+# check ARCHITECTURE EMULATOR: what a node of it would pull is a binary that runs there, and nothing else.
 check() {
-    local layer
-    skopeo copy --quiet --override-arch "$1" "oci:$layout:$tag" "dir:$work/pulled-$1"
-    layer=$(jq -r '.layers | if length == 1 then .[0].digest else error("not one layer") end' \
-        "$work/pulled-$1/manifest.json")
-    layer="$work/pulled-$1/${layer#sha256:}"
-    [[ $(tar -tf "$layer") == detour ]] || die "linux/$1: the image has other files than the binary"
-    tar -xOf "$layer" detour | cmp - "$2" || die "linux/$1: the image has another binary"
+    local pulled="$work/pulled-$1" layer answer
+    skopeo copy --quiet --override-arch "$1" "oci:$layout:$tag" "dir:$pulled"
+    layer=$(jq -r '.layers | if length == 1 then .[0].digest else error("not one layer") end' "$pulled/manifest.json")
+    tar -xvf "$pulled/${layer#sha256:}" --directory "$pulled" >"$work/files"
+    [[ $(<"$work/files") == detour ]] || die "linux/$1: the image has other files than the binary"
     [[ $(skopeo inspect --override-arch "$1" --format '{{.Os}}/{{.Architecture}}' "oci:$layout:$tag") == "linux/$1" ]] ||
         die "linux/$1: the image says that it is for another machine"
-    printf 'linux/%s: binary %s bytes, pulled %s bytes\n' "$1" "$(stat -c %s "$2")" \
-        "$(jq '[.config.size, .layers[].size] | add' "$work/pulled-$1/manifest.json")"
+    answer=$(CNI_COMMAND=VERSION ${2:+"$2"} "$pulled/detour")
+    jq --exit-status '.supportedVersions | length > 0' <<<"$answer" >/dev/null || die "linux/$1: the plugin says $answer"
+    printf 'linux/%s: binary %s bytes, pulled %s bytes, runs%s\n' "$1" "$(stat -c %s "$pulled/detour")" \
+        "$(jq '[.config.size, .layers[].size] | add' "$pulled/manifest.json")" "${2:+ under $2}"
 }
 
 directory=$(target_directory)
@@ -85,17 +85,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 rm -rf "$layout"
 umoci init --layout "$layout"
-declare -A binaries
+declare -A emulators
 for architecture in "${architectures[@]}"; do
     build_for "$architecture"
+    emulators[$architecture]=$emulator
     say "building for linux/$architecture"
     build_static --bin detour
-    binaries[$architecture]="$directory/$target/release/detour"
-    pack "$architecture" "${binaries[$architecture]}"
+    pack "$architecture" "$directory/$target/release/detour"
 done
 umoci gc --layout "$layout"
 join
 say "$layout:$tag"
 for architecture in "${architectures[@]}"; do
-    check "$architecture" "${binaries[$architecture]}"
+    check "$architecture" "${emulators[$architecture]}"
 done

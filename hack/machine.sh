@@ -3,6 +3,9 @@
 
 # The static binary's target: this machine's, until build_for says otherwise.
 target="$(uname -m)-unknown-linux-musl"
+# What runs a binary of it, where this machine doesn't.
+emulator=''
+: "$emulator"
 # ring's C parts are compiled by the machine's own gcc.
 export "CC_${target//-/_}=gcc"
 
@@ -58,7 +61,8 @@ need_rust() {
     fi
 }
 
-# build_for ARCHITECTURE: makes that the target, named as images name it, and gets what compiles for it.
+# build_for ARCHITECTURE: makes that the target, named as images name it, and gets what compiles for it
+# and runs it.
 build_for() {
     local machine prefix variable
     case $1 in
@@ -66,11 +70,12 @@ build_for() {
         arm64) machine=aarch64 ;;
         *) die "$1: the architectures are amd64 and arm64" ;;
     esac
-    target="$machine-unknown-linux-musl"
+    target="$machine-unknown-linux-musl" emulator=''
     if [[ $machine != "$(uname -m)" ]]; then
         prefix="$machine-linux-gnu"
         # The C++ compiler stands for all of the package: a C compiler may be here without headers.
-        need_commands "$prefix-g++=crossbuild-essential-$1"
+        emulator="qemu-$machine"
+        need_commands "$prefix-g++=crossbuild-essential-$1" "$emulator=qemu-user"
         variable=${target//-/_}
         export "CC_$variable=$prefix-gcc" "CARGO_TARGET_${variable^^}_LINKER=$prefix-gcc"
     fi

@@ -12,7 +12,7 @@
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
-//! | facts | [`cluster`] | the API, or a directory of manifests |
+//! | facts | [`cluster`] | the node's agent behind its socket, the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
 //! | the node's files | [`host_path`] | a path as the node knows it, and where it is reached from here |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
@@ -34,7 +34,10 @@
 //!
 //! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
 //! shown (`--dry-run`), applied, and taken back by its log. [`agent::keep`] does that again whenever
-//! something changes.
+//! something changes. Beside it one thread of [`agent::Services`] watches the node's pods, namespaces and
+//! definitions and answers the plugin's [`cluster::agent::Question`]s on a socket: a line of JSON each way,
+//! a connection each. Where it does not answer, the plugin asks the API within the same wait. At the end of
+//! a call the plugin tells the agent what came of it.
 //!
 //! # Ports
 //!

@@ -1,8 +1,9 @@
-//! As much of a Kubernetes API as a GET needs: `DIR/PATH.json` is what `GET /PATH` answers.
+//! As much of a Kubernetes API as a GET needs: `DIR/PATH.json` is what `GET /PATH` answers. A watch is
+//! told of nothing.
 
 use anyhow::Context;
 use serde_json::json;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Component, Path, PathBuf};
 use std::thread;
@@ -37,7 +38,13 @@ impl Api {
 
 fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
     let mut reader = BufReader::new(stream);
-    while let Some(path) = read_request(&mut reader)? {
+    while let Some(Request { path, watches }) = read_request(&mut reader)? {
+        if watches {
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+            stream.write_all(head.as_bytes())?;
+            reader.read_to_end(&mut Vec::new())?;
+            return Ok(());
+        }
         let (status, body) = match find(dir, &path) {
             Some(body) => ("200 OK", body),
             None => ("404 Not Found", not_found(&path)),
@@ -49,9 +56,14 @@ fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path of the next request, query left out; `None` at the end of the connection. What is written
-/// is taken and forgotten.
-fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
+struct Request {
+    /// Without the query.
+    path: String,
+    watches: bool,
+}
+
+/// The next request; `None` at the end of the connection. What is written is taken and forgotten.
+fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<Request>> {
     let mut request = String::new();
     if reader.read_line(&mut request)? == 0 {
         return Ok(None);
@@ -66,7 +78,8 @@ fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<String>> {
     }
     reader.read_exact(&mut vec![0; length])?;
     let path = request.split(' ').nth(1).context("a request without a path")?;
-    Ok(Some(path.split('?').next().unwrap_or_default().to_owned()))
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    Ok(Some(Request { path: path.to_owned(), watches: query.contains("watch=") }))
 }
 
 fn find(dir: &Path, path: &str) -> Option<String> {

@@ -89,7 +89,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
     }
     // Ended with this function.
     let _services = match &job.services {
-        Some(services) => Some(services.start(job.node)?),
+        Some(services) => Some(services.start(job.node, &job.metrics)?),
         None => None,
     };
     let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);

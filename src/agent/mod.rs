@@ -1,6 +1,7 @@
 //! The node's agent: what puts the plugin on a node and keeps it there.
 
 mod backoff;
+mod calls;
 mod facts;
 mod health;
 pub mod install;

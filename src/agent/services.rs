@@ -1,11 +1,12 @@
 //! What the agent does beside keeping the plugin installed: one thread watches the node's pods and
 //! answers the plugin.
 
+use super::Metrics;
 use super::facts::{Answers, Facts};
 use super::install::{HostPath, Node};
 use super::socket;
 use crate::cluster::ServiceAccount;
-use std::path::PathBuf;
+use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -39,26 +40,26 @@ impl Services {
     ///
     /// # Errors
     /// The kernel has no thread or no event queue left.
-    pub(super) fn start(&self, node: &Node) -> Result<Running, String> {
+    pub(super) fn start(&self, node: &Node, metrics: &Metrics) -> Result<Running, String> {
         let (facts, (end, ended)) = (Facts::new(), oneshot::channel());
         let socket = node.reach(&self.socket).map_err(|error| error.to_string())?;
         let mut builder = Builder::new_current_thread();
         builder.enable_all().max_blocking_threads(WAITING).thread_keep_alive(IDLE);
         let runtime = builder.build().map_err(|error| format!("no event loop for the services: {error}"))?;
-        let (services, known) = (self.clone(), facts.clone());
+        let (services, known, metrics) = (self.clone(), facts.clone(), metrics.clone());
         let thread = thread::Builder::new().name("services".into());
-        let thread = thread.spawn(move || services.run(runtime, known, socket, ended));
+        let thread = thread.spawn(move || services.run(runtime, &known, &metrics, &socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
         Ok(Running { facts, end: Some(end), thread: Some(thread) })
     }
 
-    fn run(&self, runtime: Runtime, facts: Facts, socket: PathBuf, ended: oneshot::Receiver<()>) {
-        let answers = Answers::new(facts.clone(), self.account.clone());
+    fn run(&self, runtime: Runtime, facts: &Facts, metrics: &Metrics, socket: &Path, ended: oneshot::Receiver<()>) {
+        let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
             tokio::select! {
                 _ = ended => {}
-                () = facts.keep(&self.account, &self.node_name) => {}
-                () = socket::serve(&socket, &answers) => {}
+                () = facts.keep(&self.account, &self.node_name, metrics) => {}
+                () = socket::serve(socket, &answers) => {}
             }
         });
         // A thread that still waits for the API is not waited for.

@@ -2,7 +2,7 @@
 //! and whoever is slow or talks nonsense keeps nobody else waiting.
 
 use super::facts::Answers;
-use crate::cluster::agent::{Answer, Ask, Called, Hello, LONGEST_QUESTION, Question};
+use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::future::pending;
@@ -169,7 +169,7 @@ async fn talk(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     });
     drop(line);
     if let Ask::Called(called) = &question.ask {
-        log(called);
+        answers.told(called);
         return Ok(());
     }
     send(&mut stream, &Hello::own()).await?;
@@ -182,41 +182,4 @@ async fn send(stream: &mut UnixStream, line: &impl Serialize) -> io::Result<()> 
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     timeout(TRANSFER, stream.write_all(&text)).await?
-}
-
-/// One line for a call of the plugin.
-fn log(called: &Called) {
-    let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1000.0);
-    let Called { command, pod, container, network, ifname, facts, .. } = called;
-    let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
-    let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
-    let facts = (!facts.is_empty()).then_some(facts.as_str());
-    match called.code {
-        None => tracing::info!(
-            command,
-            pod,
-            network,
-            ifname,
-            container,
-            facts,
-            wall_ms,
-            cpu_ms,
-            warnings,
-            "the plugin was called"
-        ),
-        Some(code) => tracing::error!(
-            command,
-            pod,
-            network,
-            ifname,
-            container,
-            code,
-            error = called.error,
-            facts,
-            wall_ms,
-            cpu_ms,
-            warnings,
-            "the plugin failed"
-        ),
-    }
 }

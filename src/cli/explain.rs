@@ -14,6 +14,8 @@ Examples:
   kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config /etc/cni/multus/net.d/istio-cni.conf
   detour explain -f pod.yaml --config 10-cluster.conflist --namespace-file ns.yaml -o json
   detour explain -n shop web-0 --kubeconfig ~/.kube/config
+  detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/
+                                                        all attachments of the pod, under a primary plugin
   detour explain -f pod.yaml --rules iptables | iptables-restore --test
   detour explain -f pod.yaml --rules nft | nft --check -f -
   detour explain -f pod.yaml --format svg > web-0.svg

@@ -10,6 +10,11 @@ use std::{env, fs};
 
 /// The configuration where none is named.
 const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
+/// The same where the pod's attachments are all that asks for something.
+const ATTACHMENTS: &str =
+    r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
+/// What a file's name ends with when it is read.
+const MANIFESTS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// A pod and a configuration.
 #[derive(Debug, Args)]
@@ -20,6 +25,11 @@ pub(super) struct SubjectArguments {
     /// The manifest of the pod's namespace, where the pod's own file does not hold it
     #[arg(long, value_name = "NS.yaml", requires = "file")]
     namespace_file: Option<PathBuf>,
+    /// Manifests of the definitions that the pod's networks refer to: a file, or a directory of such
+    ///
+    /// May be given several times. Without --config, it is as where Multus calls the plugin for each attachment.
+    #[arg(long, value_name = "FILE|DIR", requires = "file")]
+    definitions: Vec<PathBuf>,
     /// The pod that is asked of the cluster
     #[arg(value_name = "POD", requires = "namespace")]
     pod: Option<String>,
@@ -55,12 +65,17 @@ impl SubjectArguments {
         }
         match (&self.file, &self.pod) {
             (Some(file), _) => {
-                let conf = self.cluster.conf()?;
+                let plain = if self.definitions.is_empty() { PLAIN } else { ATTACHMENTS };
+                let conf = self.cluster.conf(plain)?;
                 let pod = text(file)?;
-                let namespace = self.namespace_file.as_ref().map(|path| Ok((path, text(path)?)));
-                let namespace: Option<(&PathBuf, String)> = namespace.transpose().map_err(|e: Failure| e)?;
-                let namespace = namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str()));
-                Ok(Subject::of_manifest(conf, (file, &pod), namespace)?)
+                let mut others: Vec<PathBuf> = self.namespace_file.iter().cloned().collect();
+                for place in &self.definitions {
+                    others.extend(manifests(place)?);
+                }
+                let others = others.into_iter().map(|path| Ok((text(&path)?, path)));
+                let others = others.collect::<Result<Vec<_>, Failure>>()?;
+                let others = others.iter().map(|(text, path)| (path.as_path(), text.as_str()));
+                Ok(Subject::of_manifest(conf, (file, &pod), others)?)
             }
             (None, Some(pod)) => self.cluster.subject(pod),
             _ => Err(Failure::Usage("name a pod: -f POD.yaml, or -n NS POD".to_owned())),
@@ -69,10 +84,11 @@ impl SubjectArguments {
 }
 
 impl ClusterArguments {
-    fn conf(&self) -> Result<NetConf, Failure> {
+    /// The configuration, `plain` where none is named.
+    fn conf(&self, plain: &str) -> Result<NetConf, Failure> {
         Ok(match &self.config {
             Some(path) => configuration(path, &read(path)?)?,
-            None => NetConf::parse(PLAIN.as_bytes(), Command::Add, "detour")?,
+            None => NetConf::parse(plain.as_bytes(), Command::Add, "detour")?,
         })
     }
 
@@ -84,7 +100,7 @@ impl ClusterArguments {
         let Some(namespace) = &self.namespace else {
             return Err(Failure::Usage("name the pod's namespace with -n".to_owned()));
         };
-        let mut conf = self.conf()?;
+        let mut conf = self.conf(PLAIN)?;
         if let Some(kubeconfig) = self.kubeconfig()? {
             conf.kubernetes.kubeconfig = Some(kubeconfig);
             conf.kubernetes.manifests_dir = None;
@@ -101,6 +117,23 @@ impl ClusterArguments {
         };
         path.map(absolute).transpose()
     }
+}
+
+/// The file itself, or those of a directory in the order of their names.
+fn manifests(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if !place.is_dir() {
+        return Ok(vec![place.to_owned()]);
+    }
+    let failed = |error| Failure::Usage(format!("{} can't be read: {error}", place.display()));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(place).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| MANIFESTS.iter().any(|known| extension == *known)) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {

@@ -21,7 +21,7 @@ pub(super) type Kind = (&'static str, &'static str);
 
 pub(super) const POD: Kind = ("v1", "Pod");
 pub(super) const NAMESPACE: Kind = ("v1", "Namespace");
-const DEFINITION: Kind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
+pub(super) const DEFINITION: Kind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
 
 /// A directory of manifests.
 #[derive(Debug)]

@@ -1,8 +1,9 @@
 //! Objects from a text that somebody hands over: YAML of one or more documents, JSON, lists.
 
-use super::{manifests, wire};
-use crate::cni::Error;
-use crate::pod::{Namespace, Pod};
+use super::{Cluster, Definition, Event, Lookup, Sought, manifests, wire};
+use crate::cni::{Code, Error};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What is found in a text; objects of other kinds are passed over.
@@ -12,12 +13,64 @@ pub struct Objects {
     pub pods: Vec<Pod>,
     /// Its namespaces, in their order.
     pub namespaces: Vec<Namespace>,
+    /// Its NetworkAttachmentDefinitions, in their order.
+    pub definitions: Vec<Definition>,
+}
+
+impl Objects {
+    /// Adds what `other` holds.
+    pub fn extend(&mut self, other: Self) {
+        self.pods.extend(other.pods);
+        self.namespaces.extend(other.namespaces);
+        self.definitions.extend(other.definitions);
+    }
+}
+
+/// A cluster that has these objects and no others. Nothing is told to it.
+impl Cluster for Objects {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.is(wanted);
+        let pod = self.pods.iter().find(is).cloned().ok_or_else(|| unknown("Pod", &wanted.name))?;
+        let namespace = if with_namespace { Some(self.namespace(wanted)?) } else { None };
+        Ok(Facts { pod, namespace })
+    }
+
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        let found = self.namespaces.iter().find(|namespace| namespace.name == wanted.namespace);
+        found.cloned().ok_or_else(|| unknown("Namespace", &wanted.namespace))
+    }
+
+    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+        let look_up = |Sought { object, .. }: &Sought| {
+            let found = self.definitions.iter().find(|definition| definition.object == *object);
+            found.cloned().map_or_else(|| Lookup::Missing("it is not among the given ones".to_owned()), Lookup::Found)
+        };
+        Ok(wanted.iter().map(look_up).collect())
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        let named = self.definitions.iter().filter(|definition| definition.object.name == name);
+        let namespaces: BTreeSet<String> = named.map(|definition| definition.object.namespace.clone()).collect();
+        Some(namespaces.into_iter().collect())
+    }
+
+    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn unknown(kind: &str, name: &str) -> Error {
+    Error::new(Code::PodUnknown, format!("{kind} {name} is not among the given objects"))
 }
 
 /// Reads `text`, which comes from `place`.
 ///
 /// # Errors
-/// It is no YAML, or a Pod or Namespace in it is none that the API would take.
+/// It is no YAML, or a Pod, a Namespace or a definition in it is none that the API would take.
 pub fn objects(place: &Path, text: &str) -> Result<Objects, Error> {
     let mut all = Vec::new();
     manifests::documents(place, text, &mut all)?;
@@ -27,6 +80,8 @@ pub fn objects(place: &Path, text: &str) -> Result<Objects, Error> {
             objects.pods.push(manifest.read::<wire::Pod>()?.into());
         } else if manifest.is_a(manifests::NAMESPACE) {
             objects.namespaces.push(manifest.read::<wire::Namespace>()?.into());
+        } else if manifest.is_a(manifests::DEFINITION) {
+            objects.definitions.push(manifest.read::<wire::Definition>()?.into());
         }
     }
     Ok(objects)

@@ -73,6 +73,12 @@ impl Code {
         self as u32
     }
 
+    /// The code of that number, where it is one of ours.
+    #[must_use]
+    pub fn numbered(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| code.number() == number)
+    }
+
     /// One word for programs that count.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -25,7 +25,8 @@ pub enum Command {
 
 impl Command {
     /// By its name in `CNI_COMMAND`, which is in upper case.
-    fn named(name: &str) -> Option<Self> {
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
         [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status].into_iter().find(|c| c.name() == name)
     }
 

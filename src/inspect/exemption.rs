@@ -1,6 +1,5 @@
 //! What leaves untouched although the pod is redirected, in words, and at whose word.
 
-use crate::chain::Source;
 use crate::policy::{Exclusion, Owner};
 use serde::Serialize;
 
@@ -37,13 +36,14 @@ impl Exemption {
 /// The exclusions that hold, each with whoever asked for it.
 pub(super) fn exemptions<'a>(
     held: impl IntoIterator<Item = &'a Exclusion>,
-    asked: &[(Exclusion, Source)],
+    asked: impl Iterator<Item = (&'a Exclusion, String)>,
 ) -> Vec<Exemption> {
+    let asked: Vec<_> = asked.collect();
     let sources = |exclusion: &Exclusion| {
         let mut sources: Vec<String> = Vec::new();
-        for source in asked.iter().filter(|(other, _)| other == exclusion).map(|(_, source)| source.to_string()) {
-            if !sources.contains(&source) {
-                sources.push(source);
+        for (_, source) in asked.iter().filter(|(other, _)| *other == exclusion) {
+            if !sources.contains(source) {
+                sources.push(source.clone());
             }
         }
         sources

@@ -1,16 +1,16 @@
 //! What a configuration makes of a pod, and why.
 
 use super::exemption::{Exemption, exemptions};
+use super::heard::{Heard, hear, redirects};
+use super::network::Network;
 use super::page::{Cell, Page, Sheet, Tone};
 use super::settings::{Setting, settings};
 use super::subject::Subject;
 use super::surprise::{Warning, surprises};
-use crate::chain::{Decision, Reason, Severity, Source, SubPlugin, considered};
-use crate::cluster;
-use crate::cni::{Block, Error};
-use crate::plugin::wish;
-use crate::pod::PodRef;
-use crate::policy::Policy;
+use crate::chain::{Decision, Reason, Source, considered};
+use crate::cni::Error;
+use crate::plugin::primary::united;
+use crate::policy::{Policy, Redirect};
 use serde::Serialize;
 
 /// The answer.
@@ -20,6 +20,8 @@ pub struct Explanation {
     pub pod: String,
     /// The configuration's `name`.
     pub network: String,
+    /// The pod's networks; none where the configuration is not a primary plugin's.
+    pub networks: Vec<Network>,
     /// Whether this configuration sends the pod's traffic to its sidecar.
     pub redirected: bool,
     /// Why or why not, in one line.
@@ -71,83 +73,74 @@ pub struct Explained {
     pub policy: Policy,
 }
 
-const NO_SOURCE: &str = "the configuration names no source of facts, without which an ADD fails: set kubernetes.kubeconfig, \
-    kubernetes.agent_socket or kubernetes.manifests_dir";
+const NOBODY: &str = "not redirected: no network of the pod asks for it, and the node has no chain";
 
 /// Finds out, as an ADD would.
 ///
 /// # Errors
-/// Those with which an ADD would fail: the configuration or the pod asks for something impossible.
+/// Those with which an ADD would fail: the configuration or the pod asks for something impossible, or two
+/// attachments contradict each other.
 pub fn explain(subject: &Subject) -> Result<Explained, Error> {
-    let (conf, facts) = (&subject.conf, &subject.facts);
-    let wanted = PodRef { namespace: facts.pod.namespace.clone(), name: facts.pod.name.clone(), uid: None };
-    let mut explanation = Explanation {
+    let heard = hear(subject)?;
+    let all: Vec<(&str, Policy)> = heard.iter().map(|one| (one.attachment.unwrap_or_default(), one.policy())).collect();
+    let policy = united(&all)?;
+    let speaks = |one: &&Heard<'_>| one.policy().redirect().is_some();
+    let speaker = heard.iter().find(speaks).or_else(|| heard.iter().find(|one| one.answer.is_ok())).or(heard.first());
+    let used = subject.networks.as_ref();
+    let settings = policy.redirect().map(|redirect| settings(redirect, heard.iter().flat_map(Heard::settings)));
+    let explanation = Explanation {
         pod: subject.name(),
-        network: conf.name.clone(),
-        redirected: false,
-        decision: String::new(),
-        considered: Vec::new(),
-        proxy: None,
-        settings: Vec::new(),
-        exempt: Vec::new(),
-        warnings: Vec::new(),
-        notes: conf.warnings.clone(),
+        network: subject.conf.name.clone(),
+        networks: used.iter().flat_map(|used| &used.networks).map(|one| Network::of(one, &heard)).collect(),
+        redirected: policy.redirect().is_some(),
+        decision: speaker.map_or_else(|| NOBODY.to_owned(), Heard::decision),
+        considered: speaker.map(|speaker| considered_by(subject, speaker)).unwrap_or_default(),
+        proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
+        settings: settings.unwrap_or_default(),
+        exempt: exemptions(&policy.exclusions, heard.iter().flat_map(Heard::exclusions)),
+        warnings: surprises(subject, &policy),
+        notes: notes(subject, &heard),
     };
-    let left_out = wish::left_out(conf, &wanted);
-    explanation.considered.push(Rule {
-        wanted: "the configuration is for it".to_owned(),
-        found: left_out.clone().unwrap_or_else(|| format!("namespace {} is not excluded", wanted.namespace)),
-        holds: left_out.is_none(),
-    });
-    if let Some(why) = left_out {
-        explanation.decision = format!("not redirected: {why}");
-        return Ok(Explained { explanation, policy: Policy::default() });
-    }
-    // An attachment without a source of facts goes by its configuration alone, where that can be.
-    let in_chain = redirects(&conf.chain);
-    let has_facts = cluster::source(&conf.kubernetes).is_some();
-    let output = wish::output(&conf.chain, conf, (has_facts || in_chain).then_some(facts))?;
-    if !has_facts {
-        let msg = if in_chain {
-            NO_SOURCE
-        } else {
-            "the configuration names no source of facts: what the pod is does not count"
-        };
-        explanation.notes.push(msg.to_owned());
-    }
-    let policy = output.policy;
-    explanation.redirected = policy.redirect().is_some();
-    explanation.decision = output.decision.to_string();
-    explanation.considered.extend(rules(subject, &output.decision, &output.origins.settings));
-    explanation.exempt = exemptions(&policy.exclusions, &output.origins.exclusions);
-    explanation.warnings = surprises(subject, &policy);
-    explanation.notes.extend(output.notes.into_iter().map(|note| match note.severity {
-        Severity::Info => note.text,
-        Severity::Warning => format!("warning: {}", note.text),
-    }));
-    if let Some(redirect) = policy.redirect() {
-        explanation.settings = settings(redirect, &output.origins.settings);
+    Ok(Explained { explanation, policy })
+}
+
+fn notes(subject: &Subject, heard: &[Heard<'_>]) -> Vec<String> {
+    let of_networks = subject.networks.iter().flat_map(|used| used.warnings.iter().cloned());
+    let said = subject.conf.warnings.iter().cloned().chain(of_networks).chain(heard.iter().flat_map(Heard::notes));
+    said.collect()
+}
+
+impl Proxy {
+    fn of(redirect: &Redirect, settings: &[Setting]) -> Self {
         let sources = |key: &str| {
-            let setting = explanation.settings.iter().find(|setting| setting.key == key);
+            let setting = settings.iter().find(|setting| setting.key == key);
             setting.map(|setting| setting.sources.clone()).unwrap_or_default()
         };
-        explanation.proxy = Some(Proxy {
+        Self {
             uid: redirect.proxy_uid.clone(),
             uid_sources: sources("proxy_uid"),
             gid: redirect.proxy_gid.clone(),
             gid_sources: sources("proxy_gid"),
-        });
+        }
     }
-    Ok(Explained { explanation, policy })
 }
 
-fn redirects(chain: &[Block]) -> bool {
-    chain.iter().any(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect))
+/// What was looked at, up to what decided.
+fn considered_by(subject: &Subject, heard: &Heard<'_>) -> Vec<Rule> {
+    let namespace = &subject.facts.pod.namespace;
+    let is_for_it = Rule {
+        wanted: "the configuration is for it".to_owned(),
+        found: heard.answer.as_ref().map_or_else(Clone::clone, |_| format!("namespace {namespace} is not excluded")),
+        holds: heard.answer.is_ok(),
+    };
+    let output = heard.answer.iter();
+    let more = output.flat_map(|output| rules(subject, heard, &output.decision, &output.origins.settings));
+    [is_for_it].into_iter().chain(more).collect()
 }
 
 /// The pod's own rules with those that are the chain's.
-fn rules(subject: &Subject, decision: &Decision, origins: &[(&'static str, Source)]) -> Vec<Rule> {
-    let chain = &subject.conf.chain;
+fn rules(subject: &Subject, heard: &Heard<'_>, decision: &Decision, origins: &[(&'static str, Source)]) -> Vec<Rule> {
+    let chain = &heard.conf.chain;
     let in_chain = redirects(chain);
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
     let own = Rule {
@@ -176,6 +169,10 @@ impl Sheet for Explanation {
     fn write(&self, page: &mut Page) {
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
         page.line(&[Cell::of(format!("Pod {} is", self.pod)), Cell::of(&self.decision).tone(tone)]);
+        if !self.networks.is_empty() {
+            page.heading("Networks");
+            page.table(&self.networks.iter().map(Network::row).collect::<Vec<_>>());
+        }
         page.heading("Why");
         let rule = |rule: &Rule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };

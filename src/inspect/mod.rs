@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `subject` | which pod, under which configuration |
 //! | `process` | its containers as rules see them |
-//! | `explain`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
+//! | `explain`, `heard`, `network`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
 //! | `packet`, `rulebook`, `conditions`, `walk`, `trace` | one packet's way through the rules |
 //! | `elsewhere` | where to ask, if not here |
 //! | `rules` | a namespace's live rules beside those that it should hold |
@@ -20,6 +20,8 @@ mod elsewhere;
 mod exemption;
 mod explain;
 mod format;
+mod heard;
+mod network;
 mod packet;
 mod page;
 mod picture;
@@ -38,6 +40,7 @@ pub use elsewhere::elsewhere;
 pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Proxy, explain};
 pub use format::{Format, render};
+pub use network::Network;
 pub use packet::{Destination, Origin, Sender};
 pub use page::{Cell, Page, Sheet, Tone};
 pub use picture::picture;

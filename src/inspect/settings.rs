@@ -41,11 +41,10 @@ fn plain(value: &Value) -> String {
 }
 
 /// Every setting of `redirect`.
-pub(super) fn settings(redirect: &Redirect, origins: &[(&'static str, Source)]) -> Vec<Setting> {
+pub(super) fn settings(redirect: &Redirect, origins: impl Iterator<Item = (&'static str, String)>) -> Vec<Setting> {
     let mut settings: Vec<Setting> = Vec::new();
     for (key, source) in origins {
-        let source = source.to_string();
-        match settings.iter_mut().find(|setting| setting.key == *key) {
+        match settings.iter_mut().find(|setting| setting.key == key) {
             Some(known) if known.sources.contains(&source) => {}
             Some(known) => known.sources.push(source),
             None => settings.push(Setting { key, value: value(redirect, key), sources: vec![source] }),

@@ -1,7 +1,8 @@
 //! Whom a question is about: a pod, its namespace where that is known, and the configuration.
 
-use crate::cluster;
+use crate::cluster::{self, Cluster, Objects};
 use crate::cni::{Code, Command, Error, NetConf};
+use crate::plugin::primary::{Together, together};
 use crate::pod::{Facts, PodRef};
 use serde_json::Value;
 use std::path::Path;
@@ -16,23 +17,27 @@ pub struct Subject {
     pub conf: NetConf,
     /// The pod, and its namespace where that is known.
     pub facts: Facts,
+    /// Its networks, where the configuration is a primary plugin's.
+    pub networks: Option<Together>,
 }
 
 impl Subject {
-    /// From the text of a manifest that holds one pod, and perhaps its namespace; the latter may
-    /// also stand in a text of its own.
+    /// From the text of a manifest that holds one pod. Its namespace and the definitions of its networks
+    /// may stand there too, or in `others`, which win.
     ///
     /// # Errors
-    /// There is no pod in it or more than one, or the texts can't be understood.
-    pub fn of_manifest(
+    /// There is no pod in it or more than one, or the texts can't be understood; for a primary plugin, those
+    /// of an ADD about the pod's networks.
+    pub fn of_manifest<'a>(
         conf: NetConf,
         (place, text): (&Path, &str),
-        namespace: Option<(&Path, &str)>,
+        others: impl IntoIterator<Item = (&'a Path, &'a str)>,
     ) -> Result<Self, Error> {
-        let mut objects = cluster::objects(place, text)?;
-        if let Some((place, text)) = namespace {
-            objects.namespaces.splice(0..0, cluster::objects(place, text)?.namespaces);
+        let mut objects = Objects::default();
+        for (place, text) in others {
+            objects.extend(Objects { pods: Vec::new(), ..cluster::objects(place, text)? });
         }
+        objects.extend(cluster::objects(place, text)?);
         let found = objects.pods.len();
         let (Some(pod), 1) = (objects.pods.pop(), found) else {
             let msg = format!(
@@ -41,8 +46,17 @@ impl Subject {
             );
             return Err(Error::new(Code::InvalidConfig, msg));
         };
-        let namespace = objects.namespaces.into_iter().find(|namespace| namespace.name == pod.namespace);
-        Ok(Self { conf, facts: Facts { pod, namespace } })
+        let namespace = objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
+        Self::of(conf, Facts { pod, namespace }, Some(&objects))
+    }
+
+    /// Of these facts; `cluster` has the definitions of the pod's networks.
+    ///
+    /// # Errors
+    /// For a primary plugin, those of an ADD about the pod's networks.
+    pub(super) fn of(conf: NetConf, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
+        let networks = conf.primary.as_ref().map(|primary| together(&conf, primary, cluster, &facts.pod));
+        Ok(Self { networks: networks.transpose()?, conf, facts })
     }
 
     /// From the source of facts that the configuration names, else as a pod of the cluster asks.
@@ -56,7 +70,7 @@ impl Subject {
         })?;
         let wanted = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
         let facts = source.facts(&wanted, true)?;
-        Ok(Self { conf, facts })
+        Self::of(conf, facts, Some(source.as_ref()))
     }
 
     /// The pod's name with its namespace's.

@@ -13,7 +13,7 @@ mod foreign;
 mod gc;
 mod own_netns;
 mod panics;
-mod primary;
+pub mod primary;
 mod record;
 mod status;
 mod told;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// The pod of the story, as OpenShift and Istio's injector leave it.
-fn pod() -> Value {
+pub(crate) fn pod() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -55,7 +55,7 @@ fn conf() -> Value {
 /// A case: its golden file's name, and how pod and configuration differ from those above.
 type Case = (&'static str, fn(&mut Value, &mut Value));
 
-fn annotate(pod: &mut Value, key: &str, value: &str) {
+pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
@@ -106,7 +106,7 @@ fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate
 }
 
 #[track_caller]
-fn compare(name: &str, found: &str) {
+pub(crate) fn compare(name: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain").join(name);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, found).expect("writable");

@@ -2,6 +2,7 @@
 
 mod command_line;
 mod explain;
+mod networks;
 mod reports;
 mod restore;
 mod run;

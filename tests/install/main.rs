@@ -8,4 +8,5 @@ mod disk;
 mod exposition;
 mod golden;
 mod manifests;
+mod program;
 mod scene;

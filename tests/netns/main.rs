@@ -21,6 +21,8 @@ mod native;
 mod own_users;
 mod pod;
 mod processes;
+#[path = "../install/program.rs"]
+mod program;
 mod resolvers;
 #[path = "../install/scene.rs"]
 #[expect(dead_code, reason = "other tests use the rest of it")]

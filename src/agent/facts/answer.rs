@@ -3,8 +3,8 @@
 use super::Facts;
 use super::cache::Cache;
 use super::objects::Kind;
-use crate::agent::KnownPod;
-use crate::cluster::agent::{Answer, Ask, Question};
+use crate::agent::{KnownPod, Metrics, calls};
+use crate::cluster::agent::{Answer, Ask, Called, Question};
 use crate::cluster::{Cluster, Event, Lookup, ObjectRef, ServiceAccount, Sought};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
@@ -25,12 +25,18 @@ const MARGIN: Duration = Duration::from_millis(100);
 pub(in crate::agent) struct Answers {
     facts: Facts,
     account: Arc<ServiceAccount>,
+    metrics: Metrics,
 }
 
 impl Answers {
     /// Where `facts` are not enough, the API is asked as `account`.
-    pub(in crate::agent) fn new(facts: Facts, account: ServiceAccount) -> Self {
-        Self { facts, account: Arc::new(account) }
+    pub(in crate::agent) fn new(facts: Facts, account: ServiceAccount, metrics: Metrics) -> Self {
+        Self { facts, account: Arc::new(account), metrics }
+    }
+
+    /// Takes note of a call that has ended.
+    pub(in crate::agent) fn told(&self, called: &Called) {
+        calls::record(called, &self.metrics);
     }
 
     /// The answer, while the plugin waits for it.
@@ -60,6 +66,8 @@ impl Answers {
             (Some(known), _, namespace) => (known.pod.clone(), namespace),
             (None, _, namespace) => {
                 let more = with_namespace && namespace.is_none();
+                let unknown = if wanted.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
+                self.count_fallback(&self.facts.0.pods, unknown);
                 let asked = self.ask(until, move |api| api.facts(&wanted, more)).await?;
                 (asked.pod, namespace.or(asked.namespace))
             }
@@ -90,6 +98,7 @@ impl Answers {
             return Ok(namespace);
         }
         let last = last_known(&self.facts.0.namespaces, "", &pod.namespace);
+        self.count_fallback(&self.facts.0.namespaces, "unknown-namespace");
         let pod = pod.clone();
         self.ask_or(last, until, move |api| api.namespace(&pod)).await
     }
@@ -110,6 +119,7 @@ impl Answers {
             }
         }
         let last = wanted.iter().map(known).collect::<Option<Vec<_>>>();
+        self.count_fallback(cache, "unknown-definition");
         self.ask_or(last, until, move |api| api.definitions(&wanted)).await
     }
 
@@ -119,6 +129,7 @@ impl Answers {
             let named = cache.all().into_iter().filter(|definition| definition.object.name == name);
             named.map(|definition| definition.object.namespace.clone()).collect()
         } else {
+            self.count_fallback(cache, "unknown-definition");
             let unknown = || Error::new(Code::TryAgain, "the definitions of that name can't be listed");
             self.ask(until, move |api| api.namespaces_with_definition(&name).ok_or_else(unknown)).await?
         };
@@ -141,6 +152,11 @@ impl Answers {
             self.ask(until, |api| api.probe()).await?;
         }
         Ok(Answer::Done)
+    }
+
+    /// What is not in `cache` is asked of the API.
+    fn count_fallback<T: Kind>(&self, cache: &Cache<T>, unknown: &'static str) {
+        self.metrics.api_fallback(if cache.is_whole() { unknown } else { "broken-watch" });
     }
 
     /// What the API says, or what was known last where it says nothing.

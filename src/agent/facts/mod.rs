@@ -52,9 +52,4 @@ impl Facts {
     pub(super) fn wait_for_pods(&self, seen: u64, time: Duration) -> u64 {
         self.0.pods.wait_for_change(seen, time)
     }
-
-    /// How many objects are known: pods, namespaces, definitions.
-    pub(super) fn counts(&self) -> [usize; 3] {
-        [self.0.pods.len(), self.0.namespaces.len(), self.0.definitions.len()]
-    }
 }

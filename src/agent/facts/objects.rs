@@ -22,6 +22,8 @@ pub(super) trait Kind: Sized + Send + Sync + 'static {
     type Sent: Resource<DynamicType = ()> + DeserializeOwned + Debug + Clone + Send + 'static;
     /// For people, in the plural.
     const NAME: &str;
+    /// For programs that count.
+    const COUNTED: &str;
     /// What the watch needs, as `kubectl auth can-i` spells it.
     const RIGHT: &str;
 
@@ -143,6 +145,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 impl Kind for KnownPod {
     type Sent = SentPod;
     const NAME: &str = "pods of this node";
+    const COUNTED: &str = "pods";
     const RIGHT: &str = "list and watch pods";
 
     fn of(SentPod { mut metadata, spec, status }: SentPod) -> Self {
@@ -181,6 +184,7 @@ fn ended(status: ContainerStatus) -> Option<EndedContainer> {
 impl Kind for Namespace {
     type Sent = SentNamespace;
     const NAME: &str = "namespaces";
+    const COUNTED: &str = "namespaces";
     const RIGHT: &str = "list and watch namespaces";
 
     fn of(SentNamespace { metadata }: SentNamespace) -> Self {
@@ -195,6 +199,7 @@ impl Kind for Namespace {
 impl Kind for Definition {
     type Sent = SentDefinition;
     const NAME: &str = "network attachment definitions";
+    const COUNTED: &str = "definitions";
     const RIGHT: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
 
     fn of(SentDefinition { metadata, spec }: SentDefinition) -> Self {

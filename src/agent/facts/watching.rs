@@ -3,6 +3,7 @@
 use super::Facts;
 use super::cache::Cache;
 use super::objects::Kind;
+use crate::agent::Metrics;
 use crate::cluster::{ServiceAccount, causes};
 use futures_util::StreamExt;
 use kube::runtime::watcher::{Config, DefaultBackoff, Error, Event, watcher};
@@ -21,13 +22,13 @@ const PROBATION: Duration = ServiceAccount::CONNECT.saturating_add(Duration::fro
 
 impl Facts {
     /// Keeps all of it, for the node of this name, asking as `account`.
-    pub(in crate::agent) async fn keep(&self, account: &ServiceAccount, node: &str) {
+    pub(in crate::agent) async fn keep(&self, account: &ServiceAccount, node: &str, metrics: &Metrics) {
         let client = client(account).await;
         let of_node = Config::default().fields(&format!("spec.nodeName={node}"));
         tokio::join!(
-            keep(&self.0.pods, client.clone(), of_node),
-            keep(&self.0.namespaces, client.clone(), Config::default()),
-            keep(&self.0.definitions, client.clone(), Config::default()),
+            keep(&self.0.pods, client.clone(), of_node, metrics),
+            keep(&self.0.namespaces, client.clone(), Config::default(), metrics),
+            keep(&self.0.definitions, client.clone(), Config::default(), metrics),
         );
     }
 }
@@ -50,7 +51,7 @@ async fn client(account: &ServiceAccount) -> Client {
     }
 }
 
-async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config) {
+async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics: &Metrics) {
     let mut events = pin!(watcher(Api::<T::Sent>::all(client), config.page_size(PAGE)));
     let mut backoff = DefaultBackoff::default();
     let (mut on_probation, mut said) = (false, String::new());
@@ -74,7 +75,9 @@ async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config) {
             Some(Ok(event)) => {
                 // That a list begins is said before the API is asked for it.
                 on_probation &= matches!(event, Event::Init);
-                if cache.apply(event) {
+                let completed = cache.apply(event);
+                metrics.facts(T::COUNTED, cache.len());
+                if completed {
                     said.clear();
                     tracing::info!(count = cache.len(), "watches {}", T::NAME);
                 }

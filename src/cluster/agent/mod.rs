@@ -48,7 +48,7 @@ impl Agent {
         let patience = if self.api.is_some() { (wait / 2).min(LONGEST) } else { wait };
         let why = match self.put(ask, started, patience) {
             Ok(Answer::Failed { code, msg, details }) => {
-                let of_agent = Error::new(code_of(code), msg).with_details(details);
+                let of_agent = Error::new(Code::numbered(code).unwrap_or(Code::TryAgain), msg).with_details(details);
                 if wire::is_final(code) || self.api.is_none() {
                     return Err(of_agent);
                 }
@@ -187,8 +187,4 @@ fn done(answer: Answer) -> Option<()> {
 /// The error with the pod's name, where it has not got it already.
 fn named(wanted: &PodRef, error: Error) -> Error {
     if error.msg.contains(&format!("{}/{}", wanted.namespace, wanted.name)) { error } else { about(wanted, error) }
-}
-
-fn code_of(number: u32) -> Code {
-    Code::ALL.into_iter().find(|code| code.number() == number).unwrap_or(Code::TryAgain)
 }

@@ -254,6 +254,7 @@ mod tests {
             "uid",
             "labels",
             "annotations",
+            "node_name",
             "host_network",
             "run_as_user",
             "run_as_group",

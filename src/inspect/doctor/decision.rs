@@ -3,7 +3,8 @@
 use super::check::{Check, Checkup, Verdict};
 use super::report::Group;
 use crate::chain;
-use crate::cni::NetConf;
+use crate::cluster::Cluster;
+use crate::cni::{Error, NetConf};
 use crate::inspect::explain::{Explained, explain};
 use crate::inspect::subject::Subject;
 use crate::pod::Facts;
@@ -20,11 +21,13 @@ const PROXY_UID: Check = check("proxy-uid", "the proxy's UID is of the namespace
 pub(super) fn examine(
     facts: Option<&Facts>,
     conf: Option<&NetConf>,
+    cluster: Option<&dyn Cluster>,
     needed: &[&Check],
     checkup: &mut Checkup,
 ) -> Option<Explained> {
-    let subject = facts.zip(conf).map(|(facts, conf)| Subject { conf: conf.clone(), facts: facts.clone() });
-    let explained = subject.as_ref().map(explain);
+    let subject = facts.zip(conf).map(|(facts, conf)| Subject::of(conf.clone(), facts.clone(), cluster));
+    let explained = subject.as_ref().map(|subject| explain(subject.as_ref().map_err(Error::clone)?));
+    let subject = subject.and_then(Result::ok);
     checkup.after(needed, &DECISION, || match (&subject, &explained) {
         (Some(subject), Some(Ok(explained))) => decision(subject, explained),
         (_, Some(Err(error))) => {
@@ -40,7 +43,7 @@ pub(super) fn examine(
     explained
 }
 
-fn decision(Subject { conf, facts }: &Subject, Explained { explanation, policy }: &Explained) -> Verdict {
+fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> Verdict {
     let pod = &facts.pod;
     let decision = &explanation.decision;
     let by_others = pod.all_containers().any(|container| container.name == "istio-init");

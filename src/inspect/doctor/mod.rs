@@ -129,7 +129,7 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
     let conf = ours.first().cloned().or(conf);
     let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
-    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), &configured, checkup);
+    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, &configured, checkup);
     let followed = [&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS, &decision::DECISION];
     let followed = [&configured[..], &followed].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);

@@ -151,10 +151,10 @@ impl<'a> Range<'a> {
             let own = own.and_then(Result::ok);
             self.shoot(user, to, Protocol::Tcp, &self.token, own.as_ref(), |landing| match landing {
                 Landing { token: true, .. } => {
-                    "a random token went there and back, with the doctor in the proxy's place".to_owned()
+                    Ok("a random token went there and back, with the doctor in the proxy's place".to_owned())
                 }
-                Landing { taken: true, .. } => "the proxy took the connection".to_owned(),
-                Landing { .. } => "nobody took the connection".to_owned(),
+                Landing { taken: true, .. } => Ok("the proxy took the connection".to_owned()),
+                Landing { .. } => Ok("nobody took the connection".to_owned()),
             })
         });
         Verdict::all(shots.collect(), "no connection to an address that nobody has would be redirected")
@@ -183,7 +183,7 @@ impl<'a> Range<'a> {
         let query = self.query();
         let shots = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
             let answered =
-                |landing: Landing| if landing.taken { "it was answered" } else { "it was not answered" }.to_owned();
+                |landing: Landing| Ok(if landing.taken { "it was answered" } else { "it was not answered" }.to_owned());
             self.shoot(user, to, Protocol::Udp, &query, None, answered)
         });
         Verdict::all(shots.collect(), "no user's query would be captured")
@@ -195,7 +195,7 @@ impl<'a> Range<'a> {
         let shots = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
         let shots = shots.map(|(user, ip)| {
             let to = SocketAddr::new(ip, self.port());
-            self.shoot(user, to, Protocol::Tcp, &self.token, None, |_| "it was sent on".to_owned())
+            self.shoot(user, to, Protocol::Tcp, &self.token, None, |_| Ok("it was sent on".to_owned()))
         });
         Verdict::all(shots.collect(), "no user is excluded as a whole")
     }
@@ -218,8 +218,8 @@ impl<'a> Range<'a> {
             resolvers.iter().map(move |ip| {
                 let to = SocketAddr::new(*ip, DNS_PORT);
                 self.shoot(user, to, Protocol::Udp, query, None, |landing| match landing.entries {
-                    1 => "it is tracked once".to_owned(),
-                    entries => format!("it is tracked {entries} times"),
+                    1 => Ok("it is tracked once".to_owned()),
+                    entries => Err(format!("it is tracked {entries} times, so that its answers are lost")),
                 })
             })
         });
@@ -249,7 +249,8 @@ impl<'a> Range<'a> {
         query
     }
 
-    /// Sends, and says whether it went where the policy wants it; `how` is what else is to be said.
+    /// Sends, and says whether it went where the policy wants it; `how` is what else is to be said, or
+    /// what is wrong all the same.
     fn shoot(
         &self,
         user: User,
@@ -257,7 +258,7 @@ impl<'a> Range<'a> {
         protocol: Protocol,
         text: &[u8],
         listener: Option<&TcpListener>,
-        how: impl FnOnce(Landing) -> String,
+        how: impl FnOnce(Landing) -> Result<String, String>,
     ) -> Verdict {
         let landing = match send_as(user, protocol, to, text, listener) {
             Ok(landing) => landing,
@@ -272,10 +273,12 @@ impl<'a> Range<'a> {
         let User { uid, gid } = user;
         let at = if landing.at == to { "directly".to_owned() } else { format!("to {}", landing.at) };
         let sent = format!("uid {uid}, gid {gid} to {to}/{protocol} went {at} (by connection tracking)");
-        if is_there {
-            Verdict::pass(format!("{sent}; {}", how(landing)))
-        } else {
-            Verdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED)
+        if !is_there {
+            return Verdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED);
+        }
+        match how(landing) {
+            Ok(how) => Verdict::pass(format!("{sent}; {how}")),
+            Err(wrong) => Verdict::fail(format!("{sent}; {wrong}"), DETOURED),
         }
     }
 }

@@ -11,16 +11,18 @@ use crate::policy::Policy;
 use serde_json::Value;
 
 /// An attachment that runs in this process.
-pub(super) struct Attached {
-    name: String,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// How users know it.
+    pub name: String,
     /// Its configuration, laid over the node's.
-    pub(super) conf: NetConf,
+    pub conf: NetConf,
 }
 
 impl Attached {
     /// The node's own chain.
-    fn node(context: &Context<'_>) -> Self {
-        Self { name: context.conf.name.clone(), conf: context.conf.clone() }
+    pub(super) fn node(conf: &NetConf) -> Self {
+        Self { name: conf.name.clone(), conf: conf.clone() }
     }
 
     /// Lays the attachment's configuration over the node's: its own chain, each sub-plugin's keys
@@ -28,8 +30,8 @@ impl Attached {
     ///
     /// # Errors
     /// [`Code::InvalidConfig`]: its configuration is wrong.
-    pub(super) fn of(context: &Context<'_>, network: &PodNetwork) -> Result<Self, Error> {
-        let (name, node) = (network.name.clone(), context.conf);
+    pub(super) fn of(node: &NetConf, network: &PodNetwork) -> Result<Self, Error> {
+        let name = network.name.clone();
         let about = |error: Error| Error { msg: format!("network {name}: {}", error.msg), ..error };
         let own = NetConf::parse(network.configuration.text.as_bytes(), Command::Add, "").map_err(about)?;
         if own.primary.is_some() {
@@ -86,25 +88,33 @@ pub(super) fn wish(
     previous: &Value,
 ) -> Result<(Policy, Dialect), Error> {
     let pod = context.request.args.pod.as_ref();
-    let node = [Attached::node(context)];
-    let asking = asking(attached, &node, known);
-    let mut all: Vec<(&Attached, Policy)> = Vec::new();
+    let node = [Attached::node(context.conf)];
+    let asking = asking(attached, &node, known.may_be_meshed());
+    let mut all: Vec<(&str, Policy)> = Vec::new();
     for one in asking {
         let conf = NetConf { prev_result: Some(previous.clone()), ..one.conf.clone() };
         let facts = |pod: &PodRef, with_namespace| known.facts(pod, with_namespace);
         let wish = wish_by(pod, &conf, known.cluster().is_some().then_some(&facts));
         let wish = wish.map_err(|error| Error { msg: format!("network {}: {}", one.name, error.msg), ..error })?;
         tracing::info!(attachment = one.name, exclusions = wish.policy.exclusions.len(), "{}", wish.why);
-        for (other, policy) in &all {
-            policy.union(&wish.policy).map_err(|conflict| contradiction(&other.name, &one.name, &conflict))?;
-        }
-        all.push((one, wish.policy));
+        all.push((&one.name, wish.policy));
     }
+    Ok((united(&all)?, dialect(context.conf, asking)?))
+}
+
+/// What all ask for together, each by its name.
+///
+/// # Errors
+/// Two contradict each other.
+pub fn united(all: &[(&str, Policy)]) -> Result<Policy, Error> {
     let mut whole = Policy::default();
-    for (one, policy) in &all {
-        whole = whole.union(policy).map_err(|conflict| contradiction("the others", &one.name, &conflict))?;
+    for (index, (name, policy)) in all.iter().enumerate() {
+        for (other, before) in &all[..index] {
+            before.union(policy).map_err(|conflict| contradiction(other, name, &conflict))?;
+        }
+        whole = whole.union(policy).map_err(|conflict| contradiction("the others", name, &conflict))?;
     }
-    Ok((whole, dialect(context, asking)?))
+    Ok(whole)
 }
 
 /// Has the pod's facts fetched that [`wish`] will need, before anything runs.
@@ -113,8 +123,8 @@ pub(super) fn wish(
 /// They can't be known.
 pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &[Attached]) -> Result<(), Error> {
     let (Some(pod), Some(_)) = (&context.request.args.pod, known.cluster()) else { return Ok(()) };
-    let node = [Attached::node(context)];
-    for Attached { conf, .. } in asking(attached, &node, known) {
+    let node = [Attached::node(context.conf)];
+    for Attached { conf, .. } in asking(attached, &node, known.may_be_meshed()) {
         let wants = chain::wants(&conf.chain);
         if wants.pod && left_out(conf, pod).is_none() {
             known.facts(pod, wants.namespace)?;
@@ -125,14 +135,18 @@ pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &
 
 /// Who asks for something: the attachments, over whose chains the node's is laid already, else the
 /// node's chain alone.
-fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], known: &KnownPod<'_>) -> &'a [Attached] {
+pub(super) fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], may_be_meshed: bool) -> &'a [Attached] {
     let for_every_pod = node.iter().any(|node| chain::wants(&node.conf.chain).pod);
-    if attached.is_empty() && for_every_pod && known.may_be_meshed() { node } else { attached }
+    if attached.is_empty() && for_every_pod && may_be_meshed { node } else { attached }
 }
 
-fn dialect(context: &Context<'_>, asking: &[Attached]) -> Result<Dialect, Error> {
+/// How what `asking` ask for is written.
+///
+/// # Errors
+/// Two contradict each other.
+pub(super) fn dialect(node: &NetConf, asking: &[Attached]) -> Result<Dialect, Error> {
     let mut asked = asking.iter().filter(|one| one.conf.dialect != Dialect::Auto);
-    let Some(first) = asked.next() else { return Ok(context.conf.dialect) };
+    let Some(first) = asked.next() else { return Ok(node.dialect) };
     match asked.find(|other| other.conf.dialect != first.conf.dialect) {
         Some(other) => Err(contradiction(&first.name, &other.name, &"dialect")),
         None => Ok(first.conf.dialect),

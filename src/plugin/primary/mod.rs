@@ -9,6 +9,7 @@
 //! | `known_pod` | the pod, and what it costs to know it |
 //! | `plan` | which of the pod's networks run where |
 //! | `mesh` | the policy that attachments and node ask for together |
+//! | `together` | what an ADD would ask for, without a call |
 //! | `member`, `kept` | what is run, and what is kept of it for DEL, CHECK and GC |
 //! | `outcome` | results: the default route, the one for the runtime |
 //! | `report` | what the cluster is told |
@@ -26,6 +27,11 @@ mod plan;
 mod readiness;
 mod report;
 mod status;
+mod together;
+
+pub use mesh::{Attached, united};
+pub use plan::Place;
+pub use together::{Together, Used, together};
 
 use crate::cluster::{self, Cluster};
 use crate::cni::{Command, Error, NetConf, Primary, Request};

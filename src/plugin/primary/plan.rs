@@ -5,7 +5,7 @@ use super::Context;
 use super::known_pod::KnownPod;
 use super::member::Member;
 use super::mesh::Attached;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, Primary};
 use crate::networks::{Configuration, PodNetwork, Selection, resolve};
 use crate::pod::Pod;
 use serde_json::Map;
@@ -36,19 +36,18 @@ impl Plan {
         let default = resolved.networks.first().map(|network| network.interface.clone()).unwrap_or_default();
         let mut plan = Self { members: Vec::new(), selections: Vec::new(), attached: Vec::new(), selects: false };
         let mut chain = Vec::new();
-        for (position, network) in resolved.networks.into_iter().enumerate() {
+        for (position, (network, place)) in placed(primary, resolved.networks)?.into_iter().enumerate() {
             plan.selects |= network.selection.is_some();
             let offered = if position == 0 { &conf.runtime_config } else { &Map::new() };
             let member = Member::network_of(&network, offered, &request.args_text);
-            match (runs_in(&network.configuration, &primary.in_process_types, &primary.chain_types), position) {
-                (Place::Delegate, _) => {
+            match place {
+                Place::Delegate => {
                     plan.members.push(member);
                     plan.selections.push(network.selection);
                 }
-                (_, 0) => return Err(no_interface(&network)),
-                (Place::Chain, _) => chain.push(member.on_default(&default)),
-                (Place::Here, _) => {
-                    let attached = Attached::of(context, &network)?;
+                Place::Chain => chain.push(member.on_default(&default)),
+                Place::Here => {
+                    let attached = Attached::of(conf, &network)?;
                     chain.extend(Member::executables(&network.name, &default, &attached.conf, &request.args_text));
                     plan.attached.push(attached);
                 }
@@ -62,10 +61,27 @@ impl Plan {
     }
 }
 
-enum Place {
+/// Where a network is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// By executables, with an interface of its own.
     Delegate,
+    /// In this process.
     Here,
+    /// By an executable, on the default network's result.
     Chain,
+}
+
+/// Where each of a pod's networks is run; the first is the default network.
+///
+/// # Errors
+/// That one makes no interface.
+pub(super) fn placed(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(PodNetwork, Place)>, Error> {
+    let place = |(position, network): (usize, PodNetwork)| {
+        let place = runs_in(&network.configuration, &primary.in_process_types, &primary.chain_types);
+        if position == 0 && place != Place::Delegate { Err(no_interface(&network)) } else { Ok((network, place)) }
+    };
+    networks.into_iter().enumerate().map(place).collect()
 }
 
 /// Only a single plugin says by its type alone what it is.

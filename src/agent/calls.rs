@@ -1,0 +1,53 @@
+//! What is made of the plugin's word on a call: a line of the log, and counts.
+
+use super::Metrics;
+use crate::cluster::agent::Called;
+use crate::cni::{Code, Command};
+
+/// Logs a call in one line and counts it.
+pub(super) fn record(called: &Called, metrics: &Metrics) {
+    let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1e3);
+    let Called { command, pod, container, network, ifname, facts, .. } = called;
+    let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
+    let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
+    let facts = (!facts.is_empty()).then_some(facts.as_str());
+    let pod = (!pod.is_empty()).then_some(pod.as_str());
+    match called.code {
+        None => tracing::info!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "the plugin was called"
+        ),
+        Some(code) => tracing::error!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            code,
+            error = called.error,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "the plugin failed"
+        ),
+    }
+    if facts == Some("api") {
+        metrics.api_fallback("agent-passed-over");
+    }
+    // A verb of a later version has no name here.
+    let Some(verb) = Command::named(command) else { return };
+    let (outcome, reason) = match called.code {
+        None => ("done", ""),
+        Some(code) => ("failed", Code::numbered(code).map_or("of-another-plugin", Code::name)),
+    };
+    metrics.call(verb.name(), outcome, reason, called.wall_us as f64 / 1e6);
+}

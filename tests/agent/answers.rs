@@ -1,0 +1,172 @@
+//! What the agent knows costs no request, and what it does not know it finds out.
+
+use crate::api::{DEFINITIONS, NAMESPACES, PODS};
+use crate::scene::{Scene, UID, define, pod};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+const GET_POD: &str = "GET /api/v1/namespaces/shop/pods/web-0";
+const GET_NAMESPACE: &str = "GET /api/v1/namespaces/shop";
+
+fn question(uid: &str) -> String {
+    let pod = json!({"namespace": "shop", "name": "web-0", "uid": uid});
+    json!({"wait_ms": 5000, "ask": {"about": "facts", "pod": pod, "with_namespace": true}}).to_string() + "\n"
+}
+
+fn answer(line: &str) -> Value {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+#[test]
+fn an_add_costs_no_request() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        scene.done("ADD", &scene.conf(), Some(UID));
+        assert!(scene.is_redirected());
+        scene.done("CHECK", &scene.conf(), Some(UID));
+        scene.done("DEL", &scene.conf(), Some(UID));
+        assert_eq!(scene.api.requests(), [""; 0]);
+    });
+}
+
+#[test]
+fn the_configuration_that_it_installs_names_its_socket() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let conf = std::fs::read_to_string(scene.root.join("etc/cni/multus/net.d/istio-cni.conf")).expect("installed");
+        let conf: Value = serde_json::from_str(&conf).expect("JSON");
+        assert_eq!(conf["kubernetes"]["agent_socket"], "/run/detour/agent.sock");
+        assert!(conf["kubernetes"]["kubeconfig"].is_string(), "{conf}");
+    });
+}
+
+#[test]
+fn a_pod_that_the_watch_brings_a_moment_later_costs_no_request_either() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let mut stream = UnixStream::connect(scene.socket()).expect("it listens");
+        stream.write_all(question("uid-2").as_bytes()).expect("sent");
+        let mut lines = BufReader::new(stream).lines();
+        lines.next().expect("it says hello").expect("text");
+        // It is looking already.
+        scene.api.put(PODS, &pod("uid-2"));
+        let answer = answer(&lines.next().expect("it answers").expect("text"));
+        assert_eq!(answer["pod"]["uid"], "uid-2", "{answer}");
+        assert_eq!(scene.api.requests(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_pod_that_the_watch_does_not_bring_is_asked_for() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        scene.api.put_quietly(PODS, &pod("uid-2"));
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some("uid-2"));
+        assert!(scene.is_redirected());
+        assert_eq!(scene.api.requests(), [GET_POD]);
+    });
+}
+
+#[test]
+fn a_name_alone_is_asked_for() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        scene.done("ADD", &scene.conf_of_agent_alone(), None);
+        assert_eq!(scene.api.requests(), [GET_POD]);
+    });
+}
+
+#[test]
+fn a_pod_that_nobody_knows_is_the_agents_answer() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let (code, text) = scene.call("ADD", &scene.conf(), Some("uid-9")).refused();
+        assert_eq!(code, 100, "{text}");
+        assert!(text.contains("shop/web-0") && text.contains("uid-1") && text.contains("uid-9"), "{text}");
+        assert!(scene.api.requests().iter().all(|request| request == GET_POD), "{:?}", scene.api.requests());
+    });
+}
+
+#[test]
+fn changes_arrive() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let answered = || answer(&scene.ask(question(UID).as_bytes()));
+        scene.api.put(NAMESPACES, &json!({"metadata": {"name": "shop", "annotations": {"a": "2"}}}));
+        until(|| answered()["namespace"]["annotations"]["a"] == "2");
+        assert_eq!(scene.api.requests(), [""; 0]);
+        scene.api.delete(NAMESPACES, "", "shop");
+        until(|| answered()["answer"] == "failed");
+        assert!(scene.api.requests().iter().all(|request| request == GET_NAMESPACE));
+        scene.api.delete(PODS, "shop", "web-0");
+        until(|| answered()["answer"] == "failed" && scene.api.requests().contains(&GET_POD.to_owned()));
+    });
+}
+
+/// Asks until it is so: a change takes as long as it takes.
+fn until(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it is not so");
+    }
+}
+
+#[test]
+fn with_the_api_down_what_is_known_is_answered() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        scene.api.go_down();
+        agent.says_all(&["can't watch pods", "can't watch namespaces"]);
+        let called = scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
+        assert!(scene.is_redirected(), "{called:?}");
+        scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
+        let (code, text) = scene.call("ADD", &scene.conf(), Some("uid-2")).refused();
+        assert_eq!(code, 11, "{text}");
+        assert!(text.contains("shop/web-0"), "{text}");
+    });
+}
+
+#[test]
+fn a_watch_that_is_refused_costs_requests_and_nothing_else() {
+    Scene::run(|scene| {
+        scene.api.refuse_watches(403);
+        let agent = scene.agent_that_starts("first");
+        let lines = agent.says_all(&["can't watch pods", "can't watch namespaces", "answers the plugin's"]);
+        assert!(lines.iter().any(|line| line.contains("grant the right to list and watch pods")), "{lines:?}");
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
+        let mut requests = scene.api.requests();
+        requests.sort();
+        assert_eq!(requests, [GET_NAMESPACE, GET_POD]);
+    });
+}
+
+#[test]
+fn a_cluster_without_definitions_is_no_trouble() {
+    Scene::run(|scene| {
+        scene.api.refuse_watches(404);
+        let agent = scene.agent_that_starts("first");
+        agent.says("this cluster has no network attachment definitions");
+    });
+}
+
+#[test]
+fn definitions_are_known_and_their_absence_is() {
+    Scene::run(|scene| {
+        define(&scene.api);
+        scene.api.put(DEFINITIONS, &json!({"metadata": {"name": "istio-cni", "namespace": "shop"}}));
+        let _agent = scene.agent();
+        let wanted = |name: &str| json!({"object": {"namespace": "default", "name": name}, "awaited": false});
+        let wanted = [wanted("istio-cni"), wanted("absent")];
+        let question = json!({"wait_ms": 5000, "ask": {"about": "definitions", "wanted": wanted}}).to_string();
+        let found = answer(&scene.ask((question + "\n").as_bytes()));
+        assert!(found["found"][0]["found"]["config"].as_str().is_some_and(|config| config.contains("istio-cni")));
+        assert!(found["found"][1]["missing"].is_string(), "{found}");
+        let question = json!({"wait_ms": 5000, "ask": {"about": "namespaces_with_definition", "name": "istio-cni"}});
+        let found = answer(&scene.ask((question.to_string() + "\n").as_bytes()));
+        assert_eq!(found["names"], json!(["default", "shop"]));
+        assert_eq!(scene.api.requests(), [""; 0]);
+    });
+}

@@ -1,0 +1,234 @@
+//! As much of a Kubernetes API as an agent and a plugin need: objects can be read, listed in pages and
+//! watched; what is written is taken. Every request is counted.
+
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+
+pub(crate) const PODS: &str = "/api/v1/pods";
+pub(crate) const NAMESPACES: &str = "/api/v1/namespaces";
+pub(crate) const DEFINITIONS: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
+
+/// The server; its state is shared with the threads that answer.
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the collection's path for all namespaces, then by namespace and name.
+    objects: BTreeMap<&'static str, BTreeMap<(String, String), Value>>,
+    version: u64,
+    requests: Vec<String>,
+    bodies: Vec<Value>,
+    watches: Vec<(&'static str, Sender<Value>)>,
+    /// What watches and lists are answered instead.
+    refuses_watches: Option<u16>,
+    down: bool,
+}
+
+impl Api {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let api = Self { address: listener.local_addr().expect("an address"), state: Arc::default() };
+        let state = Arc::clone(&api.state);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = Arc::clone(&state);
+                thread::spawn(move || serve(&stream, &state));
+            }
+        });
+        api
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while locked")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Adds or changes an object, and tells who watches.
+    pub(crate) fn put(&self, collection: &'static str, object: &Value) {
+        self.change(collection, object, true);
+    }
+
+    /// The same without a word to who watches: the watch lags.
+    pub(crate) fn put_quietly(&self, collection: &'static str, object: &Value) {
+        self.change(collection, object, false);
+    }
+
+    fn change(&self, collection: &'static str, object: &Value, tell: bool) {
+        let mut state = self.state();
+        state.version += 1;
+        let mut object = object.clone();
+        object["metadata"]["resourceVersion"] = json!(state.version.to_string());
+        let all = state.objects.entry(collection).or_default();
+        let kind = if all.insert(key(&object), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        if tell {
+            state.tell(collection, kind, &object);
+        }
+    }
+
+    pub(crate) fn delete(&self, collection: &'static str, namespace: &str, name: &str) {
+        let mut state = self.state();
+        state.version += 1;
+        let all = state.objects.entry(collection).or_default();
+        let object = all.remove(&(namespace.to_owned(), name.to_owned())).expect("it is there");
+        state.tell(collection, "DELETED", &object);
+    }
+
+    /// Ends every watch and every connection, and answers nobody any more.
+    pub(crate) fn go_down(&self) {
+        let mut state = self.state();
+        state.down = true;
+        state.watches.clear();
+    }
+
+    /// Answers lists and watches with this status only.
+    pub(crate) fn refuse_watches(&self, status: u16) {
+        let mut state = self.state();
+        state.refuses_watches = Some(status);
+        state.watches.clear();
+    }
+
+    /// What was asked so far that is neither a list nor a watch: method and path.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        let whole = [PODS, NAMESPACES, DEFINITIONS].map(|path| format!("GET {path}"));
+        let mut requests = self.state().requests.clone();
+        requests.retain(|request| !whole.contains(request));
+        requests
+    }
+
+    /// What was written so far.
+    pub(crate) fn bodies(&self) -> Vec<Value> {
+        self.state().bodies.clone()
+    }
+}
+
+impl State {
+    fn tell(&mut self, collection: &str, kind: &str, object: &Value) {
+        let event = json!({"type": kind, "object": object});
+        self.watches.retain(|(watched, watch)| *watched != collection || watch.send(event.clone()).is_ok());
+    }
+}
+
+fn key(object: &Value) -> (String, String) {
+    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+    (text("namespace"), text("name"))
+}
+
+enum Answer {
+    Json(u16, Value),
+    Events(Receiver<Value>),
+    Nothing,
+}
+
+fn serve(stream: &TcpStream, state: &Mutex<State>) {
+    let mut reader = BufReader::new(stream);
+    while let Some((method, target, body)) = request(&mut reader) {
+        let answer = answer(&mut state.lock().expect("no panic while locked"), &method, &target, body);
+        let sent = match answer {
+            Answer::Nothing => return,
+            Answer::Json(status, body) => respond(stream, status, &body),
+            Answer::Events(events) => return stream_events(stream, &events),
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(state: &mut State, method: &str, target: &str, body: Option<Value>) -> Answer {
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    if state.down {
+        return Answer::Nothing;
+    }
+    state.requests.push(format!("{method} {path}"));
+    if method != "GET" {
+        state.bodies.extend(body);
+        return Answer::Json(200, json!({}));
+    }
+    let parameter = |name: &str| {
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+    };
+    let Some(collection) = [PODS, NAMESPACES, DEFINITIONS].into_iter().find(|whole| *whole == path) else {
+        let found = find(state, path);
+        return found.map_or_else(|| missing(path), |object| Answer::Json(200, object.clone()));
+    };
+    if let Some(status) = state.refuses_watches {
+        return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
+    }
+    if parameter("watch").is_some() {
+        let (sender, events) = channel();
+        state.watches.push((collection, sender));
+        return Answer::Events(events);
+    }
+    let all: Vec<&Value> = state.objects.get(collection).into_iter().flat_map(BTreeMap::values).collect();
+    let number = |name: &str, usual: usize| parameter(name).map_or(usual, |text| text.parse().expect("a number"));
+    let (from, limit) = (number("continue", 0), number("limit", usize::MAX));
+    let items: Vec<_> = all.iter().skip(from).take(limit).collect();
+    let next = from + items.len();
+    let more = if next < all.len() { next.to_string() } else { String::new() };
+    let metadata = json!({"resourceVersion": state.version.to_string(), "continue": more});
+    Answer::Json(200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
+}
+
+/// The object of a path such as `/api/v1/namespaces/NAMESPACE/pods/NAME`.
+fn find<'a>(state: &'a State, path: &str) -> Option<&'a Value> {
+    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    let (collection, key) = match parts.as_slice() {
+        ["api", "v1", "namespaces", name] => (NAMESPACES, ("", *name)),
+        ["api", "v1", "namespaces", namespace, "pods", name] => (PODS, (*namespace, *name)),
+        ["apis", _, "v1", "namespaces", namespace, _, name] => (DEFINITIONS, (*namespace, *name)),
+        _ => return None,
+    };
+    state.objects.get(collection)?.get(&(key.0.to_owned(), key.1.to_owned()))
+}
+
+fn missing(path: &str) -> Answer {
+    Answer::Json(404, json!({"kind": "Status", "message": format!("{path} not found"), "code": 404}))
+}
+
+fn request(reader: &mut impl BufRead) -> Option<(String, String, Option<Value>)> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+    let mut words = line.split(' ').map(str::to_owned);
+    let (method, target) = (words.next()?, words.next()?);
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).ok()?;
+        match header.trim_end().to_lowercase().split_once(": ") {
+            Some(("content-length", value)) => length = value.parse().ok()?,
+            Some(_) => {}
+            None => break,
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((method, target, serde_json::from_slice(&body).ok()))
+}
+
+fn respond(mut stream: &TcpStream, status: u16, body: &Value) -> std::io::Result<()> {
+    let body = body.to_string();
+    let head =
+        format!("HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes())
+}
+
+fn stream_events(mut stream: &TcpStream, events: &Receiver<Value>) {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let mut sent = stream.write_all(head.as_bytes());
+    while let (Ok(()), Ok(event)) = (&sent, events.recv()) {
+        let line = format!("{event}\n");
+        sent = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
+    }
+}

@@ -1,0 +1,288 @@
+//! A node with an agent on it, an API, a pod, and calls of the plugin.
+
+use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
+use crate::node::on_a_node_with;
+use crate::pod::Pod;
+use crate::program::program;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const UID: &str = "uid-1";
+
+/// Removed with the value.
+pub(crate) struct Scene {
+    pub(crate) api: Api,
+    pub(crate) root: PathBuf,
+    pub(crate) pod: Pod,
+}
+
+/// How a call of the plugin ended.
+#[derive(Debug)]
+pub(crate) struct Called {
+    pub(crate) success: bool,
+    pub(crate) stdout: Value,
+    pub(crate) stderr: String,
+}
+
+impl Scene {
+    /// Runs a test on a node whose API knows namespace and pod `shop/web-0`, with a sidecar.
+    pub(crate) fn run(test: impl FnOnce(&Self) + Send) {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        on_a_node_with("size=16m", || {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let root = std::env::temp_dir().join(format!("detour-agent-{}-{number}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            fs::create_dir_all(root.join("sa")).expect("made");
+            fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
+            // Nobody is checked by it: the API of the tests is asked in plain HTTP.
+            let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
+            fs::write(root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
+            fs::write(root.join("sa/token"), "token").expect("written");
+            let scene = Self { api: Api::start(), root, pod: Pod::new() };
+            let namespace = json!({"metadata": {"name": "shop", "annotations": {"a": "1"}}});
+            scene.api.put(NAMESPACES, &namespace);
+            scene.api.put(PODS, &pod(UID));
+            test(&scene);
+        });
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.root.join("run/detour/agent.sock")
+    }
+
+    /// The agent, once it has listed and installed everything and answers.
+    pub(crate) fn agent(&self) -> Agent {
+        let agent = self.agent_that_starts("first");
+        let kinds = ["watches pods", "watches namespaces", "watches network attachment"];
+        agent.says_all(&[&kinds[..], &["answers the plugin's", "all is as it should be"]].concat());
+        agent
+    }
+
+    pub(crate) fn agent_that_starts(&self, name: &str) -> Agent {
+        let root = self.root.display();
+        let mut process = Command::new(program())
+            .args(["agent", "--platform=openshift", "--node-name=node-1"])
+            .args([format!("--root={root}"), format!("--service-account={root}/sa")])
+            .arg(format!("--api-server={}", self.api.url()))
+            .env_clear()
+            .env("HOSTNAME", name)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
+        let (sender, lines) = channel();
+        thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Agent { process, lines }
+    }
+
+    /// An attachment's configuration with the agent's socket and the API.
+    pub(crate) fn conf(&self) -> Value {
+        let kubeconfig = self.root.join("kubeconfig");
+        let text = json!({
+            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": ""}}],
+            "clusters": [{"name": "k", "cluster": {"server": self.api.url()}}],
+        });
+        fs::write(&kubeconfig, text.to_string()).expect("written");
+        json!({
+            "cniVersion": "1.0.0", "name": "istio-cni", "type": "detour", "log_level": "debug",
+            "kubernetes": {"agent_socket": self.socket(), "kubeconfig": kubeconfig, "timeout_seconds": 6},
+            "chain": [{"type": "istio-redirect"}, {"type": "uid-exclude", "uids": ["1337"]}],
+        })
+    }
+
+    /// The same without an API to fall back to.
+    pub(crate) fn conf_of_agent_alone(&self) -> Value {
+        let mut conf = self.conf();
+        conf["kubernetes"].as_object_mut().expect("an object").remove("kubeconfig");
+        conf
+    }
+
+    /// A call for the pod `shop/web-0` with this UID.
+    pub(crate) fn call(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Called {
+        self.start(verb, conf, uid).ended()
+    }
+
+    pub(crate) fn start(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Calling {
+        let uid = uid.map(|uid| format!(";K8S_POD_UID={uid}")).unwrap_or_default();
+        let mut process = Command::new(env!("CARGO_BIN_EXE_detour"))
+            .env_clear()
+            .envs([
+                ("CNI_COMMAND", verb),
+                ("CNI_CONTAINERID", &self.pod.container_id),
+                ("CNI_NETNS", &self.pod.netns().display().to_string()),
+                ("CNI_IFNAME", if conf["delegates"].is_array() { "eth0" } else { "net1" }),
+                ("CNI_PATH", "/usr/lib/cni"),
+                ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+                ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0{uid}")),
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut stdin = process.stdin.take().expect("a pipe");
+        stdin.write_all(conf.to_string().as_bytes()).expect("it reads");
+        Calling(process)
+    }
+
+    /// What succeeds.
+    #[track_caller]
+    pub(crate) fn done(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Called {
+        let called = self.call(verb, conf, uid);
+        assert!(called.success, "{verb}: {called:?}");
+        called
+    }
+
+    /// Whether the pod's traffic is redirected.
+    pub(crate) fn is_redirected(&self) -> bool {
+        self.pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
+    }
+
+    /// Asks the agent in its own language, and gives its second line; empty where there is none.
+    pub(crate) fn ask(&self, question: &[u8]) -> String {
+        let mut stream = UnixStream::connect(self.socket()).expect("it listens");
+        stream.set_read_timeout(Some(DEADLINE)).expect("set");
+        // One that has had enough closes.
+        let _ = stream.write_all(question);
+        let mut text = String::new();
+        let _ = stream.read_to_string(&mut text);
+        text.lines().nth(1).unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// A call that is under way.
+pub(crate) struct Calling(Child);
+
+impl Calling {
+    pub(crate) fn ended(self) -> Called {
+        let output = self.0.wait_with_output().expect("it ends");
+        let stdout = if output.stdout.is_empty() { Value::Null } else { read(&output.stdout) };
+        Called { success: output.status.success(), stdout, stderr: String::from_utf8(output.stderr).expect("text") }
+    }
+}
+
+fn read(text: &[u8]) -> Value {
+    serde_json::from_slice(text).expect("JSON")
+}
+
+impl Called {
+    /// The error's code and whole text.
+    #[track_caller]
+    pub(crate) fn refused(&self) -> (u64, String) {
+        assert!(!self.success, "{self:?}");
+        let text = |key: &str| self.stdout[key].as_str().unwrap_or_default().to_owned();
+        (self.stdout["code"].as_u64().expect("a code"), format!("{}: {}", text("msg"), text("details")))
+    }
+}
+
+/// An agent; killed with the value.
+pub(crate) struct Agent {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Agent {
+    /// Waits for a line of the log with that part, and gives it.
+    #[track_caller]
+    pub(crate) fn says(&self, part: &str) -> String {
+        self.says_all(&[part]).pop().expect("one")
+    }
+
+    /// Waits for lines with these parts, in any order; gives them in the order in which they came.
+    #[track_caller]
+    pub(crate) fn says_all(&self, parts: &[&str]) -> Vec<String> {
+        let (mut left, mut found, mut others) = (parts.to_vec(), Vec::new(), Vec::new());
+        while !left.is_empty() {
+            let line = self.lines.recv_timeout(DEADLINE);
+            let line = line.unwrap_or_else(|why| panic!("{left:?} is not said ({why}), but {others:#?}"));
+            match left.iter().position(|part| line.contains(part)) {
+                Some(at) => {
+                    left.remove(at);
+                    found.push(line);
+                }
+                None => others.push(line),
+            }
+        }
+        found
+    }
+
+    /// What was said so far.
+    pub(crate) fn said(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.process.id()).expect("an id");
+        kill(Pid::from_raw(id), signal).expect("it is there");
+    }
+
+    /// Stops it where it stands.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+        let id = Pid::from_raw(i32::try_from(self.process.id()).expect("an id"));
+        let status = waitpid(id, Some(WaitPidFlag::WUNTRACED)).expect("it is there");
+        assert_eq!(status, WaitStatus::Stopped(id, Signal::SIGSTOP));
+    }
+
+    pub(crate) fn end(mut self, signal: Signal) {
+        self.signal(signal);
+        self.process.wait().expect("it ends");
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The pod `shop/web-0`.
+pub(crate) fn pod(uid: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": "web-0", "namespace": "shop", "uid": uid,
+            "annotations": {"sidecar.istio.io/status": "{}", "k8s.v1.cni.cncf.io/networks": "default/istio-cni"},
+        },
+        "spec": {"nodeName": "node-1", "containers": [
+            {"name": "app"},
+            {"name": "istio-proxy", "args": ["proxy", "sidecar"], "securityContext": {"runAsUser": 1337}},
+        ]},
+        "status": {"phase": "Pending"},
+    })
+}
+
+/// The definition `default/istio-cni`.
+pub(crate) fn definition() -> Value {
+    let config = json!({"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"});
+    json!({"metadata": {"name": "istio-cni", "namespace": "default"}, "spec": {"config": config.to_string()}})
+}
+
+/// Adds what attachments refer to.
+pub(crate) fn define(api: &Api) {
+    api.put(DEFINITIONS, &definition());
+}
+
+/// Whether nobody else may reach a file.
+pub(crate) fn is_private(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).expect("there").permissions().mode() & 0o777 == 0o600
+}

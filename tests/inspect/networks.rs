@@ -1,0 +1,101 @@
+//! Several attachments of a pod, united as an ADD of the primary plugin unites them.
+
+use crate::explain::{annotate, compare, pod};
+use crate::run::{Run, detour, file};
+use serde_json::{Value, json};
+
+/// The node's configuration: networks of its own, and a chain for every pod.
+fn node() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "node", "type": "detour",
+        "clusterNetwork": "ovn-kubernetes", "defaultNetworks": ["audit"],
+        "chain": [{ "type": "uid-exclude", "uids": ["77"] }]
+    })
+}
+
+fn definition(namespace: &str, name: &str, config: &Value) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "namespace": namespace, "name": name }, "spec": { "config": config.to_string() }
+    })
+}
+
+fn definitions() -> Vec<Value> {
+    vec![
+        definition("default", "istio-cni", &json!({"type": "istio-cni", "cniVersion": "0.3.1"})),
+        definition("shop", "excludedns", &json!({"type": "excludedns"})),
+        definition("shop", "storage", &json!({"type": "macvlan", "master": "eth1"})),
+        definition("kube-system", "audit", &json!({"type": "audit-bridge"})),
+        definition(
+            "shop",
+            "other-port",
+            &json!({"type": "detour", "chain": [{"type": "istio-redirect", "proxy_port": 16001}]}),
+        ),
+    ]
+}
+
+/// Explains the pod with these networks.
+fn explain(networks: &str, conf: Option<&Value>, more: &[&str]) -> Run {
+    let mut pod = pod();
+    annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
+    let all: Vec<String> = definitions().iter().map(|one| format!("{one}\n---\n")).collect();
+    let (one, others) = all.split_first().expect("definitions");
+    // A file, and a directory with another that is none.
+    let (one, others) = (file("one.json", one), file("others.yaml", &others.concat()));
+    let directory = std::path::Path::new(&others).parent().expect("a directory");
+    std::fs::write(directory.join("README"), "kind: [").expect("writable");
+    let directory = directory.display().to_string();
+    let conf = conf.map(|conf| file("00-node.conf", &conf.to_string()));
+    let mut arguments = vec!["explain", "-f", "-", "--definitions", &one, "--definitions", &directory];
+    arguments.extend(conf.iter().flat_map(|conf| ["--config", conf]));
+    detour(&[&arguments, more].concat(), &pod.to_string(), &[])
+}
+
+#[test]
+fn what_each_contributes_and_what_it_comes_to() {
+    let run = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &[]);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    compare("networks.txt", &run.stdout);
+    let json = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &["-o", "json"]).json();
+    let said: Vec<_> = json["networks"].as_array().expect("networks").iter().map(|one| &one["runs"]).collect();
+    assert_eq!(said, ["delegate", "delegate", "in-process", "in-process", "delegate"]);
+    let exempt: Vec<_> = json["exempt"].as_array().expect("exclusions").iter().map(|one| &one["who"]).collect();
+    assert!(exempt.contains(&&json!("uid 77")) && exempt.contains(&&json!("uid 1337")), "{exempt:?}");
+}
+
+#[test]
+fn the_order_makes_no_difference_to_what_it_comes_to() {
+    let rules = |networks| explain(networks, Some(&node()), &["--rules", "iptables"]).stdout;
+    let one = rules("default/istio-cni, excludedns");
+    assert!(one.contains("--uid-owner 1337") && one.contains("--uid-owner 77"), "{one}");
+    assert_eq!(one, rules("excludedns, default/istio-cni"));
+}
+
+#[test]
+fn without_attachments_the_nodes_chain_counts_and_without_both_nothing() {
+    let said = explain("storage", Some(&node()), &["-o", "json"]).json();
+    assert_eq!((&said["redirected"], &said["exempt"][0]["who"]), (&json!(false), &json!("uid 77")));
+    assert_eq!(said["exempt"][0]["sources"][0], "configuration, chain[0]");
+    let mut bare = node();
+    bare.as_object_mut().expect("an object").remove("chain");
+    let said = explain("storage", Some(&bare), &["-o", "json"]).json();
+    assert_eq!((&said["exempt"], &said["considered"]), (&json!([]), &json!([])));
+    assert!(said["decision"].as_str().is_some_and(|why| why.contains("no network of the pod asks for it")), "{said}");
+}
+
+#[test]
+fn without_a_configuration_the_attachments_are_all() {
+    let said = explain("default/istio-cni, excludedns", None, &["-o", "json"]).json();
+    assert_eq!(said["redirected"], true);
+    assert_eq!((&said["exempt"][0]["who"], &said["exempt"][1]), (&json!("uid 1337"), &Value::Null));
+}
+
+#[test]
+fn what_an_add_would_refuse_is_refused() {
+    let run = explain("default/istio-cni, other-port", Some(&node()), &[]);
+    let parts = ["networks default/istio-cni and shop/other-port contradict each other", "same value"];
+    assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    let run = explain("istio-cni", Some(&node()), &[]);
+    let parts = ["no NetworkAttachmentDefinition \"istio-cni\" in namespace \"shop\"", "in default", "given"];
+    assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+}
