@@ -47,8 +47,8 @@ impl Cluster for Manifests {
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
-        let (manifests, _) = self.read()?;
-        self.named_namespace(&manifests, wanted).map_err(|error| about(wanted, error))
+        let (manifests, broken) = self.read()?;
+        Self::named_namespace(&manifests, &broken, wanted).map_err(|error| about(wanted, error))
     }
 
     fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
@@ -97,7 +97,7 @@ impl Manifests {
     fn find(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let (manifests, broken) = self.read()?;
         let found = self.pod(&manifests, wanted).and_then(|pod| {
-            let namespace = if with_namespace { Some(self.named_namespace(&manifests, wanted)?) } else { None };
+            let namespace = with_namespace.then(|| Self::named_namespace(&manifests, &broken, wanted)).transpose()?;
             Ok(Facts { pod, namespace })
         });
         match (found, broken.first()) {
@@ -154,14 +154,15 @@ impl Manifests {
         Err(Error::new(Code::PodUnknown, msg))
     }
 
-    fn named_namespace(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Namespace, Error> {
-        let namespace = &wanted.namespace;
-        let found = manifests.iter().find(|m| m.is(NAMESPACE, None, namespace)).ok_or_else(|| {
-            let dir = self.dir.display();
-            let msg = format!("no manifest of Namespace {namespace} in {dir} ({FILES}); add one");
-            Error::new(Code::PodUnknown, msg)
-        })?;
-        Ok(found.read::<wire::Namespace>()?.into())
+    /// One that has no manifest has no annotations: every pod is in a namespace, and many a directory
+    /// holds the pods alone.
+    fn named_namespace(manifests: &[Manifest], broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
+        let name = &wanted.namespace;
+        match (manifests.iter().find(|m| m.is(NAMESPACE, None, name)), broken.first()) {
+            (Some(manifest), _) => Ok(manifest.read::<wire::Namespace>()?.into()),
+            (None, Some(error)) => Err(error.clone().with_details(format!("Namespace {name} may stand there"))),
+            (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
+        }
     }
 }
 

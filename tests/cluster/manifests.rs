@@ -3,7 +3,7 @@
 use crate::scene::{api, directory, facts, manifests, wanted};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
-use detour_cni::pod::{Facts, PodRef};
+use detour_cni::pod::{Facts, Namespace, PodRef};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -72,9 +72,16 @@ fn what_is_not_there_is_unknown() {
     let error = read("no-pod", &[("n.yaml", NAMESPACE)]).expect_err("no pod");
     assert_eq!(error.code, Code::PodUnknown);
     assert!(error.msg.contains("shop/web-0") && error.msg.contains("no-pod"), "{error}");
-    let error = read("no-namespace", &[("p.yaml", POD)]).expect_err("no namespace");
-    assert_eq!(error.code, Code::PodUnknown);
-    assert!(error.msg.contains("Namespace shop"), "{error}");
+}
+
+#[test]
+fn a_namespace_without_a_manifest_has_no_annotations() {
+    let facts = read("no-namespace", &[("p.yaml", POD)]).expect("the pod is there");
+    assert_eq!(facts.namespace, Some(Namespace { name: "shop".into(), ..Namespace::default() }));
+    let error =
+        read("broken-namespace", &[("p.yaml", POD), ("n.yaml", "a: b: c")]).expect_err("it may be in that file");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("n.yaml") && error.details.contains("Namespace shop"), "{error}");
 }
 
 #[test]
