@@ -129,9 +129,12 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
     let conf = ours.first().cloned().or(conf);
     let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
-    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, &configured, checkup);
-    let followed = [&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS, &decision::DECISION];
-    let followed = [&configured[..], &followed].concat();
+    let led = [&configured[..], &[&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS]].concat();
+    // A primary plugin adds the pod's networks itself, and nothing where one of them can't be had.
+    let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
+    let needed = if is_primary { &led } else { &configured[..] };
+    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
+    let followed = [&led[..], &[&decision::DECISION]].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
 
     let whereabouts = Whereabouts::of(case, facts.as_ref());
