@@ -3,7 +3,7 @@
 use super::{Api, check_names, get};
 use crate::cluster::query::Object;
 use crate::cluster::retry::{Failure, retry};
-use crate::cluster::{Cluster, ObjectRef, Right, Told};
+use crate::cluster::{Cluster, ObjectRef, Right, ServiceAccount, Told};
 use crate::cni::Error;
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
@@ -23,6 +23,13 @@ impl Inquiry {
     #[must_use]
     pub fn new(root: &Path, path: PathBuf) -> Self {
         Self(Api::new(path, PATIENCE).within(root))
+    }
+
+    /// The server of the cluster that this process is a pod of, asked as that pod's service account; `None`
+    /// outside of pods.
+    #[must_use]
+    pub fn in_cluster() -> Option<Self> {
+        ServiceAccount::of_environment().map(|account| Self(account.api(PATIENCE)))
     }
 
     /// The same server as a source of facts.

@@ -108,22 +108,14 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
 
 fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Checkup) {
     let conf = foremost(&seen.configurations).cloned();
-    let inquiry = match (&case.kubeconfig, &seen.kubeconfig) {
-        (Some(path), _) => Some(Inquiry::new("/".as_ref(), path.clone())),
-        (None, Some((path, _))) => Some(Inquiry::new(&case.mount, path.clone())),
-        (None, None) => None,
-    };
     let files = conf.as_ref().and_then(|conf| manifests(case, conf));
+    let inquiry = inquiry(case, seen, checkup);
     let source = match (&files, &inquiry) {
         (Some(files), _) => Ok(&**files),
-        (None, Some(inquiry)) => Ok(inquiry.cluster()),
-        (None, None) => Err("there is no API to ask: give --kubeconfig".to_owned()),
+        (None, Ok(inquiry)) => Ok(inquiry.cluster()),
+        (None, Err(why)) => Err(why.clone()),
     };
-    let asked_for = seen.kubeconfig.is_some() && case.kubeconfig.is_none() && files.is_none();
-    let known = if asked_for { checkup.obstacle(&[&rights::API]) } else { None };
-    let source = known.map_or(source, Err);
-    let cluster: Option<&dyn Cluster> = source.as_ref().ok().copied();
-    let inquiry = inquiry.as_ref().filter(|_| cluster.is_some());
+    let (cluster, inquiry) = (source.as_ref().ok().copied(), inquiry.as_ref().ok());
 
     let facts = pod::known(source, pod, checkup);
     let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
@@ -156,6 +148,19 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let container = found.and_then(|found| found.container_id.as_deref());
     seen.said = logs::journal(case, pod, container, checkup);
     seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
+}
+
+/// Whom to ask about the pod: as whoever calls wants, else as the pod that this process runs in, else as the
+/// plugin does.
+fn inquiry(case: &Case, seen: &Examination, checkup: &Checkup) -> Result<Inquiry, String> {
+    if let Some(path) = &case.kubeconfig {
+        return Ok(Inquiry::new("/".as_ref(), path.clone()));
+    }
+    if let Some(inquiry) = Inquiry::in_cluster() {
+        return Ok(inquiry);
+    }
+    let (path, _) = seen.kubeconfig.as_ref().ok_or("there is no API to ask: give --kubeconfig")?;
+    checkup.obstacle(&[&rights::API]).map_or_else(|| Ok(Inquiry::new(&case.mount, path.clone())), Err)
 }
 
 /// Facts from files, where the configuration wants those.
