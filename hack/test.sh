@@ -8,7 +8,7 @@ source hack/machine.sh
 
 need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
-    strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
+    nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
     need_commands go=golang-go

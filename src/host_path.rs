@@ -80,6 +80,12 @@ impl Root {
         Self(mount.into())
     }
 
+    /// The node's `/`.
+    #[must_use]
+    pub fn mount(&self) -> &Path {
+        &self.0
+    }
+
     /// Where this process finds what the node calls `path`. Links are followed as the node would
     /// follow them: an absolute one leads to a place below the mount, not to one of this process's
     /// own (`/var/run` is such a link on many nodes, `/var/snap/microk8s/current` a relative one).

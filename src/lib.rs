@@ -39,6 +39,10 @@
 //! a connection each. Where it does not answer, the plugin asks the API within the same wait. At the end of
 //! a call the plugin tells the agent what came of it.
 //!
+//! [`agent::repair`] looks after the same pods: those that bypass the mesh are found by what the cluster says,
+//! [`plugin::standing`] and [`sandbox::find`], and get their rules by the plugin's own ADD, or by
+//! [`plugin::restore`] from [`state`]. [`agent::taint`] keeps pods off a node that isn't ready.
+//!
 //! # Ports
 //!
 //! | port | who listens | what arrives |

@@ -88,7 +88,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
     }
     // Ended with this function.
-    let _services = match &job.services {
+    let mut services = match &job.services {
         Some(services) => Some(services.start(job.node, &job.metrics)?),
         None => None,
     };
@@ -112,14 +112,23 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Yields(_) => (RETRY, false),
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
+        report(&turn, &mut said, &backoff, time);
+        if let Some(services) = &services {
+            services.tell(turn.obstacle().is_none());
+        }
         job.count(&turn);
         health.tell(turn.obstacle(), time + SLACK);
         report(&turn, &mut said, &backoff, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
-            let Some((installer, _)) = present else { return Ok(()) };
-            job.node.forget_presence(&installer);
-            return job.end(&installer);
+            let ended = present.map_or(Ok(()), |(installer, _)| {
+                job.node.forget_presence(&installer);
+                job.end(&installer)
+            });
+            if let Some(services) = services.as_mut().filter(|_| job.on_exit == OnExit::Remove) {
+                services.leave();
+            }
+            return ended;
         }
     }
 }

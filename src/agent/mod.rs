@@ -8,8 +8,10 @@ pub mod install;
 mod keep;
 mod known;
 mod metrics;
+pub mod repair;
 mod services;
 mod socket;
+pub mod taint;
 mod watch;
 
 pub use keep::{Job, OnExit, keep};

@@ -1,12 +1,16 @@
 //! What the agent does beside keeping the plugin installed: one thread watches the node's pods and
-//! answers the plugin.
+//! answers the plugin, one repairs pods, one keeps the node's taint.
 
-use super::Metrics;
 use super::facts::{Answers, Facts};
 use super::install::{HostPath, Node};
-use super::socket;
+use super::metrics::Metrics;
+use super::repair::{Pods, Repair, Settings};
+use super::taint::{Keeper, Taint};
+use super::{KnownPod, socket};
 use crate::cluster::ServiceAccount;
-use std::path::Path;
+use std::future::pending;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -22,44 +26,83 @@ const IDLE: Duration = Duration::from_secs(10);
 pub struct Services {
     /// The node's name: that of its Node object.
     pub node_name: String,
-    /// Where the plugin asks.
-    pub socket: HostPath,
+    /// Where the plugin asks; `None`: nowhere.
+    pub socket: Option<HostPath>,
     /// Who watches.
     pub account: ServiceAccount,
+    /// How pods that bypass the mesh are repaired; `None`: not at all.
+    pub repair: Option<Settings>,
+    /// The key of the taint of a node that isn't ready; `None`: there is none.
+    pub taint: Option<String>,
 }
 
 /// Services that run, until this is dropped.
 pub(super) struct Running {
-    facts: Facts,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    taint: Option<Keeper>,
+}
+
+/// The watched pods, for who repairs them.
+struct WatchedPods {
+    facts: Facts,
+    /// As many changes were seen.
+    seen: u64,
+}
+
+impl Pods for WatchedPods {
+    fn pods(&self) -> Vec<Arc<KnownPod>> {
+        self.facts.pods()
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.seen = self.facts.wait_for_pods(self.seen, time);
+    }
 }
 
 impl Services {
-    /// Begins, for a node that is reached as `node`.
+    /// Begins, for a node that is reached as `node`; what is done is counted.
     ///
     /// # Errors
     /// The kernel has no thread or no event queue left.
     pub(super) fn start(&self, node: &Node, metrics: &Metrics) -> Result<Running, String> {
         let (facts, (end, ended)) = (Facts::new(), oneshot::channel());
-        let socket = node.reach(&self.socket).map_err(|error| error.to_string())?;
+        let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
+        let socket = socket.map_err(|error| error.to_string())?;
         let mut builder = Builder::new_current_thread();
         builder.enable_all().max_blocking_threads(WAITING).thread_keep_alive(IDLE);
         let runtime = builder.build().map_err(|error| format!("no event loop for the services: {error}"))?;
-        let (services, known, metrics) = (self.clone(), facts.clone(), metrics.clone());
+        let (services, known, counted) = (self.clone(), facts.clone(), metrics.clone());
         let thread = thread::Builder::new().name("services".into());
-        let thread = thread.spawn(move || services.run(runtime, &known, &metrics, &socket, ended));
+        let thread = thread.spawn(move || services.run(runtime, &known, &counted, socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
-        Ok(Running { facts, end: Some(end), thread: Some(thread) })
+        if let Some(settings) = &self.repair {
+            let repair = Repair::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
+            repair
+                .start(WatchedPods { facts: facts.clone(), seen: 0 })
+                .map_err(|error| format!("no thread for repairs: {error}"))?;
+        }
+        let taint =
+            |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
+        let taint = self.taint.as_ref().map(|key| taint(key).keep()).transpose();
+        let taint = taint.map_err(|error| format!("no thread for the node's taint: {error}"))?;
+        Ok(Running { end: Some(end), thread: Some(thread), taint })
     }
 
-    fn run(&self, runtime: Runtime, facts: &Facts, metrics: &Metrics, socket: &Path, ended: oneshot::Receiver<()>) {
+    fn run(
+        &self,
+        runtime: Runtime,
+        facts: &Facts,
+        metrics: &Metrics,
+        socket: Option<PathBuf>,
+        ended: oneshot::Receiver<()>,
+    ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}
-                () = socket::serve(socket, &answers) => {}
+                () = serve(socket, &answers) => {}
             }
         });
         // A thread that still waits for the API is not waited for.
@@ -67,11 +110,27 @@ impl Services {
     }
 }
 
-#[allow(dead_code, reason = "what repairs pods asks for them")]
+/// Answers for ever; where there is no socket, nobody.
+async fn serve(socket: Option<PathBuf>, answers: &Answers) {
+    match socket {
+        Some(socket) => socket::serve(&socket, answers).await,
+        None => pending().await,
+    }
+}
+
 impl Running {
-    /// What is known of the node.
-    pub(super) fn facts(&self) -> &Facts {
-        &self.facts
+    /// Whether the plugin is ready on the node.
+    pub(super) fn tell(&self, is_ready: bool) {
+        if let Some(taint) = &self.taint {
+            taint.tell(is_ready);
+        }
+    }
+
+    /// The plugin is taken off the node, and nobody will be there to take the taint off.
+    pub(super) fn leave(&mut self) {
+        if let Some(taint) = self.taint.take() {
+            taint.end();
+        }
     }
 }
 

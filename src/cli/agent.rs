@@ -1,6 +1,7 @@
 //! `detour agent`.
 
 use super::install::{PROGRAM_FILE, Wanted, program};
+use super::repair::Repair;
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::HostPath;
@@ -20,7 +21,8 @@ Examples:
   detour agent --root /host --on-exit remove
         takes the plugin off the node when it ends: roll this out before the DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
-        answers the plugin's questions about this node's pods, so that an ADD needs no API
+        answers the plugin's questions about this node's pods, so that an ADD needs no API, and repairs
+        those that bypass the mesh
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
@@ -32,6 +34,11 @@ there are in an upgrade, the later one does the work.
 With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as this
 pod's service account, answers the plugin at --socket, and logs each of its calls in a line. Whenever the
 plugin gets no answer there, it asks the API itself.
+
+It also repairs pods of the node that have a sidecar and bypass it: their init container istio-validation has
+ended with 126, their rules are no longer what was asked for, or they have never been attached. In place, the
+plugin's own ADD is made (again) in the pod's network namespace, and the rules are read back. Each pod gets an
+Event of it. A pod is tried five times, with pauses.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 
@@ -47,12 +54,29 @@ pub(super) struct Agent {
     /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
-    /// The name of this node's Node object [default: $NODE_NAME]; without one, nothing is answered.
+    /// The name of this node's Node object [default: $NODE_NAME]; without one, no pod is watched.
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
     /// Where, on the node, the plugin's questions are answered; nowhere if it is empty.
     #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
     socket: Socket,
+    /// The taint that the node has while the plugin isn't ready there (NoSchedule); none unless given.
+    #[arg(long, value_name = "KEY", value_parser = taint)]
+    taint: Option<String>,
+    #[command(flatten)]
+    repair: Repair,
+}
+
+/// A taint's key as the API takes it (apimachinery, `IsQualifiedName`), as far as an agent can know.
+fn taint(key: &str) -> Result<String, String> {
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("p", key));
+    let plain = |text: &str| {
+        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        text.chars().all(inner) && ends(text.chars().next()) && ends(text.chars().last())
+    };
+    let accepted = plain(prefix) && plain(name) && name.len() <= 63;
+    accepted.then(|| key.to_owned()).ok_or_else(|| "accepted: [PREFIX/]NAME, as cni.istio.io/not-ready".to_owned())
 }
 
 /// A path on the node, or nowhere.
@@ -85,7 +109,7 @@ impl Agent {
         let node = self.wanted.node();
         let program = program()?;
         let services = self.services();
-        let socket = services.as_ref().map(|services| &services.socket);
+        let socket = services.as_ref().and_then(|services| services.socket.as_ref());
         let desired = || self.wanted.desired(&node, &program, socket).map_err(|error| format!("{error:#}"));
         let job = Job {
             node: &node,
@@ -107,11 +131,16 @@ impl Agent {
     fn services(&self) -> Option<Services> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
         let node_name = named.filter(|name| !name.is_empty())?;
-        let socket = self.socket.0.clone()?;
         let account = self.wanted.account();
         if account.is_none() {
-            tracing::warn!("nothing is answered at {socket}: name the API by --api-server URL outside of a pod");
+            tracing::warn!("no pod is watched: name the API by --api-server URL outside of a pod");
         }
-        Some(Services { node_name, socket, account: account? })
+        Some(Services {
+            node_name,
+            socket: self.socket.0.clone(),
+            account: account?,
+            repair: self.repair.settings(),
+            taint: self.taint.clone(),
+        })
     }
 }

@@ -3,6 +3,7 @@
 pub mod agent;
 mod api;
 mod certificate;
+mod control;
 mod definition;
 mod event;
 mod kubeconfig;
@@ -16,6 +17,7 @@ mod text;
 pub(crate) mod wire;
 
 pub use api::Inquiry;
+pub use control::Node;
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::{Event, Told};
 pub use kubeconfig::{Authority, Credentials, Summary};

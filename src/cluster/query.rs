@@ -1,7 +1,7 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
 use super::retry::{Failure, GaveUp};
-use super::{Event, ObjectRef, Right, certificate};
+use super::{Event, Node, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
@@ -24,6 +24,14 @@ pub(super) enum Object<'a> {
     NetworkStatus(&'a Pod, &'a str),
     /// An event of a pod.
     Event(&'a Pod, &'a Event),
+    /// The end of a pod that still has this `resourceVersion`.
+    Deletion(&'a Pod, &'a str),
+    /// A label of a pod that still has this `resourceVersion`: key and value.
+    Label(&'a Pod, &'a str, (&'a str, &'a str)),
+    /// A node.
+    Node(&'a String),
+    /// All taints of a node that still is as it was read.
+    Taints(&'a Node),
     /// The server's version.
     Version,
     /// Whether whoever asks has a right.
@@ -53,8 +61,9 @@ pub(super) struct Query<'a> {
 impl<'a> Object<'a> {
     fn method(self) -> &'static str {
         match self {
-            Object::NetworkStatus(..) => "PATCH",
+            Object::NetworkStatus(..) | Object::Label(..) | Object::Taints(_) => "PATCH",
             Object::Event(..) | Object::Review(_) => "POST",
+            Object::Deletion(..) => "DELETE",
             _ => "GET",
         }
     }
@@ -66,7 +75,9 @@ impl<'a> Object<'a> {
                 format!("{collection}/{name}")
             }
             Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
-            Object::NetworkStatus(pod, _) => format!("{collection}/{}/status", pod.name),
+            Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => format!("{collection}/{}/status", pod.name),
+            Object::Deletion(pod, _) => format!("{collection}/{}", pod.name),
+            Object::Node(name) | Object::Taints(Node { name, .. }) => format!("{collection}/{name}"),
             Object::DefinitionsNamed(_)
             | Object::Event(..)
             | Object::Version
@@ -84,7 +95,10 @@ impl<'a> Object<'a> {
             Object::PodNamespace(_) => "/api/v1/namespaces".to_owned(),
             Object::Definition(object) => format!("{DEFINITIONS}/namespaces/{}/{KIND}", object.namespace),
             Object::DefinitionsNamed(_) => format!("{DEFINITIONS}/{KIND}"),
-            Object::NetworkStatus(pod, _) => of(&pod.namespace, "pods"),
+            Object::NetworkStatus(pod, _) | Object::Deletion(pod, _) | Object::Label(pod, ..) => {
+                of(&pod.namespace, "pods")
+            }
+            Object::Node(_) | Object::Taints(_) => "/api/v1/nodes".to_owned(),
             Object::Event(pod, _) => of(&pod.namespace, "events"),
             Object::Version => "/version".to_owned(),
             Object::Review(_) => "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned(),
@@ -99,9 +113,11 @@ impl<'a> Object<'a> {
             Object::Pod(PodRef { namespace, name, .. }) | Object::PodNamespace(PodRef { namespace, name, .. }) => {
                 format!("pod {namespace}/{name}")
             }
-            Object::NetworkStatus(Pod { namespace, name, .. }, _) | Object::Event(Pod { namespace, name, .. }, _) => {
-                format!("pod {namespace}/{name}")
-            }
+            Object::NetworkStatus(Pod { namespace, name, .. }, _)
+            | Object::Event(Pod { namespace, name, .. }, _)
+            | Object::Deletion(Pod { namespace, name, .. }, _)
+            | Object::Label(Pod { namespace, name, .. }, ..) => format!("pod {namespace}/{name}"),
+            Object::Node(name) | Object::Taints(Node { name, .. }) => format!("node {name}"),
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
             Object::Version => "the API server".to_owned(),
@@ -126,7 +142,12 @@ impl Query<'_> {
                 format!("get {KIND}.k8s.cni.cncf.io in namespace {namespace}")
             }
             Object::DefinitionsNamed(_) => format!("list {KIND}.k8s.cni.cncf.io"),
-            Object::NetworkStatus(pod, _) => format!("patch pods/status in namespace {}", pod.namespace),
+            Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => {
+                format!("patch pods/status in namespace {}", pod.namespace)
+            }
+            Object::Deletion(pod, _) => format!("delete pods in namespace {}", pod.namespace),
+            Object::Node(_) => "get nodes".to_owned(),
+            Object::Taints(_) => "patch nodes".to_owned(),
             Object::Event(pod, _) => format!("create events in namespace {}", pod.namespace),
             Object::Version => "get /version".to_owned(),
             Object::Review(_) => "create selfsubjectaccessreviews.authorization.k8s.io".to_owned(),
@@ -164,6 +185,9 @@ impl Query<'_> {
                     self.right()
                 ),
             )),
+            409 if matches!(self.object, Object::Taints(_)) => {
+                hopeless(self.error(Code::TryAgain, "409, somebody else changed it at the same time"))
+            }
             409 | 422 => hopeless(
                 self.error(Code::PodUnknown, format!("{status}, it is not as it was, or another one of its name")),
             ),
@@ -217,9 +241,12 @@ impl Query<'_> {
                     Object::PodNamespace(pod) => format!("see kubectl get namespace {}", pod.namespace),
                     Object::Pod(PodRef { namespace, name, .. })
                     | Object::NetworkStatus(Pod { namespace, name, .. }, _)
-                    | Object::Event(Pod { namespace, name, .. }, _) => {
+                    | Object::Event(Pod { namespace, name, .. }, _)
+                    | Object::Deletion(Pod { namespace, name, .. }, _)
+                    | Object::Label(Pod { namespace, name, .. }, ..) => {
                         format!("see kubectl get pod -n {namespace} {name}")
                     }
+                    Object::Node(name) | Object::Taints(Node { name, .. }) => format!("see kubectl get node {name}"),
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
                     Object::Version | Object::Review(_) => "see kubectl version".to_owned(),
                     Object::EventsOf(PodRef { namespace, .. }) | Object::PodsOn { namespace, .. } => {

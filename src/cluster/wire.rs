@@ -48,6 +48,34 @@ pub(crate) struct DefinitionSpec {
     config: String,
 }
 
+/// A `Node`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Node {
+    metadata: NodeMetadata,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    spec: NodeSpec,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeMetadata {
+    name: String,
+    resource_version: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeSpec {
+    #[serde(deserialize_with = "null_is_empty")]
+    taints: Vec<Value>,
+}
+
+impl From<Node> for cluster::Node {
+    fn from(Node { metadata, spec }: Node) -> Self {
+        Self { name: metadata.name, resource_version: metadata.resource_version, taints: spec.taints }
+    }
+}
+
 /// A list of definitions.
 #[derive(Debug, Deserialize)]
 pub(super) struct Definitions {
@@ -194,6 +222,16 @@ pub(super) fn network_status(pod: &pod::Pod, status: &str) -> Value {
         metadata["uid"] = json!(uid);
     }
     json!({"metadata": metadata})
+}
+
+/// The merge patch that gives a pod a label, if it still is as it was read.
+pub(super) fn label(pod: &pod::Pod, resource_version: &str, (key, value): (&str, &str)) -> Value {
+    json!({"metadata": {"uid": pod.uid, "resourceVersion": resource_version, "labels": {key: value}}})
+}
+
+/// The merge patch that gives a node its taints, all of them, if it still is as it was read.
+pub(super) fn taints(node: &cluster::Node) -> Value {
+    json!({"metadata": {"resourceVersion": node.resource_version}, "spec": {"taints": node.taints}})
 }
 
 /// An `Event` of a pod (k8s.io/api, `core/v1`) that happens now.

@@ -4,6 +4,7 @@ mod args;
 mod block;
 mod document;
 mod error;
+mod file;
 mod list;
 mod names;
 mod nameservers;
@@ -16,6 +17,7 @@ pub use args::Args;
 pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
+pub use file::{OWN_TYPES, configuration};
 pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{

@@ -36,6 +36,7 @@ mod svg;
 mod trace;
 mod walk;
 
+pub use crate::cni::configuration;
 pub use elsewhere::elsewhere;
 pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Proxy, explain};
@@ -48,7 +49,7 @@ pub use restore::restore_text;
 pub use rulebook::Rulebook;
 pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
 pub use settings::Setting;
-pub use subject::{Subject, configuration};
+pub use subject::Subject;
 pub use surprise::Warning;
 pub use trace::{Place, Trace, trace};
 pub use walk::Hop;

@@ -3,7 +3,7 @@
 use super::converge::records;
 use super::desired::{fixtures, ruleset};
 use super::foreign::Redirection;
-use super::record::attachment;
+use super::record::{Records, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
 use crate::firewall::{Live, foreign_rules};
@@ -35,27 +35,47 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             let msg = format!("there was no ADD of the {attachment} in {}", path.display());
             return Err(Error::new(Code::NoAdd, msg));
         }
-        let policy = records.policy()?;
-        let desired = ruleset(&policy, records.ip6());
-        let dialect = records.dialect().unwrap_or_default();
         let live = read()?;
-        let foreign = Redirection::find(&live, &records.known_rules(), policy.redirect().is_some());
-        if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
-            tracing::warn!(
-                "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
-                 is tracked twice until the next ADD; add this attachment after the redirection"
-            );
-        }
-        for rule in foreign_rules(&live, &desired) {
-            tracing::info!("foreign rule: {rule}");
-        }
-        let mut found: Vec<String> = dialect.drift(&live, &desired).iter().map(ToString::to_string).collect();
-        found.extend(fixtures(&policy, records.ip6()).drift()?);
+        remark(&records, &live)?;
+        let found = differences(&records, &live)?;
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
     })
 }
 
-fn read() -> Result<Live, Error> {
+/// Logs what is no difference and should be known.
+fn remark(records: &Records, live: &Live) -> Result<(), Error> {
+    let policy = records.policy()?;
+    let foreign = Redirection::find(live, &records.known_rules(), policy.redirect().is_some());
+    if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
+        tracing::warn!(
+            "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
+             is tracked twice until the next ADD; add this attachment after the redirection"
+        );
+    }
+    for rule in foreign_rules(live, &ruleset(&policy, records.ip6())) {
+        tracing::info!("foreign rule: {rule}");
+    }
+    Ok(())
+}
+
+/// How the kernel differs from what is kept, one line each. To be asked in the namespace.
+///
+/// # Errors
+/// The attachments contradict each other, or the namespace can't be looked at.
+pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>, Error> {
+    let policy = records.policy()?;
+    let desired = ruleset(&policy, records.ip6());
+    let dialect = records.dialect().unwrap_or_default();
+    let mut found: Vec<String> = dialect.drift(live, &desired).iter().map(ToString::to_string).collect();
+    found.extend(fixtures(&policy, records.ip6()).drift()?);
+    Ok(found)
+}
+
+/// The namespace's rules. To be asked in the namespace.
+///
+/// # Errors
+/// [`Code::KernelRefused`]: they can't be read.
+pub(super) fn read() -> Result<Live, Error> {
     let failed = |e: crate::firewall::nfnetlink::Error| {
         Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"))
     };

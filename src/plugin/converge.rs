@@ -25,6 +25,8 @@ const TRIES: usize = 100;
 pub(super) enum Wish {
     /// This policy, in place of what it asked for before, in this dialect.
     Have(Policy, cni::Dialect),
+    /// What it asked for when it was added; nothing where it is there no more.
+    Again,
     /// Nothing any more.
     Leave,
 }
@@ -69,7 +71,7 @@ impl Wish {
     const fn dialect(&self) -> cni::Dialect {
         match self {
             Self::Have(_, dialect) => *dialect,
-            Self::Leave => cni::Dialect::Auto,
+            Self::Again | Self::Leave => cni::Dialect::Auto,
         }
     }
 
@@ -94,9 +96,13 @@ struct Converge<'a> {
 
 impl Converge<'_> {
     fn run(&self, mut wish: Wish) -> Result<(), Error> {
-        wish.spare_secondary_networks()?;
         let first = self.records()?;
         let own = first.get(self.attachment);
+        if matches!(wish, Wish::Again) {
+            let Some(own) = own else { return Ok(()) };
+            wish = Wish::Have(own.policy.clone(), cni::Dialect::Auto);
+        }
+        wish.spare_secondary_networks()?;
         if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
             return Ok(());
         }
@@ -189,15 +195,17 @@ impl Converge<'_> {
         let mut record = own.cloned().unwrap_or_default();
         let wanted = match wish {
             Wish::Have(policy, _) => foreign.map_or(policy.clone(), |foreign| foreign.beside(policy.clone())),
-            Wish::Leave => Policy::default(),
+            Wish::Again | Wish::Leave => Policy::default(),
         };
         if record.policy != wanted {
             record.before = own.map(|own| own.before.clone().unwrap_or_else(|| own.policy.clone()));
             record.policy = wanted;
         }
-        record.sandbox = Some(self.sandbox.id());
+        // The same namespace keeps its path: the agent's way to it is not the runtime's.
+        if record.sandbox.replace(self.sandbox.id()) != Some(self.sandbox.id()) {
+            record.netns = Some(self.sandbox.path().to_owned());
+        }
         record.dialect = dialect;
-        record.netns = Some(self.sandbox.path().to_owned());
         // A pod without any address may get one of either family later.
         record.ip6 |= addresses.ip6 || !addresses.ip;
         record

@@ -15,10 +15,13 @@ mod own_netns;
 mod panics;
 pub mod primary;
 mod record;
+mod standing;
 mod status;
 mod told;
 mod version;
 pub mod wish;
+
+pub use standing::{Standing, forget_gone, restore, standing};
 
 use crate::cni::version::NEWEST;
 use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
@@ -66,7 +69,7 @@ fn serve(request: &Request, document: &Document, program: &str) -> Result<Option
     for warning in &conf.warnings {
         tracing::warn!("{warning}");
     }
-    let answer = own_netns::refuse(request).and_then(|()| run(request, &conf));
+    let answer = run(request, &conf);
     if let Err(error) = &answer {
         tracing::error!(code = error.number(), "{error}");
     }
@@ -105,6 +108,7 @@ fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed) {
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    own_netns::refuse(request)?;
     match &conf.primary {
         Some(primary) => primary::run(&primary::Context { request, conf, primary }),
         None => attached(request, conf),

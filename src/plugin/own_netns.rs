@@ -9,7 +9,14 @@ use std::path::Path;
 /// as a rule, before anything is done there. The reference library (`pkg/skel`) looks only
 /// afterwards. A path that can't be looked at is for whoever enters it to report.
 pub(super) fn refuse(request: &Request) -> Result<(), Error> {
-    let Some(netns) = request.netns.as_deref().filter(|_| !request.netns_override) else { return Ok(()) };
+    request.netns.as_deref().filter(|_| !request.netns_override).map_or(Ok(()), check)
+}
+
+/// Refuses a path of the network namespace that this process runs in.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: it is.
+pub(super) fn check(netns: &Path) -> Result<(), Error> {
     let own = identity(Path::new("/proc/self/ns/net"));
     if own.is_some() && own == identity(netns) {
         let msg = "plugin's netns and netns from CNI_NETNS should not be the same";

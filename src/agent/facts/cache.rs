@@ -123,7 +123,6 @@ impl<T: Kind> Cache<T> {
         tokio::time::timeout(time, found).await.ok().flatten()
     }
 
-    #[allow(dead_code, reason = "what repairs pods waits")]
     /// Waits until there were more than `seen` changes, `time` at the longest. Gives how many there were.
     pub(super) fn wait_for_change(&self, seen: u64, time: Duration) -> u64 {
         let unchanged = |_: &mut State<T>| *self.changes.borrow() == seen;

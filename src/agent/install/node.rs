@@ -35,6 +35,12 @@ impl Node {
         Self { root, state }
     }
 
+    /// Where the node's file system is mounted.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        self.root.mount()
+    }
+
     /// Whether there is something at that path.
     #[must_use]
     pub fn has(&self, path: &HostPath) -> bool {
@@ -134,7 +140,7 @@ impl Node {
         Ok(found)
     }
 
-    fn record(&self) -> Result<Record, Error> {
+    pub(super) fn record(&self) -> Result<Record, Error> {
         let path = self.log();
         match self.root.reach(&path).and_then(fs::read) {
             Ok(text) => serde_json::from_slice(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
@@ -176,6 +182,12 @@ impl Node {
         };
         names.sort();
         Ok(names)
+    }
+
+    /// What a file holds; `None` where there is none, or no text.
+    pub(super) fn text(&self, path: &HostPath) -> Result<Option<String>, Error> {
+        let file = self.file(path).map_err(|why| Error::file("read", path, &why))?;
+        Ok(file.and_then(|file| file.text))
     }
 
     /// A regular file, or what a link leads to; `None` where there is none.

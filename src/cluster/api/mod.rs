@@ -1,6 +1,7 @@
 //! Facts from the Kubernetes API.
 
 mod concurrently;
+mod control;
 mod definitions;
 mod inquiry;
 mod session;
@@ -14,7 +15,7 @@ use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
 pub use inquiry::Inquiry;
-use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
+use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;
 use session::Session;
@@ -196,6 +197,19 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
         Object::NetworkStatus(pod, status) => {
             let patch = Patch::Merge(wire::network_status(pod, status));
             collection.patch_subresource("status", &pod.name, &PatchParams::default(), &patch)
+        }
+        Object::Deletion(pod, resource_version) => {
+            let preconditions =
+                Preconditions { uid: pod.uid.clone(), resource_version: Some(resource_version.to_owned()) };
+            collection.delete(&pod.name, &DeleteParams::default().preconditions(preconditions))
+        }
+        Object::Label(pod, resource_version, label) => {
+            let patch = Patch::Merge(wire::label(pod, resource_version, label));
+            collection.patch_subresource("status", &pod.name, &PatchParams::default(), &patch)
+        }
+        Object::Node(name) => collection.get(name, &GetParams::default()),
+        Object::Taints(node) => {
+            collection.patch(&node.name, &PatchParams::default(), &Patch::Merge(wire::taints(node)))
         }
         Object::Event(pod, event) => {
             collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())

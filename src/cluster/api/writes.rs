@@ -18,7 +18,18 @@ impl Api {
         pod: &Pod,
         objects: impl Iterator<Item = Object<'a>>,
     ) -> Result<(), Error> {
-        check_names("pod", [&pod.namespace, &pod.name])?;
+        self.write_to(started, "pod", &[&pod.namespace, &pod.name], objects)
+    }
+
+    /// The same of anything that has these names.
+    pub(super) fn write_to<'a>(
+        &self,
+        started: Instant,
+        source: &str,
+        names: &[&String],
+        objects: impl Iterator<Item = Object<'a>>,
+    ) -> Result<(), Error> {
+        check_names(source, names.iter().copied())?;
         let session = self.session()?;
         let one = async |object| {
             let query = Query { object, server: &session.server, kubeconfig: &self.kubeconfig };

@@ -3,9 +3,8 @@
 use super::case::Case;
 use super::check::{Check, Checkup, Verdict};
 use super::report::Group;
-use crate::cni::NetConf;
+use crate::cni::{NetConf, OWN_TYPES, configuration};
 use crate::host_path::HostPath;
-use crate::inspect::subject::{OWN_TYPES, configuration};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

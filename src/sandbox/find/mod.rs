@@ -82,8 +82,8 @@ pub fn of_container(root: &Path, id: &str) -> Result<Option<Found>, Error> {
     Node::look(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
 }
 
-/// What is known of the node.
-struct Node {
+/// What a node knows at a moment, for questions about several pods.
+pub struct Node {
     root: Root,
     /// Its own network namespace.
     own: Id,
@@ -92,7 +92,11 @@ struct Node {
 }
 
 impl Node {
-    fn look(root: &Path) -> Result<Self, Error> {
+    /// Reads what is there now; `root` as for [`of_pod`].
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub fn look(root: &Path) -> Result<Self, Error> {
         let proc = root.join("proc");
         let first = proc.join("1/ns/net");
         let unknown = |why: &str| wrong(format!("the node's own network namespace can't be known: {why}"));
@@ -104,7 +108,11 @@ impl Node {
         Ok(Self { own, kept: kept(&root)?, processes: contained(&proc)?, root })
     }
 
-    fn of_pod(&self, uid: &str) -> Result<Option<Found>, Error> {
+    /// As the function of that name, of the moment of the look.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_pod(&self, uid: &str) -> Result<Option<Found>, Error> {
         let kept = self.kept.iter().filter(|kept| kept.pod.as_deref() == Some(uid));
         let inhabitant = self.oldest(|process| process.owner.pod.as_deref() == Some(uid))?;
         self.decide(&format!("pod {uid}"), &kept.collect::<Vec<_>>(), inhabitant)

@@ -1,0 +1,83 @@
+//! Repair without harm: the pod runs on, and has its rules.
+
+use super::{Case, Cause, Outcome};
+use crate::cni::{Code, Error, Request};
+use crate::plugin::{self, Standing};
+use crate::sandbox::find::Found;
+use std::time::Duration;
+
+/// How long a call of the plugin in the same namespace is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The interface of an ADD that nothing is known of: kubelets' runtimes name it so.
+const INTERFACE: &str = "eth0";
+
+/// Makes the pod's rules what they should be, and reads them back. It takes as long as the calls of the plugin that it makes, each of which has a limit.
+///
+/// # Errors
+/// Why they are not; then nothing of this is left.
+pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
+    let Case { known, suspicion, cause, .. } = case;
+    let evidence = &found.evidence;
+    let Some(container_id) = found.container_id.as_deref() else {
+        let msg =
+            format!("the container ID of its sandbox is not known ({evidence}), so that no ADD can be made for it");
+        return Err(Error::new(Code::InvalidNetns, msg));
+    };
+    if !known.addresses.is_empty() && !found.holds(&known.addresses, PATIENCE)? {
+        let msg = format!("the network namespace that was found holds none of the pod's addresses: {evidence}");
+        return Err(Error::new(Code::InvalidNetns, msg));
+    }
+    let before = plugin::standing(container_id, &found.netns)?;
+    if !before.drift.is_empty() {
+        plugin::restore(container_id, &found.netns)?;
+    } else if before.redirected && before.attachments.is_empty() {
+        let msg = "another tool redirects it, and its rules stay: see what made them";
+        return Err(Error::new(Code::ForeignRules, msg));
+    } else if before.redirected || *cause == Cause::Drift {
+        return Ok(Outcome::NothingToDo);
+    } else if !suspicion.redirectable {
+        let msg = "the plugin, as it is configured on this node, would not redirect it: see detour explain";
+        return Err(Error::new(Code::InvalidConfig, msg));
+    } else {
+        add(case, found, container_id, &before)?;
+    }
+    let after = plugin::standing(container_id, &found.netns)?;
+    if let Some(difference) = after.drift.first() {
+        return Err(Error::new(Code::Drift, "its rules are not what they should be even now").with_details(difference));
+    }
+    if *cause != Cause::Drift && !after.redirected {
+        return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
+    }
+    Ok(Outcome::Repaired)
+}
+
+fn add(case: &Case<'_>, found: &Found, container_id: &str, before: &Standing) -> Result<(), Error> {
+    let mut conf = case.installed.conf.clone();
+    let attached = before.attachments.iter().find(|attachment| attachment.network == conf.name);
+    let kept = found.attachments.iter().find(|kept| kept.network == conf.name);
+    // As the runtime would hand it over; another version's would be refused.
+    let result = kept.map(|kept| &kept.result).filter(|result| result["cniVersion"] == conf.cni_version.as_str());
+    conf.prev_result = result.cloned().or(conf.prev_result);
+    let ifname = attached.map(|attachment| &attachment.ifname).or(kept.map(|kept| &kept.ifname));
+    let pod = &case.known.pod;
+    let args = format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container_id};K8S_POD_UID={}",
+        pod.namespace,
+        pod.name,
+        pod.uid_on_node().unwrap_or_default()
+    );
+    let request = Request::parse(|name| {
+        let value = match name {
+            "CNI_COMMAND" => "ADD",
+            "CNI_CONTAINERID" => container_id,
+            "CNI_NETNS" => found.netns.to_str()?,
+            "CNI_IFNAME" => ifname.map_or(INTERFACE, String::as_str),
+            "CNI_ARGS" => &args,
+            // No executable is run.
+            "CNI_PATH" => "/",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    })?;
+    plugin::run(&request, &conf).map(drop)
+}

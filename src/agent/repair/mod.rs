@@ -1,0 +1,65 @@
+//! Repair of pods that are in the mesh and bypass it: they raced the plugin, or lost their rules.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `decision`, `selector` | whether a pod needs it, and why (pure) |
+//! | `queue`, `tries` | who waits; how often something is tried, and when again (pure) |
+//! | `watched` | what is remembered of a pod between two looks |
+//! | `worker`, `round` | all pods, one look after the other; what is found and done in one |
+//! | `in_place`, `action` | the three ways to repair, each with its event |
+//!
+//! In place is by way of [`crate::plugin`] alone: what a call of the runtime does is done again, or for
+//! the first time, and then read back from the kernel.
+
+mod action;
+mod decision;
+mod in_place;
+mod queue;
+mod round;
+mod selector;
+mod tries;
+mod watched;
+mod worker;
+
+pub use action::{Mode, Outcome};
+pub use decision::{Cause, Criteria, Suspicion, diagnose, suspect};
+pub use round::Done;
+pub use selector::Selector;
+pub use worker::Repair;
+
+use super::KnownPod;
+use super::install::Installed;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What is repaired, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Who is looked after.
+    pub criteria: Criteria,
+    /// What is done.
+    pub mode: Mode,
+    /// What is done where a repair in place has failed too often.
+    pub otherwise: Option<Mode>,
+    /// The label of [`Mode::Label`]: key and value.
+    pub label: (String, String),
+    /// How often the rules of each pod are looked at, besides when it changes; zero: only then.
+    pub interval: Duration,
+}
+
+/// A pod that needs repair.
+struct Case<'a> {
+    installed: &'a Installed,
+    known: &'a KnownPod,
+    suspicion: Suspicion,
+    cause: Cause,
+}
+
+/// The pods of the node.
+pub trait Pods: Send {
+    /// As they are known now; one that has not changed is the same one.
+    fn pods(&self) -> Vec<Arc<KnownPod>>;
+
+    /// Waits until one changes, at the most for `time`.
+    fn wait(&mut self, time: Duration);
+}

@@ -1,0 +1,166 @@
+//! One round: pods that are due are looked at and, where needed, repaired.
+
+use super::action::{self, Mode, Outcome};
+use super::watched::{Place, Watched};
+use super::{Case, Cause, KnownPod, Settings, diagnose, in_place, suspect};
+use crate::agent::Metrics;
+use crate::agent::install::{Installed, Node};
+use crate::cluster::{Event, ServiceAccount};
+use crate::cni::{Code, Error};
+use crate::plugin::{self, Standing};
+use crate::sandbox::find::{self, Found};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What repairs are made with.
+#[derive(Debug)]
+pub(super) struct Means {
+    pub(super) settings: Settings,
+    /// Where the plugin is installed.
+    pub(super) node: Node,
+    /// Who changes objects of the cluster.
+    pub(super) account: ServiceAccount,
+    pub(super) metrics: Metrics,
+}
+
+/// What was done for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// `NAMESPACE/NAME`.
+    pub pod: String,
+    /// Why.
+    pub cause: Cause,
+    /// How.
+    pub mode: Mode,
+    /// With what result.
+    pub outcome: Outcome,
+}
+
+/// A round.
+pub(super) struct Round<'a> {
+    means: &'a Means,
+    installed: &'a Installed,
+    now: Instant,
+    /// One look at the node serves all pods.
+    node: Option<find::Node>,
+    /// What is told when all is done: an API that is away keeps no pod waiting.
+    news: Vec<(Arc<KnownPod>, Event)>,
+}
+
+impl<'a> Round<'a> {
+    /// One that has not looked at any pod yet.
+    pub(super) fn new(means: &'a Means, installed: &'a Installed, now: Instant) -> Self {
+        Self { means, installed, now, node: None, news: Vec::new() }
+    }
+
+    /// Looks at a pod, and gives what was done.
+    pub(super) fn look_at(&mut self, watched: &mut Watched) -> Option<Done> {
+        let (known, now) = (Arc::clone(&watched.known), self.now);
+        let Some(suspicion) = suspect(&self.means.settings.criteria, self.installed, &known) else {
+            watched.rest();
+            return None;
+        };
+        let standing = if suspicion.settled { self.standing(watched) } else { None };
+        let cause = diagnose(suspicion, standing.as_ref());
+        if !watched.note(cause, self.interval(&known), now) {
+            return None;
+        }
+        let cause = cause?;
+        if cause == Cause::Drift {
+            self.means.metrics.drift();
+        }
+        watched.tries.note(cause, now);
+        watched.wake(watched.tries.next());
+        let case = Case { installed: self.installed, known: &known, suspicion, cause };
+        let (mode, outcome) = self.act(&case, watched.tries.are_spent());
+        if let Some(event) = action::event(cause, &outcome) {
+            let pod = name(&known);
+            match outcome {
+                Outcome::Failed(_) => tracing::warn!(pod, "{}", event.message),
+                _ => tracing::info!(pod, "{}", event.message),
+            }
+            // Of failures the first is told, and the last.
+            let between = watched.tries.count() > 1 && !watched.tries.are_spent();
+            if !(event.warning && between && matches!(outcome, Outcome::Failed(_))) {
+                self.news.push((Arc::clone(&known), event));
+            }
+        }
+        Some(Done { pod: name(&known), cause, mode, outcome })
+    }
+
+    /// Tells the cluster what was done.
+    pub(super) fn tell(self) {
+        for (known, event) in self.news {
+            match self.means.account.tell(&known.pod, &event) {
+                Err(error) if error.code == Code::TryAgain => return tracing::warn!("events are lost: {error}"),
+                Err(error) => tracing::warn!("{error}"),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Does what is to be done, and in the last of all tries what is to be done otherwise.
+    fn act(&self, case: &Case<'_>, is_last: bool) -> (Mode, Outcome) {
+        let (mode, otherwise) = (self.means.settings.mode, self.means.settings.otherwise);
+        let outcome = self.perform(mode, case);
+        if mode != Mode::InPlace || !is_last {
+            return (mode, outcome);
+        }
+        match (outcome.after_all(), otherwise) {
+            (Outcome::Failed(_), Some(otherwise)) => (otherwise, self.perform(otherwise, case)),
+            (outcome, _) => (mode, outcome),
+        }
+    }
+
+    fn perform(&self, mode: Mode, case: &Case<'_>) -> Outcome {
+        let Means { settings, account, metrics, .. } = self.means;
+        let performed = match mode {
+            // Found anew: what was found for a look may have gone since.
+            Mode::InPlace => self.find(case.known).and_then(|found| in_place::repair(case, &found)),
+            Mode::Delete => action::delete(account, case.known),
+            Mode::Label => action::label(account, case.known, &settings.label),
+        };
+        let outcome = performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+        metrics.repair(mode.name(), outcome.name());
+        outcome
+    }
+
+    fn find(&self, known: &KnownPod) -> Result<Found, Error> {
+        let uid = known.pod.uid_on_node().unwrap_or_default();
+        let unknown = || Error::new(Code::InvalidNetns, "no network namespace of the pod is known on this node");
+        find::of_pod(self.means.node.root(), uid)?.ok_or_else(unknown)
+    }
+
+    /// What the pod's namespace holds; `None` where it has none that is known.
+    fn standing(&mut self, watched: &mut Watched) -> Option<Standing> {
+        watched.place.take_if(|place| !place.is_there());
+        let stood = self.stand(watched);
+        watched.complain(stood.as_ref().err());
+        stood.ok().flatten()
+    }
+
+    fn stand(&mut self, watched: &mut Watched) -> Result<Option<Standing>, Error> {
+        if watched.place.is_none() {
+            let node = match &mut self.node {
+                Some(node) => node,
+                None => self.node.insert(find::Node::look(self.means.node.root())?),
+            };
+            let found = node.of_pod(watched.known.pod.uid_on_node().unwrap_or_default())?;
+            watched.place = found.as_ref().and_then(Place::of);
+        }
+        watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns)).transpose()
+    }
+
+    /// How long rules that are right are left alone: up to the whole interval, each pod another part of it,
+    /// lest all be looked at at once.
+    fn interval(&self, known: &KnownPod) -> Option<Duration> {
+        let interval = Some(self.means.settings.interval).filter(|interval| !interval.is_zero())?;
+        let part = BuildHasherDefault::<DefaultHasher>::default().hash_one(&known.pod.uid) % 1000;
+        Some(interval / 2 + interval / 2 * u32::try_from(part).unwrap_or(0) / 1000)
+    }
+}
+
+fn name(known: &KnownPod) -> String {
+    format!("{}/{}", known.pod.namespace, known.pod.name)
+}

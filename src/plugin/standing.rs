@@ -1,0 +1,91 @@
+//! What the node's agent asks of a container that runs: what is kept of it, whether that still holds,
+//! and that it hold again. No runtime's call is behind it, and no configuration is needed.
+
+use super::check::{differences, read};
+use super::converge::{Wish, converge, records};
+use super::del::take_away;
+use super::foreign::Redirection;
+use super::own_netns;
+use super::record::Record;
+use crate::cni::{Code, Error};
+use crate::sandbox::Sandbox;
+use crate::state::{Attachment, ROOT, Store};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a look waits for a call in the same namespace.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What there is of a container in its namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The attachments of which something is kept; none where there was no ADD.
+    pub attachments: Vec<Attachment>,
+    /// Whether its traffic is sent to a sidecar, by what the attachments asked for or by another
+    /// tool's rules.
+    pub redirected: bool,
+    /// How the kernel differs from what the attachments ask for, one line each.
+    pub drift: Vec<String>,
+}
+
+/// Looks at a container, and changes nothing.
+///
+/// # Errors
+/// The namespace is gone, is this process's own or can't be looked at; what is kept can't be
+/// understood.
+pub fn standing(container_id: &str, netns: &Path) -> Result<Standing, Error> {
+    let (store, sandbox) = (Store::new(ROOT), open(netns)?);
+    sandbox.enter(PATIENCE, || {
+        let records = records(&store, container_id, &sandbox)?;
+        let live = read()?;
+        let asked = records.policy()?.redirect().is_some();
+        let foreign = Redirection::find(&live, &records.known_rules(), asked);
+        let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &live)? };
+        Ok(Standing {
+            redirected: foreign.is_some() || (asked && drift.is_empty()),
+            attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
+            drift,
+        })
+    })
+}
+
+/// Makes the kernel hold again what the container's attachments asked for when they were added. Nobody
+/// is asked for facts: what was true then counts. Does nothing where there was no ADD.
+///
+/// # Errors
+/// Why it does not hold; then the kernel is as it was.
+pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
+    let (store, sandbox) = (Store::new(ROOT), open(netns)?);
+    // What holds for one of them holds for all.
+    match records(&store, container_id, &sandbox)?.0.first() {
+        Some((attachment, _)) => converge(&store, attachment, &sandbox, Wish::Again),
+        None => Ok(()),
+    }
+}
+
+/// Forgets attachments whose namespace was reached below `root` and is there no more: runtimes make
+/// no DEL for what they did not add themselves. Gives those that are forgotten.
+///
+/// # Errors
+/// What is kept can't be read or removed.
+pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
+    let store = Store::new(ROOT);
+    let mut forgotten = Vec::new();
+    for container_id in store.containers()? {
+        for attachment in store.of_container(&container_id)? {
+            let Some(Record { sandbox: Some(id), netns: Some(netns), .. }) = store.read(&attachment)? else { continue };
+            let gone = || Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id));
+            if netns.starts_with(root) && gone() {
+                take_away(&store, &attachment, None)?;
+                forgotten.push(attachment);
+            }
+        }
+    }
+    Ok(forgotten)
+}
+
+fn open(netns: &Path) -> Result<Sandbox, Error> {
+    own_netns::check(netns)?;
+    let gone = || Error::new(Code::InvalidNetns, format!("{}: there is no network namespace", netns.display()));
+    Sandbox::open(netns)?.ok_or_else(gone)
+}

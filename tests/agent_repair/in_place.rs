@@ -1,0 +1,177 @@
+//! Repair in place: the kernel's state is that of a plain ADD, and a later DEL takes all of it.
+
+use crate::kernel::Kernel;
+use crate::pod::Pod;
+use crate::scene::{Scene, event, one, scene};
+use detour_cni::agent::KnownPod;
+use detour_cni::agent::repair::{Cause, Mode, Outcome};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What a plain ADD makes of such a pod.
+fn plain(scene: &Scene<'_>) -> Kernel {
+    let pod = scene.pod();
+    pod.call(scene, "ADD");
+    Kernel::of(&pod)
+}
+
+/// Checks the rules, has the runtime check and end the pod, and looks at what is left.
+#[track_caller]
+fn is_as_plain_until_deleted(scene: &Scene<'_>, pod: &Pod) {
+    Kernel::of(pod).assert_is(&plain(scene), "after the repair");
+    pod.call(scene, "CHECK");
+    pod.call(scene, "DEL");
+    assert!(!Kernel::of(pod).has_rules());
+    assert!(scene.attachments(pod).is_empty());
+}
+
+#[test]
+fn flushed_rules_come_back() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
+        assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "all is well");
+        pod.tool("nft", &["flush", "ruleset"], "");
+        assert_eq!(repair.look(&[Arc::clone(&known)], start + SECOND), [], "not due");
+        let done = one(repair.look(&[Arc::clone(&known)], start + 60 * SECOND));
+        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, Mode::InPlace, Outcome::Repaired));
+        assert_eq!(scene.events(), [event("DetourRepaired", "Normal")]);
+        assert_eq!(scene.counted("detour_drift_total"), 1);
+        assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"done\"}"), 1);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+#[test]
+fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
+    scene(|scene| {
+        let mut pod = scene.pod();
+        pod.annotate(scene, "sidecar.istio.io/interceptionMode", "TPROXY");
+        for dialect in ["iptables", "nftables"] {
+            pod.dialect = dialect;
+            pod.call(scene, "ADD");
+            let before = Kernel::of(&pod);
+            pod.tool("nft", &["flush", "ruleset"], "");
+            pod.tool("ip", &["rule", "del", "table", "133"], "");
+            pod.tool("ip", &["route", "flush", "table", "133"], "");
+            let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+            assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect}");
+            Kernel::of(&pod).assert_is(&before, dialect);
+            pod.call(scene, "DEL");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_done_where_what_is_kept_is_not_the_nodes() {
+    scene(|scene| {
+        let pod = scene.pod();
+        nix::mount::umount(&scene.node.root.join("run/detour")).expect("unmounted");
+        assert_eq!(scene.repair().look(&[pod.unvalidated()], Instant::now()), []);
+        assert!(!Kernel::of(&pod).has_rules());
+    });
+}
+
+#[test]
+fn one_rule_that_is_gone_is_drift_without_any_source_of_facts() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
+        pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
+        let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        pod.call(scene, "CHECK");
+    });
+}
+
+#[test]
+fn a_change_of_the_pod_has_it_looked_at() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        repair.look(&[Arc::new(pod.known())], start);
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let changed = Arc::new(KnownPod { resource_version: "8".into(), ..pod.known() });
+        assert_eq!(one(repair.look(&[changed], start + 6 * SECOND)).outcome, Outcome::Repaired);
+    });
+}
+
+#[test]
+fn a_pod_that_raced_the_plugin_gets_its_rules() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
+        assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "a runtime may be at work");
+        let done = one(repair.look(&[Arc::clone(&known)], start + 3 * SECOND));
+        assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Repaired));
+        assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
+        assert_eq!(repair.look(&[known], start + 70 * SECOND), []);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+#[test]
+fn a_failed_validation_is_repaired_once_and_not_in_a_circle() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        let done = one(repair.look(&[pod.unvalidated()], start));
+        assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, Outcome::Repaired));
+        let (mut outcomes, mut now) = (Vec::new(), start);
+        while now < start + 1200 * SECOND {
+            now += SECOND;
+            outcomes.extend(repair.look(&[pod.unvalidated()], now).into_iter().map(|done| done.outcome));
+        }
+        assert_eq!(outcomes[..3], [Outcome::NothingToDo, Outcome::NothingToDo, Outcome::NothingToDo]);
+        assert!(matches!(&outcomes[3], Outcome::Failed(why) if why.contains("init container")), "{outcomes:?}");
+        assert_eq!(outcomes.len(), 4, "and then no more");
+        assert_eq!(scene.events(), [event("DetourRepaired", "Normal"), event("DetourRepairFailed", "Warning")]);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
+#[test]
+fn a_process_in_another_pods_namespace_does_not_mislead() {
+    scene(|scene| {
+        let other = scene.pod();
+        let before = Kernel::of(&other);
+        let stray = other.stray(scene);
+        let done = one(scene.repair().look(&[stray.unvalidated()], Instant::now()));
+        let says = |part| matches!(&done.outcome, Outcome::Failed(why) if why.contains(part));
+        assert!(says("holds none of the pod's addresses"), "{done:?}");
+        Kernel::of(&other).assert_is(&before, "untouched");
+        assert!(scene.attachments(&stray).is_empty());
+    });
+}
+
+#[test]
+fn a_pod_whose_namespace_is_gone() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let known = pod.unvalidated();
+        pod.go(scene);
+        let done = one(scene.repair().look(&[known], Instant::now()));
+        assert!(matches!(&done.outcome, Outcome::Failed(why) if why.contains("no network namespace")), "{done:?}");
+        assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning")]);
+    });
+}
+
+#[test]
+fn what_is_kept_of_a_repaired_pod_goes_with_its_namespace() {
+    scene(|scene| {
+        let (pod, stays) = (scene.pod(), scene.pod());
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        repair.look(&[pod.unvalidated(), stays.unvalidated()], start);
+        assert_eq!(scene.attachments(&pod).len(), 1);
+        pod.go(scene);
+        repair.look(&[stays.unvalidated()], start + SECOND);
+        assert!(scene.attachments(&pod).is_empty(), "there was no DEL");
+        assert_eq!(scene.attachments(&stays).len(), 1);
+    });
+}

@@ -1,0 +1,97 @@
+//! Pods that are not ours to repair.
+
+use crate::kernel::Kernel;
+use crate::scene::{one, scene, settings};
+use detour_cni::agent::KnownPod;
+use detour_cni::agent::repair::{Criteria, Mode, Outcome, Repair};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Twice, so that what must be so for a while is.
+fn looks(repair: &mut Repair, known: &Arc<KnownPod>) -> usize {
+    let start = Instant::now();
+    let again = start + Duration::from_secs(5);
+    repair.look(&[Arc::clone(known)], start).len() + repair.look(&[Arc::clone(known)], again).len()
+}
+
+#[test]
+fn host_network_ending_excluded_and_without_a_sidecar() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let with = |change: &dyn Fn(&mut Value)| {
+            let mut manifest = pod.manifest();
+            change(&mut manifest);
+            KnownPod {
+                ended_init_containers: pod.unvalidated().ended_init_containers.clone(),
+                ..pod.known_as(&manifest)
+            }
+        };
+        let others = [
+            with(&|pod| pod["spec"]["hostNetwork"] = json!(true)),
+            with(&|pod| pod["metadata"]["namespace"] = json!("kube-system")),
+            with(&|pod| drop(pod["spec"]["containers"].as_array_mut().expect("a list").pop())),
+            KnownPod { ending: true, ..with(&|_| ()) },
+        ];
+        let before = Kernel::of(&pod);
+        for known in others {
+            assert_eq!(looks(&mut scene.repair(), &Arc::new(known.clone())), 0, "{known:?}");
+        }
+        let mut settings = settings(Mode::InPlace);
+        settings.criteria = Criteria { selector: "app=db".parse().expect("a selector"), ..Criteria::default() };
+        assert_eq!(looks(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
+        Kernel::of(&pod).assert_is(&before, "untouched");
+        assert!(scene.api.requests().is_empty() && scene.attachments(&pod).is_empty());
+    });
+}
+
+#[test]
+fn another_tools_redirection_stays() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let foreign = "*nat\n:ISTIO_OUTPUT - [0:0]\n:ISTIO_REDIRECT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n\
+                       -A ISTIO_OUTPUT -j ISTIO_REDIRECT\n-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001\nCOMMIT\n";
+        pod.tool("iptables-restore", &["--noflush"], foreign);
+        let before = Kernel::of(&pod);
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known())), 0, "it has rules");
+        let done = one(scene.repair().look(&[pod.unvalidated()], Instant::now()));
+        assert!(matches!(&done.outcome, Outcome::Failed(why) if why.contains("another tool")), "{done:?}");
+        Kernel::of(&pod).assert_is(&before, "untouched");
+    });
+}
+
+#[test]
+fn a_pod_that_is_not_settled_or_would_not_be_redirected() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let unsettled = KnownPod { addresses: Vec::new(), ..pod.known() };
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
+        let mut manifest = pod.manifest();
+        manifest["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("NONE");
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known_as(&manifest))), 0, "it wants none");
+        scene.install(&json!([{"type": "uid-exclude", "uids": [7]}]));
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known())), 0, "the chain does not redirect");
+        assert!(scene.attachments(&pod).is_empty());
+    });
+}
+
+#[test]
+fn a_validation_that_failed_otherwise_or_succeeded_since() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let with = |change: &dyn Fn(&mut detour_cni::agent::EndedContainer)| {
+            let mut known = KnownPod::clone(&pod.unvalidated());
+            change(&mut known.ended_init_containers[0]);
+            Arc::new(known)
+        };
+        for known in [
+            with(&|ended| ended.succeeded = true),
+            with(&|ended| ended.last_failure = Some(1)),
+            with(&|ended| ended.last_failure = None),
+            with(&|ended| ended.name = "other".into()),
+        ] {
+            assert_eq!(looks(&mut scene.repair(), &known), 0, "{known:?}");
+        }
+    });
+}

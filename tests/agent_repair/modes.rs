@@ -1,0 +1,112 @@
+//! Deleting and labelling, what the cluster is told of it, and more pods than can wait.
+
+use crate::scene::{event, one, scene, scene_with, settings};
+use crate::server::Answer;
+use detour_cni::agent::KnownPod;
+use detour_cni::agent::repair::{Cause, Mode, Outcome};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_pod_is_deleted_as_it_is_known_and_if_somebody_makes_a_new_one() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let mut repair = scene.repair_by(&settings(Mode::Delete));
+        let done = one(repair.look(&[pod.unvalidated()], Instant::now()));
+        assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, Outcome::Deleted));
+        let deleted = scene.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
+        assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
+        assert_eq!(scene.events(), [event("DetourDeleted", "Warning")]);
+
+        let bare = scene.pod();
+        let known = Arc::new(KnownPod { owned: false, ..KnownPod::clone(&bare.unvalidated()) });
+        let done = one(scene.repair_by(&settings(Mode::Delete)).look(&[known], Instant::now()));
+        assert!(matches!(done.outcome, Outcome::Failed(why) if why.contains("no controller")));
+        assert_eq!(scene.told("DELETE").len(), 1);
+        assert_eq!(scene.events()[1], event("DetourRepairFailed", "Warning"));
+    });
+}
+
+#[test]
+fn a_pod_that_changed_meanwhile_is_not_deleted() {
+    let conflict = |request: &crate::server::Request| {
+        let status = if request.line.starts_with("DELETE") { 409 } else { 201 };
+        Answer::json(status, &json!({"kind": "Status", "message": "the UID in the precondition"}))
+    };
+    scene_with(conflict, |scene| {
+        let pod = scene.pod();
+        let done = one(scene.repair_by(&settings(Mode::Delete)).look(&[pod.unvalidated()], Instant::now()));
+        assert!(matches!(&done.outcome, Outcome::Failed(why) if why.contains("409")), "{done:?}");
+    });
+}
+
+#[test]
+fn a_pod_is_labelled_once() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let mut repair = scene.repair_by(&settings(Mode::Label));
+        let start = Instant::now();
+        assert_eq!(one(repair.look(&[pod.unvalidated()], start)).outcome, Outcome::Labelled);
+        let patches = scene.told(&format!("PATCH /api/v1/namespaces/shop/pods/{}/status", pod.name()));
+        let wanted = json!({"metadata": {
+            "uid": pod.uid, "resourceVersion": "7", "labels": {"cni.istio.io/uninitialized": "true"},
+        }});
+        assert_eq!(patches, [wanted]);
+        let mut labelled = KnownPod::clone(&pod.unvalidated());
+        labelled.pod.labels.insert("cni.istio.io/uninitialized".into(), "true".into());
+        let done = one(repair.look(&[Arc::new(labelled)], start + Duration::from_secs(60)));
+        assert_eq!(done.outcome, Outcome::NothingToDo);
+        assert_eq!(scene.told("PATCH").len(), 1);
+        assert_eq!(scene.events(), [event("DetourLabelled", "Warning")]);
+    });
+}
+
+#[test]
+fn what_can_not_be_repaired_in_place_is_deleted_in_the_end() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.tool("ip", &["addr", "del", "10.88.0.2/24", "dev", "eth0"], "");
+        let mut settings = settings(Mode::InPlace);
+        settings.otherwise = Some(Mode::Delete);
+        let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
+        for _ in 0..5 {
+            done.extend(repair.look(&[pod.unvalidated()], now));
+            now += Duration::from_secs(600);
+        }
+        let modes: Vec<Mode> = done.iter().map(|done| done.mode).collect();
+        assert_eq!(modes, [Mode::InPlace, Mode::InPlace, Mode::InPlace, Mode::InPlace, Mode::Delete]);
+        assert_eq!(done[4].outcome, Outcome::Deleted);
+        assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning"), event("DetourDeleted", "Warning")]);
+    });
+}
+
+#[test]
+fn an_api_that_is_away_keeps_no_pod_from_being_repaired() {
+    scene_with(
+        |_| Answer::Close,
+        |scene| {
+            let pod = scene.pod();
+            assert_eq!(one(scene.repair().look(&[pod.unvalidated()], Instant::now())).outcome, Outcome::Repaired);
+        },
+    );
+}
+
+#[test]
+fn more_pods_than_can_wait_have_their_turn_later() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let mut crowd: Vec<Arc<KnownPod>> = (0..200)
+            .map(|number| {
+                let mut other = pod.known();
+                other.pod.uid = Some(format!("none-{number}"));
+                Arc::new(other)
+            })
+            .collect();
+        crowd.push(pod.unvalidated());
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        assert_eq!(repair.look(&crowd, start), []);
+        assert_eq!(scene.counted("detour_repair_queue_overflows_total"), 73);
+        assert_eq!(one(repair.look(&crowd, start)).outcome, Outcome::Repaired);
+    });
+}

@@ -1,0 +1,165 @@
+//! A node with the plugin in the cluster network's list, and an API server.
+
+use crate::node::{self, Node};
+use crate::pod::Pod;
+use crate::server::{Answer, Request, Server};
+use detour_cni::agent::Metrics;
+use detour_cni::agent::install::{self, HostPath, Listed, Record, Root};
+use detour_cni::agent::repair::{Criteria, Done, Mode, Repair, Settings};
+use detour_cni::cluster::ServiceAccount;
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const STATE: &str = "/run/detour";
+const LIST: &str = "/etc/cni/net.d/10-cluster.conflist";
+
+pub(crate) struct Scene<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) api: Server,
+    pub(crate) metrics: Metrics,
+}
+
+/// Runs `work` with a node that goes with its end, and an API server that grants everything.
+pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
+    scene_with(|_| Answer::json(200, &json!({})), work);
+}
+
+/// The same with an API server that answers by `script`.
+pub(crate) fn scene_with(
+    script: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+    work: impl FnOnce(&Scene<'_>) + Send,
+) {
+    node::scene(|node| {
+        fs::create_dir_all(STATE).expect("needs root");
+        mount(Some("tmpfs"), STATE, Some("tmpfs"), MsFlags::empty(), Some("size=16m")).expect("a tmpfs");
+        let here = node.root.join("run/detour");
+        fs::create_dir_all(&here).expect("made");
+        mount(Some(STATE), &here, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted there too");
+        let scene = Scene { node, api: Server::plain(script), metrics: Metrics::default() };
+        scene.install(&json!([{"type": "istio-redirect"}]));
+        work(&scene);
+    });
+}
+
+impl Scene<'_> {
+    fn write(&self, path: &str, text: &str) {
+        let path = self.node.root.join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(path, text).expect("written");
+    }
+
+    fn log(&self, record: &Record) {
+        self.write("/var/lib/cni/detour/install.json", &serde_json::to_string(record).expect("a log"));
+    }
+
+    /// Puts the plugin with this chain into the cluster network's list.
+    pub(crate) fn install(&self, chain: &Value) {
+        let list = json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [
+            {"type": "ovn"},
+            {"type": "detour", "chain": chain, "kubernetes": {
+                "manifests_dir": "/manifests", "exclude_namespaces": ["kube-system"],
+            }},
+        ]});
+        self.write(LIST, &list.to_string());
+        let listed = Listed { kind: "detour".into(), ours: Vec::new(), single: None };
+        self.log(&Record { lists: [(host(LIST), listed)].into(), ..Record::default() });
+        fs::create_dir_all(self.manifests()).expect("made");
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.node.root.join("manifests")
+    }
+
+    /// What a runtime gives the plugin.
+    pub(crate) fn call_configuration(&self) -> Value {
+        json!({
+            "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "chain": [{"type": "istio-redirect"}],
+            "kubernetes": {"manifests_dir": self.manifests()}, "log_level": "none",
+        })
+    }
+
+    /// A pod that the cluster knows and that was never attached.
+    pub(crate) fn pod(&self) -> Pod {
+        let pod = Pod::new(self);
+        self.publish(&pod);
+        pod
+    }
+
+    /// Tells the plugin of the pod as it is now.
+    pub(crate) fn publish(&self, pod: &Pod) {
+        self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
+    }
+
+    pub(crate) fn repair(&self) -> Repair {
+        self.repair_by(&settings(Mode::InPlace))
+    }
+
+    pub(crate) fn repair_by(&self, settings: &Settings) -> Repair {
+        let node = install::Node::new(Root::new(&self.node.root), host("/var/lib/cni/detour"));
+        Repair::new(settings.clone(), node, self.account(), self.metrics.clone())
+    }
+
+    /// As whom the agent speaks to the API.
+    pub(crate) fn account(&self) -> ServiceAccount {
+        let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+        self.write("/account/ca.crt", &authority.cert.pem());
+        self.write("/account/token", "token");
+        ServiceAccount { server: self.api.http(), directory: self.node.root.join("account") }
+    }
+
+    /// Reason and type of the events that were recorded.
+    pub(crate) fn events(&self) -> Vec<(String, String)> {
+        let bodies = self.told("POST /api/v1/namespaces/shop/events");
+        let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
+        bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect()
+    }
+
+    /// The bodies of the requests that begin so.
+    pub(crate) fn told(&self, start: &str) -> Vec<Value> {
+        let requests = self.api.requests();
+        let such = requests.iter().filter(|request| request.line.starts_with(start));
+        such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
+    }
+
+    /// A sample of the agent's metrics.
+    pub(crate) fn counted(&self, series: &str) -> u32 {
+        let text = self.metrics.text();
+        let sample = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        sample.map_or(0, |value| value.parse().expect("a number"))
+    }
+
+    /// The files of attachments.
+    pub(crate) fn attachments(&self, pod: &Pod) -> Vec<String> {
+        let directory = Path::new(STATE).join("attachments").join(&pod.sandbox);
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().into_string().expect("text")).collect()
+    }
+}
+
+pub(crate) fn settings(mode: Mode) -> Settings {
+    Settings {
+        criteria: Criteria::default(),
+        mode,
+        otherwise: None,
+        label: ("cni.istio.io/uninitialized".into(), "true".into()),
+        interval: Duration::from_secs(60),
+    }
+}
+
+pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {
+    (reason.into(), kind.into())
+}
+
+/// What was done to the one pod.
+#[track_caller]
+pub(crate) fn one(done: Vec<Done>) -> Done {
+    let [one] = <[Done; 1]>::try_from(done).expect("one thing is done");
+    one
+}
+
+fn host(path: &str) -> HostPath {
+    path.parse().expect("a path")
+}
