@@ -29,8 +29,8 @@ Examples:
         in the agent's pod on the node; printed, as oc debug is, where the pod is on another node
 
 Needs root for the kernel's part and the pod's, and changes nothing. What needs another check that failed
-is not checked, and says so. The pod is asked for with --kubeconfig, else KUBECONFIG, else with the plugin's
-own, which may not see everything.
+is not checked, and says so. The pod is asked for with --kubeconfig, else KUBECONFIG, else, in a pod, as its
+service account, else with the plugin's own kubeconfig, which may not see everything.
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
 
 /// What is wrong with a node or a pod, as a list of checks
