@@ -21,7 +21,7 @@ if [[ $# -eq 0 || "$*" == *containerd* ]]; then
     need_crictl
 fi
 if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
-    need_commands go=golang-go
+    need_go cnitool
     say "building cnitool"
     GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
 fi
