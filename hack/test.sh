@@ -8,7 +8,8 @@ source hack/machine.sh
 
 need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
-    strip=binutils /usr/lib/cni/bridge=containernetworking-plugins etcd=etcd-server setpriv=util-linux
+    nsenter=util-linux setpriv=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins \
+    etcd=etcd-server
 need_rust
 # Minutes, the first time: not for those who run other tests.
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then

@@ -41,6 +41,10 @@
 //! [`agent::PluginToken`]'s, and whether it stays on the node when the agent ends is for
 //! [`agent::DaemonSet`] to say.
 //!
+//! [`agent::repair`] looks after the same pods: those that bypass the mesh are found by what the cluster says,
+//! [`plugin::standing`] and [`sandbox::find`], and get their rules by the plugin's own ADD, or by
+//! [`plugin::restore`] from [`state`]. [`agent::taint`] keeps pods off a node that isn't ready.
+//!
 //! # Ports
 //!
 //! | port | who listens | what arrives |

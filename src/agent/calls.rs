@@ -51,3 +51,31 @@ pub(super) fn record(called: &Called, metrics: &Metrics) {
     };
     metrics.call(verb.name(), outcome, reason, called.wall_us as f64 / 1e6);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_what_came_of_them() {
+        let metrics = Metrics::default();
+        let called = |command: &str, code, facts: &str| {
+            let called = Called { command: command.into(), code, facts: facts.into(), ..Called::default() };
+            record(&called, &metrics);
+        };
+        called("ADD", None, "agent");
+        called("ADD", Some(Code::PodUnknown.number()), "api");
+        called("ADD", Some(999), "");
+        called("LATER", None, "");
+        let text = metrics.text();
+        for line in [
+            r#"detour_plugin_calls_total{verb="ADD",outcome="done",reason=""} 1"#,
+            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="pod-unknown"} 1"#,
+            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="of-another-plugin"} 1"#,
+            r#"detour_api_fallbacks_total{reason="agent-passed-over"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("LATER"));
+    }
+}

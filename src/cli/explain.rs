@@ -11,16 +11,16 @@ use detour_cni::policy::Ipv6;
 
 const EXAMPLES: &str = "\
 Examples:
-  kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config /etc/cni/multus/net.d/istio-cni.conf
+  kubectl get pod -n shop web-0 -o yaml | detour explain -f - --config istio-cni.conf
   detour explain -f pod.yaml --config 10-cluster.conflist --namespace-file ns.yaml -o json
   detour explain -n shop web-0 --kubeconfig ~/.kube/config
   detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/
-                                                        all attachments of the pod, under a primary plugin
+        all attachments of the pod under a primary plugin, and what they come to
   detour explain -f pod.yaml --rules iptables | iptables-restore --test
   detour explain -f pod.yaml --rules nft | nft --check -f -
   detour explain -f pod.yaml --format svg > web-0.svg
 
-The text of --rules iptables is for iptables-restore and ip6tables-restore: each loads what is its own.
+The text of --rules iptables is for iptables-restore and ip6tables-restore: each loads its own.
 Nothing is changed, and neither root nor, with -f, a cluster is needed.
 Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage.";
 

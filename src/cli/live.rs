@@ -17,7 +17,7 @@ pub(super) struct LiveArguments {
     /// The network namespace of this process
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
-    /// The network namespace of this container, or the pod that it is in: its ID, or the beginning of it
+    /// The network namespace of this container: its ID, or the beginning of that
     #[arg(long, value_name = "ID")]
     container: Option<String>,
     /// The network namespace of the pod with this UID, without asking the cluster

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 /// Container runtimes and Multus run this binary as a CNI plugin: then CNI_COMMAND is set, the
 /// configuration comes on stdin, and no argument is looked at.
 #[derive(Debug, Parser)]
-#[command(name = "detour", version, after_help = EXAMPLES)]
+#[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -105,6 +105,17 @@ fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    /// What is wider is wrapped, and a command that is broken in two can't be copied.
+    #[test]
+    fn examples_fit_into_the_help() {
+        for own in Cli::command().get_subcommands() {
+            let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter(|line| line.starts_with("  ")) {
+                assert!(line.chars().count() <= 100, "{}: {line}", own.get_name());
+            }
+        }
+    }
 
     #[test]
     fn the_definitions_hold_together_and_every_command_has_examples() {

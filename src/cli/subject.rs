@@ -25,9 +25,9 @@ pub(super) struct SubjectArguments {
     /// The manifest of the pod's namespace, where the pod's own file does not hold it
     #[arg(long, value_name = "NS.yaml", requires = "file")]
     namespace_file: Option<PathBuf>,
-    /// Manifests of the definitions that the pod's networks refer to: a file, or a directory of such
+    /// Manifests of the definitions that the pod's networks refer to; may be repeated
     ///
-    /// May be given several times. Without --config, it is as where Multus calls the plugin for each attachment.
+    /// Without --config, the pod's attachments are all that asks for something, as where Multus runs them.
     #[arg(long, value_name = "FILE|DIR", requires = "file")]
     definitions: Vec<PathBuf>,
     /// The pod that is asked of the cluster

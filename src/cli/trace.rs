@@ -18,8 +18,8 @@ Examples:
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
-arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where a rule that is not Istio's did it.
-Live rules are read on the pod's own node, as root; from elsewhere, the command to run there is printed.
+arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where no rule of Istio's did it.
+Live rules are read on the pod's own node, as root; elsewhere, the command to run there is printed.
 Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage.";
 
 /// Where one packet arrives, rule by rule

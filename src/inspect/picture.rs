@@ -8,7 +8,7 @@ use super::exemption::owner;
 use super::explain::Explained;
 use super::process::{Exempt, Process, processes};
 use super::subject::Subject;
-use super::svg::{Area, Drawing, shortened, wrapped};
+use super::svg::{Area, Drawing, wrapped};
 use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
 use std::fmt::Display;
 
@@ -26,6 +26,8 @@ const TOP: i32 = 96;
 const ANYWHERE: &str = "anywhere";
 /// Between a box's upper edge and what is in it: its heading.
 const HEAD: i32 = 44;
+/// As many as there is room for between two of the sidecar's ports.
+const LINES: usize = 3;
 const LEGEND: [(&str, &str, i32); 4] =
     [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "untouched", 376)];
 
@@ -58,7 +60,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     };
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
-    drawing.text("title", POD, 44, &title);
+    drawing.short_text("title", (POD, 44), &title, 78);
     drawing.text("soft", POD, 68, &explained.explanation.decision);
     let upper = redirect.map_or(0, |_| upper_height(captured.len()));
     let lower = i32::try_from(lanes.len()).unwrap_or_default() * STEP;
@@ -113,6 +115,9 @@ fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec
     if let Some(nets) = ranges(&redirect.outbound_ip_ranges_exclude) {
         add("outbound_ip_ranges_exclude", "TCP".to_owned(), nets);
     }
+    if redirect.dns == DnsCapture::Off {
+        add("redirect_dns", "UDP port 53".to_owned(), "resolvers".to_owned());
+    }
     if redirect.outbound_ip_ranges_include != Ranges::All {
         let to = ranges(&redirect.outbound_ip_ranges_include)
             .map_or_else(|| ANYWHERE.to_owned(), |nets| format!("other than {nets}"));
@@ -165,8 +170,8 @@ fn ranges(ranges: &Ranges) -> Option<String> {
 fn draw_card(drawing: &mut Drawing, card: &Card, y: i32) -> Area {
     let area = Area { x: CARDS, y, width: CARD.0, height: CARD.1 };
     drawing.area(if card.ends_before { "card ends" } else { "card" }, area, 9);
-    drawing.text("name", area.x + 14, y + 23, &shortened(&card.name, 27));
-    drawing.text("soft", area.x + 14, y + 42, &shortened(&card.detail, 33));
+    drawing.short_text("name", (area.x + 14, y + 23), &card.name, 25);
+    drawing.short_text("soft", (area.x + 14, y + 42), &card.detail, 31);
     area
 }
 
@@ -180,14 +185,14 @@ fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card
         (false, uids) => format!("uid {uids}"),
         (true, _) => format!("gid {}", list(&redirect.proxy_gid)),
     };
-    drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2, top + 45, &shortened(&id, 32));
+    drawing.short_text("soft mid", (SIDECAR + SIDECAR_WIDTH / 2, top + 45), &id, 32);
     let room = sidecar.height - 62;
     let row = |third: i32| top + 62 + room * (2 * third + 1) / 6;
     let far = |drawing: &mut Drawing, y: i32, name: &str, detail: &str| {
         let area = Area { x: OUTSIDE + 18, y: y - CARD.1 / 2, width: OUTSIDE_WIDTH - 36, height: CARD.1 };
         drawing.area("card", area, 9);
         drawing.text("name", area.x + 12, area.y + 23, name);
-        drawing.text("soft", area.x + 12, area.y + 42, &shortened(detail, 22));
+        drawing.text("soft", area.x + 12, area.y + 42, detail);
         area
     };
     let areas: Vec<Area> = (0..).zip(cards).map(|(i, card)| draw_card(drawing, card, top + i * STEP)).collect();
@@ -200,7 +205,6 @@ fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card
     drawing.arrow("out", (sidecar.right(), tcp), (services.x - 2, tcp));
     drawing.port("out", SIDECAR, tcp, redirect.proxy_port);
     drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, tcp + 4, "outbound TCP");
-    let resolvers = far(drawing, dns, "Resolvers", "DNS");
     let captured = match &redirect.dns {
         DnsCapture::Off => {
             drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4, "DNS is not captured");
@@ -212,12 +216,13 @@ fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card
             format!("DNS to {}", servers.collect::<Vec<_>>().join(", "))
         }
     };
+    let resolvers = far(drawing, dns, "Resolvers", "DNS");
     for area in &areas {
         drawing.arrow("dns", (area.right(), area.middle() + 8), (SIDECAR - 29, dns));
     }
     drawing.arrow("dns", (sidecar.right(), dns), (resolvers.x - 2, dns));
     drawing.port("dns", SIDECAR, dns, 15053);
-    drawing.text("soft mid", SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4, &shortened(&captured, 26));
+    drawing.short_text("soft mid", (SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4), &captured, 26);
 }
 
 /// The way in: callers → the sidecar → the applications.
@@ -247,11 +252,14 @@ fn inbound(
         },
         Ports::List(included) => format!("inbound to {}", list(included)),
     };
-    let lines = wrapped(&which, 24);
-    let shown = lines.iter().take(3);
-    let first = y + 4 - 8 * i32::try_from(shown.len() - 1).unwrap_or_default();
-    for (line, y) in shown.zip((first..).step_by(16)) {
-        drawing.text("soft mid", middle, y, line);
+    let mut lines = wrapped(&which, 24);
+    if lines.len() > LINES {
+        lines.truncate(LINES);
+        lines[LINES - 1].push_str(" …");
+    }
+    let first = y + 4 - 8 * i32::try_from(lines.len() - 1).unwrap_or_default();
+    for (line, y) in lines.iter().zip((first..).step_by(16)) {
+        drawing.text_of("soft mid", (middle, y), line, &which);
     }
 }
 
@@ -260,8 +268,8 @@ fn around_it(drawing: &mut Drawing, lanes: &[Lane], top: i32) {
     for (lane, y) in lanes.iter().zip((top..).step_by(usize::try_from(STEP).unwrap_or(1))) {
         let area = draw_card(drawing, &lane.card, y);
         drawing.arrow("free", (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
-        drawing.tag(SIDECAR + SIDECAR_WIDTH / 2, area.middle(), &shortened(&lane.what, 46));
-        drawing.text("soft", OUTSIDE + 24, area.middle() + 4, &shortened(&lane.to, 27));
+        drawing.tag((SIDECAR + SIDECAR_WIDTH / 2, area.middle()), &lane.what, 46);
+        drawing.short_text("soft", (OUTSIDE + 24, area.middle() + 4), &lane.to, 26);
     }
 }
 

@@ -41,6 +41,20 @@ impl Drawing {
         let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}</text>"#, escaped(text));
     }
 
+    /// The same, shortened to `width` characters; the whole is shown where the pointer rests on it.
+    pub(super) fn short_text(&mut self, class: &str, (x, y): (i32, i32), text: &str, width: usize) {
+        self.text_of(class, (x, y), &shortened(text, width), text);
+    }
+
+    /// A line that stands for `whole`.
+    pub(super) fn text_of(&mut self, class: &str, (x, y): (i32, i32), line: &str, whole: &str) {
+        if line == whole {
+            return self.text(class, x, y, line);
+        }
+        let (line, whole) = (escaped(line), escaped(whole));
+        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{line}<title>{whole}</title></text>"#);
+    }
+
     /// An arrow in one of the four colours: `out`, `dns`, `in`, `free`.
     pub(super) fn arrow(&mut self, colour: &str, (x1, y1): (i32, i32), (x2, y2): (i32, i32)) {
         let bend = (x2 - x1) / 2;
@@ -51,12 +65,13 @@ impl Drawing {
         );
     }
 
-    /// What an arrow carries, upon it; around its middle.
-    pub(super) fn tag(&mut self, x: i32, y: i32, text: &str) {
+    /// What an arrow carries, upon it; around its middle, in at most `width` characters.
+    pub(super) fn tag(&mut self, (x, y): (i32, i32), text: &str, width: usize) {
+        let shown = shortened(text, width);
         // Characters of a proportional font differ; this is about their mean width at 12 px.
-        let width = 7 * i32::try_from(text.chars().count()).unwrap_or_default() + 16;
+        let width = 7 * i32::try_from(shown.chars().count()).unwrap_or_default() + 16;
         self.area("tag", Area { x: x - width / 2, y: y - 10, width, height: 20 }, 10);
-        self.text("tagged mid", x, y + 4, text);
+        self.text_of("tagged mid", (x, y + 4), &shown, text);
     }
 
     /// A port as a pill around its middle.
@@ -105,7 +120,7 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 /// `text`, its end left out where it is longer than `width` characters.
-pub(super) fn shortened(text: &str, width: usize) -> String {
+fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }

@@ -33,6 +33,17 @@ fn an_add_costs_no_request() {
 }
 
 #[test]
+fn a_node_whose_agent_knows_its_pods_is_ready() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let mut conf = scene.conf_of_agent_alone();
+        conf["cniVersion"] = json!("1.1.0");
+        scene.done("STATUS", &conf, None);
+        assert_eq!(scene.api.requests(), [""; 0]);
+    });
+}
+
+#[test]
 fn the_configuration_that_it_installs_names_its_socket() {
     Scene::run(|scene| {
         let _agent = scene.agent();

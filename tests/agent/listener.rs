@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 
 /// Tells the process in which a test runs again where to listen.
@@ -65,7 +65,7 @@ pub(crate) fn foreign_listener(path: &Path) -> Foreign {
         stdout.read_exact(&mut byte).expect("it gets ready");
         said.extend(byte);
     }
-    Foreign(process)
+    Foreign { process, _stdout: stdout }
 }
 
 /// No test by itself: it listens where [`foreign_listener`] says, until its stdin ends.
@@ -87,11 +87,15 @@ impl Drop for Listening {
 }
 
 /// A process that ends with the value.
-pub(crate) struct Foreign(Child);
+pub(crate) struct Foreign {
+    process: Child,
+    /// Open, for what it still says.
+    _stdout: ChildStdout,
+}
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
     }
 }

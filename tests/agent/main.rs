@@ -1,6 +1,9 @@
 //! The node's agent answers the plugin: real processes on a socket, an API of the tests' own. Needs
 //! root, `ip` and `iptables-save`.
 
+#[path = "../install/agent_process.rs"]
+#[expect(dead_code, reason = "what it answers about itself is for tests/install")]
+mod agent_process;
 mod answers;
 mod api;
 mod fallback;

@@ -1,21 +1,16 @@
 //! A node with an agent on it, an API, a pod, and calls of the plugin.
 
+use crate::agent_process::{Agent, SETTLED};
 use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
 use crate::node::on_a_node_with;
 use crate::pod::Pod;
-use crate::program::program;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -66,25 +61,21 @@ impl Scene {
     pub(crate) fn agent(&self) -> Agent {
         let agent = self.agent_that_starts("first");
         let kinds = ["watches pods", "watches namespaces", "watches network attachment"];
-        agent.says_all(&[&kinds[..], &["answers the plugin's", "all is as it should be"]].concat());
+        agent.says_all(&[&kinds[..], &["answers the plugin's", SETTLED]].concat());
         agent
     }
 
     pub(crate) fn agent_that_starts(&self, name: &str) -> Agent {
         let root = self.root.display();
-        let mut process = Command::new(program())
-            .args(["agent", "--platform=openshift", "--node-name=node-1"])
-            .args([format!("--root={root}"), format!("--service-account={root}/sa")])
-            .arg(format!("--api-server={}", self.api.url()))
-            .env_clear()
-            .env("HOSTNAME", name)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
-        let (sender, lines) = channel();
-        thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Agent { process, lines }
+        let arguments = [
+            "agent".to_owned(),
+            "--platform=openshift".to_owned(),
+            "--node-name=node-1".to_owned(),
+            format!("--root={root}"),
+            format!("--service-account={root}/sa"),
+            format!("--api-server={}", self.api.url()),
+        ];
+        Agent::spawn(name, &arguments)
     }
 
     /// An attachment's configuration with the agent's socket and the API.
@@ -190,68 +181,6 @@ impl Called {
         assert!(!self.success, "{self:?}");
         let text = |key: &str| self.stdout[key].as_str().unwrap_or_default().to_owned();
         (self.stdout["code"].as_u64().expect("a code"), format!("{}: {}", text("msg"), text("details")))
-    }
-}
-
-/// An agent; killed with the value.
-pub(crate) struct Agent {
-    process: Child,
-    lines: Receiver<String>,
-}
-
-impl Agent {
-    /// Waits for a line of the log with that part, and gives it.
-    #[track_caller]
-    pub(crate) fn says(&self, part: &str) -> String {
-        self.says_all(&[part]).pop().expect("one")
-    }
-
-    /// Waits for lines with these parts, in any order; gives them in the order in which they came.
-    #[track_caller]
-    pub(crate) fn says_all(&self, parts: &[&str]) -> Vec<String> {
-        let (mut left, mut found, mut others) = (parts.to_vec(), Vec::new(), Vec::new());
-        while !left.is_empty() {
-            let line = self.lines.recv_timeout(DEADLINE);
-            let line = line.unwrap_or_else(|why| panic!("{left:?} is not said ({why}), but {others:#?}"));
-            match left.iter().position(|part| line.contains(part)) {
-                Some(at) => {
-                    left.remove(at);
-                    found.push(line);
-                }
-                None => others.push(line),
-            }
-        }
-        found
-    }
-
-    /// What was said so far.
-    pub(crate) fn said(&self) -> Vec<String> {
-        self.lines.try_iter().collect()
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = i32::try_from(self.process.id()).expect("an id");
-        kill(Pid::from_raw(id), signal).expect("it is there");
-    }
-
-    /// Stops it where it stands.
-    pub(crate) fn freeze(&self) {
-        self.signal(Signal::SIGSTOP);
-        let id = Pid::from_raw(i32::try_from(self.process.id()).expect("an id"));
-        let status = waitpid(id, Some(WaitPidFlag::WUNTRACED)).expect("it is there");
-        assert_eq!(status, WaitStatus::Stopped(id, Signal::SIGSTOP));
-    }
-
-    pub(crate) fn end(mut self, signal: Signal) {
-        self.signal(signal);
-        self.process.wait().expect("it ends");
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

@@ -3,6 +3,10 @@
 //! processes in control groups, and an API server that remembers what it is told. Needs root, `ip`,
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
+mod agent;
+#[path = "../agent/api.rs"]
+#[expect(dead_code, reason = "an API that fails is for tests/agent")]
+mod api;
 mod in_place;
 #[path = "../convergence/kernel.rs"]
 #[expect(dead_code, reason = "settings are for tests/convergence")]
@@ -13,6 +17,8 @@ mod modes;
 #[expect(dead_code, reason = "nodes of other kinds are for tests/find")]
 mod node;
 mod pod;
+#[path = "../install/program.rs"]
+mod program;
 mod scene;
 #[path = "../cluster/server.rs"]
 #[expect(dead_code, reason = "TLS and connections are for tests/cluster")]

@@ -170,3 +170,29 @@ fn the_picture_is_one_document_that_loads_nothing() {
         assert!(!run.stdout.contains(outside), "{outside}");
     }
 }
+
+#[test]
+fn what_a_picture_has_no_room_for_is_shown_under_the_pointer() {
+    let ports = (8000..8040).map(|port| port.to_string()).collect::<Vec<_>>();
+    let (name, _) = CASES[0];
+    let (mut pod, mut conf) = (pod(), conf());
+    annotate(&mut pod, "traffic.sidecar.istio.io/excludeInboundPorts", &ports.join(","));
+    annotate(&mut pod, "traffic.sidecar.istio.io/excludeOutboundPorts", &ports.join(","));
+    pod["metadata"]["name"] = "n".repeat(200).into();
+    conf["chain"][0]["redirect_dns"] = false.into();
+    pod["spec"]["containers"][1]["env"] = json!([]);
+    let conf = file(&format!("{name}-long.conf"), &conf.to_string());
+    let svg = detour(&["explain", "-f", "-", "--config", &conf, "--format", "svg"], &pod.to_string(), &[]).stdout;
+    let ports = ports.join(", ");
+    for (line, whole) in [
+        ("Pod shop/nnn", format!("Pod shop/{}", "n".repeat(200))),
+        ("inbound, but not 8000", format!("inbound, but not {ports}")),
+        ("port 8000", format!("port {ports}")),
+    ] {
+        let is_it = |drawn: &&str| drawn.starts_with("<text ") && drawn.contains(&format!(">{line}"));
+        let drawn = svg.lines().find(is_it).expect(line);
+        let (shown, rest) = drawn.split_once('>').and_then(|(_, text)| text.split_once("<title>")).expect(drawn);
+        assert!(shown.chars().count() < 80 && rest.contains(&whole), "{drawn}");
+    }
+    assert!(svg.contains(">resolvers<") && !svg.contains("15053"), "DNS that is not captured goes straight: {svg}");
+}

@@ -1,7 +1,8 @@
 //! A `detour agent` that runs.
 
-use crate::scene::{Scene, program};
+use crate::program::program;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,9 +20,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
+    /// Starts one of this name.
+    pub(crate) fn spawn(name: &str, arguments: &[String]) -> Self {
         let mut process = Command::new(program())
-            .args(scene.arguments("agent", more))
+            .args(arguments)
             .env_clear()
             .env("HOSTNAME", name)
             .stderr(Stdio::piped())
@@ -40,15 +42,43 @@ impl Agent {
     }
 
     /// Waits for a line of the log with that part, and gives it.
+    #[track_caller]
     pub(crate) fn says(&self, part: &str) -> String {
-        let mut before = Vec::new();
-        loop {
-            match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) if line.contains(part) => return line,
-                Ok(line) => before.push(line),
-                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+        self.says_all(&[part]).pop().expect("one")
+    }
+
+    /// Waits for lines with these parts, in any order; gives them as they came.
+    #[track_caller]
+    pub(crate) fn says_all(&self, parts: &[&str]) -> Vec<String> {
+        let (mut left, mut found, mut others) = (parts.to_vec(), Vec::new(), Vec::new());
+        while !left.is_empty() {
+            let line = self.lines.recv_timeout(DEADLINE);
+            let line = line.unwrap_or_else(|why| panic!("{left:?} is not said ({why}), but {others:#?}"));
+            match left.iter().position(|part| line.contains(part)) {
+                Some(at) => {
+                    left.remove(at);
+                    found.push(line);
+                }
+                None => others.push(line),
             }
         }
+        found
+    }
+
+    /// What was said since.
+    pub(crate) fn said(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
+    /// Stops it where it stands.
+    pub(crate) fn freeze(&self) {
+        kill(self.id(), Signal::SIGSTOP).expect("it is there");
+        let status = waitpid(self.id(), Some(WaitPidFlag::WUNTRACED)).expect("it is there");
+        assert_eq!(status, WaitStatus::Stopped(self.id(), Signal::SIGSTOP));
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.process.id()).expect("an id"))
     }
 
     /// Where it answers questions about itself.
@@ -58,8 +88,7 @@ impl Agent {
     }
 
     pub(crate) fn end(mut self, signal: Signal) -> ExitStatus {
-        let id = i32::try_from(self.process.id()).expect("an id");
-        kill(Pid::from_raw(id), signal).expect("it is there");
+        kill(self.id(), signal).expect("it is there");
         self.process.wait().expect("it ends")
     }
 }

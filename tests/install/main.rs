@@ -1,6 +1,7 @@
 //! The plugin is put on a node, stays whole whatever happens, and is taken away again.
 
 mod agent;
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod agent_process;
 mod command;
 mod crash;

@@ -42,7 +42,7 @@ fn the_scc_is_no_more_than_the_pod_needs() {
     assert_eq!(context["seLinuxOptions"], json!({"type": "spc_t"}));
     let volumes = pod["volumes"].as_array().expect("volumes").iter();
     let mut kinds: Vec<&str> =
-        volumes.filter_map(|volume| volume.as_object()?.keys().last().map(String::as_str)).collect();
+        volumes.filter_map(|volume| volume.as_object()?.keys().next_back().map(String::as_str)).collect();
     // What the API adds for the service account.
     kinds.push("projected");
     kinds.sort_unstable();

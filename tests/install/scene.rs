@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::agent_process::Agent;
 pub(crate) use crate::program::program;
 
 pub(crate) const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
@@ -92,6 +93,13 @@ impl Scene {
         let mut found = BTreeMap::new();
         collect(&self.root, &self.root, &mut found);
         found
+    }
+}
+
+impl Agent {
+    /// Starts one on this node.
+    pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
+        Self::spawn(name, &scene.arguments("agent", more))
     }
 }
 

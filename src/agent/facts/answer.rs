@@ -169,7 +169,7 @@ impl Answers {
         let Some(last) = last else { return self.ask(until, question).await };
         match self.ask(until.min(Instant::now() + SHORTLY), question).await {
             Err(error) if error.code == Code::TryAgain => {
-                tracing::debug!(%error, "answers with what was known last");
+                tracing::warn!(%error, "answers with what was known last");
                 Ok(last)
             }
             other => other,

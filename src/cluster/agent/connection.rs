@@ -52,9 +52,9 @@ pub(super) fn tell(path: &Path, question: &Question) -> Result<(), Silence> {
 /// A connection to a listener of root's.
 fn open(path: &Path) -> Result<UnixStream, Silence> {
     let absent = |errno: Errno| Silence::Absent(errno.desc().to_lowercase());
-    let address = UnixAddr::new(path).map_err(absent)?;
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let trouble = |errno: Errno| Silence::Trouble(errno.desc().to_lowercase());
+    let address = UnixAddr::new(path).map_err(trouble)?;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(trouble)?;
     // With a listener that accepts nothing any more, a socket that blocks would wait for ever (unix(7)).
     connect(socket.as_raw_fd(), &address).map_err(|errno| match errno {

@@ -1,0 +1,81 @@
+//! The agent itself: from a watch to the pod's rules.
+
+use crate::api::{Api, NAMESPACES, PODS};
+use crate::kernel::Kernel;
+use crate::program::program;
+use crate::scene::{Scene, scene};
+use serde_json::json;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+struct Agent {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Agent {
+    fn start(scene: &Scene<'_>, api: &Api) -> Self {
+        let (root, account) = (scene.node.root.display(), scene.account());
+        let mut process = Command::new(program())
+            .args(["agent", "--platform=kubernetes", "--node-name=node-1", "--taint=cni.istio.io/not-ready"])
+            .args([format!("--root={root}"), format!("--api-server={}", api.url())])
+            .arg(format!("--service-account={}", account.directory.display()))
+            .env_clear()
+            .env("HOSTNAME", "a")
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
+        let (sender, lines) = channel();
+        thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { process, lines }
+    }
+
+    /// Waits for a line of the log with that part.
+    #[track_caller]
+    fn says(&self, part: &str) {
+        let mut before = Vec::new();
+        loop {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) if line.contains(part) => return,
+                Ok(line) => before.push(line),
+                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+            }
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.process.kill().and_then(|()| self.process.wait()).expect("it ends");
+    }
+}
+
+#[test]
+fn an_agent_repairs_what_it_watches_and_lets_the_node_be_known_as_ready() {
+    scene(|scene| {
+        let (api, pod, plain) = (Api::start(), scene.pod(), scene.pod());
+        plain.call(scene, "ADD");
+        let mut object = pod.manifest();
+        object["spec"]["nodeName"] = json!("node-1");
+        object["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.88.0.2"}]});
+        api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
+        api.put(PODS, &object);
+        let agent = Agent::start(scene, &api);
+        agent.says("traffic is redirected to the sidecar again: it had a sidecar and no rules");
+        Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the race");
+        pod.tool("nft", &["flush", "ruleset"], "");
+        object["metadata"]["labels"]["changed"] = json!("yes");
+        api.put(PODS, &object);
+        agent.says("traffic is redirected to the sidecar again: its rules were not");
+        Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the loss");
+        let told: Vec<_> = api.bodies().iter().map(|body| body["reason"].clone()).collect();
+        assert_eq!(told[0], json!("DetourRepaired"));
+        assert!(api.requests().contains(&"GET /api/v1/nodes/node-1".to_owned()), "{:?}", api.requests());
+    });
+}
