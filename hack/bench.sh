@@ -137,7 +137,7 @@ EOF
 start_agent() {
     local line server left=3
     mkdir -p "$work/node/etc/cni/net.d" "$work/account"
-    echo bench >"$work/account/token"
+    printf bench >"$work/account/token"
     # Nobody is checked by it: the API is asked in plain HTTP.
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
         -subj /CN=bench -days 1 -out "$work/account/ca.crt" 2>/dev/null

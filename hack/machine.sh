@@ -118,16 +118,29 @@ need_helm() {
     GOBIN="$tools" go install -ldflags '-s -w' "helm.sh/helm/v3/cmd/helm@$version" </dev/null
 }
 
-# The API server of the tests, in the version that tests/apiserver/kube-apiserver/go.mod names.
+# The API server of the tests, in the version that its go.mod names.
 need_apiserver() {
-    local tools version module=tests/apiserver/kube-apiserver
+    local module=tests/apiserver/kube-apiserver
+    need_module "$module" "$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")" \
+        "four minutes on two cores" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
+}
+
+# What asks containerd for pods, in the version that its go.mod names.
+need_crictl() {
+    local module=tests/containerd/crictl
+    need_module "$module" "$(sed -n 's/.*=> sigs.k8s.io\/cri-tools v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
+        "a minute" github.com/kubernetes-sigs/cri-tools/cmd/crictl github.com/kubernetes-sigs/cri-tools/pkg/version.Version
+}
+
+# need_module DIRECTORY VERSION TIME PACKAGE VARIABLE: builds a package that a Go module beside the tests
+# requires; the variable is where it keeps its version.
+need_module() {
+    local directory=$1 version=$2 duration=$3 package=$4 variable=$5 tools program
     tools=$(tools_directory)
-    version=$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")
-    [[ ! -x $tools/kube-apiserver || $("$tools/kube-apiserver" --version) != "Kubernetes $version" ]] || return 0
-    need_go kube-apiserver
-    say "building kube-apiserver $version (four minutes on two cores)"
+    program=$tools/$(basename "$directory")
+    [[ ! -x $program || $("$program" --version) != *" $version" ]] || return 0
+    need_go "$(basename "$directory")"
+    say "building $(basename "$directory") $version ($duration)"
     mkdir -p "$tools"
-    (cd "$module" && go build -trimpath -o "$tools/kube-apiserver" \
-        -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" \
-        k8s.io/kubernetes/cmd/kube-apiserver </dev/null)
+    (cd "$directory" && go build -trimpath -o "$program" -ldflags "-s -w -X $variable=$version" "$package" </dev/null)
 }

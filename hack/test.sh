@@ -8,16 +8,20 @@ source hack/machine.sh
 
 need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
-    nsenter=util-linux setpriv=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins \
-    etcd=etcd-server
+    nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 # Minutes, the first time: not for those who run other tests.
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
+    need_commands etcd=etcd-server
     need_helm
     need_apiserver
 fi
+if [[ $# -eq 0 || "$*" == *containerd* ]]; then
+    need_commands containerd=containerd runc=runc
+    need_crictl
+fi
 if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
-    need_commands go=golang-go
+    need_go cnitool
     say "building cnitool"
     GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
 fi

@@ -8,7 +8,7 @@
 //!
 //! | row | modules | what they know |
 //! |---|---|---|
-//! | front doors | `main`, [`agent`], [`inspect`] | plugin or command line; what puts the plugin on a node and keeps it there; explain, trace, rules: reports as values, and how they are shown |
+//! | front doors | `main`, [`agent`], [`inspect`] | plugin or command line; what puts the plugin on a node and keeps it there; explain, trace, rules, doctor: reports as values, and how they are shown |
 //! | calls | [`plugin`] | one verb a file: what happens in which order |
 //! | policy making, other plugins | [`chain`], [`delegate`] | sub-plugins: pod facts + configuration → one traffic policy (pure); executables as child processes |
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |

@@ -18,18 +18,19 @@ use std::{env, io};
 
 const EXAMPLES: &str = "\
 Examples:
-  detour doctor                       this node: what is installed, the API and its rights, the kernel
-  detour doctor -n shop web-0         that, and the pod: from its annotation to the rules in the kernel
+  detour doctor                  this node: what is installed, the API and its rights, the kernel
+  detour doctor -n shop web-0    that, and the pod: from its annotation to the rules in the kernel
   detour doctor -n shop web-0 --probe
-        and real packets in its namespace, to addresses that nobody has, as captured and as excluded users
+        and real packets in its namespace, to addresses that nobody has, as captured and as
+        excluded users
   detour doctor -n shop web-0 --bundle web-0.tar
         all that was found as an archive without tokens, keys and certificates
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
-        in the agent's pod on the node; that, or oc debug, is printed where the pod is on another node
+        in the agent's pod on the node; printed, as oc debug is, where the pod is on another node
 
 Needs root for the kernel's part and the pod's, and changes nothing. What needs another check that failed
-is not checked, and says so. The pod is asked for with --kubeconfig, else KUBECONFIG, else with the plugin's
-own, which may not see everything.
+is not checked, and says so. The pod is asked for with --kubeconfig, else KUBECONFIG, else, in a pod, as its
+service account, else with the plugin's own kubeconfig, which may not see everything.
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
 
 /// What is wrong with a node or a pod, as a list of checks

@@ -97,7 +97,7 @@ impl LiveArguments {
             pod.uid_on_node().ok_or_else(|| wrong("it has no UID (metadata.uid), by which its node would know it"))?;
         let there = || {
             let agents = subject.conf.kubernetes.agent_namespace.as_deref().unwrap_or(AGENT_NAMESPACE);
-            elsewhere(pod, agents, &format!("{question} --pod-uid {uid}"))
+            elsewhere(pod, agents, None, &format!("{question} --pod-uid {uid}"))
         };
         let error = match of_pod(&self.root, uid) {
             Ok(Some(found)) => return Ok(found),

@@ -18,7 +18,7 @@ mod text;
 mod token;
 pub(crate) mod wire;
 
-pub use api::{Inquiry, Placement};
+pub use api::Inquiry;
 pub use control::Node;
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::{Event, Told};

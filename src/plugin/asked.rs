@@ -2,6 +2,7 @@
 
 use super::converge::records;
 use super::desired::{fixtures, ruleset};
+use super::record::{Record, Records};
 use crate::cni::Error;
 use crate::firewall::{Dialect, Ruleset};
 use crate::policy::Policy;
@@ -29,16 +30,31 @@ pub struct Asked {
 /// # Errors
 /// State can't be read, or the attachments contradict each other.
 pub fn asked(store: &Store, sandbox: &Sandbox) -> Result<Option<Asked>, Error> {
+    let mut found = Vec::new();
     for container in store.containers()? {
         let mut records = records(store, &container, sandbox)?;
         records.0.retain(|(_, record)| record.sandbox == Some(sandbox.id()));
         if !records.0.is_empty() {
-            let policy = records.policy()?;
-            let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
-            let dialect = records.dialect().unwrap_or_default();
-            let attachments = records.0.into_iter().map(|(attachment, _)| attachment).collect();
-            return Ok(Some(Asked { attachments, policy, rules, dialect, fixtures }));
+            found.push(records);
         }
     }
-    Ok(None)
+    // The kernel gives a namespace's number to a later one, and a pod that got no DEL leaves what it had.
+    let current = found.iter().position(|records| records.0.iter().any(|(_, record)| leads_to(record, sandbox)));
+    found.into_iter().nth(current.unwrap_or_default()).map(Asked::of).transpose()
+}
+
+/// Whether the path of the ADD still leads there. In the agent's container none may lead anywhere.
+fn leads_to(record: &Record, sandbox: &Sandbox) -> bool {
+    let there = record.netns.as_deref().and_then(|path| Sandbox::open(path).ok().flatten());
+    there.is_some_and(|there| there.id() == sandbox.id())
+}
+
+impl Asked {
+    fn of(records: Records) -> Result<Self, Error> {
+        let policy = records.policy()?;
+        let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
+        let dialect = records.dialect().unwrap_or_default();
+        let attachments = records.0.into_iter().map(|(attachment, _)| attachment).collect();
+        Ok(Self { attachments, policy, rules, dialect, fixtures })
+    }
 }

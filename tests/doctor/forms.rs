@@ -1,13 +1,178 @@
-//! How the doctor is called, and what it does not do.
+//! How the doctor is called, and what it prints.
 
-use crate::scene::{POD, Plan, scene};
+use crate::golden::compare;
+use crate::programs::DETOUR;
+use crate::scene::{POD, Plan, Scene, scene};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::process::Command;
+
+fn probed(scene: &Scene) -> Vec<(String, String, String)> {
+    let report = scene.report(&[&POD[..], &["--probe"]].concat());
+    let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
+    let lines = report["checks"].as_array().expect("checks").iter().filter(|line| line["group"] == "probe");
+    lines.map(|line| (text(line, "id"), text(line, "outcome"), text(line, "found"))).collect()
+}
+
+#[track_caller]
+fn found<'a>(lines: &'a [(String, String, String)], id: &str, outcome: &str) -> &'a str {
+    let line = lines.iter().find(|(own, ..)| own == id).unwrap_or_else(|| panic!("no line {id}"));
+    assert_eq!(line.1, outcome, "{line:?}");
+    &line.2
+}
 
 #[test]
 fn nothing_is_wrong_with_a_node_that_has_everything() {
+    scene(Plan::new(), |scene| compare("healthy.txt", &scene.printed(&[&POD[..], &["--probe"]].concat())));
+}
+
+#[test]
+fn the_node_is_looked_at_without_a_pod() {
     scene(Plan::new(), |scene| {
-        let text = scene.printed(&[&POD[..], &["--probe"]].concat());
-        println!("{text}");
-        let report = scene.report(&[&POD[..], &["--probe"]].concat());
-        assert_eq!(report["healthy"], true, "{report:#}");
+        let whole = scene.report(&POD);
+        for arguments in [&[][..], &["--node"]] {
+            let report = scene.report(arguments);
+            assert_eq!(
+                (&report["pod"], &report["node"], &report["healthy"]),
+                (&Value::Null, &"node-1".into(), &true.into())
+            );
+            let groups: BTreeSet<&str> =
+                report["checks"].as_array().expect("checks").iter().filter_map(|c| c["group"].as_str()).collect();
+            assert_eq!(groups, ["cluster", "kernel", "node"].into());
+            let count = report["checks"].as_array().expect("checks").len();
+            assert_eq!(
+                report["checks"].as_array(),
+                whole["checks"].as_array().map(|all| &all[..count]).map(<[_]>::to_vec).as_ref()
+            );
+        }
     });
+}
+
+#[test]
+fn real_packets_are_captured_and_spared_as_the_policy_wants() {
+    for dialect in ["iptables", "nftables"] {
+        let mut plan = Plan::new();
+        plan.config["dialect"] = dialect.into();
+        plan.is_dual = true;
+        scene(plan, |scene| {
+            let lines = probed(scene);
+            let both = |id: &str, v4: &str, v6: &str| {
+                let text = found(&lines, id, "pass");
+                for wanted in ["to 192.0.2.", v4, "to [2001:db8::", v6] {
+                    assert!(text.contains(wanted), "{dialect}: {id}: {wanted}: {text}");
+                }
+            };
+            let taken = |at: &str| format!("went to {at} (by connection tracking); the proxy took the connection");
+            both("probe-outbound", &taken("127.0.0.1:15001"), &taken("[::1]:15001"));
+            both("probe-dns", "went to 127.0.0.1:15053", "went to [::1]:15053");
+            both("probe-excluded", "uid 1337, ", "went directly");
+            both("probe-excluded-dns", "went directly", "it is tracked once");
+            assert!(!found(&lines, "probe-excluded-dns", "pass").contains(" times"), "{lines:?}");
+            found(&lines, "probe-counters", "pass");
+        });
+    }
+}
+
+#[test]
+fn where_nobody_listens_a_token_goes_through_and_back() {
+    let mut plan = Plan::new();
+    plan.proxy.1 = &[];
+    scene(plan, |scene| {
+        let lines = probed(scene);
+        let outbound = found(&lines, "probe-outbound", "pass");
+        assert!(
+            outbound.ends_with("a random token went there and back, with the doctor in the proxy's place"),
+            "{outbound}"
+        );
+    });
+}
+
+#[test]
+fn a_rule_that_lets_go_shows_in_real_packets() {
+    scene(Plan::new(), |scene| {
+        scene.netns.run("iptables -t nat -I OUTPUT -p tcp -j RETURN");
+        let lines = probed(scene);
+        let outbound = found(&lines, "probe-outbound", "fail");
+        assert!(outbound.contains("went directly") && outbound.ends_with("should arrive sidecar:15001"), "{outbound}");
+        found(&lines, "probe-dns", "pass");
+        found(&lines, "probe-excluded", "pass");
+    });
+    scene(Plan::new(), |scene| {
+        scene.netns.run("iptables -t nat -I OUTPUT -p udp --dport 53 -j REDIRECT --to-ports 5353");
+        found(&probed(scene), "probe-excluded-dns", "fail");
+    });
+}
+
+#[test]
+fn elsewhere_it_says_what_to_run_and_where() {
+    for agent in [None, Some("detour-agent-x7k2p")] {
+        let mut plan = Plan::new();
+        plan.cluster.pod["spec"]["nodeName"] = "worker-7".into();
+        plan.cluster.agents.extend(agent.map(|agent| ("worker-7".to_owned(), agent.to_owned())));
+        plan.is_added = false;
+        scene(plan, |scene| {
+            std::fs::remove_dir_all(scene.path("var/lib/cni/results")).expect("removed");
+            let report = scene.report(&POD);
+            assert_eq!(report["healthy"], true, "{report:#}");
+            let lines = report["checks"].as_array().expect("checks");
+            let here = lines.iter().find(|line| line["id"] == "pod-here").expect("a line");
+            let (found, next) = (here["found"].as_str().expect("text"), here["next"].as_str().expect("text"));
+            assert_eq!((found, &here["outcome"]), ("it runs on node worker-7, this is node-1", &"not-checked".into()));
+            assert!(next.contains("oc debug node/worker-7 -- chroot /host DIR/detour doctor -n shop web-0"), "{next}");
+            let exec = match agent {
+                Some(agent) => {
+                    format!("kubectl exec -n kube-system {agent} -- /detour doctor -n shop web-0 --root /host")
+                }
+                None => "--field-selector spec.nodeName=worker-7 -o name".to_owned(),
+            };
+            assert!(next.contains(&exec), "{next}");
+            assert!(
+                lines.iter().filter(|l| l["group"] == "sandbox").all(|l| l["outcome"] == "not-checked"),
+                "{report:#}"
+            );
+        });
+    }
+}
+
+#[test]
+fn every_field_and_every_check_is_documented() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let read = |name: &str| std::fs::read_to_string(path.join(name)).expect("readable");
+    let (reports, doctor) = (read("reports.md"), read("doctor.md"));
+    let (_, section) = reports.split_once("\n## `doctor`\n").expect("a section");
+    let section = section.split("\n## ").next().expect("one at least");
+    scene(Plan::new(), |scene| {
+        let report = scene.report(&[&POD[..], &["--probe"]].concat());
+        let line = report["checks"][0].as_object().expect("an object");
+        for field in report.as_object().expect("an object").keys().chain(line.keys()) {
+            assert!(section.contains(&format!("`{field}`")), "docs/reports.md: {field}");
+        }
+        for check in report["checks"].as_array().expect("checks") {
+            let id = check["id"].as_str().expect("text");
+            assert!(doctor.contains(&format!("`{id}`")), "docs/doctor.md: {id}");
+            let group = check["group"].as_str().expect("text");
+            assert!(section.contains(&format!("`{group}`")), "docs/reports.md: {group}");
+        }
+    });
+}
+
+#[test]
+fn wrong_usage_is_code_2_and_examples_are_in_the_help() {
+    let run = |arguments: &[&str]| {
+        Command::new(&*DETOUR).arg("doctor").args(arguments).env_clear().output().expect("it starts")
+    };
+    for arguments in [
+        &["web-0"][..],
+        &["-n", "shop"],
+        &["--probe"],
+        &["--node", "-n", "a", "b"],
+        &["--platform", "x"],
+        &["--conf", "x"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{output:?}");
+    }
+    let help = String::from_utf8(run(&["--help"]).stdout).expect("text");
+    assert!(help.contains("detour doctor -n shop web-0 --probe") && help.contains("Exit codes: "), "{help}");
 }

@@ -22,14 +22,16 @@ pub(crate) struct Proxy {
 }
 
 impl Netns {
-    /// A new one with an interface, an address and a default route, for IPv4 alone.
-    pub(crate) fn new(path: &Path) -> Self {
+    /// A new one with an interface, an address and a default route: for IPv4, and for IPv6 where `dual`.
+    pub(crate) fn new(path: &Path, dual: bool) -> Self {
         std::fs::write(path, "").expect("written");
         thread::scope(|scope| {
             let make = || {
                 unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
-                std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").expect("written");
-                std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").expect("written");
+                let off = if dual { "0" } else { "1" };
+                std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", off).expect("written");
+                std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", off).expect("written");
+                let v6 = ["addr add fd88::2/64 dev eth0 nodad", "route add default via fd88::1 dev eth0"];
                 for arguments in [
                     "link set lo up",
                     "link add eth0 type veth peer name far",
@@ -37,7 +39,10 @@ impl Netns {
                     "link set eth0 up",
                     "link set far up",
                     "route add default via 10.88.0.1",
-                ] {
+                ]
+                .iter()
+                .chain(v6.iter().filter(|_| dual))
+                {
                     let status = Command::new("ip").args(arguments.split(' ')).status().expect("ip starts");
                     assert!(status.success(), "ip {arguments}");
                 }
@@ -72,10 +77,13 @@ impl Netns {
         self.within(|| {
             // Whose a socket is, is decided when it is opened, by the thread.
             setfsuid(Uid::from_raw(uid));
-            let listen = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).expect("free");
+            // For both families, where there are both.
+            let listen =
+                |port: &u16| TcpListener::bind(("::", *port)).or_else(|_| TcpListener::bind(("0.0.0.0", *port)));
+            let udp = || UdpSocket::bind("[::]:15053").or_else(|_| UdpSocket::bind("0.0.0.0:15053"));
             Proxy {
-                _tcp: ports.iter().map(listen).collect(),
-                _udp: ports.contains(&15053).then(|| UdpSocket::bind("127.0.0.1:15053").expect("free")),
+                _tcp: ports.iter().map(|port| listen(port).expect("free")).collect(),
+                _udp: ports.contains(&15053).then(|| udp().expect("free")),
             }
         })
     }

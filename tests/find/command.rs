@@ -2,9 +2,15 @@
 
 use crate::Pod;
 use crate::node::{Node, scene, uid};
+use detour_cni::state::ROOT;
 use serde_json::{Value, json};
+use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
+
+/// What is kept of the pod's attachment.
+const FILE: &str = "istio-cni@eth0.json";
 
 /// A node, a pod that runs on it, and the cluster's word of pods.
 struct Scene<'a> {
@@ -38,8 +44,8 @@ impl<'a> Scene<'a> {
             json!({"kind": "Namespace", "metadata": {"name": "shop"}}).to_string(),
         ];
         let manifests = node.root.join("manifests");
-        std::fs::create_dir(&manifests).expect("made");
-        std::fs::write(manifests.join("pods.yaml"), pods.concat()).expect("written");
+        fs::create_dir(&manifests).expect("made");
+        fs::write(manifests.join("pods.yaml"), pods.concat()).expect("written");
         let conf = json!({
             "cniVersion": "1.1.0", "name": "istio-cni", "type": "istio-cni", "dialect": "nftables",
             "kubernetes": {"manifests_dir": manifests, "agent_namespace": "mesh"},
@@ -97,6 +103,22 @@ fn the_rules_of_a_pod_are_found_by_whatever_names_it() {
             let said = scene.json(&[&["rules"], whose].concat());
             assert_eq!((&said["as_asked"], &said["found_by"]), (&json!(true), &Value::Null), "{said}");
         }
+    });
+}
+
+#[test]
+fn what_a_pod_without_a_del_left_is_not_that_of_a_later_one_with_its_namespaces_number() {
+    scene(|node| {
+        let scene = Scene::new(node);
+        let own = Path::new(ROOT).join(&scene.pod.sandbox);
+        let old = own.with_file_name("0".repeat(64));
+        let mut record: Value = serde_json::from_slice(&fs::read(own.join(FILE)).expect("kept")).expect("JSON");
+        record["netns"] = "/run/netns/gone".into();
+        fs::create_dir(&old).expect("made");
+        fs::write(old.join(FILE), record.to_string()).expect("written");
+        let said = scene.json(&["rules", &scene.pod.sandbox]);
+        let attachment = format!("attachment istio-cni/eth0 of container {}", scene.pod.sandbox);
+        assert_eq!(said["attachments"], json!([attachment]));
     });
 }
 

@@ -42,3 +42,67 @@ fn list(path: &HostPath, listed: &Listed, there: Option<&FoundFile>) -> Option<S
         _ => Some(format!("{path} has the plugin {kind} {} times", digests.len())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::install::{Before, Record};
+    use serde_json::{Value, json};
+
+    fn path(text: &str) -> HostPath {
+        text.parse().expect("a path")
+    }
+
+    fn there(text: &str, mode: u32) -> FoundFile {
+        FoundFile { digest: Digest::of(text.as_bytes()), text: Some(text.to_owned()), mode }
+    }
+
+    fn node(program: FoundFile, list: &Value) -> Found {
+        let (own, entry) = (Digest::of(b"program"), json!({"type": "detour"}));
+        let owned = Owned { role: Role::Program, ours: vec![Digest::of(b"older"), own], before: Before::Nothing };
+        let ours = vec![Digest::of(entry.to_string().as_bytes())];
+        let listed = Listed { kind: "detour".into(), ours, single: None };
+        let record = Record {
+            installer: "a".into(),
+            files: [(path("/bin/detour"), owned)].into(),
+            lists: [(path("/net.d/1.conflist"), listed)].into(),
+        };
+        let files = [(path("/bin/detour"), program), (path("/net.d/1.conflist"), there(&list.to_string(), 0o644))];
+        Found { record, files: files.into(), ..Found::default() }
+    }
+
+    fn list(plugins: &Value) -> Value {
+        json!({"name": "n", "cniVersion": "1.0.0", "plugins": plugins})
+    }
+
+    #[test]
+    fn what_was_installed_and_is_still_so_is_no_change() {
+        let found = node(there("program", 0o755), &list(&json!([{"type": "bridge"}, {"type": "detour"}])));
+        assert!(changed(&found).is_empty(), "{:?}", changed(&found));
+        assert!(changed(&Found::default()).is_empty());
+    }
+
+    #[test]
+    fn each_difference_is_named_with_its_file() {
+        let fine = || list(&json!([{"type": "bridge"}, {"type": "detour"}]));
+        let program = || there("program", 0o755);
+        let rows = [
+            (node(there("older", 0o755), &fine()), "/bin/detour is not what was written there"),
+            (node(there("program", 0o700), &fine()), "/bin/detour has mode 0700, not 0755"),
+            (node(program(), &list(&json!([{"type": "bridge"}]))), "/net.d/1.conflist has lost the plugin detour"),
+            (
+                node(program(), &list(&json!([{"type": "bridge"}, {"type": "detour", "k": 1}]))),
+                "/net.d/1.conflist: the plugin detour is not as it was written",
+            ),
+        ];
+        for (found, wanted) in rows {
+            assert_eq!(changed(&found), [wanted]);
+        }
+        let mut found = node(program(), &fine());
+        found.files.clear();
+        found.leftovers.push(path("/bin/.x"));
+        let wanted =
+            ["/bin/detour is gone", "/net.d/1.conflist is gone", "/bin/.x is left of an installation that was killed"];
+        assert_eq!(changed(&found), wanted);
+    }
+}

@@ -3,7 +3,7 @@
 use super::{Api, check_names, get};
 use crate::cluster::query::Object;
 use crate::cluster::retry::{Failure, retry};
-use crate::cluster::{Cluster, ObjectRef, Right, Told};
+use crate::cluster::{Cluster, ObjectRef, Right, ServiceAccount, Told};
 use crate::cni::Error;
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
@@ -17,21 +17,19 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// An API server, asked as a kubeconfig says.
 pub struct Inquiry(Api);
 
-/// Where a pod is, and how far it got.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Placement {
-    /// `spec.nodeName`; `None` where it is not scheduled.
-    pub node: Option<String>,
-    /// `status.phase`.
-    pub phase: String,
-}
-
 impl Inquiry {
     /// The server that the kubeconfig at `path` names; absolute paths in that are those of the file
     /// system mounted at `root`.
     #[must_use]
     pub fn new(root: &Path, path: PathBuf) -> Self {
         Self(Api::new(path, PATIENCE).within(root))
+    }
+
+    /// The server of the cluster that this process is a pod of, asked as that pod's service account; `None`
+    /// outside of pods.
+    #[must_use]
+    pub fn in_cluster() -> Option<Self> {
+        ServiceAccount::of_environment().map(|account| Self(account.api(PATIENCE)))
     }
 
     /// The same server as a source of facts.
@@ -70,17 +68,6 @@ impl Inquiry {
     pub fn may(&self, right: &Right) -> Result<bool, Error> {
         let review = self.ask(Object::Review(right))?;
         Ok(review["status"]["allowed"] == true)
-    }
-
-    /// Where a pod is.
-    ///
-    /// # Errors
-    /// It is not there, or the server does not say.
-    pub fn placement(&self, pod: &PodRef) -> Result<Placement, Error> {
-        check_names("pod", [&pod.namespace, &pod.name])?;
-        let pod = self.ask(Object::Pod(pod))?;
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-        Ok(Placement { node: text(&pod["spec"]["nodeName"]), phase: text(&pod["status"]["phase"]).unwrap_or_default() })
     }
 
     /// The events about a pod of that name, the latest last.

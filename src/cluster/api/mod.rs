@@ -15,7 +15,7 @@ use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire}
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
-pub use inquiry::{Inquiry, Placement};
+pub use inquiry::Inquiry;
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::client::Body;
 use serde::de::DeserializeOwned;

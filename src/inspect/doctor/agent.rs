@@ -1,25 +1,40 @@
-//! The node agent's socket.
+//! The node agent behind its socket.
 
 use super::case::Case;
 use super::check::{Check, Checkup, Verdict};
 use super::report::Group;
-use crate::cni::NetConf;
-use std::os::unix::net::UnixStream;
+use crate::cluster;
+use crate::cni::{Error, NetConf};
+use std::path::Path;
 
-const AGENT: Check = Check { id: "agent-reachable", group: Group::Cluster, holds: "the node agent answers" };
+const AGENT: Check = Check { id: "agent-reachable", group: Group::Cluster, holds: "the node agent answers, and knows" };
 
-/// Connects.
+/// Asks it whether it could tell facts now, as STATUS does.
 pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) {
-    let socket = conf.and_then(|conf| conf.kubernetes.agent_socket.as_deref());
-    let verdict = match socket {
-        None => Verdict::not_checked("the configuration names no agent_socket"),
-        Some(path) => match case.reach_named(path).and_then(UnixStream::connect) {
-            Ok(_) => Verdict::pass(path.display().to_string()),
-            Err(why) => Verdict::fail(
-                format!("{}: {why}; the plugin asks the API itself until it does", path.display()),
-                "see whether the agent runs on this node: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent",
-            ),
+    let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
+    checkup.add(
+        &AGENT,
+        match socket {
+            None => Verdict::not_checked("the configuration names no agent_socket"),
+            Some((conf, path)) => match case.reach_named(path).map(|reached| ask(conf, &reached)) {
+                Ok(Ok(())) => Verdict::pass(path.display().to_string()),
+                Ok(Err(error)) => fail(path, &error.to_string()),
+                Err(error) => fail(path, &error.to_string()),
+            },
         },
-    };
-    checkup.add(&AGENT, verdict);
+    );
+}
+
+fn ask(conf: &NetConf, socket: &Path) -> Result<(), Error> {
+    let mut alone = conf.kubernetes.clone();
+    (alone.manifests_dir, alone.kubeconfig, alone.agent_socket) = (None, None, Some(socket.to_owned()));
+    cluster::source(&alone).map_or(Ok(()), |agent| agent.probe())
+}
+
+fn fail(path: &Path, why: &str) -> Verdict {
+    Verdict::fail(
+        format!("{}: {why}", path.display()),
+        "the plugin asks the API itself until it does; see whether the agent runs on this node: kubectl get pods -A -o wide \
+         -l app.kubernetes.io/component=agent",
+    )
 }

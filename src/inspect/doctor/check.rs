@@ -32,6 +32,21 @@ impl Verdict {
         Self::Fail(found.into(), next.into())
     }
 
+    /// Of several tries of one check: a failure counts, else what was found each time. `none` where
+    /// there was no try.
+    pub(super) fn all(verdicts: Vec<Self>, none: &str) -> Self {
+        let (mut passed, mut failed, mut not_checked) = (Vec::new(), None, None);
+        for verdict in verdicts {
+            match verdict {
+                Self::Pass(found) => passed.push(found),
+                Self::Fail(..) => drop(failed.get_or_insert(verdict)),
+                Self::NotChecked(..) => drop(not_checked.get_or_insert(verdict)),
+            }
+        }
+        let passed = (!passed.is_empty()).then(|| Self::Pass(passed.join("; ")));
+        failed.or(passed).or(not_checked).unwrap_or_else(|| Self::not_checked(none))
+    }
+
     pub(super) fn not_checked(why: impl Into<String>) -> Self {
         Self::NotChecked(why.into(), None)
     }
@@ -87,6 +102,16 @@ mod tests {
     const A: Check = Check { id: "a", group: Group::Node, holds: "a" };
     const B: Check = Check { id: "b", group: Group::Node, holds: "b" };
     const C: Check = Check { id: "c", group: Group::Node, holds: "c" };
+
+    #[test]
+    fn one_failure_of_several_tries_counts() {
+        let (pass, fail) = (|text: &str| Verdict::pass(text), || Verdict::fail("broken", "mend it"));
+        let not = || Verdict::not_checked("no route");
+        assert_eq!(Verdict::all(vec![pass("a"), fail(), pass("b")], "none"), fail());
+        assert_eq!(Verdict::all(vec![pass("a"), not(), pass("b")], "none"), pass("a; b"));
+        assert_eq!(Verdict::all(vec![not()], "none"), not());
+        assert_eq!(Verdict::all(Vec::new(), "none"), Verdict::not_checked("none"));
+    }
 
     #[test]
     fn what_needs_a_check_that_failed_is_not_done() {

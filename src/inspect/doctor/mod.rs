@@ -108,37 +108,31 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
 
 fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Checkup) {
     let conf = foremost(&seen.configurations).cloned();
-    let inquiry = match (&case.kubeconfig, &seen.kubeconfig) {
-        (Some(path), _) => Some(Inquiry::new("/".as_ref(), path.clone())),
-        (None, Some((path, _))) => Some(Inquiry::new(&case.mount, path.clone())),
-        (None, None) => None,
-    };
     let files = conf.as_ref().and_then(|conf| manifests(case, conf));
+    let inquiry = inquiry(case, seen, checkup);
     let source = match (&files, &inquiry) {
         (Some(files), _) => Ok(&**files),
-        (None, Some(inquiry)) => Ok(inquiry.cluster()),
-        (None, None) => Err("there is no API to ask: give --kubeconfig".to_owned()),
+        (None, Ok(inquiry)) => Ok(inquiry.cluster()),
+        (None, Err(why)) => Err(why.clone()),
     };
-    let asked_for = seen.kubeconfig.is_some() && case.kubeconfig.is_none() && files.is_none();
-    let known = if asked_for { checkup.obstacle(&[&rights::API]) } else { None };
-    let source = known.map_or(source, Err);
-    let cluster: Option<&dyn Cluster> = source.as_ref().ok().copied();
-    let inquiry = inquiry.as_ref().filter(|_| cluster.is_some());
+    let (cluster, inquiry) = (source.as_ref().ok().copied(), inquiry.as_ref().ok());
 
     let facts = pod::known(source, pod, checkup);
     let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
     let conf = ours.first().cloned().or(conf);
     let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
-    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, &configured, checkup);
-    let followed = [&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS, &decision::DECISION];
-    let followed = [&configured[..], &followed].concat();
+    let led = [&configured[..], &[&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS]].concat();
+    // A primary plugin adds the pod's networks itself, and nothing where one of them can't be had.
+    let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
+    let needed = if is_primary { &led } else { &configured[..] };
+    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
+    let followed = [&led[..], &[&decision::DECISION]].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
 
-    let whereabouts = Whereabouts::of(case, inquiry, pod, facts.as_ref());
+    let whereabouts = Whereabouts::of(case, facts.as_ref());
     // Why it was never started explains why there is nothing to be found of it.
     logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
-    let command = |node: &str| sandbox::command(inquiry, conf.as_ref(), pod, node);
-    whereabouts.examine(case, command, checkup);
+    whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
     let found = whereabouts.found();
 
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
@@ -154,6 +148,19 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let container = found.and_then(|found| found.container_id.as_deref());
     seen.said = logs::journal(case, pod, container, checkup);
     seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
+}
+
+/// Whom to ask about the pod: as whoever calls wants, else as the pod that this process runs in, else as the
+/// plugin does.
+fn inquiry(case: &Case, seen: &Examination, checkup: &Checkup) -> Result<Inquiry, String> {
+    if let Some(path) = &case.kubeconfig {
+        return Ok(Inquiry::new("/".as_ref(), path.clone()));
+    }
+    if let Some(inquiry) = Inquiry::in_cluster() {
+        return Ok(inquiry);
+    }
+    let (path, _) = seen.kubeconfig.as_ref().ok_or("there is no API to ask: give --kubeconfig")?;
+    checkup.obstacle(&[&rights::API]).map_or_else(|| Ok(Inquiry::new(&case.mount, path.clone())), Err)
 }
 
 /// Facts from files, where the configuration wants those.

@@ -15,8 +15,7 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 }
 
 pub(super) const KNOWN: Check = check("pod-known", "the cluster knows the pod");
-pub(super) const ANNOTATION: Check =
-    check("annotation-valid", "its annotation k8s.v1.cni.cncf.io/networks can be read");
+pub(super) const ANNOTATION: Check = check("annotation-valid", "its networks annotation can be read");
 pub(super) const DEFINITION: Check = check("definition-found", "the definition that it refers to is there");
 pub(super) const LEADS: Check = check("definition-leads", "the definition leads to a configuration");
 pub(super) const ATTACHED: Check = check("plugin-attached", "the plugin is called for it");

@@ -9,15 +9,15 @@ use super::check::{Check, Checkup, Verdict};
 use super::flight::{Landing, User, send_as};
 use super::listeners::Listener;
 use super::report::Group;
-use super::rules::RULES;
+use super::rules::{self, RULES};
 use super::sandbox::NETNS;
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
 use crate::inspect::rulebook::Rulebook;
-use crate::inspect::rules::{LiveRules, RulesReport};
+use crate::inspect::rules::RulesReport;
 use crate::inspect::trace::trace;
 use crate::pod::Facts;
-use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Protocol, Ranges, Redirect};
+use crate::policy::{DnsCapture, Exclusion, Ipv6, Owner, Policy, Protocol, Ranges, Redirect};
 use crate::sandbox::find::Found;
 use crate::sandbox::own_addresses;
 use crate::state::Store;
@@ -64,10 +64,10 @@ pub(super) fn examine(
     checkup: &mut Checkup,
 ) {
     let nothing = || Verdict::not_checked("nothing is asked for in the namespace");
-    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> Result<Verdict, Error> + Sync)| {
+    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> Verdict + Sync)| {
         checkup.after(&[&NETNS, &RULES], check, || {
             let (Some(found), Some(policy)) = (found, policy) else { return nothing() };
-            let shot = || Range::of(policy, facts).and_then(|range| shot(&range));
+            let shot = || Range::of(policy, facts).map(|range| shot(&range));
             let verdict = found.open().and_then(|sandbox| sandbox.enter(PATIENCE, shot));
             verdict.unwrap_or_else(|error| Verdict::not_checked(error.to_string()))
         });
@@ -79,8 +79,7 @@ pub(super) fn examine(
     shoot(&EXCLUDED_DNS, &|range| range.excluded_dns());
     checkup.after(&[&NETNS, &RULES], &COUNTERS, || {
         let (Some(found), Some(before)) = (found, before) else { return nothing() };
-        let after = LiveRules::read(&found.netns, store).map(|live| live.report(&found.netns));
-        match after.map(|after| counted(&after).saturating_sub(counted(before))) {
+        match rules::read(found, store).map(|(after, _)| counted(&after).saturating_sub(counted(before))) {
             Ok(0) => Verdict::fail("no rule has met any of the packets", DETOURED),
             Ok(_) => Verdict::pass("they rose with what was sent"),
             Err(error) => Verdict::not_checked(error.to_string()),
@@ -108,16 +107,17 @@ impl<'a> Range<'a> {
         Ok(Self { policy, book: Rulebook::of_policy(policy), own: own_addresses()?, users, token })
     }
 
-    /// An address that nobody has (RFC 5737, RFC 3849), of a family that the pod has.
-    fn nowhere(&self) -> Option<IpAddr> {
+    /// An address that nobody has (RFC 5737, RFC 3849) of each family that the pod has and rules are for.
+    fn nowhere(&self) -> Vec<IpAddr> {
         let last = self.token[0].clamp(1, 254);
-        if self.own.iter().any(IpAddr::is_ipv4) {
-            Some(Ipv4Addr::new(192, 0, 2, last).into())
-        } else if self.own.is_empty() {
-            None
-        } else {
-            Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).into())
-        }
+        let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into());
+        let both = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, last)), v6.into()];
+        both.into_iter().filter(|ip| self.serves(*ip)).collect()
+    }
+
+    fn serves(&self, ip: IpAddr) -> bool {
+        let off = ip.is_ipv6() && self.policy.redirect().is_some_and(|redirect| redirect.ipv6 == Ipv6::Off);
+        !off && self.own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
     fn port(&self) -> u16 {
@@ -130,32 +130,34 @@ impl<'a> Range<'a> {
         trace(&self.book, from, Destination { address: to, protocol }, &self.own, "eth0").arrives_at
     }
 
-    /// A user and an address for which the policy wants redirection.
-    fn captured(&self, to: impl Iterator<Item = SocketAddr>, protocol: Protocol) -> Option<(User, SocketAddr)> {
-        let mut pairs = to.flat_map(|to| self.users.iter().map(move |user| (*user, to)));
-        pairs.find(|(user, to)| self.wanted(*user, *to, protocol).starts_with("sidecar:"))
+    /// For each family, a user and an address for which the policy wants redirection.
+    fn captured(&self, to: &[SocketAddr], protocol: Protocol) -> Vec<(User, SocketAddr)> {
+        let of = |v4: bool| {
+            let mut pairs =
+                to.iter().filter(|to| to.is_ipv4() == v4).flat_map(|to| self.users.iter().map(|user| (*user, *to)));
+            pairs.find(|(user, to)| self.wanted(*user, *to, protocol).starts_with("sidecar:"))
+        };
+        [true, false].into_iter().filter_map(of).collect()
     }
 
-    fn outbound(&self, free: impl Fn(u16) -> bool) -> Result<Verdict, Error> {
+    fn outbound(&self, free: impl Fn(u16) -> bool) -> Verdict {
         let Some(redirect) = self.policy.redirect() else {
-            return Ok(Verdict::not_checked("nothing is redirected by this plugin"));
+            return Verdict::not_checked("nothing is redirected by this plugin");
         };
-        let to = self.addresses(redirect).into_iter().map(|address| SocketAddr::new(address, self.port()));
-        let Some((user, to)) = self.captured(to, Protocol::Tcp) else {
-            return Ok(Verdict::not_checked("no connection to an address that nobody has would be redirected"));
-        };
-        let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-        let own = free(redirect.proxy_port).then(|| TcpListener::bind((loopback, redirect.proxy_port)));
-        let own = own.and_then(Result::ok);
-        let landing = send_as(user, Protocol::Tcp, to, &self.token, own.as_ref())?;
-        let how = match landing {
-            Landing { token: true, .. } => {
-                "a random token went there and back, with the doctor in the proxy's place".to_owned()
-            }
-            Landing { taken: true, .. } => "the proxy took the connection".to_owned(),
-            Landing { .. } => "nobody took the connection".to_owned(),
-        };
-        Ok(self.verdict(user, to, Protocol::Tcp, landing, &how))
+        let to: Vec<_> = self.addresses(redirect).into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
+        let shots = self.captured(&to, Protocol::Tcp).into_iter().map(|(user, to)| {
+            let loopback: IpAddr = if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            let own = free(redirect.proxy_port).then(|| TcpListener::bind((loopback, redirect.proxy_port)));
+            let own = own.and_then(Result::ok);
+            self.shoot(user, to, Protocol::Tcp, &self.token, own.as_ref(), |landing| match landing {
+                Landing { token: true, .. } => {
+                    Ok("a random token went there and back, with the doctor in the proxy's place".to_owned())
+                }
+                Landing { taken: true, .. } => Ok("the proxy took the connection".to_owned()),
+                Landing { .. } => Ok("nobody took the connection".to_owned()),
+            })
+        });
+        Verdict::all(shots.collect(), "no connection to an address that nobody has would be redirected")
     }
 
     /// Destinations to try: nowhere, else in the ranges that alone are captured.
@@ -164,60 +166,64 @@ impl<'a> Range<'a> {
             Ranges::All => &[][..],
             Ranges::List(nets) => nets,
         };
-        self.nowhere().into_iter().chain(included.iter().map(IpNet::broadcast)).collect()
+        let included = included.iter().map(IpNet::broadcast).filter(|ip| self.serves(*ip));
+        self.nowhere().into_iter().chain(included).collect()
     }
 
-    fn dns(&self) -> Result<Verdict, Error> {
+    fn dns(&self) -> Verdict {
         let servers: Vec<IpAddr> = match self.policy.redirect().map(|redirect| &redirect.dns) {
-            None | Some(DnsCapture::Off) => return Ok(Verdict::not_checked("queries are not captured")),
-            Some(DnsCapture::All) => self.nowhere().into_iter().collect(),
+            None | Some(DnsCapture::Off) => return Verdict::not_checked("queries are not captured"),
+            Some(DnsCapture::All) => self.nowhere(),
             Some(DnsCapture::Servers { v4, v6 }) => {
-                v4.iter().map(|ip| IpAddr::V4(*ip)).chain(v6.iter().map(|ip| IpAddr::V6(*ip))).collect()
+                let all = v4.iter().map(|ip| IpAddr::V4(*ip)).chain(v6.iter().map(|ip| IpAddr::V6(*ip)));
+                all.filter(|ip| self.serves(*ip)).collect()
             }
         };
-        let to = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT));
-        let Some((user, to)) = self.captured(to, Protocol::Udp) else {
-            return Ok(Verdict::not_checked("no user's query would be captured"));
-        };
-        let landing = send_as(user, Protocol::Udp, to, &self.query(), None)?;
-        let how = if landing.taken { "it was answered" } else { "it was not answered" };
-        Ok(self.verdict(user, to, Protocol::Udp, landing, how))
+        let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
+        let query = self.query();
+        let shots = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
+            let answered =
+                |landing: Landing| Ok(if landing.taken { "it was answered" } else { "it was not answered" }.to_owned());
+            self.shoot(user, to, Protocol::Udp, &query, None, answered)
+        });
+        Verdict::all(shots.collect(), "no user's query would be captured")
     }
 
-    fn excluded(&self) -> Result<Verdict, Error> {
+    fn excluded(&self) -> Verdict {
         let everything = |e: &&Exclusion| e.destination.is_none() && e.protocol.is_none() && e.ports.is_empty();
-        let owned = self.policy.exclusions.iter().filter(everything).find_map(|e| self.user_of(e.owner));
-        let (Some(user), Some(to)) = (owned, self.nowhere()) else {
-            return Ok(Verdict::not_checked("no user is excluded as a whole"));
-        };
-        let to = SocketAddr::new(to, self.port());
-        let landing = send_as(user, Protocol::Tcp, to, &self.token, None)?;
-        Ok(self.verdict(user, to, Protocol::Tcp, landing, "it was sent on"))
+        let user = self.policy.exclusions.iter().filter(everything).find_map(|e| self.user_of(e.owner));
+        let shots = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
+        let shots = shots.map(|(user, ip)| {
+            let to = SocketAddr::new(ip, self.port());
+            self.shoot(user, to, Protocol::Tcp, &self.token, None, |_| Ok("it was sent on".to_owned()))
+        });
+        Verdict::all(shots.collect(), "no user is excluded as a whole")
     }
 
-    fn excluded_dns(&self) -> Result<Verdict, Error> {
-        let query = |e: &&Exclusion| {
-            let dns = PortRange::one(DNS_PORT);
-            let port = e.ports.is_empty() || e.ports.iter().any(|p| p.first <= dns.first && dns.last <= p.last);
+    fn excluded_dns(&self) -> Verdict {
+        let query = self.query();
+        let is_dns = |e: &&Exclusion| {
+            let port = e.ports.is_empty() || e.ports.iter().any(|p| p.first <= DNS_PORT && DNS_PORT <= p.last);
             e.protocol != Some(Protocol::Tcp) && port
         };
-        let resolver = |e: &Exclusion| match e.destination {
-            Some(net) => Some(net.addr()).filter(|ip| self.own.iter().any(|own| own.is_ipv4() == ip.is_ipv4())),
+        let Some(exclusion) = self.policy.exclusions.iter().find(is_dns) else {
+            return Verdict::not_checked("no query is excluded");
+        };
+        let resolvers = match exclusion.destination {
+            Some(net) => [net.addr()].into_iter().filter(|ip| self.serves(*ip)).collect(),
             None => self.nowhere(),
         };
-        let mut shots =
-            self.policy.exclusions.iter().filter(query).filter_map(|e| Some((self.user_of(e.owner)?, resolver(e)?)));
-        let Some((user, to)) = shots.next() else { return Ok(Verdict::not_checked("no query is excluded")) };
-        let to = SocketAddr::new(to, DNS_PORT);
-        let landing = send_as(user, Protocol::Udp, to, &self.query(), None)?;
-        let how = match landing.entries {
-            1 => "it is tracked once".to_owned(),
-            entries => format!("it is tracked {entries} times"),
-        };
-        Ok(match self.verdict(user, to, Protocol::Udp, landing, &how) {
-            Verdict::Pass(found) if landing.entries != 1 => Verdict::fail(found, DETOURED),
-            verdict => verdict,
-        })
+        let shots = self.user_of(exclusion.owner).into_iter().flat_map(|user| {
+            let query = &query;
+            resolvers.iter().map(move |ip| {
+                let to = SocketAddr::new(*ip, DNS_PORT);
+                self.shoot(user, to, Protocol::Udp, query, None, |landing| match landing.entries {
+                    1 => Ok("it is tracked once".to_owned()),
+                    entries => Err(format!("it is tracked {entries} times, so that its answers are lost")),
+                })
+            })
+        });
+        Verdict::all(shots.collect(), "the pod has no address of the resolver's family")
     }
 
     /// One that is among the owners.
@@ -243,8 +249,21 @@ impl<'a> Range<'a> {
         query
     }
 
-    /// Whether it went where the policy wants it.
-    fn verdict(&self, user: User, to: SocketAddr, protocol: Protocol, landing: Landing, how: &str) -> Verdict {
+    /// Sends, and says whether it went where the policy wants it; `how` is what else is to be said, or
+    /// what is wrong all the same.
+    fn shoot(
+        &self,
+        user: User,
+        to: SocketAddr,
+        protocol: Protocol,
+        text: &[u8],
+        listener: Option<&TcpListener>,
+        how: impl FnOnce(Landing) -> Result<String, String>,
+    ) -> Verdict {
+        let landing = match send_as(user, protocol, to, text, listener) {
+            Ok(landing) => landing,
+            Err(error) => return Verdict::not_checked(error.to_string()),
+        };
         let wanted = self.wanted(user, to, protocol);
         let port: Option<u16> = wanted.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         let is_there = match port {
@@ -254,10 +273,12 @@ impl<'a> Range<'a> {
         let User { uid, gid } = user;
         let at = if landing.at == to { "directly".to_owned() } else { format!("to {}", landing.at) };
         let sent = format!("uid {uid}, gid {gid} to {to}/{protocol} went {at} (by connection tracking)");
-        if is_there {
-            Verdict::pass(format!("{sent}; {how}"))
-        } else {
-            Verdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED)
+        if !is_there {
+            return Verdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED);
+        }
+        match how(landing) {
+            Ok(how) => Verdict::pass(format!("{sent}; {how}")),
+            Err(wrong) => Verdict::fail(format!("{sent}; {wrong}"), DETOURED),
         }
     }
 }

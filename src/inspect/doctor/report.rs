@@ -142,7 +142,9 @@ impl Line {
             cells.push(Cell::of(format!(" {}", self.found)).tone(Tone::Faint));
         }
         page.line(&cells);
-        let mut below = |text: String, tone| page.line(&[Cell::of("       "), Cell::of(text).tone(tone)]);
+        let mut below = |text: String, tone| {
+            text.lines().for_each(|line| page.line(&[Cell::of("       "), Cell::of(line).tone(tone)]));
+        };
         if failed {
             below(self.found.clone(), Tone::Bad);
         }

@@ -30,7 +30,7 @@ pub(super) fn examine(
     wanted: Option<&Policy>,
     checkup: &mut Checkup,
 ) -> Option<(LiveRules, RulesReport)> {
-    let read = found.map(|found| LiveRules::read(&found.netns, store).map(|live| (live.report(&found.netns), live)));
+    let read = found.map(|found| read(found, store));
     checkup.after(&[&NETNS], &RULES, || match &read {
         Some(Ok((report, _))) => equal(report, wanted),
         Some(Err(error)) => unread(error),
@@ -45,6 +45,15 @@ pub(super) fn examine(
     checkup.after(&[&NETNS], &FIXTURES, || of(&|live, _| fixtures(live)));
     checkup.after(&[&NETNS, &RULES], &TRAFFIC, || of(&|_, report| traffic(report)));
     read
+}
+
+/// What is in the namespace now.
+///
+/// # Errors
+/// It has gone, or can't be read.
+pub(super) fn read(found: &Found, store: &Store) -> Result<(RulesReport, LiveRules), Error> {
+    let live = LiveRules::of(&found.open()?, store)?;
+    Ok((live.report(&found.netns), live))
 }
 
 fn unread(error: &Error) -> Verdict {
