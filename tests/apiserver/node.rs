@@ -170,7 +170,9 @@ impl Node<'_> {
                 .replace("=/etc/detour/", "=/run/config/")
                 .replace(":8000", ":0")
         });
-        let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
+        // It ends with this thread, whatever ends that.
+        let mut command = Command::new("/usr/bin/setpriv");
+        command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_detour")]);
         command.args(arguments).env_clear().env("HOSTNAME", name);
         command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").env("KUBERNETES_SERVICE_PORT", self.port.to_string());
         for variable in container["env"].as_array().expect("variables") {

@@ -160,6 +160,16 @@ fn what_happens_at_the_end_is_chosen() {
 }
 
 #[test]
+fn who_lets_a_daemon_set_decide_says_which() {
+    let scene = Scene::with("agent-auto", "10-calico.conflist", CALICO);
+    let output = scene.run("agent", &["--on-exit=auto"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--daemon-set"));
+    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
+    assert!(why.contains("--daemon-set detour-agent") && why.contains("--agent-namespace"), "{why}");
+}
+
+#[test]
 fn of_two_the_later_works_and_the_earlier_takes_over_when_that_is_gone() {
     let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
     let first = Agent::start(&scene, "first", &[]);
