@@ -3,6 +3,7 @@
 
 mod api;
 mod bundle;
+mod confined;
 mod faults;
 mod forms;
 mod golden;

@@ -24,9 +24,10 @@ app.kubernetes.io/component: agent
 {{- if contains "/" .Values.image }}{{ .Values.image }}{{ else }}{{ .Values.hub }}/{{ .Values.image }}:{{ .Values.tag }}{{ end -}}
 {{- end -}}
 
-{{- /* What the agent's container may: files of the node that are not root's; pods' network namespaces. */ -}}
+{{- /* What the agent's container may: files of the node that are not root's; pods' network namespaces, and in
+detour doctor --probe their users. */ -}}
 {{- define "detour.capabilities" -}}
-{{- concat (list "CHOWN" "DAC_OVERRIDE" "FOWNER") (ternary (list "NET_ADMIN" "SYS_ADMIN" "SYS_PTRACE") list .Values.repair.enabled) | toYaml -}}
+{{- concat (list "CHOWN" "DAC_OVERRIDE" "FOWNER") (ternary (list "NET_ADMIN" "SETGID" "SETUID" "SYS_ADMIN" "SYS_PTRACE") list .Values.repair.enabled) | toYaml -}}
 {{- end -}}
 
 {{- define "detour.repair" -}}

@@ -51,7 +51,13 @@ pub(super) fn send_as(
     listener: Option<&TcpListener>,
 ) -> Result<Landing, Error> {
     let failed = |what: &str, errno: Errno| Error::new(Code::Io, format!("{to}/{protocol}: {what}: {errno}"));
-    let socket = owned_by(user, protocol, to).map_err(|errno| failed("no socket", errno))?;
+    let socket = owned_by(user, protocol, to).map_err(|errno| match errno {
+        Errno::EPERM => Error::new(
+            Code::Io,
+            format!("uid {}, gid {}: sending as others needs CAP_SETUID and CAP_SETGID", user.uid, user.gid),
+        ),
+        errno => failed("no socket", errno),
+    })?;
     let outcome = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
     if let Err(errno) = outcome
         && errno != Errno::EINPROGRESS
@@ -79,8 +85,14 @@ pub(super) fn send_as(
 fn owned_by(user: User, protocol: Protocol, to: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = if protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
-    let before = (setfsgid(Gid::from_raw(user.gid)), setfsuid(Uid::from_raw(user.uid)));
-    let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None);
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    let before = (setfsgid(gid), setfsuid(uid));
+    // A refusal is told by nothing but the value before that a second call gives (setfsuid(2), "BUGS").
+    let is_user = (setfsgid(gid), setfsuid(uid)) == (gid, uid);
+    let socket = match is_user {
+        true => socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None),
+        false => Err(Errno::EPERM),
+    };
     setfsuid(before.1);
     setfsgid(before.0);
     socket

@@ -77,8 +77,13 @@ pub(super) fn examine(
     shoot(&DNS, &|range| range.dns());
     shoot(&EXCLUDED, &|range| range.excluded());
     shoot(&EXCLUDED_DNS, &|range| range.excluded_dns());
+    let was_sent = |check: &&Check| checkup.has_failed(check) || checkup.obstacle(&[*check]).is_none();
+    let any_was_sent = [&OUTBOUND, &DNS, &EXCLUDED, &EXCLUDED_DNS].iter().any(was_sent);
     checkup.after(&[&NETNS, &RULES], &COUNTERS, || {
         let (Some(found), Some(before)) = (found, before) else { return nothing() };
+        if !any_was_sent {
+            return Verdict::not_checked("no packet was sent");
+        }
         match rules::read(found, store).map(|(after, _)| counted(&after).saturating_sub(counted(before))) {
             Ok(0) => Verdict::fail("no rule has met any of the packets", DETOURED),
             Ok(_) => Verdict::pass("they rose with what was sent"),
