@@ -34,16 +34,26 @@
 //!
 //! [`agent::install`] compares what is wanted with what is found; the difference is a plan, which is
 //! shown (`--dry-run`), applied, and taken back by its log. [`agent::keep`] does that again whenever
-//! something changes. Beside it one thread of [`agent::Services`] watches the node's pods, namespaces and
-//! definitions and answers the plugin's [`cluster::agent::Question`]s on a socket: a line of JSON each way,
-//! a connection each. Where it does not answer, the plugin asks the API within the same wait. At the end of
-//! a call the plugin tells the agent what came of it. The credentials that the plugin has for the API are
-//! [`agent::PluginToken`]'s, and whether it stays on the node when the agent ends is for
-//! [`agent::DaemonSet`] to say.
+//! something changes; it is the process's first thread, and has one beside it for each of these, where it is
+//! wanted:
 //!
-//! [`agent::repair`] looks after the same pods: those that bypass the mesh are found by what the cluster says,
-//! [`plugin::standing`] and [`sandbox::find`], and get their rules by the plugin's own ADD, or by
-//! [`plugin::restore`] from [`state`]. [`agent::taint`] keeps pods off a node that isn't ready.
+//! | thread | what it does |
+//! |---|---|
+//! | `services` | watches the node's pods, namespaces and definitions, and answers the plugin ([`agent::Services`]) |
+//! | `repair` | looks after the same pods ([`agent::repair`]) |
+//! | `taint` | keeps pods off a node that isn't ready ([`agent::taint`]) |
+//! | `daemonset` | watches whether the agent is to come back ([`agent::DaemonSet`]) |
+//! | `health` | answers `/healthz`, `/readyz` and `/metrics` ([`agent::Metrics`]) |
+//!
+//! The plugin's [`cluster::agent::Question`]s come by a socket: a line of JSON each way, a connection each.
+//! Where nobody answers, the plugin asks the API within the same wait. At the end of
+//! a call the plugin tells the agent what came of it. The credentials that the plugin has for the API are
+//! [`agent::PluginToken`]'s.
+//!
+//! Pods that bypass the mesh are found by what the cluster says, [`plugin::standing`] and [`sandbox::find`],
+//! and get their rules by the plugin's own ADD, or by [`plugin::restore`] from [`state`].
+//!
+//! [`inspect::doctor`] asks all of them, and the kernel, whether a node and a pod are as they should be.
 //!
 //! # Ports
 //!
@@ -74,11 +84,15 @@
 //!
 //! # State
 //!
-//! `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`): what the primary plugin ran for a
-//! pod; DEL must find it after a reboot.
-//! `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json`: what an attachment asked for. It goes with
-//! a reboot, as the namespaces do. `/var/lib/cni/detour/install.json`:
-//! what was put on the node. Error codes: [`cni::Code`].
+//! | path | what |
+//! |---|---|
+//! | `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json` | what an attachment asked for; it goes with a reboot, as the namespaces do |
+//! | `/run/detour/agent.sock` | where the agent answers; for root alone |
+//! | `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`) | what the primary plugin ran for a pod; DEL must find it after a reboot |
+//! | `/var/lib/cni/detour/install.json` | what was put on the node; beside it locks: `install.lock`, and of each agent that runs `NAME.present` |
+//! | `/var/lib/cni/detour/kubeconfig` | by which the plugin reaches the API, where the agent or `detour install` wrote it |
+//!
+//! Error codes: [`cni::Code`].
 
 pub mod agent;
 pub mod chain;

@@ -1,4 +1,15 @@
-//! The node's agent: what puts the plugin on a node and keeps it there.
+//! The node's agent: what puts the plugin on a node, keeps it there, and looks after the node's pods.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | [`install`] | what is wanted on a node, what is found, and the difference |
+//! | `keep` (`watch`, `backoff`) | doing that again whenever something changes |
+//! | `plugin_token`, `daemon_set` | the plugin's credentials; whether it stays when the agent ends |
+//! | `services` | what runs beside, where the node's name is known |
+//! | `facts` (`known`), `socket`, `calls` | what is known of the node's pods, who asks for it, and what came of their calls |
+//! | [`repair`] | pods that bypass the mesh |
+//! | [`taint`] | pods that are to wait |
+//! | `health`, `metrics` | what a kubelet and Prometheus ask |
 
 mod backoff;
 mod calls;
