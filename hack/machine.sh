@@ -34,7 +34,7 @@ need_root() {
 
 # need_commands COMMAND=PACKAGE…: installs the packages of those that are missing.
 need_commands() {
-    local pair missing=()
+    local pair missing=() services
     for pair in "$@"; do
         command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
     done
@@ -43,8 +43,25 @@ need_commands() {
     say "installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq </dev/null
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+    without_services apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+    # Nor with the next boot.
+    mapfile -t services < <(dpkg -L "${missing[@]}" | sed -n 's|.*/systemd/system/\([^/@]*\.service\)$|\1|p')
+    if [[ ${#services[@]} -gt 0 ]] && command -v systemctl >/dev/null; then
+        systemctl disable --quiet "${services[@]}"
+    fi
 }
+
+# without_services COMMAND…: runs what installs packages, and has none of their services started: etcd's
+# and containerd's are not for tests (invoke-rc.d(8), policy-rc.d).
+without_services() (
+    policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 0755 "$policy"
+    fi
+    "$@"
+)
 
 # Cargo and the static target.
 need_rust() {
@@ -115,7 +132,9 @@ need_helm() {
     [[ ! -x $tools/helm ]] || return 0
     need_go helm
     say "building helm $version (a minute)"
-    GOBIN="$tools" go install -ldflags '-s -w' "helm.sh/helm/v3/cmd/helm@$version" </dev/null
+    # In place only when it is whole.
+    GOBIN="$tools/new" go install -ldflags '-s -w' "helm.sh/helm/v3/cmd/helm@$version" </dev/null
+    mv "$tools/new/helm" "$tools/helm"
 }
 
 # The API server of the tests, in the version that its go.mod names.
@@ -142,5 +161,6 @@ need_module() {
     need_go "$(basename "$directory")"
     say "building $(basename "$directory") $version ($duration)"
     mkdir -p "$tools"
-    (cd "$directory" && go build -trimpath -o "$program" -ldflags "-s -w -X $variable=$version" "$package" </dev/null)
+    (cd "$directory" && go build -trimpath -o "$program.new" -ldflags "-s -w -X $variable=$version" "$package" </dev/null)
+    mv "$program.new" "$program"
 }
