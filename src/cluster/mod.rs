@@ -2,6 +2,7 @@
 
 pub mod agent;
 mod api;
+mod body;
 mod certificate;
 mod control;
 mod definition;

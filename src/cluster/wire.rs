@@ -7,9 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
 pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -47,6 +46,14 @@ pub(crate) struct Definition {
 pub(crate) struct DefinitionSpec {
     #[serde(deserialize_with = "null_is_empty")]
     config: String,
+}
+
+impl From<Definition> for cluster::Definition {
+    fn from(Definition { metadata, spec }: Definition) -> Self {
+        let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
+        let object = cluster::ObjectRef { namespace, name: metadata.name };
+        Self { object, annotations: metadata.annotations, config: spec.config }
+    }
 }
 
 /// A `Node`.
@@ -214,56 +221,6 @@ impl From<Namespace> for pod::Namespace {
     }
 }
 
-/// The merge patch of a pod that sets its network-status annotation. With its UID, a pod of the
-/// same name that came after it answers with a conflict (apimachinery: `metadata.uid` is a
-/// precondition of an update).
-pub(super) fn network_status(pod: &pod::Pod, status: &str) -> Value {
-    let mut metadata = json!({"annotations": {"k8s.v1.cni.cncf.io/network-status": status}});
-    if let Some(uid) = &pod.uid {
-        metadata["uid"] = json!(uid);
-    }
-    json!({"metadata": metadata})
-}
-
-/// The merge patch that gives a pod a label, if it still is as it was read.
-pub(super) fn label(pod: &pod::Pod, resource_version: &str, (key, value): (&str, &str)) -> Value {
-    json!({"metadata": {"uid": pod.uid, "resourceVersion": resource_version, "labels": {key: value}}})
-}
-
-/// The merge patch that gives a node its taints, all of them, if it still is as it was read.
-pub(super) fn taints(node: &cluster::Node) -> Value {
-    json!({"metadata": {"resourceVersion": node.resource_version}, "spec": {"taints": node.taints}})
-}
-
-/// An `Event` of a pod (k8s.io/api, `core/v1`) that happens now.
-pub(super) fn event(pod: &pod::Pod, event: &cluster::Event) -> Value {
-    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    json!({
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": format!("{}.", pod.name), "namespace": pod.namespace},
-        "involvedObject": {
-            "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
-        },
-        "type": if event.warning { "Warning" } else { "Normal" },
-        "reason": event.reason,
-        "message": event.message,
-        "source": {"component": "detour"},
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    })
-}
-
-/// A `TokenRequest` (k8s.io/api, `authentication/v1`) for the API itself.
-pub(super) fn token_request(lifetime: Duration) -> Value {
-    json!({
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"audiences": [], "expirationSeconds": lifetime.as_secs()},
-    })
-}
-
 /// A `TokenRequest` that was granted.
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenGranted {
@@ -305,33 +262,10 @@ impl Owner {
     }
 }
 
-/// A `SelfSubjectAccessReview` (k8s.io/api, `authorization/v1`).
-pub(super) fn review(right: &cluster::Right) -> Value {
-    let mut attributes = json!({"verb": right.verb, "group": right.group, "resource": right.resource});
-    if let Some(subresource) = right.subresource {
-        attributes["subresource"] = json!(subresource);
-    }
-    if let Some(namespace) = &right.namespace {
-        attributes["namespace"] = json!(namespace);
-    }
-    json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    })
-}
-
-impl From<Definition> for cluster::Definition {
-    fn from(Definition { metadata, spec }: Definition) -> Self {
-        let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
-        let object = cluster::ObjectRef { namespace, name: metadata.name };
-        Self { object, annotations: metadata.annotations, config: spec.config }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn pod(value: Value) -> pod::Pod {
         serde_json::from_value::<Pod>(value).expect("a pod").into()

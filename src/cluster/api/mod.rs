@@ -11,7 +11,7 @@ mod writes;
 use super::kubeconfig::Kubeconfig;
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
-use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
+use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, body, wire};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use concurrently::all;
@@ -196,7 +196,7 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
             collection.list(&ListParams::default().fields(&format!("metadata.name={name}")))
         }
         Object::NetworkStatus(pod, status) => {
-            let patch = Patch::Merge(wire::network_status(pod, status));
+            let patch = Patch::Merge(body::network_status(pod, status));
             collection.patch_subresource("status", &pod.name, &PatchParams::default(), &patch)
         }
         Object::Deletion(pod, resource_version) => {
@@ -205,22 +205,22 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
             collection.delete(&pod.name, &DeleteParams::default().preconditions(preconditions))
         }
         Object::Label(pod, resource_version, label) => {
-            let patch = Patch::Merge(wire::label(pod, resource_version, label));
+            let patch = Patch::Merge(body::label(pod, resource_version, label));
             collection.patch_subresource("status", &pod.name, &PatchParams::default(), &patch)
         }
         Object::Node(name) => collection.get(name, &GetParams::default()),
         Object::Taints(node) => {
-            collection.patch(&node.name, &PatchParams::default(), &Patch::Merge(wire::taints(node)))
+            collection.patch(&node.name, &PatchParams::default(), &Patch::Merge(body::taints(node)))
         }
         Object::Event(pod, event) => {
-            collection.create(&PostParams::default(), wire::event(pod, event).to_string().into())
+            collection.create(&PostParams::default(), body::event(pod, event).to_string().into())
         }
         Object::Token(account, lifetime) => {
-            let body = wire::token_request(lifetime).to_string().into();
+            let body = body::token_request(lifetime).to_string().into();
             collection.create_subresource("token", &account.name, &PostParams::default(), body)
         }
         Object::Version => collection.list(&ListParams::default()),
-        Object::Review(right) => collection.create(&PostParams::default(), wire::review(right).to_string().into()),
+        Object::Review(right) => collection.create(&PostParams::default(), body::review(right).to_string().into()),
         Object::EventsOf(PodRef { name, .. }) => {
             let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
             collection.list(&ListParams::default().fields(&fields))

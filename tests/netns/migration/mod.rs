@@ -41,6 +41,15 @@ fn redirected_once(world: &World) {
     inbound_is_captured(world);
 }
 
+/// A pod that starts now is redirected so, and those that run notice nothing.
+#[track_caller]
+fn one_more(pods: &mut Vec<Kept>, node: &Node, is_redirected: fn(&World)) {
+    let pod = Kept::new(node.new_pod());
+    is_redirected(&pod.world);
+    pods.push(pod);
+    Kept::all_notice_nothing(pods);
+}
+
 /// With both in the list, the first one redirects, and detour's exclusions stand before that.
 #[test]
 fn from_istio_cni_without_multus_and_back() {
@@ -53,16 +62,12 @@ fn from_istio_cni_without_multus_and_back() {
     // 2. detour comes beside it.
     let agent = node.at_each_instant(|| node.detour_comes());
     assert_eq!(node.types(), ["istio-cni", "detour"]);
-    pods.push(Kept::new(node.new_pod()));
-    detour_redirects(&pods[1].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, detour_redirects);
 
     // 3. istio-cni goes.
     node.at_each_instant(|| node.istio_cni_goes());
     assert_eq!(node.types(), ["detour"]);
-    pods.push(Kept::new(node.new_pod()));
-    detour_redirects(&pods[2].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, detour_redirects);
     node.delete(&pods.remove(0).world);
 
     // Back, 1. and 2. On a cordoned node detour goes.
@@ -75,9 +80,7 @@ fn from_istio_cni_without_multus_and_back() {
     // Back, 3. istio-cni comes.
     node.istio_cni_comes();
     assert_eq!(node.configurations(), before);
-    pods.push(Kept::new(node.new_pod()));
-    istio_cni_redirects(&pods[2].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, istio_cni_redirects);
 }
 
 #[test]
@@ -97,9 +100,7 @@ fn from_istio_cni_with_multus_and_back() {
     // 3. detour comes.
     let agent = node.detour_comes();
     assert_eq!(node.types(), ["detour"]);
-    pods.push(Kept::new(node.new_pod()));
-    detour_redirects(&pods[1].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, detour_redirects);
     node.delete(&pods.remove(0).world);
 
     // Back, 1. detour goes.
@@ -110,9 +111,7 @@ fn from_istio_cni_with_multus_and_back() {
     // Back, 2. istio-cni comes.
     node.istio_cni_comes();
     assert_eq!(node.configurations(), before);
-    pods.push(Kept::new(node.new_pod()));
-    istio_cni_redirects(&pods[1].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, istio_cni_redirects);
 }
 
 /// The labels of both at once: whoever writes the file last has it, until istio-cni's agent is gone.
@@ -131,18 +130,14 @@ fn with_multus_in_the_other_order_it_comes_to_the_same() {
     node.istio_cni_goes();
     agent.says("write /etc/cni/multus/net.d/istio-cni.conf");
     assert_eq!(node.types(), ["detour"]);
-    pods.push(Kept::new(node.new_pod()));
-    detour_redirects(&pods[1].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, detour_redirects);
 
     // What stood there before comes back, as the file that istio-cni's agent will find.
     node.detour_goes(agent);
     assert_eq!(node.scene.json(OWN_FILE)["type"], "istio-cni");
     node.istio_cni_comes();
     assert_eq!(node.configurations(), before);
-    pods.push(Kept::new(node.new_pod()));
-    istio_cni_redirects(&pods[2].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, istio_cni_redirects);
 }
 
 #[test]
@@ -167,9 +162,7 @@ fn from_istio_init_and_back() {
 
     // 2. pilot.cni.enabled=true: new pods have no istio-init.
     node.injector_makes(&with_plugin);
-    pods.push(Kept::new(node.new_pod()));
-    detour_redirects(&pods[1].world);
-    Kept::all_notice_nothing(&mut pods);
+    one_more(&mut pods, &node, detour_redirects);
 
     // Back, 1. pilot.cni.enabled=false.
     node.injector_makes(&with_istio_init);
