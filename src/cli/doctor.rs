@@ -28,11 +28,12 @@ Examples:
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
         in the agent's pod on the node; printed, as oc debug is, where the pod is on another node
 
-Needs root for the kernel's part and the pod's, and changes nothing. What needs another check that failed
-is not checked, and says so. The agent's container can do all of it while the agent repairs pods (the chart's
-repair.enabled), except read log files and the journal; its only place for a bundle is /run/detour, the
-node's own. The pod is asked for with --kubeconfig, else KUBECONFIG, else, in a pod, as its
-service account, else with the plugin's own kubeconfig, which may not see everything.
+Needs root for the kernel's part and the pod's, and changes nothing. What needs another check that
+failed is not checked, and says so. The agent's container can do all of it while the agent repairs
+pods (the chart's repair.enabled), except read log files and the journal; its only place for a
+bundle is /run/detour, the node's own. The pod is asked for with --kubeconfig, else KUBECONFIG,
+else, in a pod, as its service account, else with the plugin's own kubeconfig, which may not see
+everything.
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
 
 /// What is wrong with a node or a pod, as a list of checks
