@@ -137,6 +137,14 @@ need_helm() {
     mv "$tools/new/helm" "$tools/helm"
 }
 
+# What calls plugins as a runtime does, by libcni.
+need_cnitool() {
+    [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null || return 0
+    need_go cnitool
+    say "building cnitool"
+    GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
+}
+
 # The API server of the tests, in the version that its go.mod names.
 need_apiserver() {
     local module=tests/apiserver/kube-apiserver

@@ -20,10 +20,8 @@ if [[ $# -eq 0 || "$*" == *containerd* ]]; then
     need_commands containerd=containerd runc=runc
     need_crictl
 fi
-if [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null; then
-    need_go cnitool
-    say "building cnitool"
-    GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
+if [[ $# -eq 0 || "$*" == *primary* ]]; then
+    need_cnitool
 fi
 say "building the traffic tool"
 cargo build --locked --examples </dev/null
