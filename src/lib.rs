@@ -46,9 +46,8 @@
 //! | `health` | answers `/healthz`, `/readyz` and `/metrics` ([`agent::Metrics`]) |
 //!
 //! The plugin's [`cluster::agent::Question`]s come by a socket: a line of JSON each way, a connection each.
-//! Where nobody answers, the plugin asks the API within the same wait. At the end of
-//! a call the plugin tells the agent what came of it. The credentials that the plugin has for the API are
-//! [`agent::PluginToken`]'s.
+//! Where nobody answers, the plugin asks the API within the same wait, by [`agent::PluginToken`]'s
+//! credentials. At the end of a call it tells the agent what came of it.
 //!
 //! Pods that bypass the mesh are found by what the cluster says, [`plugin::standing`] and [`sandbox::find`],
 //! and get their rules by the plugin's own ADD, or by [`plugin::restore`] from [`state`].
