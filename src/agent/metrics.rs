@@ -117,7 +117,7 @@ impl Metrics {
         self.facts.get_or_create(&[("kind", kind)]).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// All of it as text, with [`CONTENT_TYPE`].
+    /// All of it as text, in the OpenMetrics format.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

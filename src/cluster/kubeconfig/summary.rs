@@ -50,7 +50,7 @@ impl Summary {
     /// paths in it are those of the file system mounted at `root`.
     ///
     /// # Errors
-    /// As [`super::Kubeconfig::load`].
+    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong.
     pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
         let (cluster, of_cluster, user, of_user) = current(root, path)?;
         let server = cluster.config(&of_cluster)?.cluster_url.to_string().trim_end_matches('/').to_owned();

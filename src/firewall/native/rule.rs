@@ -78,7 +78,7 @@ pub enum Action {
 }
 
 impl From<&Target> for Action {
-    /// The action of the same name; where the two differ in what follows, [`super::translate`] knows.
+    /// The action of the same name; where the two differ in what follows, [`super::translate()`] knows.
     fn from(target: &Target) -> Self {
         match target {
             Target::Accept => Self::Accept,
