@@ -183,7 +183,7 @@ impl Scene {
     fn keep_result(&self) {
         let text = json!({
             "kind": "cniCacheV1", "containerId": CONTAINER, "ifName": "eth0", "networkName": "cluster",
-            "cniArgs": [["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", UID]],
+            "cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", UID]],
             "result": {
                 "cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/var/run/netns/pod"}],
             },

@@ -129,7 +129,7 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let followed = [&led[..], &[&decision::DECISION]].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
 
-    let whereabouts = Whereabouts::of(case, facts.as_ref());
+    let whereabouts = Whereabouts::of(case, pod, facts.as_ref());
     // Why it was never started explains why there is nothing to be found of it.
     logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
     whereabouts.examine(case, inquiry, conf.as_ref(), checkup);

@@ -8,8 +8,8 @@ use super::report::Group;
 use crate::cluster::{Inquiry, ObjectRef};
 use crate::cni::{Error, NetConf};
 use crate::inspect::elsewhere::elsewhere;
-use crate::pod::{Facts, Pod};
-use crate::sandbox::find::{Found, of_pod};
+use crate::pod::{Facts, Pod, PodRef};
+use crate::sandbox::find::{Found, of_name, of_pod};
 
 const fn check(id: &'static str, holds: &'static str) -> Check {
     Check { id, group: Group::Sandbox, holds }
@@ -28,11 +28,15 @@ pub(super) struct Whereabouts<'a> {
 }
 
 impl<'a> Whereabouts<'a> {
-    /// Looks for it on the node.
-    pub(super) fn of(case: &Case, facts: Option<&'a Facts>) -> Self {
+    /// Looks for it on the node: by its UID, or by its name where the cluster does not tell that.
+    pub(super) fn of(case: &Case, named: &PodRef, facts: Option<&'a Facts>) -> Self {
         let pod = facts.map(|facts| &facts.pod);
-        let uid = pod.filter(|pod| !pod.host_network).and_then(Pod::uid_on_node);
-        Self { pod, found: uid.map_or(Ok(None), |uid| of_pod(&case.mount, uid)) }
+        let found = match pod {
+            None => of_name(&case.mount, &named.namespace, &named.name),
+            Some(pod) if pod.host_network => Ok(None),
+            Some(pod) => pod.uid_on_node().map_or(Ok(None), |uid| of_pod(&case.mount, uid)),
+        };
+        Self { pod, found }
     }
 
     /// Its namespace, where that was found.
@@ -49,9 +53,11 @@ impl<'a> Whereabouts<'a> {
         checkup: &mut Checkup,
     ) {
         let never = checkup.has_failed(&EVENTS);
-        checkup.after(&[&KNOWN], &HERE, || match (self.pod, self.found()) {
+        let needed = if self.found().is_some() { &[][..] } else { &[&KNOWN] };
+        checkup.after(needed, &HERE, || match (self.pod, self.found()) {
             _ if never => Verdict::not_checked(format!("because {} failed", EVENTS.id)),
-            (None, _) => Verdict::not_checked("the pod is not known"),
+            (None, Some(_)) => Verdict::pass("by what its runtime keeps under the pod's name"),
+            (None, None) => Verdict::not_checked("the pod is not known"),
             // Whatever the node is called here.
             (Some(pod), Some(_)) => Verdict::pass(format!("node {}", pod.node_name.as_deref().unwrap_or("unknown"))),
             (Some(pod), None) => here(pod, case, inquiry, conf),
