@@ -13,7 +13,7 @@
 //! | `kernel` | what the kernel can do |
 //! | `pod`, `decision` | what the pod asks for, and what is made of it |
 //! | `sandbox`, `rules`, `listeners` | where the pod is, and what is in its network namespace |
-//! | `probe`, `flight` | what real packets do |
+//! | `probe`, `flight`, `users` | what real packets do |
 //! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
 //! | `bundle`, `redact`, `ustar` | all of it for somebody elsewhere, less its secrets |
 
@@ -40,6 +40,7 @@ mod rights;
 mod rules;
 mod sandbox;
 mod tool;
+mod users;
 mod ustar;
 
 pub use case::{Case, Installation};
