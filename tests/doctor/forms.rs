@@ -197,6 +197,7 @@ fn wrong_usage_is_code_2_and_examples_are_in_the_help() {
         &["--node", "-n", "a", "b"],
         &["--platform", "x"],
         &["--conf", "x"],
+        &["--root", "/no/such/directory"],
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");

@@ -7,7 +7,7 @@ use super::pod::KNOWN;
 use super::report::Group;
 use crate::cluster::{Inquiry, ObjectRef};
 use crate::cni::{Error, NetConf};
-use crate::inspect::elsewhere::elsewhere;
+use crate::inspect::elsewhere::{AGENT_NAMESPACE, elsewhere};
 use crate::pod::{Facts, Pod, PodRef};
 use crate::sandbox::find::{Found, of_name, of_pod};
 
@@ -17,9 +17,6 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 
 pub(super) const HERE: Check = check("pod-here", "the pod runs on this node");
 pub(super) const NETNS: Check = check("netns-found", "its network namespace is known");
-
-/// Where the manifests put the agent.
-const AGENT_NAMESPACE: &str = "kube-system";
 
 /// What is known of where it is.
 pub(super) struct Whereabouts<'a> {
@@ -90,15 +87,16 @@ fn here(pod: &Pod, case: &Case, inquiry: Option<&Inquiry>, conf: Option<&NetConf
         return Verdict::pass(format!("node {node}"));
     }
     let this = case.node_name.as_deref().unwrap_or("unknown");
-    let question = format!("doctor -n {} {}", pod.namespace, pod.name);
+    let probe = if case.probe { " --probe" } else { "" };
+    let question = format!("doctor -n {} {}{probe}", pod.namespace, pod.name);
     let kubernetes = conf.map(|conf| &conf.kubernetes);
-    let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.clone());
-    let agents = agents.unwrap_or_else(|| AGENT_NAMESPACE.to_owned());
-    let pods = inquiry.and_then(|inquiry| inquiry.pods_on(&agents, node).ok()).unwrap_or_default();
+    let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
+    let agents = agents.unwrap_or(AGENT_NAMESPACE);
+    let pods = inquiry.and_then(|inquiry| inquiry.pods_on(&agents.to_owned(), node).ok()).unwrap_or_default();
     let is_agent = |pod: &&ObjectRef| {
         kubernetes.is_some_and(|k| k.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix.as_str())))
     };
     let agent = pods.iter().find(is_agent).map(|pod| pod.name.as_str());
-    let next = elsewhere(pod, &agents, agent, &question);
+    let next = elsewhere(pod, Some(agents), agent, &question);
     Verdict::NotChecked(format!("it runs on node {node}, this is {this}"), Some(next))
 }
