@@ -37,7 +37,7 @@ Examples:
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
                                                         where one packet arrives, rule by rule
   detour rules -n shop web-0                            a pod's live rules beside the desired ones
-  detour doctor -n shop web-0                           what is wrong with a pod or its node, step by step
+  detour doctor -n shop web-0                           what is wrong with a pod or its node
   detour install --dry-run                              what it would change on this node
   CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
 
@@ -109,7 +109,8 @@ mod tests {
     /// What is wider is wrapped: prose becomes ragged, and a command that is broken in two can't be copied.
     #[test]
     fn examples_fit_into_the_help() {
-        for own in Cli::command().get_subcommands() {
+        let command = Cli::command();
+        for own in command.get_subcommands().chain([&command]) {
             let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in help.lines() {
                 assert!(line.chars().count() <= 100, "{}: {line}", own.get_name());
