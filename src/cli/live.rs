@@ -8,9 +8,6 @@ use detour_cni::sandbox::find::{Found, of_container, of_pod};
 use detour_cni::state::{ROOT, Store};
 use std::path::{Path, PathBuf};
 
-/// Where the agent is, unless the configuration says otherwise: beside Istio's own.
-const AGENT_NAMESPACE: &str = "istio-system";
-
 /// A namespace, by what is in it.
 #[derive(Debug, Args)]
 pub(super) struct LiveArguments {
@@ -75,7 +72,16 @@ impl LiveArguments {
             }
             Whose::Pod(subject) => return self.found(self.of_subject(subject, question)?),
         };
-        Ok(Live { rules: LiveRules::read(&path, &self.store())?, netns: path, evidence: None })
+        let rules = LiveRules::read(&path, &self.store()).map_err(|error| match whose {
+            Whose::Netns(place) if is_name(place) && !path.exists() => {
+                let name = place.display();
+                let msg =
+                    format!("{}; ip netns lists those that have names, and a pod is named as -n NS {name}", error.msg);
+                Error { msg, ..error }
+            }
+            _ => error,
+        })?;
+        Ok(Live { rules, netns: path, evidence: None })
     }
 
     fn found(&self, found: Found) -> Result<Live, Failure> {
@@ -96,7 +102,7 @@ impl LiveArguments {
         let uid =
             pod.uid_on_node().ok_or_else(|| wrong("it has no UID (metadata.uid), by which its node would know it"))?;
         let there = || {
-            let agents = subject.conf.kubernetes.agent_namespace.as_deref().unwrap_or(AGENT_NAMESPACE);
+            let agents = subject.conf.kubernetes.agent_namespace.as_deref();
             elsewhere(pod, agents, None, &format!("{question} --pod-uid {uid}"))
         };
         let error = match of_pod(&self.root, uid) {
@@ -109,9 +115,12 @@ impl LiveArguments {
 
     /// A bare name is one that `ip netns` knows.
     fn netns(&self, path: &Path) -> PathBuf {
-        let is_name = path.components().count() == 1 && path.is_relative();
-        if is_name { self.root.join("run/netns").join(path) } else { path.to_owned() }
+        if is_name(path) { self.root.join("run/netns").join(path) } else { path.to_owned() }
     }
+}
+
+fn is_name(path: &Path) -> bool {
+    path.components().count() == 1 && path.is_relative()
 }
 
 fn unknown(what: &str) -> Error {

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// What is wider is wrapped, and a command that is broken in two can't be copied.
+    /// What is wider is wrapped: prose becomes ragged, and a command that is broken in two can't be copied.
     #[test]
     fn examples_fit_into_the_help() {
         let command = Cli::command();

@@ -16,7 +16,7 @@ Examples:
   detour rules --container 5f0c1f2ab34d                 as crictl ps prints it
   detour rules --pid \"$(pgrep -o envoy)\" -o json
   detour rules /run/netns/cni-0c1f
-  kubectl exec -n istio-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
+  kubectl exec -n kube-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
 
 A pod or container is looked for on this node, by the results that its runtime keeps and by the
 control groups of processes. For a pod of another node, the command to run there is printed.

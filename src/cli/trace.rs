@@ -64,6 +64,15 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
     let usage = |error: detour_cni::cni::Error| Failure::Usage(format!("--{}", error.msg));
     let from: Sender = arguments.from.parse().map_err(usage)?;
     let to: Destination = arguments.to.parse().map_err(usage)?;
+    if let Sender::Inbound(Some(address)) = from
+        && address.is_ipv4() != to.address.is_ipv4()
+    {
+        let msg = format!(
+            "--from {address} and --to {} are of different families; accepted: two IPv4 or two IPv6 addresses",
+            to.address.ip()
+        );
+        return Err(Failure::Usage(msg));
+    }
     let whose = match &arguments.netns {
         Some(path) => Some(Whose::Netns(path.clone())),
         None if arguments.live => Some(Whose::Pod(Box::new(arguments.subject.read()?))),

@@ -125,10 +125,10 @@ impl Sheet for Trace {
             Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}, by {}", self.interface),
             Origin::Outside => format!("from outside, by {}", self.interface),
         };
+        let at = if self.arrives_at == "direct" || self.arrives_at == "dropped" { "" } else { " at" };
         let tone = if self.arrives_at == "dropped" { Tone::Bad } else { Tone::Good };
         page.line(&[
-            Cell::of(format!("{}/{} {who}: arrives", self.to, self.protocol)),
-            Cell::of(if self.arrives_at == "direct" || self.arrives_at == "dropped" { "" } else { "at" }),
+            Cell::of(format!("{}/{} {who}: arrives{at}", self.to, self.protocol)),
             Cell::of(&self.arrives_at).tone(tone),
         ]);
         let mut rows: Vec<Vec<Cell>> = Vec::new();

@@ -67,7 +67,7 @@ fn all_that_was_found_is_in_it_and_no_byte_of_a_secret() {
 fn a_file_that_cant_be_written_is_named() {
     scene(Plan::new(), |scene| {
         let output = scene.doctor(&["--bundle", "/no/such/directory/x.tar"]);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains("--bundle /no/such/directory/x.tar: it can't be written"), "{said}");
     });

@@ -73,6 +73,35 @@ fn real_packets_are_captured_and_spared_as_the_policy_wants() {
     }
 }
 
+/// A pod with `hostUsers: false`: what it calls uid 2000 is another user to the node.
+#[test]
+fn a_pods_own_users_are_counted_as_it_does() {
+    let mut plan = Plan::new();
+    (plan.root_is, plan.proxy.0) = (200_000, 2000);
+    let containers = &mut plan.cluster.pod["spec"]["containers"];
+    for (container, uid) in [(0, 1000), (1, 2000)] {
+        containers[container]["securityContext"] = serde_json::json!({"runAsUser": uid, "runAsGroup": uid});
+    }
+    scene(plan, |scene| {
+        let report = scene.report(&[&POD[..], &["--probe"]].concat());
+        let line = |id: &str| {
+            let found = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == id);
+            found.map(|line| (line["outcome"].clone(), line["found"].to_string())).expect("a line")
+        };
+        for (id, wanted) in [
+            ("proxy-user", "uid 2000"),
+            ("rules-equal", "as nftables"),
+            ("probe-outbound", "uid 1000, gid 1000"),
+            ("probe-dns", "uid 1000, gid 1000"),
+            ("probe-excluded", "uid 1337, "),
+            ("probe-excluded-dns", "uid 1337, "),
+        ] {
+            let (outcome, found) = line(id);
+            assert!(outcome == "pass" && found.contains(wanted), "{id}: {outcome}: {found}");
+        }
+    });
+}
+
 #[test]
 fn where_nobody_listens_a_token_goes_through_and_back() {
     let mut plan = Plan::new();
@@ -168,6 +197,7 @@ fn wrong_usage_is_code_2_and_examples_are_in_the_help() {
         &["--node", "-n", "a", "b"],
         &["--platform", "x"],
         &["--conf", "x"],
+        &["--root", "/no/such/directory"],
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");

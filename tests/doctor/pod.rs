@@ -4,14 +4,17 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Uid, setfsuid};
 use std::fs::File;
+use std::io::Read;
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 
 /// A namespace that is mounted at a path.
 pub(crate) struct Netns {
     path: PathBuf,
+    /// Whom the node knows as the pod's root.
+    root: u32,
 }
 
 /// Sockets that wait; the proxy, as far as rules see it.
@@ -22,12 +25,16 @@ pub(crate) struct Proxy {
 }
 
 impl Netns {
-    /// A new one with an interface, an address and a default route: for IPv4, and for IPv6 where `dual`.
-    pub(crate) fn new(path: &Path, dual: bool) -> Self {
+    /// A new one with an interface, an address and a default route: for IPv4, and for IPv6 where `dual`. Its
+    /// users are the node's from `root` on, as `hostUsers: false` makes it where that is not 0.
+    pub(crate) fn new(path: &Path, dual: bool, root: u32) -> Self {
         std::fs::write(path, "").expect("written");
         thread::scope(|scope| {
             let make = || {
-                unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+                match root {
+                    0 => unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN"),
+                    _ => setns(owned(root), CloneFlags::CLONE_NEWNET).expect("entered"),
+                }
                 let off = if dual { "0" } else { "1" };
                 std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", off).expect("written");
                 std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", off).expect("written");
@@ -51,7 +58,7 @@ impl Netns {
             };
             scope.spawn(make).join().expect("made");
         });
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), root }
     }
 
     /// Does `work` in it.
@@ -76,7 +83,7 @@ impl Netns {
     pub(crate) fn proxy(&self, uid: u32, ports: &[u16]) -> Proxy {
         self.within(|| {
             // Whose a socket is, is decided when it is opened, by the thread.
-            setfsuid(Uid::from_raw(uid));
+            setfsuid(Uid::from_raw(self.root + uid));
             // For both families, where there are both.
             let listen =
                 |port: &u16| TcpListener::bind(("::", *port)).or_else(|_| TcpListener::bind(("0.0.0.0", *port)));
@@ -87,4 +94,23 @@ impl Netns {
             }
         })
     }
+}
+
+/// A namespace that belongs to a user namespace, whose users are the node's from `root` on.
+fn owned(root: u32) -> File {
+    let mut owner = Command::new("unshare")
+        .args(["--user", "--net", "sh", "-c", "echo ready; exec cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare is needed");
+    let mut ready = [0; 6];
+    owner.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("it enters a user namespace");
+    for map in ["uid_map", "gid_map"] {
+        std::fs::write(format!("/proc/{}/{map}", owner.id()), format!("0 {root} 65536")).expect("mapped");
+    }
+    let netns = File::open(format!("/proc/{}/ns/net", owner.id())).expect("it lives");
+    drop(owner.stdin.take());
+    owner.wait().expect("it ends");
+    netns
 }

@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) api_is_up: bool,
     /// Whether the pod has IPv6 besides IPv4.
     pub(crate) is_dual: bool,
+    /// Whom the node knows as the pod's root: 0 unless the pod has its own users (`hostUsers: false`).
+    pub(crate) root_is: u32,
     /// Whether the plugin is called for the pod.
     pub(crate) is_added: bool,
     /// As whom the proxy runs, and where it listens.
@@ -65,6 +67,7 @@ impl Plan {
             token: token(4_102_444_800),
             api_is_up: true,
             is_dual: false,
+            root_is: 0,
             is_added: true,
             proxy: (PROXY, &[15001, 15006, 15053]),
         }
@@ -113,7 +116,7 @@ impl Scene {
         symlink(format!("/proc/{}/ns/net", std::process::id()), root.join("proc/1/ns/net")).expect("linked");
         let state = root.join("run/detour");
         mount(Some("/run/detour"), &state, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
-        let netns = Netns::new(&root.join("run/netns/pod"), plan.is_dual);
+        let netns = Netns::new(&root.join("run/netns/pod"), plan.is_dual, plan.root_is);
         let (uid, ports) = plan.proxy;
         agent(&root.join("run/detour/agent.sock"));
         let cluster = Arc::new(Mutex::new(plan.cluster.clone()));
@@ -183,7 +186,7 @@ impl Scene {
     fn keep_result(&self) {
         let text = json!({
             "kind": "cniCacheV1", "containerId": CONTAINER, "ifName": "eth0", "networkName": "cluster",
-            "cniArgs": [["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", UID]],
+            "cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", UID]],
             "result": {
                 "cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/var/run/netns/pod"}],
             },

@@ -4,7 +4,7 @@
 mod command;
 mod node;
 
-use detour_cni::sandbox::find::{Found, of_container, of_pod};
+use detour_cni::sandbox::find::{Found, of_container, of_name, of_pod};
 use node::{Node, Process, Where, id, scene, uid};
 use std::net::IpAddr;
 use std::process::Command;
@@ -123,6 +123,19 @@ fn of_two_sandboxes_the_one_counts_in_which_the_pod_runs() {
         assert_eq!(of_container(&node.root, &old).expect("no error"), None);
         pod.pause.end();
         refused(of_pod(&node.root, &pod.uid), &[&old, &pod.sandbox, "no process tells which counts"]);
+    });
+}
+
+#[test]
+fn a_pod_is_found_by_its_name_as_long_as_one_pod_has_it() {
+    scene(|node| {
+        let by_name = |namespace| of_name(&node.root, namespace, "web-0");
+        assert_eq!(by_name("shop"), Ok(None));
+        let pod = Pod::new(node).kept(node);
+        is_in(&by_name("shop").expect("no error").expect("found"), &pod.pause);
+        assert_eq!(by_name("bank"), Ok(None));
+        let other = Pod::new(node).kept(node);
+        refused(by_name("shop"), &["shop/web-0", &pod.uid, &other.uid]);
     });
 }
 

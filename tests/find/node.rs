@@ -170,7 +170,7 @@ impl Node {
         let netns = format!("/var/run/netns/{netns}");
         let text = json!({
             "kind": "cniCacheV1", "containerId": container, "config": "e30=", "ifName": ifname,
-            "networkName": network, "cniArgs": [["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", pod]],
+            "networkName": network, "cniArgs": [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web-0"], ["K8S_POD_UID", pod]],
             "result": {"cniVersion": "1.0.0", "interfaces": [{"name": ifname, "sandbox": netns}]},
         });
         let file = format!("var/lib/cni/{directory}/{network}-{container}-{ifname}");

@@ -19,6 +19,10 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
         (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: \"me\" is not accepted; accepted: "),
         (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: \"1.2.3.4\" is not accepted; accepted: "),
+        (
+            &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
+            "--from fd::1 and --to 1.2.3.4 are of different families",
+        ),
         (&["rules"], "--pid"),
         (&["rules", "-n", "shop"], "--pid"),
         (&["rules", "-n", "shop", "--pid", "1"], "-n NS POD"),
@@ -45,6 +49,7 @@ fn what_is_wrong_with_the_pod_or_the_configuration_is_code_1() {
         (&["explain", "-n", "shop", "web"], "", "give --kubeconfig or set KUBECONFIG"),
         (&["rules", "/dev/null"], "", "/dev/null: there is no network namespace"),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
+        (&["rules", "no-such-name"], "", "a pod is named as -n NS no-such-name"),
     ] {
         let run = detour(arguments, stdin, &[]);
         assert_eq!(run.code, 1, "{arguments:?}: {run:?}");

@@ -1,7 +1,7 @@
 //! Everything that somebody elsewhere needs to see what is wrong, as files in an archive.
 
 use super::case::Case;
-use super::redact::redact;
+use super::redact::{redact, without_credentials};
 use super::ustar::archive;
 use super::{Configured, Examination};
 use crate::cni::Error;
@@ -40,7 +40,8 @@ impl Examination {
         let configurations = self.configurations.iter();
         files.extend(configurations.map(|Configured { path, text, .. }| (named("node", path.as_path()), text.clone())));
         if let Some((path, _)) = &self.kubeconfig {
-            files.extend(text(path).map(|text| ("kubeconfig".to_owned(), text)));
+            let text = text(path).and_then(|text| without_credentials(&text));
+            files.extend(text.map(|text| ("kubeconfig".to_owned(), text)));
         }
         let log = case.reach(&case.installation.log).ok();
         files.extend(log.and_then(|log| text(&log)).map(|text| (named("node", case.installation.log.as_path()), text)));

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// How long a handshake over lo, or an answer, is waited for, in milliseconds.
 const PATIENCE: u16 = 1000;
 
-/// A process that sends.
+/// A process that sends, or a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct User {
     pub(super) uid: u32,

@@ -4,6 +4,7 @@ use super::check::{Check, Checkup, Verdict};
 use super::report::Group;
 use super::rules::RULES;
 use super::sandbox::NETNS;
+use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::sandbox::find::Found;
@@ -28,6 +29,7 @@ const LISTEN: &str = "0A";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Listener {
     pub(super) port: u16,
+    /// As the pod knows it.
     pub(super) uid: u32,
     pub(super) tcp: bool,
 }
@@ -88,6 +90,7 @@ fn user(listeners: &[Listener], redirect: &Redirect) -> Verdict {
 /// Those of the thread's network namespace (proc_net_tcp(5); the file of a thread is that of its
 /// namespace).
 fn listeners() -> Result<Vec<Listener>, Error> {
+    let users = Users::here()?;
     let mut all = Vec::new();
     for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
         let path = format!("/proc/thread-self/net/{file}");
@@ -98,6 +101,7 @@ fn listeners() -> Result<Vec<Listener>, Error> {
             Err(error) => return Err(Error::new(Code::Io, format!("{path} can't be read: {error}"))),
         }
     }
+    all.iter_mut().for_each(|listener: &mut Listener| listener.uid = users.inside(listener.uid));
     Ok(all)
 }
 

@@ -13,7 +13,7 @@
 //! | `kernel` | what the kernel can do |
 //! | `pod`, `decision` | what the pod asks for, and what is made of it |
 //! | `sandbox`, `rules`, `listeners` | where the pod is, and what is in its network namespace |
-//! | `probe`, `flight` | what real packets do |
+//! | `probe`, `flight`, `users` | what real packets do |
 //! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
 //! | `bundle`, `redact`, `ustar` | all of it for somebody elsewhere, less its secrets |
 
@@ -40,6 +40,7 @@ mod rights;
 mod rules;
 mod sandbox;
 mod tool;
+mod users;
 mod ustar;
 
 pub use case::{Case, Installation};
@@ -50,7 +51,8 @@ use super::rules::{LiveRules, RulesReport};
 use crate::cluster::{self, Cluster, Inquiry, Summary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
-use crate::pod::PodRef;
+use crate::pod::{Facts, PodRef};
+use crate::sandbox::find::Found;
 use crate::state::{ROOT, Store};
 use check::Checkup;
 use configuration::Configured;
@@ -108,15 +110,35 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
 
 fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Checkup) {
     let conf = foremost(&seen.configurations).cloned();
-    let files = conf.as_ref().and_then(|conf| manifests(case, conf));
     let inquiry = inquiry(case, seen, checkup);
-    let source = match (&files, &inquiry) {
+    let (facts, conf) = asked_for(case, pod, (conf, &inquiry), seen, checkup);
+    let inquiry = inquiry.as_ref().ok();
+
+    let whereabouts = Whereabouts::of(case, pod, facts.as_ref());
+    // Why it was never started explains why there is nothing to be found of it.
+    logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
+    whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
+    in_sandbox(case, whereabouts.found(), facts.as_ref(), seen, checkup);
+    let container = whereabouts.found().and_then(|found| found.container_id.as_deref());
+    seen.said = logs::journal(case, pod, container, checkup);
+    seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
+}
+
+/// What the pod asks for, from its annotation to the decision; its facts, and the configuration that it leads to.
+fn asked_for(
+    case: &Case,
+    pod: &PodRef,
+    (conf, inquiry): (Option<NetConf>, &Result<Inquiry, String>),
+    seen: &mut Examination,
+    checkup: &mut Checkup,
+) -> (Option<Facts>, Option<NetConf>) {
+    let files = conf.as_ref().and_then(|conf| manifests(case, conf));
+    let source = match (&files, inquiry) {
         (Some(files), _) => Ok(&**files),
         (None, Ok(inquiry)) => Ok(inquiry.cluster()),
         (None, Err(why)) => Err(why.clone()),
     };
-    let (cluster, inquiry) = (source.as_ref().ok().copied(), inquiry.as_ref().ok());
-
+    let cluster = source.as_ref().ok().copied();
     let facts = pod::known(source, pod, checkup);
     let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
     let conf = ours.first().cloned().or(conf);
@@ -128,13 +150,17 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
     let followed = [&led[..], &[&decision::DECISION]].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
+    (facts, conf)
+}
 
-    let whereabouts = Whereabouts::of(case, facts.as_ref());
-    // Why it was never started explains why there is nothing to be found of it.
-    logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
-    whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
-    let found = whereabouts.found();
-
+/// What is in its network namespace, and what packets do there.
+fn in_sandbox(
+    case: &Case,
+    found: Option<&Found>,
+    facts: Option<&Facts>,
+    seen: &mut Examination,
+    checkup: &mut Checkup,
+) {
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
     let store =
         HostPath::new(ROOT).and_then(|root| case.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
@@ -143,11 +169,8 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     let listeners = listeners::examine(found, policy, checkup);
     if case.probe {
         let before = seen.live.as_ref().map(|(_, report)| report);
-        probe::examine(found, policy, facts.as_ref(), listeners.as_deref(), (before, &store), checkup);
+        probe::examine(found, policy, facts, listeners.as_deref(), (before, &store), checkup);
     }
-    let container = found.and_then(|found| found.container_id.as_deref());
-    seen.said = logs::journal(case, pod, container, checkup);
-    seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
 }
 
 /// Whom to ask about the pod: as whoever calls wants, else as the pod that this process runs in, else as the

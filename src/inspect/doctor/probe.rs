@@ -11,6 +11,7 @@ use super::listeners::Listener;
 use super::report::Group;
 use super::rules::{self, RULES};
 use super::sandbox::NETNS;
+use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
 use crate::inspect::rulebook::Rulebook;
@@ -51,6 +52,7 @@ struct Range<'a> {
     own: Vec<IpAddr>,
     /// Users of the pod that might be captured.
     users: Vec<User>,
+    known_as: Users,
     token: [u8; 16],
 }
 
@@ -108,8 +110,9 @@ impl<'a> Range<'a> {
             Some(User { uid, gid: gid.unwrap_or(uid) })
         });
         let strangers = STRANGERS.map(|id| User { uid: id, gid: id });
-        let users = known.chain(strangers).collect();
-        Ok(Self { policy, book: Rulebook::of_policy(policy), own: own_addresses()?, users, token })
+        let known_as = Users::here()?;
+        let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
+        Ok(Self { policy, book: Rulebook::of_policy(policy), own: own_addresses()?, users, known_as, token })
     }
 
     /// An address that nobody has (RFC 5737, RFC 3849) of each family that the pod has and rules are for.
@@ -265,7 +268,11 @@ impl<'a> Range<'a> {
         listener: Option<&TcpListener>,
         how: impl FnOnce(Landing) -> Result<String, String>,
     ) -> Verdict {
-        let landing = match send_as(user, protocol, to, text, listener) {
+        let User { uid, gid } = user;
+        let Some(outside) = self.known_as.outside(user) else {
+            return Verdict::not_checked(format!("the pod has no uid {uid} (hostUsers: false)"));
+        };
+        let landing = match send_as(outside, protocol, to, text, listener) {
             Ok(landing) => landing,
             Err(error) => return Verdict::not_checked(error.to_string()),
         };
@@ -275,7 +282,6 @@ impl<'a> Range<'a> {
             Some(port) => landing.at != to && landing.at.port() == port,
             None => landing.at == to,
         };
-        let User { uid, gid } = user;
         let at = if landing.at == to { "directly".to_owned() } else { format!("to {}", landing.at) };
         let sent = format!("uid {uid}, gid {gid} to {to}/{protocol} went {at} (by connection tracking)");
         if !is_there {

@@ -47,6 +47,14 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
             Err(why) => absent.push(format!("{path}: {why}")),
         }
     }
+    if there.is_empty() && absent.is_empty() {
+        let why = "no configuration says how it is called, and no installation was logged";
+        checkup.add(&PRESENT, Verdict::not_checked(why));
+        for check in &ALL[1..] {
+            checkup.after(&[&PRESENT], check, || Verdict::not_checked(why));
+        }
+        return;
+    }
     let shown = |programs: &[Program]| programs.iter().map(|p| p.path.to_string()).collect::<Vec<_>>().join(", ");
     checkup.add(&PRESENT, verdict(absent, || shown(&there), REINSTALL));
     each(checkup, &[&PRESENT], &EXECUTABLE, &there, |program| match program.mode & 0o111 {

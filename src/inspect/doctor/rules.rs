@@ -79,7 +79,8 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> Verdict {
             "no attachment has asked for any: the plugin did not run for this pod",
             "it was started before the plugin was installed, or its network was not named then: delete the pod",
         ),
-        None => Verdict::pass("no attachment has asked for any, and none are wanted"),
+        None if wanted.is_some() => Verdict::pass("no attachment has asked for any, and none are wanted"),
+        None => Verdict::not_checked("no attachment has asked for any, and whether any are wanted is not known"),
     }
 }
 

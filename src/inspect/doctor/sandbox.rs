@@ -7,9 +7,9 @@ use super::pod::KNOWN;
 use super::report::Group;
 use crate::cluster::{Inquiry, ObjectRef};
 use crate::cni::{Error, NetConf};
-use crate::inspect::elsewhere::elsewhere;
-use crate::pod::{Facts, Pod};
-use crate::sandbox::find::{Found, of_pod};
+use crate::inspect::elsewhere::{AGENT_NAMESPACE, elsewhere};
+use crate::pod::{Facts, Pod, PodRef};
+use crate::sandbox::find::{Found, of_name, of_pod};
 
 const fn check(id: &'static str, holds: &'static str) -> Check {
     Check { id, group: Group::Sandbox, holds }
@@ -18,9 +18,6 @@ const fn check(id: &'static str, holds: &'static str) -> Check {
 pub(super) const HERE: Check = check("pod-here", "the pod runs on this node");
 pub(super) const NETNS: Check = check("netns-found", "its network namespace is known");
 
-/// Where the manifests put the agent.
-const AGENT_NAMESPACE: &str = "kube-system";
-
 /// What is known of where it is.
 pub(super) struct Whereabouts<'a> {
     pod: Option<&'a Pod>,
@@ -28,11 +25,15 @@ pub(super) struct Whereabouts<'a> {
 }
 
 impl<'a> Whereabouts<'a> {
-    /// Looks for it on the node.
-    pub(super) fn of(case: &Case, facts: Option<&'a Facts>) -> Self {
+    /// Looks for it on the node: by its UID, or by its name where the cluster does not tell that.
+    pub(super) fn of(case: &Case, named: &PodRef, facts: Option<&'a Facts>) -> Self {
         let pod = facts.map(|facts| &facts.pod);
-        let uid = pod.filter(|pod| !pod.host_network).and_then(Pod::uid_on_node);
-        Self { pod, found: uid.map_or(Ok(None), |uid| of_pod(&case.mount, uid)) }
+        let found = match pod {
+            None => of_name(&case.mount, &named.namespace, &named.name),
+            Some(pod) if pod.host_network => Ok(None),
+            Some(pod) => pod.uid_on_node().map_or(Ok(None), |uid| of_pod(&case.mount, uid)),
+        };
+        Self { pod, found }
     }
 
     /// Its namespace, where that was found.
@@ -49,9 +50,11 @@ impl<'a> Whereabouts<'a> {
         checkup: &mut Checkup,
     ) {
         let never = checkup.has_failed(&EVENTS);
-        checkup.after(&[&KNOWN], &HERE, || match (self.pod, self.found()) {
+        let needed = if self.found().is_some() { &[][..] } else { &[&KNOWN] };
+        checkup.after(needed, &HERE, || match (self.pod, self.found()) {
             _ if never => Verdict::not_checked(format!("because {} failed", EVENTS.id)),
-            (None, _) => Verdict::not_checked("the pod is not known"),
+            (None, Some(_)) => Verdict::pass("by what its runtime keeps under the pod's name"),
+            (None, None) => Verdict::not_checked("the pod is not known"),
             // Whatever the node is called here.
             (Some(pod), Some(_)) => Verdict::pass(format!("node {}", pod.node_name.as_deref().unwrap_or("unknown"))),
             (Some(pod), None) => here(pod, case, inquiry, conf),
@@ -84,15 +87,16 @@ fn here(pod: &Pod, case: &Case, inquiry: Option<&Inquiry>, conf: Option<&NetConf
         return Verdict::pass(format!("node {node}"));
     }
     let this = case.node_name.as_deref().unwrap_or("unknown");
-    let question = format!("doctor -n {} {}", pod.namespace, pod.name);
+    let probe = if case.probe { " --probe" } else { "" };
+    let question = format!("doctor -n {} {}{probe}", pod.namespace, pod.name);
     let kubernetes = conf.map(|conf| &conf.kubernetes);
-    let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.clone());
-    let agents = agents.unwrap_or_else(|| AGENT_NAMESPACE.to_owned());
-    let pods = inquiry.and_then(|inquiry| inquiry.pods_on(&agents, node).ok()).unwrap_or_default();
+    let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
+    let agents = agents.unwrap_or(AGENT_NAMESPACE);
+    let pods = inquiry.and_then(|inquiry| inquiry.pods_on(&agents.to_owned(), node).ok()).unwrap_or_default();
     let is_agent = |pod: &&ObjectRef| {
         kubernetes.is_some_and(|k| k.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix.as_str())))
     };
     let agent = pods.iter().find(is_agent).map(|pod| pod.name.as_str());
-    let next = elsewhere(pod, &agents, agent, &question);
+    let next = elsewhere(pod, Some(agents), agent, &question);
     Verdict::NotChecked(format!("it runs on node {node}, this is {this}"), Some(next))
 }

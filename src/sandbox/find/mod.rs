@@ -73,6 +73,15 @@ pub fn of_pod(root: &Path, uid: &str) -> Result<Option<Found>, Error> {
     Node::look(root)?.of_pod(uid)
 }
 
+/// Finds that of a pod of which only the name is known, as where the API does not answer: by the pods for which
+/// results are kept under that name. `root` as for [`of_pod`].
+///
+/// # Errors
+/// As [`of_pod`]; or several pods of that name are there, of which one must have been deleted.
+pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<Found>, Error> {
+    Node::look(root)?.of_name(namespace, name)
+}
+
 /// Finds that of a container: a sandbox, or one in a pod. `id` may be without its end, where it is that of one
 /// container, and with the runtime's name before it, as in `containerStatuses` (`cri-o://ID`).
 ///
@@ -116,6 +125,22 @@ impl Node {
         let kept = self.kept.iter().filter(|kept| kept.pod.as_deref() == Some(uid));
         let inhabitant = self.oldest(|process| process.owner.pod.as_deref() == Some(uid))?;
         self.decide(&format!("pod {uid}"), &kept.collect::<Vec<_>>(), inhabitant)
+    }
+
+    fn of_name(&self, namespace: &str, name: &str) -> Result<Option<Found>, Error> {
+        let is = |kept: &&Kept| kept.pod_name.as_ref().is_some_and(|(ns, pod)| (&**ns, &**pod) == (namespace, name));
+        let uids: BTreeSet<&str> = self.kept.iter().filter(is).filter_map(|kept| kept.pod.as_deref()).collect();
+        let mut all: Vec<(&str, Found)> = Vec::new();
+        for uid in uids {
+            all.extend(self.of_pod(uid)?.map(|found| (uid, found)));
+        }
+        match all.len() {
+            0 | 1 => Ok(all.pop().map(|(_, found)| found)),
+            _ => {
+                let uids = all.iter().map(|(uid, _)| *uid).collect::<Vec<_>>().join(", ");
+                Err(wrong(format!("pod {namespace}/{name}: several of that name are here, with the UIDs {uids}")))
+            }
+        }
     }
 
     fn of_container(&self, id: &str) -> Result<Option<Found>, Error> {

@@ -27,6 +27,8 @@ pub(super) struct Kept {
     pub(super) ifname: String,
     /// `K8S_POD_UID`.
     pub(super) pod: Option<String>,
+    /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
+    pub(super) pod_name: Option<(String, String)>,
     /// Where the namespace was, as the node names it.
     pub(super) netns: Option<HostPath>,
     /// What the ADD returned.
@@ -59,11 +61,13 @@ impl Kept {
             own["sandbox"].as_str().map(str::to_owned)
         };
         let netns = text.netns.clone().or_else(of_interface).and_then(HostPath::new);
-        let mut args = text.cni_args.into_iter().flatten();
+        let args = text.cni_args.unwrap_or_default();
+        let arg = |name| args.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
         Some(Self {
             file,
             netns,
-            pod: args.find(|(key, _)| key == "K8S_POD_UID").map(|(_, uid)| uid),
+            pod: arg("K8S_POD_UID"),
+            pod_name: arg("K8S_POD_NAMESPACE").zip(arg("K8S_POD_NAME")),
             container_id: text.container_id,
             network: text.network_name,
             ifname: text.if_name,
