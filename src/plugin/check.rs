@@ -46,6 +46,9 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 fn remark(records: &Records, live: &Live) -> Result<(), Error> {
     let policy = records.policy()?;
     let foreign = Redirection::find(live, &records.known_rules(), policy.redirect().is_some());
+    if foreign.is_none() && policy.redirect().is_some() {
+        Redirection::remark_legacy();
+    }
     if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
         tracing::warn!(
             "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
