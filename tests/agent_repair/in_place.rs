@@ -107,7 +107,7 @@ fn a_pod_that_raced_the_plugin_gets_its_rules() {
         let pod = scene.pod();
         let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
         assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "a runtime may be at work");
-        let done = one(repair.look(&[Arc::clone(&known)], start + 3 * SECOND));
+        let done = one(repair.look(&[Arc::clone(&known)], start + 5 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Repaired));
         assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
         assert_eq!(repair.look(&[known], start + 70 * SECOND), []);

@@ -1,6 +1,6 @@
 //! Repair without harm: the pod runs on, and has its rules.
 
-use super::{Case, Cause, Outcome};
+use super::{Case, Cause, KnownPod, Outcome};
 use crate::cni::{Code, Error, Request};
 use crate::plugin::{self, Standing};
 use crate::sandbox::find::Found;
@@ -23,10 +23,7 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
             format!("the container ID of its sandbox is not known ({evidence}), so that no ADD can be made for it");
         return Err(Error::new(Code::InvalidNetns, msg));
     };
-    if !known.addresses.is_empty() && !found.holds(&known.addresses, PATIENCE)? {
-        let msg = format!("the network namespace that was found holds none of the pod's addresses: {evidence}");
-        return Err(Error::new(Code::InvalidNetns, msg));
-    }
+    confirm(found, known)?;
     let before = plugin::standing(container_id, &found.netns)?;
     if !before.drift.is_empty() {
         plugin::restore(container_id, &found.netns)?;
@@ -49,6 +46,19 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
         return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
     }
     Ok(Outcome::Repaired)
+}
+
+/// Holds what was found against what the cluster says: a pod's sandbox may have gone, and the addresses
+/// be those of the last one until all ADDs for the next are over.
+///
+/// # Errors
+/// Its namespace holds none of the pod's addresses, or can't be looked at.
+pub(super) fn confirm(found: &Found, known: &KnownPod) -> Result<(), Error> {
+    if known.addresses.is_empty() || found.holds(&known.addresses, PATIENCE)? {
+        return Ok(());
+    }
+    let msg = format!("the network namespace that was found holds none of the pod's addresses: {}", found.evidence);
+    Err(Error::new(Code::InvalidNetns, msg))
 }
 
 fn add(case: &Case<'_>, found: &Found, container_id: &str, before: &Standing) -> Result<(), Error> {
