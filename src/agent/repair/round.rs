@@ -15,8 +15,11 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A namespace that another call is at work in is looked at again after so long.
-const BUSY: Duration = Duration::from_secs(5);
+/// How long a look waits for another call in the same namespace: whoever is in there can hold its lock, and
+/// keep all other pods waiting.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A namespace where that was not enough is looked at again after so long.
+const BUSY: Duration = Duration::from_secs(15);
 
 /// What repairs are made with.
 #[derive(Debug)]
@@ -174,10 +177,10 @@ impl<'a> Round<'a> {
                 None => self.node.insert(find::Node::look(self.means.node.root())?),
             };
             let found = node.of_pod(watched.known.pod.uid_on_node().unwrap_or_default())?;
-            found.as_ref().map(|found| in_place::confirm(found, &watched.known)).transpose()?;
+            found.as_ref().map(|found| in_place::confirm(found, &watched.known, PATIENCE)).transpose()?;
             watched.place = found.as_ref().and_then(Place::of);
         }
-        watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns)).transpose()
+        watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns, PATIENCE)).transpose()
     }
 
     /// How long rules that are right are left alone: up to the whole interval, each pod another part of it,
