@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same namespace.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the rules are read again because somebody else changed them meanwhile.
+const TRIES: usize = 100;
 /// How many differences an error names; the rest it counts.
 const NAMED: usize = 10;
 
@@ -77,18 +79,19 @@ pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>,
 /// The namespace's rules. To be asked in the namespace.
 ///
 /// # Errors
-/// [`Code::KernelRefused`]: they can't be read.
+/// [`Code::KernelRefused`]: they can't be read. [`Code::TryAgain`]: somebody keeps changing them.
 pub(super) fn read() -> Result<Live, Error> {
     let failed = |e: crate::firewall::nfnetlink::Error| {
         Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"))
     };
     let mut socket = Socket::open().map_err(failed)?;
-    loop {
+    for _ in 0..TRIES {
         match Live::read(&mut socket) {
             Err(crate::firewall::nfnetlink::Error::Changed) => {}
             other => return other.map_err(failed),
         }
     }
+    Err(Error::new(Code::TryAgain, "somebody else keeps changing the pod's rules while they are read"))
 }
 
 fn drifted(request: &Request, found: &[String]) -> Error {

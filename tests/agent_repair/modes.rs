@@ -134,7 +134,8 @@ fn a_new_sandbox_is_left_alone_until_its_addresses_are_known() {
             assert_eq!(repair.look(&[known], start + Duration::from_secs(60 * minute)), [], "a runtime is at work");
         }
         assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(180)), []);
-        let done = one(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(190)));
+        assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(200)), []);
+        let done = one(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(220)));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Deleted));
     });
 }

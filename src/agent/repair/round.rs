@@ -15,6 +15,11 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A pod without rules must be so for this long: a runtime may be at work on it.
+const CERTAIN: Duration = Duration::from_secs(3);
+/// The same where it would be deleted or labelled. After its sandbox, another with the same address may be in
+/// the making, while an ADD that comes before ours takes long.
+const CERTAIN_TO_ACT: Duration = Duration::from_secs(30);
 /// How long a look waits for another call in the same namespace: whoever is in there can hold its lock, and
 /// keep all other pods waiting.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -79,7 +84,8 @@ impl<'a> Round<'a> {
         let cause = diagnose(suspicion, stood.ok().flatten().as_ref());
         // Pods before it, and its own look, may have taken long.
         let now = self.begun.0 + self.begun.1.elapsed();
-        if !watched.note(cause, self.interval(&known), now) {
+        let certain = if self.means.settings.mode == Mode::InPlace { CERTAIN } else { CERTAIN_TO_ACT };
+        if !watched.note(cause, self.interval(&known), certain, now) {
             watched.wake(is_busy.then_some(now + BUSY));
             return None;
         }
