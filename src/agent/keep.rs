@@ -118,7 +118,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Yields(_) => (RETRY, false),
             Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
         };
-        if let Some(services) = &services {
+        if let Some(services) = &mut services {
             services.tell(turn.obstacle().is_none());
         }
         job.count(&turn);

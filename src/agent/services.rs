@@ -11,6 +11,7 @@ use crate::cluster::ServiceAccount;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -40,6 +41,8 @@ pub struct Services {
 pub(super) struct Running {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Has repairs begin.
+    repair: Option<Sender<()>>,
     taint: Option<Keeper>,
 }
 
@@ -76,17 +79,18 @@ impl Services {
         let thread = thread::Builder::new().name("services".into());
         let thread = thread.spawn(move || services.run(runtime, &known, &counted, socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
-        if let Some(settings) = &self.repair {
+        let repair = |settings: &Settings| {
+            let (begin, installed) = channel();
             let repair = Repair::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
-            repair
-                .start(WatchedPods { facts: facts.clone(), seen: 0 })
-                .map_err(|error| format!("no thread for repairs: {error}"))?;
-        }
+            repair.start(WatchedPods { facts: facts.clone(), seen: 0 }, installed).map(|()| begin)
+        };
+        let repair = self.repair.as_ref().map(repair).transpose();
+        let repair = repair.map_err(|error| format!("no thread for repairs: {error}"))?;
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
         let taint = self.taint.as_ref().map(|key| taint(key).keep()).transpose();
         let taint = taint.map_err(|error| format!("no thread for the node's taint: {error}"))?;
-        Ok(Running { end: Some(end), thread: Some(thread), taint })
+        Ok(Running { end: Some(end), thread: Some(thread), repair, taint })
     }
 
     fn run(
@@ -119,8 +123,12 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers) {
 }
 
 impl Running {
-    /// Whether the plugin is ready on the node.
-    pub(super) fn tell(&self, is_ready: bool) {
+    /// The plugin has been seen to; whether it is ready on the node.
+    pub(super) fn tell(&mut self, is_ready: bool) {
+        if let Some(begin) = self.repair.take() {
+            // Where the thread is gone, nobody is left to begin.
+            let _ = begin.send(());
+        }
         if let Some(taint) = &self.taint {
             taint.tell(is_ready);
         }

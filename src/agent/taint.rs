@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// New pods are not scheduled onto the node; those that run are left alone (k8s.io/api, `core/v1`:
 /// `TaintEffectNoSchedule`).
@@ -14,6 +14,8 @@ const EFFECT: &str = "NoSchedule";
 /// The pause after a first failure; somebody else may only have changed the node at the same time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// After so long the node is looked at again: one that is registered anew has what its kubelet gives it.
+const AGAIN: Duration = Duration::from_secs(600);
 /// How long an agent that ends waits for its last change.
 const LAST: Duration = Duration::from_secs(10);
 
@@ -53,6 +55,7 @@ impl Taint {
 
     fn follow(&self, told: &Receiver<bool>) {
         let (mut wanted, mut shown, mut pause, mut said) = (None, None, FIRST_PAUSE, String::new());
+        let mut looked = Instant::now();
         loop {
             let news = if wanted == shown {
                 told.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -71,10 +74,13 @@ impl Taint {
             }
             // Only the last of what was told meanwhile counts.
             wanted = told.try_iter().last().or(wanted);
+            if looked.elapsed() >= AGAIN {
+                shown = None;
+            }
             let Some(is_wanted) = wanted.filter(|_| wanted != shown) else { continue };
             match self.show(is_wanted) {
                 Ok(changed) => {
-                    (shown, pause) = (wanted, FIRST_PAUSE);
+                    (shown, pause, looked) = (wanted, FIRST_PAUSE, Instant::now());
                     said.clear();
                     if changed {
                         let what = if is_wanted { "put on" } else { "taken off" };

@@ -54,9 +54,13 @@ pub struct NetConf {
     pub valid_attachments: Option<Vec<ValidAttachment>>,
     /// istio-cni's `ambient_enabled`: what it asks for is not done here.
     pub ambient_enabled: bool,
+    /// Where names of groups are looked up (group(5)); no key sets it, for it is the host's.
+    pub group_file: PathBuf,
     /// What was ignored and should be looked at, one line each.
     pub warnings: Vec<String>,
 }
+
+const GROUP_FILE: &str = "/etc/group";
 
 /// How the rules are written into the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +139,7 @@ impl NetConf {
             prev_result: keys.value("prevResult").cloned(),
             valid_attachments: valid_attachments(&keys)?,
             ambient_enabled,
+            group_file: GROUP_FILE.into(),
             warnings,
         })
     }

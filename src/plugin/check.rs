@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same namespace.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the rules are read again because somebody else changed them meanwhile.
+const TRIES: usize = 100;
 /// How many differences an error names; the rest it counts.
 const NAMED: usize = 10;
 
@@ -46,6 +48,9 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 fn remark(records: &Records, live: &Live) -> Result<(), Error> {
     let policy = records.policy()?;
     let foreign = Redirection::find(live, &records.known_rules(), policy.redirect().is_some());
+    if foreign.is_none() && policy.redirect().is_some() {
+        Redirection::remark_legacy();
+    }
     if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
         tracing::warn!(
             "a redirection that came after this attachment captures DNS: exempt queries leave untouched, but each \
@@ -74,18 +79,19 @@ pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>,
 /// The namespace's rules. To be asked in the namespace.
 ///
 /// # Errors
-/// [`Code::KernelRefused`]: they can't be read.
+/// [`Code::KernelRefused`]: they can't be read. [`Code::TryAgain`]: somebody keeps changing them.
 pub(super) fn read() -> Result<Live, Error> {
     let failed = |e: crate::firewall::nfnetlink::Error| {
         Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"))
     };
     let mut socket = Socket::open().map_err(failed)?;
-    loop {
+    for _ in 0..TRIES {
         match Live::read(&mut socket) {
             Err(crate::firewall::nfnetlink::Error::Changed) => {}
             other => return other.map_err(failed),
         }
     }
+    Err(Error::new(Code::TryAgain, "somebody else keeps changing the pod's rules while they are read"))
 }
 
 fn drifted(request: &Request, found: &[String]) -> Error {

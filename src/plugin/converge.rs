@@ -154,6 +154,9 @@ impl Converge<'_> {
         let own = kept.get(self.attachment);
         let redirected = wish.redirects() || kept.policy().is_ok_and(|policy| policy.redirect().is_some());
         let foreign = Redirection::find(live, &before, redirected);
+        if foreign.is_none() && redirected {
+            Redirection::remark_legacy();
+        }
         let known = Known {
             in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
             before: own.map(|own| own.dialect),

@@ -19,7 +19,19 @@ impl Redirection {
     /// redirected by us, so that nobody else need be.
     pub(super) fn find(live: &Live, known: &Ruleset, redirected: bool) -> Option<Self> {
         let native = live.native_istio.map(|istio| Self { in_iptables: false, captures_dns: istio.captures_dns });
-        native.or_else(|| Self::in_iptables(live, known)).or_else(|| Self::in_legacy(redirected))
+        let other = native.or_else(|| Self::in_iptables(live, known));
+        if redirected { other } else { other.or_else(Self::in_legacy) }
+    }
+
+    /// Says that another redirection may apply too, in a pod that is redirected by us. To be asked in the
+    /// namespace.
+    pub(super) fn remark_legacy() {
+        let tables = legacy_tables();
+        if !tables.is_empty() {
+            let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
+            let all = all.join(", ");
+            tracing::warn!("tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply");
+        }
     }
 
     fn in_iptables(live: &Live, known: &Ruleset) -> Option<Self> {
@@ -34,20 +46,9 @@ impl Redirection {
     /// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables. What they are can't
     /// be read without iptables; that the pod is redirected by them shows in there being no other
     /// rules that do, and that DNS is captured in there being a table for its zones.
-    fn in_legacy(redirected: bool) -> Option<Self> {
+    fn in_legacy() -> Option<Self> {
         let tables = legacy_tables();
         let has = |table: Table| tables.iter().any(|(_, name)| name == table.name());
-        if redirected {
-            if !tables.is_empty() {
-                let all: Vec<String> =
-                    tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
-                let all = all.join(", ");
-                tracing::warn!(
-                    "tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply"
-                );
-            }
-            return None;
-        }
         has(Table::Nat).then(|| Self { in_iptables: false, captures_dns: has(Table::Raw) })
     }
 

@@ -13,9 +13,6 @@ use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a look waits for a call in the same namespace.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// What there is of a container in its namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
@@ -28,14 +25,14 @@ pub struct Standing {
     pub drift: Vec<String>,
 }
 
-/// Looks at a container, and changes nothing.
+/// Looks at a container, and changes nothing. Waits for another call in its namespace, up to `patience`.
 ///
 /// # Errors
-/// The namespace is gone, is this process's own or can't be looked at; what is kept can't be
+/// [`Code::TryAgain`]: that took longer. The namespace is gone, is this process's own or can't be looked at; what is kept can't be
 /// understood.
-pub fn standing(container_id: &str, netns: &Path) -> Result<Standing, Error> {
+pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<Standing, Error> {
     let (store, sandbox) = (Store::new(ROOT), open(netns)?);
-    sandbox.enter(PATIENCE, || {
+    sandbox.enter(patience, || {
         let records = records(&store, container_id, &sandbox)?;
         let live = read()?;
         let asked = records.policy()?.redirect().is_some();

@@ -6,9 +6,7 @@ use crate::cluster;
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
-
-/// Where group names are looked up that a configuration speaks of.
-const GROUPS: &str = "/etc/group";
+use std::path::Path;
 
 /// The policy that a call asks for, and a line that says why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,13 +96,14 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
 pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<chain::Output, Error> {
     let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
     let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
-    let input = Input { facts, args: &conf.args, resolvers, group_id: &host_group };
+    let group_id = |name: &str| host_group(&conf.group_file, name);
+    let input = Input { facts, args: &conf.args, resolvers, group_id: &group_id };
     chain::run(blocks, &input)
 }
 
 /// The GID of a group of the host (group(5): `name:password:GID:members`).
-fn host_group(name: &str) -> Option<u32> {
-    let groups = std::fs::read_to_string(GROUPS).ok()?;
+fn host_group(file: &Path, name: &str) -> Option<u32> {
+    let groups = std::fs::read_to_string(file).ok()?;
     let fields = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
     fields.filter(|fields| fields.first() == Some(&name)).find_map(|fields| fields.get(2)?.parse().ok())
 }

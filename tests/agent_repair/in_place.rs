@@ -5,6 +5,8 @@ use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
 use detour_cni::agent::KnownPod;
 use detour_cni::agent::repair::{Cause, Mode, Outcome};
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -107,7 +109,7 @@ fn a_pod_that_raced_the_plugin_gets_its_rules() {
         let pod = scene.pod();
         let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
         assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "a runtime may be at work");
-        let done = one(repair.look(&[Arc::clone(&known)], start + 3 * SECOND));
+        let done = one(repair.look(&[Arc::clone(&known)], start + 5 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Repaired));
         assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
         assert_eq!(repair.look(&[known], start + 70 * SECOND), []);
@@ -173,5 +175,34 @@ fn what_is_kept_of_a_repaired_pod_goes_with_its_namespace() {
         repair.look(&[stays.unvalidated()], start + SECOND);
         assert!(scene.attachments(&pod).is_empty(), "there was no DEL");
         assert_eq!(scene.attachments(&stays).len(), 1);
+    });
+}
+
+#[test]
+fn a_groups_name_is_that_of_the_node() {
+    scene(|scene| {
+        scene.install(&json!([{"type": "istio-redirect", "owner_groups_exclude": ["builders"]}]));
+        let root = scene.node.root.join("proc/1/root/etc");
+        std::fs::create_dir_all(&root).expect("made");
+        std::fs::write(root.join("group"), "builders:x:4321:\n").expect("written");
+        let pod = scene.pod();
+        assert_eq!(one(scene.repair().look(&[pod.unvalidated()], Instant::now())).outcome, Outcome::Repaired);
+        assert!(pod.tool("iptables-save", &[], "").contains("--gid-owner 4321 -j RETURN"));
+    });
+}
+
+#[test]
+fn what_another_call_holds_is_looked_at_again_soon() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
+        let netns = std::fs::File::open(pod.netns()).expect("it is there");
+        let call = Flock::lock(netns, FlockArg::LockExclusive).map_err(|(_, why)| why).expect("locked");
+        assert_eq!(repair.look(&[Arc::clone(&known)], start), []);
+        drop(call);
+        let done = one(repair.look(&[known], start + 20 * SECOND));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
     });
 }

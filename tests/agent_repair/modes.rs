@@ -96,7 +96,7 @@ fn an_api_that_is_away_keeps_no_pod_from_being_repaired() {
 fn more_pods_than_can_wait_have_their_turn_later() {
     scene(|scene| {
         let pod = scene.pod();
-        let mut crowd: Vec<Arc<KnownPod>> = (0..200)
+        let mut crowd: Vec<Arc<KnownPod>> = (0..600)
             .map(|number| {
                 let mut other = pod.known();
                 other.pod.uid = Some(format!("none-{number}"));
@@ -106,7 +106,36 @@ fn more_pods_than_can_wait_have_their_turn_later() {
         crowd.push(pod.unvalidated());
         let (mut repair, start) = (scene.repair(), Instant::now());
         assert_eq!(repair.look(&crowd, start), []);
-        assert_eq!(scene.counted("detour_repair_queue_overflows_total"), 73);
+        assert_eq!(scene.counted("detour_repair_queue_overflows_total"), 89);
         assert_eq!(one(repair.look(&crowd, start)).outcome, Outcome::Repaired);
+    });
+}
+
+#[test]
+fn pods_are_not_deleted_all_at_once() {
+    scene(|scene| {
+        let pods: Vec<Arc<KnownPod>> = (0..7).map(|_| scene.pod().unvalidated()).collect();
+        let (mut repair, start) = (scene.repair_by(&settings(Mode::Delete)), Instant::now());
+        assert_eq!(repair.look(&pods, start).len(), 5);
+        let rest: Vec<_> = pods.into_iter().filter(|known| !scene.deleted(known)).collect();
+        assert_eq!(repair.look(&rest, start + Duration::from_secs(50)), []);
+        assert_eq!(repair.look(&rest, start + Duration::from_secs(70)).len(), 2);
+    });
+}
+
+#[test]
+fn a_new_sandbox_is_left_alone_until_its_addresses_are_known() {
+    scene(|scene| {
+        let pod = scene.pod();
+        let of_the_last = KnownPod { addresses: vec!["10.88.0.99".parse().expect("an address")], ..pod.known() };
+        let (mut repair, start) = (scene.repair_by(&settings(Mode::Delete)), Instant::now());
+        for minute in 0..3 {
+            let known = Arc::new(of_the_last.clone());
+            assert_eq!(repair.look(&[known], start + Duration::from_secs(60 * minute)), [], "a runtime is at work");
+        }
+        assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(180)), []);
+        assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(200)), []);
+        let done = one(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(220)));
+        assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Deleted));
     });
 }

@@ -3,9 +3,9 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
-use detour_cni::agent::Metrics;
 use detour_cni::agent::install::{self, HostPath, Listed, Record, Root};
 use detour_cni::agent::repair::{Criteria, Done, Mode, Repair, Settings};
+use detour_cni::agent::{KnownPod, Metrics};
 use detour_cni::cluster::ServiceAccount;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
@@ -122,6 +122,11 @@ impl Scene<'_> {
         let requests = self.api.requests();
         let such = requests.iter().filter(|request| request.line.starts_with(start));
         such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
+    }
+
+    /// Whether a pod was deleted.
+    pub(crate) fn deleted(&self, known: &KnownPod) -> bool {
+        !self.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", known.pod.name)).is_empty()
     }
 
     /// A sample of the agent's metrics.

@@ -60,12 +60,13 @@ fn what_is_kept_and_who_runs_agree() {
     scene(|node| {
         let pod = Pod::new(node).kept(node);
         node.keep("multus/results", ("istio-cni", "net1"), &pod.sandbox, &pod.uid, &pod.sandbox);
+        node.keep("results", ("a-loopback", "lo"), &pod.sandbox, &pod.uid, &pod.sandbox);
         let found = found(node, &pod.uid);
         is_in(&found, &pod.pause);
         assert_eq!(found.netns, node.root.join("run/netns").join(&pod.sandbox));
         assert_eq!(found.container_id.as_deref(), Some(pod.sandbox.as_str()));
         let attachments: Vec<_> = found.attachments.iter().map(|a| (a.network.as_str(), a.ifname.as_str())).collect();
-        assert_eq!(attachments, [("cluster", "eth0"), ("istio-cni", "net1")]);
+        assert_eq!(attachments, [("cluster", "eth0"), ("istio-cni", "net1"), ("a-loopback", "lo")]);
         assert_eq!(found.attachments[0].result["interfaces"][0]["name"], "eth0");
         for part in ["/var/lib/cni/results/cluster-", &pod.sandbox, "(pause) is in it"] {
             assert!(found.evidence.contains(part), "{found:?}");

@@ -35,7 +35,14 @@ impl Node {
         for path in paths.into_iter().flatten() {
             *path = self.here(path.clone()).map_err(|error| error.to_string())?;
         }
+        conf.group_file = self.group_file(conf.group_file);
         Ok(Some(Installed { conf, for_every_pod }))
+    }
+
+    /// The node's, which may be in reach by its first process alone (proc_pid_root(5)).
+    fn group_file(&self, path: PathBuf) -> PathBuf {
+        let of_first = self.root().join("proc/1/root").join(path.strip_prefix("/").unwrap_or(&path));
+        self.here(path).ok().filter(|path| path.exists()).unwrap_or(of_first)
     }
 
     fn here(&self, path: PathBuf) -> Result<PathBuf, super::Error> {

@@ -1,6 +1,6 @@
 //! Repair without harm: the pod runs on, and has its rules.
 
-use super::{Case, Cause, Outcome};
+use super::{Case, Cause, KnownPod, Outcome};
 use crate::cni::{Code, Error, Request};
 use crate::plugin::{self, Standing};
 use crate::sandbox::find::Found;
@@ -23,11 +23,8 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
             format!("the container ID of its sandbox is not known ({evidence}), so that no ADD can be made for it");
         return Err(Error::new(Code::InvalidNetns, msg));
     };
-    if !known.addresses.is_empty() && !found.holds(&known.addresses, PATIENCE)? {
-        let msg = format!("the network namespace that was found holds none of the pod's addresses: {evidence}");
-        return Err(Error::new(Code::InvalidNetns, msg));
-    }
-    let before = plugin::standing(container_id, &found.netns)?;
+    confirm(found, known, PATIENCE)?;
+    let before = plugin::standing(container_id, &found.netns, PATIENCE)?;
     if !before.drift.is_empty() {
         plugin::restore(container_id, &found.netns)?;
     } else if before.redirected && before.attachments.is_empty() {
@@ -41,7 +38,7 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
     } else {
         add(case, found, container_id, &before)?;
     }
-    let after = plugin::standing(container_id, &found.netns)?;
+    let after = plugin::standing(container_id, &found.netns, PATIENCE)?;
     if let Some(difference) = after.drift.first() {
         return Err(Error::new(Code::Drift, "its rules are not what they should be even now").with_details(difference));
     }
@@ -49,6 +46,19 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
         return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
     }
     Ok(Outcome::Repaired)
+}
+
+/// Holds what was found against what the cluster says: a pod's sandbox may have gone, and the addresses
+/// be those of the last one until all ADDs for the next are over. Waits as [`plugin::standing`] does.
+///
+/// # Errors
+/// Its namespace holds none of the pod's addresses, or can't be looked at.
+pub(super) fn confirm(found: &Found, known: &KnownPod, patience: Duration) -> Result<(), Error> {
+    if known.addresses.is_empty() || found.holds(&known.addresses, patience)? {
+        return Ok(());
+    }
+    let msg = format!("the network namespace that was found holds none of the pod's addresses: {}", found.evidence);
+    Err(Error::new(Code::InvalidNetns, msg))
 }
 
 fn add(case: &Case<'_>, found: &Found, container_id: &str, before: &Standing) -> Result<(), Error> {

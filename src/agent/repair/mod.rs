@@ -3,7 +3,7 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `decision`, `selector` | whether a pod needs it, and why (pure) |
-//! | `queue`, `tries` | who waits; how often something is tried, and when again (pure) |
+//! | `queue`, `tries`, `deletions` | who waits; how often something is tried, and when again (pure) |
 //! | `watched` | what is remembered of a pod between two looks |
 //! | `worker`, `round` | all pods, one look after the other; what is found and done in one |
 //! | `in_place`, `action` | the three ways to repair, each with its event |
@@ -13,6 +13,7 @@
 
 mod action;
 mod decision;
+mod deletions;
 mod in_place;
 mod queue;
 mod round;

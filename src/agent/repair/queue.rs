@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-/// As many are looked after before the node's pods are asked for anew; a kubelet's default for all pods
-/// of a node is 110 (`maxPods`).
-pub(super) const LENGTH: usize = 128;
+/// As many are looked after before the node's pods are asked for anew. A kubelet's default for all pods of
+/// a node is 110 (`maxPods`), OpenShift's 250, and 500 is the most that it is tested with.
+pub(super) const LENGTH: usize = 512;
 
 /// UIDs, first come first served.
 #[derive(Debug)]

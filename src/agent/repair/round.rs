@@ -1,6 +1,8 @@
 //! One round: pods that are due are looked at and, where needed, repaired.
 
 use super::action::{self, Mode, Outcome};
+use super::deletions::Deletions;
+use super::tries::Tries;
 use super::watched::{Place, Watched};
 use super::{Case, Cause, KnownPod, Settings, diagnose, in_place, suspect};
 use crate::agent::Metrics;
@@ -12,6 +14,17 @@ use crate::sandbox::find::{self, Found};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// A pod without rules must be so for this long: a runtime may be at work on it.
+const CERTAIN: Duration = Duration::from_secs(3);
+/// The same where it would be deleted or labelled. After its sandbox, another with the same address may be in
+/// the making, while an ADD that comes before ours takes long.
+const CERTAIN_TO_ACT: Duration = Duration::from_secs(30);
+/// How long a look waits for another call in the same namespace: whoever is in there can hold its lock, and
+/// keep all other pods waiting.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A namespace where that was not enough is looked at again after so long.
+const BUSY: Duration = Duration::from_secs(15);
 
 /// What repairs are made with.
 #[derive(Debug)]
@@ -41,32 +54,49 @@ pub struct Done {
 pub(super) struct Round<'a> {
     means: &'a Means,
     installed: &'a Installed,
-    now: Instant,
+    /// When it began, for the pods and by the clock.
+    begun: (Instant, Instant),
+    deletions: &'a mut Deletions,
     /// One look at the node serves all pods.
     node: Option<find::Node>,
     /// What is told when all is done: an API that is away keeps no pod waiting.
     news: Vec<(Arc<KnownPod>, Event)>,
+    /// How many would have been deleted, had not so many been of late.
+    put_off: usize,
 }
 
 impl<'a> Round<'a> {
     /// One that has not looked at any pod yet.
-    pub(super) fn new(means: &'a Means, installed: &'a Installed, now: Instant) -> Self {
-        Self { means, installed, now, node: None, news: Vec::new() }
+    pub(super) fn new(means: &'a Means, installed: &'a Installed, deletions: &'a mut Deletions, now: Instant) -> Self {
+        Self { means, installed, begun: (now, Instant::now()), deletions, node: None, news: Vec::new(), put_off: 0 }
     }
 
     /// Looks at a pod, and gives what was done.
     pub(super) fn look_at(&mut self, watched: &mut Watched) -> Option<Done> {
-        let (known, now) = (Arc::clone(&watched.known), self.now);
+        let known = Arc::clone(&watched.known);
         let Some(suspicion) = suspect(&self.means.settings.criteria, self.installed, &known) else {
             watched.rest();
             return None;
         };
-        let standing = if suspicion.settled { self.standing(watched) } else { None };
-        let cause = diagnose(suspicion, standing.as_ref());
-        if !watched.note(cause, self.interval(&known), now) {
+        let stood = if suspicion.settled { self.stand(watched) } else { Ok(None) };
+        watched.complain(stood.as_ref().err());
+        let is_busy = stood.as_ref().is_err_and(|error| error.code == Code::TryAgain);
+        let cause = diagnose(suspicion, stood.ok().flatten().as_ref());
+        // Pods before it, and its own look, may have taken long.
+        let now = self.begun.0 + self.begun.1.elapsed();
+        let certain = if self.means.settings.mode == Mode::InPlace { CERTAIN } else { CERTAIN_TO_ACT };
+        if !watched.note(cause, self.interval(&known), certain, now) {
+            watched.wake(is_busy.then_some(now + BUSY));
             return None;
         }
         let cause = cause?;
+        if self.may_delete(&watched.tries)
+            && let Some(then) = self.deletions.put_off(now)
+        {
+            self.put_off += 1;
+            watched.wake(Some(then));
+            return None;
+        }
         if cause == Cause::Drift {
             self.means.metrics.drift();
         }
@@ -74,6 +104,9 @@ impl<'a> Round<'a> {
         watched.wake(watched.tries.next());
         let case = Case { installed: self.installed, known: &known, suspicion, cause };
         let (mode, outcome) = self.act(&case, watched.tries.are_spent());
+        if mode == Mode::Delete && known.owned {
+            self.deletions.note(now);
+        }
         if let Some(event) = action::event(cause, &outcome) {
             let pod = name(&known);
             match outcome {
@@ -91,6 +124,9 @@ impl<'a> Round<'a> {
 
     /// Tells the cluster what was done.
     pub(super) fn tell(self) {
+        if self.put_off > 0 {
+            tracing::warn!("{} pods are deleted later, for many were of late: are new pods redirected?", self.put_off);
+        }
         for (known, event) in self.news {
             match self.means.account.tell(&known.pod, &event) {
                 Err(error) if error.code == Code::TryAgain => return tracing::warn!("events are lost: {error}"),
@@ -132,24 +168,25 @@ impl<'a> Round<'a> {
         find::of_pod(self.means.node.root(), uid)?.ok_or_else(unknown)
     }
 
-    /// What the pod's namespace holds; `None` where it has none that is known.
-    fn standing(&mut self, watched: &mut Watched) -> Option<Standing> {
-        watched.place.take_if(|place| !place.is_there());
-        let stood = self.stand(watched);
-        watched.complain(stood.as_ref().err());
-        stood.ok().flatten()
+    /// Whether the next try may end the pod.
+    fn may_delete(&self, tries: &Tries) -> bool {
+        let Settings { mode, otherwise, .. } = &self.means.settings;
+        *mode == Mode::Delete || (*otherwise == Some(Mode::Delete) && tries.is_last_next())
     }
 
+    /// What the pod's namespace holds; `None` where it has none that is known.
     fn stand(&mut self, watched: &mut Watched) -> Result<Option<Standing>, Error> {
+        watched.place.take_if(|place| !place.is_there());
         if watched.place.is_none() {
             let node = match &mut self.node {
                 Some(node) => node,
                 None => self.node.insert(find::Node::look(self.means.node.root())?),
             };
             let found = node.of_pod(watched.known.pod.uid_on_node().unwrap_or_default())?;
+            found.as_ref().map(|found| in_place::confirm(found, &watched.known, PATIENCE)).transpose()?;
             watched.place = found.as_ref().and_then(Place::of);
         }
-        watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns)).transpose()
+        watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns, PATIENCE)).transpose()
     }
 
     /// How long rules that are right are left alone: up to the whole interval, each pod another part of it,

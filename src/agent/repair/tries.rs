@@ -36,6 +36,11 @@ impl Tries {
         self.count >= MOST
     }
 
+    /// Whether there is one more, and then too many.
+    pub(super) fn is_last_next(&self) -> bool {
+        self.count + 1 == MOST
+    }
+
     /// Notes one that was made at `now`.
     pub(super) fn note(&mut self, cause: Cause, now: Instant) {
         let first = if cause == Cause::ValidationFailed { PAUSE_AFTER_VALIDATION } else { PAUSE };

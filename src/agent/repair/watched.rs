@@ -11,9 +11,6 @@ use std::time::{Duration, Instant};
 
 /// A pod that changes often, as one in a crash loop does, is not looked at more often than this.
 const GAP: Duration = Duration::from_secs(5);
-/// A pod without rules must be so for this long: a runtime may be at work on it.
-const CERTAIN: Duration = Duration::from_secs(3);
-
 /// A pod that is looked after.
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -71,8 +68,14 @@ impl Watched {
     }
 
     /// Notes a look that found `cause`; the next is after `interval`, or sooner where something is to be
-    /// done. Gives whether that is to be done now.
-    pub(super) fn note(&mut self, cause: Option<Cause>, interval: Option<Duration>, now: Instant) -> bool {
+    /// done. Gives whether that is to be done now: a pod without rules must be so for as long as `certain`.
+    pub(super) fn note(
+        &mut self,
+        cause: Option<Cause>,
+        interval: Option<Duration>,
+        certain: Duration,
+        now: Instant,
+    ) -> bool {
         self.looked = Some(now);
         self.due = interval.map(|interval| now + interval);
         let Some(cause) = cause else {
@@ -80,8 +83,8 @@ impl Watched {
             return false;
         };
         let since = *self.suspected.get_or_insert(now);
-        if cause == Cause::NoRules && now < since + CERTAIN {
-            self.due = Some(since + CERTAIN);
+        if cause == Cause::NoRules && now < since + certain {
+            self.due = Some(since + certain);
             return false;
         }
         let may = self.tries.may(now);
@@ -117,13 +120,14 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const CERTAIN: Duration = Duration::from_secs(3);
     const MINUTE: Option<Duration> = Some(Duration::from_secs(60));
 
     #[test]
     fn one_that_changes_often_is_looked_at_now_and_then() {
         let (now, known) = (Instant::now(), Arc::new(KnownPod::default()));
         let mut watched = Watched::new(Arc::clone(&known), now);
-        assert!(watched.is_due(now) && !watched.note(None, MINUTE, now));
+        assert!(watched.is_due(now) && !watched.note(None, MINUTE, CERTAIN, now));
         watched.update(&known, now + SECOND);
         assert!(!watched.is_due(now + 59 * SECOND) && watched.is_due(now + 60 * SECOND));
         for second in 1..4 {
@@ -136,10 +140,13 @@ mod tests {
     fn one_without_rules_must_be_so_for_a_while() {
         let now = Instant::now();
         let mut watched = Watched::new(Arc::default(), now);
-        assert!(!watched.note(Some(Cause::NoRules), None, now) && watched.is_due(now + CERTAIN));
-        assert!(!watched.note(None, None, now + SECOND), "a runtime was at work");
-        assert!(!watched.note(Some(Cause::NoRules), None, now + CERTAIN));
-        assert!(watched.note(Some(Cause::NoRules), None, now + 2 * CERTAIN));
-        assert!(watched.note(Some(Cause::Drift), None, now + 2 * CERTAIN), "what is lost is given back at once");
+        assert!(!watched.note(Some(Cause::NoRules), None, CERTAIN, now) && watched.is_due(now + CERTAIN));
+        assert!(!watched.note(None, None, CERTAIN, now + SECOND), "a runtime was at work");
+        assert!(!watched.note(Some(Cause::NoRules), None, CERTAIN, now + CERTAIN));
+        assert!(watched.note(Some(Cause::NoRules), None, CERTAIN, now + 2 * CERTAIN));
+        assert!(
+            watched.note(Some(Cause::Drift), None, CERTAIN, now + 2 * CERTAIN),
+            "what is lost is given back at once"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! All pods, one look after the other: who is due waits in the queue, and is looked at and repaired in a
 //! round. Nothing here ends the agent.
 
+use super::deletions::Deletions;
 use super::queue::{LENGTH, Queue};
 use super::round::{Done, Means, Round};
 use super::watched::Watched;
@@ -16,12 +17,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Without a change, and where rules are not looked at from time to time, it looks up this often.
 const IDLE: Duration = Duration::from_secs(600);
-/// Where the plugin isn't installed yet, as it is when an agent starts, it looks again after so long.
+/// Where the plugin isn't installed, it looks again after so long.
 const NOT_INSTALLED: Duration = Duration::from_secs(5);
 
 /// The worker.
@@ -29,6 +31,7 @@ const NOT_INSTALLED: Duration = Duration::from_secs(5);
 pub struct Repair {
     means: Means,
     queue: Queue,
+    deletions: Deletions,
     /// By UID.
     watched: BTreeMap<String, Watched>,
     /// What was wrong with the configuration, lest it be said at each look.
@@ -42,17 +45,24 @@ impl Repair {
     #[must_use]
     pub fn new(settings: Settings, node: Node, account: ServiceAccount, metrics: Metrics) -> Self {
         let (queue, watched) = (Queue::new(LENGTH), BTreeMap::new());
-        Self { means: Means { settings, node, account, metrics }, queue, watched, said: None, tidy: true }
+        let (means, deletions) = (Means { settings, node, account, metrics }, Deletions::default());
+        Self { means, queue, deletions, watched, said: None, tidy: true }
     }
 
-    /// Looks after `pods` from now on, on a thread of its own.
+    /// Looks after `pods`, on a thread of its own, once `installed` tells that the plugin has been seen
+    /// to; never where it ends before that.
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(mut self, mut pods: impl Pods + 'static) -> io::Result<()> {
-        let work = move || loop {
-            pods.wait(self.pause(Instant::now()));
-            self.look(&pods.pods(), Instant::now());
+    pub fn start(mut self, mut pods: impl Pods + 'static, installed: Receiver<()>) -> io::Result<()> {
+        let work = move || {
+            if installed.recv().is_err() {
+                return;
+            }
+            loop {
+                pods.wait(self.pause(Instant::now()));
+                self.look(&pods.pods(), Instant::now());
+            }
         };
         thread::Builder::new().name("repair".into()).spawn(work).map(drop)
     }
@@ -69,7 +79,7 @@ impl Repair {
             self.put_off(now + NOT_INSTALLED);
             return done;
         };
-        let mut round = Round::new(&self.means, &installed, now);
+        let mut round = Round::new(&self.means, &installed, &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
                 done.extend(round.look_at(watched));

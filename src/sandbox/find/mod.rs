@@ -198,6 +198,8 @@ impl Node {
         for &one in kept {
             live.extend(self.open(one)?.map(|sandbox| (one, sandbox)));
         }
+        // containerd keeps one of lo too, which says less of the pod.
+        live.sort_by_key(|(one, _)| one.ifname == "lo");
         let says = |(one, sandbox): &(&Kept, Sandbox)| {
             format!("{} names {} for container {}", one.file, sandbox.path().display(), one.container_id)
         };

@@ -67,7 +67,8 @@ impl Process {
         let name = name.trim_end();
         let is_pause = PAUSE.contains(&name);
         Ok(Some(Inhabitant {
-            name: format!("process {} ({name})", self.pid),
+            // A process names itself as it likes.
+            name: format!("process {} ({})", self.pid, name.escape_debug()),
             is_pause,
             owner: self.owner.clone(),
             sandbox,
