@@ -15,7 +15,7 @@ const EFFECT: &str = "NoSchedule";
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long an agent that ends waits for its last change.
-const LAST: Duration = Duration::from_secs(10);
+const LAST: Duration = Duration::from_secs(3);
 
 /// Which taint, on which node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
 use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, keep};
-use detour_cni::cluster::{ObjectRef, ServiceAccount};
+use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use std::env;
@@ -148,7 +148,7 @@ impl Agent {
     fn plugin_token(&self) -> Result<Option<PluginToken>> {
         let Some(name) = &self.plugin_service_account else { return Ok(None) };
         Ok(Some(PluginToken::new(
-            self.account("--plugin-service-account")?,
+            self.wanted.account_for("--plugin-service-account")?,
             self.own("--plugin-service-account", name)?,
         )))
     }
@@ -157,15 +157,10 @@ impl Agent {
         Ok(match (self.on_exit, &self.daemon_set) {
             (Exit::Remove, _) => OnExit::Remove,
             (Exit::Auto, Some(name)) => {
-                OnExit::Auto(DaemonSet::new(self.account("--daemon-set")?, self.own("--daemon-set", name)?))
+                OnExit::Auto(DaemonSet::new(self.wanted.account_for("--daemon-set")?, self.own("--daemon-set", name)?))
             }
             (Exit::Leave | Exit::Auto, _) => OnExit::Leave,
         })
-    }
-
-    fn account(&self, flag: &str) -> Result<ServiceAccount> {
-        let account = self.wanted.account();
-        account.with_context(|| format!("{flag}: name the API by --api-server URL outside of a pod"))
     }
 
     /// An object of the agent's own namespace.
@@ -179,14 +174,11 @@ impl Agent {
     fn services(&self) -> Option<Services> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
         let node_name = named.filter(|name| !name.is_empty())?;
-        let account = self.wanted.account();
-        if account.is_none() {
-            tracing::warn!("no pod is watched: name the API by --api-server URL outside of a pod");
-        }
+        let account = self.wanted.account_for("no pod is watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
             socket: self.socket.0.clone(),
-            account: account?,
+            account: account.ok()?,
             repair: self.repair.settings(),
             taint: self.taint.clone(),
         })

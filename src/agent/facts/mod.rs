@@ -30,7 +30,6 @@ struct Caches {
     definitions: Cache<Definition>,
 }
 
-#[allow(dead_code, reason = "what repairs pods reads them")]
 impl Facts {
     /// Nothing is known yet.
     pub(super) fn new() -> Self {
@@ -40,11 +39,6 @@ impl Facts {
     /// The pods of the node, as they were seen last.
     pub(super) fn pods(&self) -> Vec<Arc<KnownPod>> {
         self.0.pods.all()
-    }
-
-    /// Whether [`Self::pods`] are all that there are: a pod that is not among them is gone.
-    pub(super) fn knows_all_pods(&self) -> bool {
-        self.0.pods.is_whole()
     }
 
     /// Blocks until there were more than `seen` changes of pods, `time` at the longest. Gives how many
