@@ -20,11 +20,13 @@ const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         in a DaemonSet that has the node's directories mounted below /host
-  detour agent --root /host --plugin-service-account detour-plugin --on-exit auto --daemon-set detour-agent
-        gives the plugin a token of its own, and takes it off the node when that DaemonSet is deleted
+  detour agent --root /host --plugin-service-account detour-plugin
+        gives the plugin a token of its own
+  detour agent --root /host --on-exit auto --daemon-set detour-agent
+        takes the plugin off the node when that DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
-        answers the plugin's questions about this node's pods, so that an ADD needs no API, and repairs
-        those that bypass the mesh
+        answers the plugin's questions about this node's pods, so that an ADD needs no API, and
+        repairs those that bypass the mesh
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
@@ -34,14 +36,14 @@ there are in an upgrade, the later one does the work.
 
 /metrics is in the OpenMetrics text format; its names start with detour_.
 
-With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as this
-pod's service account, answers the plugin at --socket, and logs each of its calls in a line. Whenever the
-plugin gets no answer there, it asks the API itself.
+With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as
+this pod's service account, answers the plugin at --socket, and logs each of its calls in a line.
+Whenever the plugin gets no answer there, it asks the API itself.
 
-It also repairs pods of the node that have a sidecar and bypass it: their init container istio-validation has
-ended with 126, their rules are no longer what was asked for, or they have never been attached. In place, the
-plugin's own ADD is made (again) in the pod's network namespace, and the rules are read back. Each pod gets an
-Event of it. A pod is tried five times, with pauses.
+It also repairs pods of the node that have a sidecar and bypass it: their init container
+istio-validation has ended with 126, their rules are no longer what was asked for, or they have never
+been attached. In place, the plugin's own ADD is made (again) in the pod's network namespace, and the
+rules are read back. Each pod gets an Event of it. A pod is tried five times, with pauses.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 

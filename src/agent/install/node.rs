@@ -199,12 +199,17 @@ impl Node {
             Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
             Err(why) => return Err(why),
         };
-        let contents = match fs::read(&reached) {
-            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
-            contents => contents?,
+        let read = || -> io::Result<(Digest, Option<String>)> {
+            if there.len() > LARGEST_TEXT {
+                return Ok((Digest::read(File::open(&reached)?)?, None));
+            }
+            let contents = fs::read(&reached)?;
+            Ok((Digest::of(&contents), String::from_utf8(contents).ok()))
         };
-        let digest = Digest::of(&contents);
-        let text = if there.len() > LARGEST_TEXT { None } else { String::from_utf8(contents).ok() };
+        let (digest, text) = match read() {
+            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read?,
+        };
         Ok(Some(FoundFile { digest, text, mode: there.permissions().mode() & 0o7777 }))
     }
 
