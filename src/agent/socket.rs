@@ -121,7 +121,8 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 /// moment without a socket, and none at which it is open to others.
 fn bind(path: &Path) -> io::Result<Bound> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(directory)?;
+    // Whatever the umask is: a runtime's may be 0.
+    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
     let _lock = locked(path)?;
     let apart = directory.join(".agent-socket");
     match fs::remove_dir_all(&apart) {

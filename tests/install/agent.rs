@@ -2,7 +2,6 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::exposition::Exposition;
-use crate::program::program;
 use crate::scene::{CALICO, Scene};
 use nix::sys::signal::Signal;
 use std::fs;
@@ -10,7 +9,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const PROGRAM: &str = "opt/cni/bin/detour";
@@ -174,11 +172,7 @@ fn who_lets_a_daemon_set_decide_says_which() {
 #[test]
 fn who_watches_outside_of_a_pod_is_told_what_to_give_in_place_of_a_kubeconfig() {
     let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
-    let root = format!("--root={}", scene.path("").display());
-    let arguments = ["agent", &root, "--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"];
-    let ended = Command::new(program()).args(arguments).env_clear().output().expect("it starts");
-    let why = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(1));
+    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 
