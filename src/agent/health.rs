@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Kubelets wait for a second unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// After a connection that could not be taken.
+const AGAIN: Duration = Duration::from_millis(100);
 /// As many are answered at the same time: whoever says nothing keeps no kubelet waiting.
 const AT_ONCE: usize = 8;
 
@@ -51,9 +53,15 @@ impl Health {
         for _ in 0..AT_ONCE {
             let (listener, health, metrics) = (listener.try_clone()?, self.clone(), metrics.clone());
             thread::Builder::new().name("health".into()).spawn(move || {
-                for connection in listener.incoming().flatten() {
-                    if let Err(error) = health.answer(connection, &metrics) {
-                        tracing::debug!(%error, "a probe went away");
+                for connection in listener.incoming() {
+                    match connection {
+                        Ok(connection) => {
+                            if let Err(error) = health.answer(connection, &metrics) {
+                                tracing::debug!(%error, "a probe went away");
+                            }
+                        }
+                        // Out of descriptors, most of all: some are given back soon.
+                        Err(_) => thread::park_timeout(AGAIN),
                     }
                 }
             })?;
