@@ -11,7 +11,8 @@ pub(super) fn record(called: &Called, metrics: &Metrics) {
     let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
     let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
     let facts = (!facts.is_empty()).then_some(facts.as_str());
-    let pod = (!pod.is_empty()).then_some(pod.as_str());
+    // GC is about no container.
+    let [pod, container, ifname] = [pod, container, ifname].map(|text| (!text.is_empty()).then_some(text.as_str()));
     match called.code {
         None => tracing::info!(
             command,

@@ -6,12 +6,12 @@
 
 use crate::cluster::{ObjectRef, ServiceAccount};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 /// From the end of a watch to the next one.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long the watch may lag behind the signal to end.
+/// How long an agent that ends waits to know it, the watch's lag behind the signal included.
 const LAG: Duration = Duration::from_secs(3);
 
 /// The DaemonSet that this agent belongs to.
@@ -62,12 +62,13 @@ impl DaemonSet {
     /// # Errors
     /// It can't be known: in words.
     pub(super) fn is_gone(&self) -> Result<bool, String> {
-        let why = match self.account.has(&self.object) {
+        let asked = Instant::now();
+        let why = match self.account.has(&self.object, LAG) {
             Ok(there) => return Ok(!there),
             Err(why) => why,
         };
-        let changed = &self.seen.1;
-        let waited = changed.wait_timeout_while(self.seen(), LAG, |seen| *seen != Seen::Gone);
+        let left = LAG.saturating_sub(asked.elapsed());
+        let waited = self.seen.1.wait_timeout_while(self.seen(), left, |seen| *seen != Seen::Gone);
         let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if *seen == Seen::Gone { Ok(true) } else { Err(why.to_string()) }
     }

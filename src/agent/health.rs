@@ -2,7 +2,7 @@
 //! collects (`/metrics`).
 
 use super::metrics::{self, Metrics};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 
 /// Kubelets wait for a second unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// After a connection that could not be taken.
+const AGAIN: Duration = Duration::from_millis(100);
+/// As many are answered at the same time: whoever says nothing keeps no kubelet waiting.
+const AT_ONCE: usize = 8;
 
 const OK: &str = "200 OK";
 
@@ -38,7 +42,7 @@ impl Health {
         *state = State { obstacle, alive_until: Instant::now() + patience };
     }
 
-    /// Answers at `address` from now on, one after the other. Gives the address that it has.
+    /// Answers at `address` from now on, a few at the same time. Gives the address that it has.
     pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics) -> io::Result<SocketAddr> {
         // A node can have IPv6 switched off.
         let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
@@ -46,21 +50,28 @@ impl Health {
             if address.ip() == Ipv6Addr::UNSPECIFIED { TcpListener::bind(every_v4) } else { Err(error) }
         })?;
         let bound = listener.local_addr()?;
-        let health = self.clone();
-        thread::Builder::new().name("health".into()).spawn(move || {
-            for connection in listener.incoming().flatten() {
-                if let Err(error) = health.answer(connection, &metrics) {
-                    tracing::debug!(%error, "a probe went away");
+        for _ in 0..AT_ONCE {
+            let (listener, health, metrics) = (listener.try_clone()?, self.clone(), metrics.clone());
+            thread::Builder::new().name("health".into()).spawn(move || {
+                for connection in listener.incoming() {
+                    match connection {
+                        Ok(connection) => {
+                            if let Err(error) = health.answer(connection, &metrics) {
+                                tracing::debug!(%error, "a probe went away");
+                            }
+                        }
+                        // Out of descriptors, most of all: some are given back soon.
+                        Err(_) => thread::park_timeout(AGAIN),
+                    }
                 }
-            }
-        })?;
+            })?;
+        }
         Ok(bound)
     }
 
     fn answer(&self, mut connection: TcpStream, metrics: &Metrics) -> io::Result<()> {
-        connection.set_read_timeout(Some(PATIENCE))?;
         connection.set_write_timeout(Some(PATIENCE))?;
-        let request = head_of(&mut connection)?;
+        let request = head_of(&mut Timed { connection: &connection, until: Instant::now() + PATIENCE })?;
         let line = String::from_utf8_lossy(&request);
         let (status, kind, text) = match line.split_whitespace().nth(1).unwrap_or_default() {
             "/metrics" => (OK, metrics::CONTENT_TYPE, metrics.text()),
@@ -83,6 +94,23 @@ impl Health {
             ("/readyz", Some(why)) => (UNAVAILABLE, why.clone()),
             _ => ("404 Not Found", "there are /healthz, /readyz and /metrics".into()),
         }
+    }
+}
+
+/// A connection that is read from until a moment.
+struct Timed<'a> {
+    connection: &'a TcpStream,
+    until: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.connection.set_read_timeout(Some(left))?;
+        self.connection.read(piece)
     }
 }
 
@@ -109,6 +137,30 @@ mod tests {
     fn a_request_in_pieces_is_read_to_its_end() {
         let mut pieces = "GET ".as_bytes().chain("/readyz HTTP/1.1\r\n".as_bytes()).chain("\r\nrest".as_bytes());
         assert_eq!(head_of(&mut pieces).expect("readable"), b"GET /readyz HTTP/1.1\r\n\r\nrest");
+    }
+
+    #[test]
+    fn whoever_says_nothing_or_little_keeps_nobody_waiting() {
+        let health = Health::new(Duration::from_secs(60));
+        let address = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default()).expect("bound");
+        let started = Instant::now();
+        let silent: Vec<_> = (1..AT_ONCE).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+        let mut probe = TcpStream::connect(address).expect("it listens");
+        probe.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        probe.read_to_string(&mut answer).expect("answered");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && started.elapsed() < PATIENCE, "{answer}");
+        drop(silent);
+
+        let mut drips = TcpStream::connect(address).expect("it listens");
+        drips.set_read_timeout(Some(PATIENCE / 10)).expect("set");
+        let ended = |drips: &mut TcpStream| {
+            let read = drips.write_all(b"x").and_then(|()| drips.read(&mut [0]));
+            !matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock)
+        };
+        while !ended(&mut drips) {
+            assert!(started.elapsed() < 5 * PATIENCE, "it is still read from");
+        }
     }
 
     #[test]

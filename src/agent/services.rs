@@ -5,6 +5,7 @@ use super::facts::{Answers, Facts};
 use super::install::{HostPath, Node};
 use super::metrics::Metrics;
 use super::repair::{Pods, Repair, Settings};
+use super::socket::Asked;
 use super::taint::{Keeper, Taint};
 use super::{KnownPod, socket};
 use crate::cluster::ServiceAccount;
@@ -103,11 +104,13 @@ impl Services {
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
+            let asked = Asked::nobody();
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}
-                () = serve(socket, &answers) => {}
+                () = serve(socket, &answers, &asked) => {}
             }
+            asked.are_answered().await;
         });
         // A thread that still waits for the API is not waited for.
         runtime.shutdown_background();
@@ -115,9 +118,9 @@ impl Services {
 }
 
 /// Answers for ever; where there is no socket, nobody.
-async fn serve(socket: Option<PathBuf>, answers: &Answers) {
+async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &Asked) {
     match socket {
-        Some(socket) => socket::serve(&socket, answers).await,
+        Some(socket) => socket::serve(&socket, answers, asked).await,
         None => pending().await,
     }
 }

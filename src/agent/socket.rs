@@ -25,6 +25,22 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How often is looked whether the socket is still there.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// Those who are served now.
+pub(super) struct Asked(Arc<Semaphore>);
+
+impl Asked {
+    /// Nobody so far.
+    pub(super) fn nobody() -> Self {
+        Self(Arc::new(Semaphore::new(CONNECTIONS)))
+    }
+
+    /// Waits until everybody has an answer, for a moment at the longest.
+    pub(super) async fn are_answered(&self) {
+        let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
+        let _ = timeout(TRANSFER, self.0.acquire_many(all)).await;
+    }
+}
+
 /// A socket of this process's own.
 struct Bound {
     listener: UnixListener,
@@ -35,9 +51,8 @@ struct Bound {
 
 /// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
 /// later agent has taken it leaves, until that one is gone.
-pub(super) async fn serve(path: &Path, answers: &Answers) {
+pub(super) async fn serve(path: &Path, answers: &Answers, Asked(slots): &Asked) {
     let (mut bound, mut said) = (None, String::new());
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -57,7 +72,7 @@ pub(super) async fn serve(path: &Path, answers: &Answers) {
                     }
                 }
             },
-            (stream, slot) = accept(bound.as_ref(), &slots) => {
+            (stream, slot) = accept(bound.as_ref(), slots) => {
                 let answers = answers.clone();
                 tokio::spawn(async move {
                     if let Err(error) = talk(stream, &answers).await {
@@ -106,7 +121,8 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 /// moment without a socket, and none at which it is open to others.
 fn bind(path: &Path) -> io::Result<Bound> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(directory)?;
+    // Whatever the umask is: a runtime's may be 0.
+    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
     let _lock = locked(path)?;
     let apart = directory.join(".agent-socket");
     match fs::remove_dir_all(&apart) {
@@ -174,7 +190,7 @@ async fn talk(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     }
     send(&mut stream, &Hello::own()).await?;
     let wait = Duration::from_millis(question.wait_ms).min(LONGEST_WAIT);
-    let answer: Answer = timeout_at(arrived + wait, answers.answer(question)).await?;
+    let answer: Answer = timeout_at(arrived + wait, answers.answer(question.ask, arrived + wait)).await?;
     send(&mut stream, &answer).await
 }
 

@@ -17,7 +17,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// After so long the node is looked at again: one that is registered anew has what its kubelet gives it.
 const AGAIN: Duration = Duration::from_secs(600);
 /// How long an agent that ends waits for its last change.
-const LAST: Duration = Duration::from_secs(10);
+const LAST: Duration = Duration::from_secs(3);
 
 /// Which taint, on which node.
 #[derive(Debug, Clone, PartialEq, Eq)]

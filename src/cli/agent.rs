@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
 use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, keep};
-use detour_cni::cluster::{ObjectRef, ServiceAccount};
+use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use std::env;
@@ -37,8 +37,8 @@ node, as there are in an upgrade, the later one does the work.
 /metrics is in the OpenMetrics text format; its names start with detour_.
 
 With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as
-this pod's service account, answers the plugin at --socket, and logs each of its calls in a line.
-Whenever the plugin gets no answer there, it asks the API itself.
+this pod's service account, answers the plugin at --socket, and logs each of its calls but STATUS in a
+line. Whenever the plugin gets no answer there, it asks the API itself.
 
 It also repairs pods of the node that have a sidecar and bypass it: their init container
 istio-validation has ended with 126, their rules are no longer what was asked for, or they have
@@ -150,7 +150,7 @@ impl Agent {
     fn plugin_token(&self) -> Result<Option<PluginToken>> {
         let Some(name) = &self.plugin_service_account else { return Ok(None) };
         Ok(Some(PluginToken::new(
-            self.account("--plugin-service-account")?,
+            self.wanted.account_for("--plugin-service-account")?,
             self.own("--plugin-service-account", name)?,
         )))
     }
@@ -159,15 +159,10 @@ impl Agent {
         Ok(match (self.on_exit, &self.daemon_set) {
             (Exit::Remove, _) => OnExit::Remove,
             (Exit::Auto, Some(name)) => {
-                OnExit::Auto(DaemonSet::new(self.account("--daemon-set")?, self.own("--daemon-set", name)?))
+                OnExit::Auto(DaemonSet::new(self.wanted.account_for("--daemon-set")?, self.own("--daemon-set", name)?))
             }
             (Exit::Leave | Exit::Auto, _) => OnExit::Leave,
         })
-    }
-
-    fn account(&self, flag: &str) -> Result<ServiceAccount> {
-        let account = self.wanted.account();
-        account.with_context(|| format!("{flag}: name the API by --api-server URL outside of a pod"))
     }
 
     /// An object of the agent's own namespace.
@@ -181,14 +176,11 @@ impl Agent {
     fn services(&self) -> Option<Services> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
         let node_name = named.filter(|name| !name.is_empty())?;
-        let account = self.wanted.account();
-        if account.is_none() {
-            tracing::warn!("no pod is watched: name the API by --api-server URL outside of a pod");
-        }
+        let account = self.wanted.account_for("no pod is watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
             socket: self.socket.0.clone(),
-            account: account?,
+            account: account.ok()?,
             repair: self.repair.settings(),
             taint: self.taint.clone(),
         })

@@ -274,8 +274,16 @@ impl Wanted {
     }
 
     /// As whom this process asks the API.
-    pub(super) fn account(&self) -> Option<ServiceAccount> {
+    fn account(&self) -> Option<ServiceAccount> {
         Some(ServiceAccount { server: self.server()?, directory: self.service_account.clone() })
+    }
+
+    /// As [`Self::account`]; `purpose` is what it is for.
+    pub(super) fn account_for(&self, purpose: &str) -> Result<ServiceAccount> {
+        let instead =
+            if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
+        self.account()
+            .with_context(|| format!("{purpose}: outside of a pod, name the API by --api-server URL{instead}"))
     }
 
     fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {

@@ -4,7 +4,7 @@ use super::{ObjectRef, ServiceAccount, Token};
 use crate::cni::Error;
 use std::time::Duration;
 
-/// How long each answer may take, all tries together.
+/// How long an answer may take that nobody else waits for, all tries together.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Credentials are read anew for each question: they change while the agent stays.
@@ -18,12 +18,12 @@ impl ServiceAccount {
         self.api(PATIENCE).token(of, lifetime)
     }
 
-    /// Whether a DaemonSet is there and nobody has deleted it.
+    /// Whether a DaemonSet is there and nobody has deleted it; `within` that time.
     ///
     /// # Errors
-    /// As [`Self::token`].
-    pub fn has(&self, daemon_set: &ObjectRef) -> Result<bool, Error> {
-        self.api(PATIENCE).has(daemon_set)
+    /// What the API refuses, or that it gives no answer.
+    pub fn has(&self, daemon_set: &ObjectRef, within: Duration) -> Result<bool, Error> {
+        self.api(within).has(daemon_set)
     }
 
     /// Tells whether that DaemonSet is there, at once and whenever that changes, until some minutes are

@@ -5,6 +5,7 @@ use super::{Event, Node, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
+use serde_json::Value;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -182,6 +183,10 @@ impl Query<'_> {
         let answer = if said.is_empty() { status.to_string() } else { format!("{status}, {said}") };
         let hopeless = |error: Error| Failure::Hopeless(error.with_details(said));
         match status {
+            // A server that does not serve all yet, or something before it, knows of nothing.
+            404 if matches!(&self.object, Object::DaemonSet(object) if !is_missing(&object.name, body)) => {
+                Failure::Trouble { cause: answer, after: None }
+            }
             404 => Failure::Missing(answer),
             408 | 429 | 500.. => Failure::Trouble {
                 cause: answer,
@@ -310,6 +315,12 @@ fn message(body: &[u8]) -> String {
     };
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().take(LONGEST).collect()
+}
+
+/// Whether the server says of the object `name` that there is none (apimachinery, `errors.NewNotFound`).
+fn is_missing(name: &str, body: &[u8]) -> bool {
+    let said: Value = serde_json::from_slice(body).unwrap_or_default();
+    said["reason"] == "NotFound" && said["details"]["name"] == name
 }
 
 /// The error and its sources in one line, each text once; kube's own words add nothing.

@@ -92,6 +92,14 @@ pub fn variables(
 }
 
 impl Request {
+    /// The pod that it is about, for people: `NAMESPACE/NAME`, for commands too that don't go by it; empty
+    /// where none is named.
+    #[must_use]
+    pub fn about(&self) -> String {
+        let pod = Args::parse(&self.args_text).ok().and_then(|args| args.pod);
+        pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default()
+    }
+
     /// Reads and checks the variables that the command needs, in the order and with the words of
     /// the reference library (`pkg/skel`). An empty variable counts as missing.
     ///
@@ -192,6 +200,7 @@ mod tests {
         assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("c1", "eth0"));
         assert_eq!(request.path, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert!(request.args.pod.is_some() && !request.netns_override);
+        assert_eq!(request.about(), "a/b");
     }
 
     #[test]
@@ -226,6 +235,8 @@ mod tests {
         assert_eq!(call("GC", &odd).expect("accepted").container_id, "");
         assert!(call("STATUS", &odd).is_ok());
         assert_eq!(call("DEL", &[("CNI_ARGS", "x")]).expect("accepted").args, Args::default());
+        assert_eq!(call("DEL", &[("CNI_ARGS", "x")]).expect("accepted").about(), "");
+        assert_eq!(call("DEL", &[]).expect("accepted").about(), "a/b");
         assert!(call("ADD", &[("CNI_ARGS", "x")]).is_err());
     }
 

@@ -89,13 +89,12 @@ fn understand(request: &Request, document: &Document, program: &str) -> Result<N
 }
 
 fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed) {
-    let pod = request.args.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
     let context = [
         ("command", request.command.to_string()),
         ("network", conf.name.clone()),
         ("container", request.container_id.clone()),
         ("ifname", request.ifname.clone()),
-        ("pod", pod),
+        ("pod", request.about()),
     ];
     let context: Vec<_> = context.iter().map(|(key, value)| (*key, value.as_str())).collect();
     let noticed = conf.kubernetes.agent_socket.is_some().then_some(noticed);

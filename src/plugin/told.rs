@@ -1,7 +1,7 @@
 //! What the node's agent is told of a call, for its log.
 
 use crate::cluster::agent::{self, Called};
-use crate::cni::{Args, Command, Error, NetConf, Request};
+use crate::cni::{Command, Error, NetConf, Request};
 use crate::logging::Noticed;
 use nix::sys::resource::{UsageWho, getrusage};
 use std::time::{Duration, Instant};
@@ -15,16 +15,14 @@ pub(super) fn tell<T>(
     started: Instant,
     noticed: &Noticed,
 ) {
-    let (Some(socket), Command::Add | Command::Del | Command::Check) = (&conf.kubernetes.agent_socket, request.command)
-    else {
+    // A runtime asks for the status every few seconds.
+    let Some(socket) = conf.kubernetes.agent_socket.as_ref().filter(|_| request.command != Command::Status) else {
         return;
     };
     let error = answer.as_ref().err();
-    // DEL does not go by it, and so has not read it.
-    let pod = Args::parse(&request.args_text).ok().and_then(|args| args.pod);
     let called = Called {
         command: request.command.to_string(),
-        pod: pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default(),
+        pod: request.about(),
         container: request.container_id.clone(),
         network: conf.name.clone(),
         ifname: request.ifname.clone(),

@@ -5,9 +5,9 @@ use crate::cni::{Code, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where state lives unless told otherwise: it goes with a reboot, as the namespaces do.
@@ -170,10 +170,12 @@ fn file_name(path: &Path) -> &str {
 /// There may be secrets in the text: a delegate's configuration is its own affair.
 fn write_in_directory(path: &Path, text: &[u8]) -> io::Result<()> {
     let open = || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    // Whatever the umask is: a runtime's may be 0.
+    let make = |directory| DirBuilder::new().recursive(true).mode(0o755).create(directory);
     let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
     loop {
         match open().and_then(|mut file| file.write_all(text)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => fs::create_dir_all(directory)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => make(directory)?,
             other => return other,
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const GET_POD: &str = "GET /api/v1/namespaces/shop/pods/web-0";
 const GET_NAMESPACE: &str = "GET /api/v1/namespaces/shop";
 
-fn question(uid: &str) -> String {
+pub(crate) fn question(uid: &str) -> String {
     let pod = json!({"namespace": "shop", "name": "web-0", "uid": uid});
     json!({"wait_ms": 5000, "ask": {"about": "facts", "pod": pod, "with_namespace": true}}).to_string() + "\n"
 }
@@ -151,6 +151,20 @@ fn a_watch_that_is_refused_costs_requests_and_nothing_else() {
         let mut requests = scene.api.requests();
         requests.sort();
         assert_eq!(requests, [GET_NAMESPACE, GET_POD]);
+    });
+}
+
+#[test]
+fn a_token_that_kube_would_send_with_its_line_end_is_named() {
+    Scene::run(|scene| {
+        let token = scene.root.join("sa/token");
+        std::fs::write(&token, "token\n").expect("written");
+        let agent = scene.agent_that_starts("first");
+        let line = agent.says("the API can't be watched yet");
+        assert!(line.contains(&token.display().to_string()) && line.contains("write the token alone"), "{line}");
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
+        std::fs::write(&token, "token").expect("written");
+        agent.says_all(&["watches pods", "watches namespaces"]);
     });
 }
 

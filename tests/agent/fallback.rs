@@ -49,10 +49,10 @@ fn with_an_agent_that_is_stuck() {
 }
 
 #[test]
-fn with_an_agent_that_says_hello_and_no_more() {
+fn with_an_agent_that_says_hello_and_half_an_answer() {
     Scene::run(|scene| {
         let listening = listener(&scene.socket(), |mut stream| {
-            stream.write_all(b"{\"version\":\"x\",\"facts\":1}\n").expect("sent");
+            stream.write_all(b"{\"version\":\"x\",\"facts\":1}\n{\"answer\":\"fa").expect("sent");
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let started = Instant::now();

@@ -53,6 +53,22 @@ fn warnings_and_the_source_of_facts_are_told_whatever_is_logged() {
 }
 
 #[test]
+fn what_is_about_the_node_is_told_where_it_is_rare() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        let mut conf = scene.conf();
+        conf["cniVersion"] = json!("1.1.0");
+        conf["cni.dev/valid-attachments"] = json!([]);
+        for verb in ["STATUS", "GC", "DEL"] {
+            scene.done(verb, &conf, Some(UID));
+        }
+        let line = agent.says("command=");
+        assert!(line.contains("command=GC") && !line.contains("container=") && !line.contains("ifname="), "{line}");
+        assert!(agent.says("command=").contains("command=DEL"));
+    });
+}
+
+#[test]
 fn a_call_without_a_pod_that_counts_is_told_as_well() {
     Scene::run(|scene| {
         let agent = scene.agent();

@@ -1,9 +1,14 @@
 //! The socket passes from one agent to the next.
 
-use crate::scene::{Scene, UID, is_private};
+use crate::answers::question;
+use crate::api::PODS;
+use crate::scene::{Scene, UID, is_private, pod};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use std::fs;
-use std::os::unix::net::UnixListener;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
 
 #[test]
 fn the_later_agent_has_the_socket_and_the_earlier_leaves_it() {
@@ -37,6 +42,24 @@ fn the_earlier_agent_takes_over_when_the_later_is_gone() {
             first.says("command=ADD");
         });
     }
+}
+
+#[test]
+fn whoever_waits_for_an_agent_that_ends_gets_its_answer() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        scene.api.put_quietly(PODS, &pod("uid-2"));
+        let mut stream = UnixStream::connect(scene.socket()).expect("it listens");
+        stream.write_all(question("uid-2").as_bytes()).expect("sent");
+        let mut lines = BufReader::new(stream).lines();
+        lines.next().expect("it says hello").expect("text");
+        // It waits for the watch, and asks the API then.
+        let started = Instant::now();
+        agent.end(Signal::SIGTERM);
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        let answer: Value = serde_json::from_str(&lines.next().expect("it answers").expect("text")).expect("JSON");
+        assert_eq!(answer["pod"]["uid"], "uid-2", "{answer}");
+    });
 }
 
 #[test]

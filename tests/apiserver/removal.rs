@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::node::{SETTLED, on_a_node};
 use crate::shipped::{base, cluster, of_kind};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 fn delete(admin: &Client, objects: &[Value], kinds: &[&str]) {
     for kind in kinds {
@@ -77,7 +78,9 @@ fn where_nobody_can_say_it_stays_and_that_is_said() {
         let agent = node.start_agent("a");
         agent.says(SETTLED);
         plane.kill_api();
+        let started = Instant::now();
         let (status, said) = agent.end();
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         assert!(status.success() && node.is_installed(), "{said:#?}");
         let why = said.iter().find(|line| line.contains("so the plugin stays")).expect("a warning");
         assert!(why.contains("DaemonSet kube-system/detour-agent") && why.contains("detour uninstall"), "{why}");

@@ -6,6 +6,7 @@ mod failures;
 mod fetch;
 mod kubeconfig;
 mod manifests;
+mod own;
 mod scene;
 mod server;
 mod tls;

@@ -170,6 +170,13 @@ fn who_lets_a_daemon_set_decide_says_which() {
 }
 
 #[test]
+fn who_watches_outside_of_a_pod_is_told_what_to_give_in_place_of_a_kubeconfig() {
+    let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
+    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
+    assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
+}
+
+#[test]
 fn of_two_the_later_works_and_the_earlier_takes_over_when_that_is_gone() {
     let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
     let first = Agent::start(&scene, "first", &[]);

@@ -4,7 +4,7 @@ use super::Facts;
 use super::cache::Cache;
 use super::objects::Kind;
 use crate::agent::{KnownPod, Metrics, calls};
-use crate::cluster::agent::{Answer, Ask, Called, Question};
+use crate::cluster::agent::{Answer, Ask, Called};
 use crate::cluster::{Cluster, Event, Lookup, ObjectRef, ServiceAccount, Sought};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
@@ -40,8 +40,8 @@ impl Answers {
     }
 
     /// The answer, while the plugin waits for it.
-    pub(in crate::agent) async fn answer(&self, Question { wait_ms, ask }: Question) -> Answer {
-        let until = Instant::now() + Duration::from_millis(wait_ms).saturating_sub(MARGIN);
+    pub(in crate::agent) async fn answer(&self, ask: Ask, until: Instant) -> Answer {
+        let until = until - MARGIN;
         let answer = match ask {
             Ask::Facts { pod, with_namespace } => self.pod(pod, with_namespace, until).await,
             Ask::Namespace { pod } => {
@@ -182,12 +182,17 @@ impl Answers {
         until: Instant,
         question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let (account, left) = (Arc::clone(&self.account), until.saturating_duration_since(Instant::now()));
+        let (account, asked) = (Arc::clone(&self.account), Instant::now());
         let late = |why: String| Error::new(Code::TryAgain, "the agent has no answer of the API").with_details(why);
-        let asked = spawn_blocking(move || question(&*account.source(left)));
-        match timeout_at(until + MARGIN / 2, asked).await {
-            Ok(asked) => asked.map_err(|error| late(error.to_string()))?,
-            Err(_) => Err(late(format!("within {:.1} s", left.as_secs_f32()))),
+        let too_late = move || late(format!("within {:.1} s", (until - asked).as_secs_f32()));
+        let answer = spawn_blocking(move || {
+            // It may have waited for a thread, while others waited for the API.
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() { Err(too_late()) } else { question(&*account.source(left)) }
+        });
+        match timeout_at(until + MARGIN / 2, answer).await {
+            Ok(answer) => answer.map_err(|error| late(error.to_string()))?,
+            Err(_) => Err(too_late()),
         }
     }
 }

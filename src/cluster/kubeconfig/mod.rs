@@ -113,17 +113,22 @@ impl<'a> Kubeconfig<'a> {
     /// replaces them (kube, `Config::incluster` does the same).
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// As [`Self::load`]; 7 where the token's file holds more than the token, which kube would send as well.
     pub(super) fn of_renewed_account(server: &str, account: &'a Path) -> Result<Self, Error> {
         /// No answer takes longer: a watch ends after 295 s (kube, `watcher::Config::timeout`).
         const READ: Duration = Duration::from_secs(300);
         let mut read = Self::of_service_account(server, account)?;
+        let token = account.join("token").display().to_string();
+        if read.user.read("tokenFile", &token)?.ends_with(|c: char| c.is_ascii_whitespace()) {
+            return Err(read
+                .user
+                .wrong("tokenFile", format!("{token} ends with a blank or a new line: write the token alone")));
+        }
         read.config.connect_timeout = Some(CONNECT);
         read.config.read_timeout = Some(READ);
         read.config.reset_reader_on_write = true;
         read.config.root_cert_file = Some(account.join("ca.crt"));
-        read.config.auth_info =
-            AuthInfo { token_file: Some(account.join("token").display().to_string()), ..AuthInfo::default() };
+        read.config.auth_info = AuthInfo { token_file: Some(token), ..AuthInfo::default() };
         Ok(read)
     }
 
