@@ -128,11 +128,32 @@ impl Watch {
         // A watch that is not known is of an overflow, or of a directory that is gone.
         match self.only.get(&id(event.wd)) {
             Some(Some(child)) => event.name.as_ref().is_none_or(|name| name == child),
-            Some(None) | None => true,
+            // The primary plugin makes a directory for each pod beside the kubeconfig.
+            Some(None) => !event.mask.contains(AddWatchFlags::IN_ISDIR),
+            None => true,
         }
     }
 }
 
 fn id(watch: WatchDescriptor) -> i32 {
     watch.as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn files_wake_and_directories_do_not() {
+        let directory = std::env::temp_dir().join(format!("detour-watch-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("made");
+        let mut watch = Watch::new().expect("a watch");
+        watch.directories(std::slice::from_ref(&directory));
+        fs::create_dir(directory.join("a-container")).expect("made");
+        assert_eq!(watch.wait(Duration::ZERO, false), Ok(Woken::ByTime));
+        fs::write(directory.join("kubeconfig"), "").expect("written");
+        assert_eq!(watch.wait(Duration::ZERO, false), Ok(Woken::ByChange));
+        fs::remove_dir_all(&directory).expect("removed");
+    }
 }
