@@ -20,10 +20,10 @@ const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
         in a DaemonSet that has the node's directories mounted below /host
-  detour agent --root /host --plugin-service-account detour-plugin --on-exit auto \\
-      --daemon-set detour-agent
-        gives the plugin a token of its own, and takes it off the node when that DaemonSet is
-        deleted
+  detour agent --root /host --plugin-service-account detour-plugin
+        gives the plugin a token of its own
+  detour agent --root /host --on-exit auto --daemon-set detour-agent
+        takes the plugin off the node when that DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
         answers the plugin's questions about this node's pods, so that an ADD needs no API, and
         repairs those that bypass the mesh
@@ -36,9 +36,9 @@ a node, as there are in an upgrade, the later one does the work.
 
 /metrics is in the OpenMetrics text format; its names start with detour_.
 
-With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions,
-as this pod's service account, answers the plugin at --socket, and logs each of its calls in a
-line. Whenever the plugin gets no answer there, it asks the API itself.
+With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as
+this pod's service account, answers the plugin at --socket, and logs each of its calls in a line.
+Whenever the plugin gets no answer there, it asks the API itself.
 
 It also repairs pods of the node that have a sidecar and bypass it: their init container
 istio-validation has ended with 126, their rules are no longer what was asked for, or they have

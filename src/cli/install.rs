@@ -148,9 +148,8 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 
 /// What tells this program from others.
 pub(super) fn program() -> Result<Digest> {
-    let bytes = fs::read(PROGRAM_FILE);
-    let bytes = bytes.with_context(|| format!("{PROGRAM_FILE}: this program can't be read, so it can't be copied"))?;
-    Ok(Digest::of(&bytes))
+    let digest = fs::File::open(PROGRAM_FILE).and_then(Digest::read);
+    digest.with_context(|| format!("{PROGRAM_FILE}: this program can't be read, so it can't be copied"))
 }
 
 /// Prints what a plan would do.

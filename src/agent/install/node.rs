@@ -67,7 +67,11 @@ impl Node {
         let lock = || {
             let reached = self.root.reach_entry(path)?;
             fs::create_dir_all(reached.parent().unwrap_or(Path::new("/")))?;
-            let file = File::create(reached)?;
+            // One that is written to wakes whoever watches the directory, this agent first of all.
+            let file = match File::open(&reached) {
+                Err(why) if why.kind() == ErrorKind::NotFound => File::create(&reached),
+                opened => opened,
+            }?;
             file.lock()?;
             Ok(Lock(file))
         };
@@ -199,12 +203,17 @@ impl Node {
             Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
             Err(why) => return Err(why),
         };
-        let contents = match fs::read(&reached) {
-            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
-            contents => contents?,
+        let read = || -> io::Result<(Digest, Option<String>)> {
+            if there.len() > LARGEST_TEXT {
+                return Ok((Digest::read(File::open(&reached)?)?, None));
+            }
+            let contents = fs::read(&reached)?;
+            Ok((Digest::of(&contents), String::from_utf8(contents).ok()))
         };
-        let digest = Digest::of(&contents);
-        let text = if there.len() > LARGEST_TEXT { None } else { String::from_utf8(contents).ok() };
+        let (digest, text) = match read() {
+            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read?,
+        };
         Ok(Some(FoundFile { digest, text, mode: there.permissions().mode() & 0o7777 }))
     }
 
@@ -273,5 +282,31 @@ fn place(action: &Action) -> &HostPath {
         | Action::Write { path, .. }
         | Action::Restore { path, .. }
         | Action::Remove { path, .. } => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::errno::Errno;
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+
+    #[test]
+    fn looking_does_not_wake_who_watches_the_node() {
+        let directory = std::env::temp_dir().join(format!("detour-node-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("made");
+        let node = Node::new(Root::new(&directory), HostPath::new("/").expect("a path"));
+        let look = || {
+            let _lock = node.lock().expect("locked");
+            node.look(None).expect("looked at");
+        };
+        look();
+        let changes = Inotify::init(InitFlags::IN_NONBLOCK).expect("a watch");
+        let all = AddWatchFlags::IN_ALL_EVENTS;
+        let harmless = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ACCESS | AddWatchFlags::IN_CLOSE_NOWRITE;
+        changes.add_watch(&directory, all - harmless).expect("watched");
+        look();
+        assert_eq!(changes.read_events().map(|events| events.len()), Err(Errno::EAGAIN));
+        fs::remove_dir_all(&directory).expect("removed");
     }
 }
