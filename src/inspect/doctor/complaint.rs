@@ -12,7 +12,7 @@ const AGENT: &str = "see whether the agent runs on this node (kubectl get pods -
 
 /// The first that fits counts. The words are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
 /// Multus (`pkg/k8sclient`) and of this program (`cluster::query`, `networks`).
-const KNOWN: [Known; 19] = [
+const KNOWN: [Known; 23] = [
     Known {
         said: &["failed to find plugin"],
         next: "the program is not in the runtime's directories: see program-present, and install it under the name that \
@@ -39,6 +39,19 @@ const KNOWN: [Known; 19] = [
         said: &["no network config found in"],
         next: "see definition-leads: no file on the node has the definition's name",
     },
+    Known {
+        said: &["no network available in the name"],
+        next: "see definition-leads: no file on the node has the definition's name",
+    },
+    Known {
+        said: &["Error loading CNI config file"],
+        next: "see configuration-valid: Multus stops at the first file by name that it can't read, whosever that is",
+    },
+    Known {
+        said: &["failed to unmarshal Spec.Config"],
+        next: "see definition-leads: the definition's spec.config is not JSON",
+    },
+    Known { said: &["parsePodNetwork"], next: "see annotation-valid: the pod's networks annotation can't be read" },
     Known { said: &["network", "not found"], next: "see definition-found and definition-leads: a name leads nowhere" },
     Known {
         said: &["No CNI configuration file in"],
@@ -85,6 +98,15 @@ mod tests {
                 r#"Multus: [shop/web-0]: error getting k8s client: cannot find a network-attachment-definition (istio-cni) in namespace (shop): network-attachment-definitions.k8s.cni.cncf.io "istio-cni" not found"#,
                 "definition-found",
             ),
+            (
+                r#"[shop/web-0/u:istio-cni]: error adding container: cniConfigFromNetworkResource: err in getCNIConfigFromFile: no network available in the name istio-cni in cni dir /etc/cni/multus/net.d"#,
+                "definition-leads",
+            ),
+            (
+                "Error loading CNI config file /etc/cni/multus/net.d/10-x.conf: no 'type'; perhaps this is a .conflist?",
+                "configuration-valid",
+            ),
+            ("parsePodNetworkObjectName: Invalid network object (failed at '/')", "annotation-valid"),
             (r"fork/exec /var/lib/cni/bin/istio-cni: exec format error", "program-architecture"),
             (r"fork/exec /var/lib/cni/bin/istio-cni: permission denied", "program-executable"),
             (
