@@ -6,6 +6,7 @@ use super::native::{self, live::Sets};
 use super::nfnetlink::attributes::{find, find_be64, find_text};
 use super::nfnetlink::{Error, Socket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
+use crate::cni::{self, Code};
 use std::collections::BTreeMap;
 
 /// `NFPROTO_IPV4`, `NFPROTO_IPV6`.
@@ -16,6 +17,8 @@ const NFPROTO_INET: u8 = 1;
 /// only where DNS is captured (istio/istio, `tools/istio-nftables`).
 const ISTIO_TABLES: &str = "istio-proxy-";
 const ISTIO_RAW: &str = "istio-proxy-raw";
+/// How often the rules are read again because somebody changed them meanwhile.
+const TRIES: usize = 100;
 
 impl Hook {
     /// `NF_INET_…` (linux/netfilter.h).
@@ -126,6 +129,22 @@ pub struct NativeIstio {
 }
 
 impl Live {
+    /// Reads them as they are at one moment.
+    ///
+    /// # Errors
+    /// Netlink fails, or somebody keeps changing them.
+    pub fn now() -> Result<Self, cni::Error> {
+        let failed = |e: Error| cni::Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"));
+        let mut socket = Socket::open().map_err(failed)?;
+        for _ in 0..TRIES {
+            match Self::read(&mut socket) {
+                Err(Error::Changed) => {}
+                other => return other.map_err(failed),
+            }
+        }
+        Err(cni::Error::new(Code::TryAgain, "somebody else keeps changing the pod's rules while they are read"))
+    }
+
     /// Reads them.
     ///
     /// # Errors

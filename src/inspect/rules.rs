@@ -5,7 +5,6 @@ use super::page::{Cell, Page, Sheet, Tone};
 use super::rulebook::Rulebook;
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule::table_name;
-use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::{Counter, Difference, Drift, Live, Ruleset, foreign_rules, legacy_tables};
 use crate::plugin::asked::{Asked, asked};
 use crate::sandbox::{Sandbox, own_addresses};
@@ -55,7 +54,7 @@ impl LiveRules {
         sandbox.enter(PATIENCE, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = asked.as_ref().map_or_else(|| Ok(Vec::new()), |asked| asked.fixtures.drift())?;
-            Ok(Self { live: live()?, asked, addresses: own_addresses()?, legacy, unfixed })
+            Ok(Self { live: Live::now()?, asked, addresses: own_addresses()?, legacy, unfixed })
         })
     }
 
@@ -88,17 +87,6 @@ impl LiveRules {
             as_asked: drift.as_ref().map(Vec::is_empty),
             legacy: self.legacy.clone(),
             rules: lines(&present(&self.live), drift.unwrap_or_default(), &foreign),
-        }
-    }
-}
-
-fn live() -> Result<Live, Error> {
-    let failed = |e: nfnetlink::Error| Error::new(Code::KernelRefused, format!("the rules can't be read: {e}"));
-    let mut socket = Socket::open().map_err(failed)?;
-    loop {
-        match Live::read(&mut socket) {
-            Err(nfnetlink::Error::Changed) => {}
-            other => return other.map_err(failed),
         }
     }
 }

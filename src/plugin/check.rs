@@ -5,7 +5,6 @@ use super::desired::{fixtures, ruleset};
 use super::foreign::Redirection;
 use super::record::{Records, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
-use crate::firewall::nfnetlink::Socket;
 use crate::firewall::{Live, foreign_rules};
 use crate::sandbox::Sandbox;
 use crate::state::{ROOT, Store};
@@ -15,8 +14,6 @@ use std::time::Duration;
 
 /// How long a CHECK waits for another call in the same namespace.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often the rules are read again because somebody else changed them meanwhile.
-const TRIES: usize = 100;
 /// How many differences an error names; the rest it counts.
 const NAMED: usize = 10;
 
@@ -37,7 +34,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             let msg = format!("there was no ADD of the {attachment} in {}", path.display());
             return Err(Error::new(Code::NoAdd, msg));
         }
-        let live = read()?;
+        let live = Live::now()?;
         remark(&records, &live)?;
         let found = differences(&records, &live)?;
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
@@ -74,24 +71,6 @@ pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>,
     let mut found: Vec<String> = dialect.drift(live, &desired).iter().map(ToString::to_string).collect();
     found.extend(fixtures(&policy, records.ip6()).drift()?);
     Ok(found)
-}
-
-/// The namespace's rules. To be asked in the namespace.
-///
-/// # Errors
-/// [`Code::KernelRefused`]: they can't be read. [`Code::TryAgain`]: somebody keeps changing them.
-pub(super) fn read() -> Result<Live, Error> {
-    let failed = |e: crate::firewall::nfnetlink::Error| {
-        Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"))
-    };
-    let mut socket = Socket::open().map_err(failed)?;
-    for _ in 0..TRIES {
-        match Live::read(&mut socket) {
-            Err(crate::firewall::nfnetlink::Error::Changed) => {}
-            other => return other.map_err(failed),
-        }
-    }
-    Err(Error::new(Code::TryAgain, "somebody else keeps changing the pod's rules while they are read"))
 }
 
 fn drifted(request: &Request, found: &[String]) -> Error {

@@ -1,13 +1,14 @@
 //! What the node's agent asks of a container that runs: what is kept of it, whether that still holds,
 //! and that it hold again. No runtime's call is behind it, and no configuration is needed.
 
-use super::check::{differences, read};
+use super::check::differences;
 use super::converge::{Wish, converge, records};
 use super::del::take_away;
 use super::foreign::Redirection;
 use super::own_netns;
 use super::record::Record;
 use crate::cni::{Code, Error};
+use crate::firewall::Live;
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
@@ -34,7 +35,7 @@ pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<
     let (store, sandbox) = (Store::new(ROOT), open(netns)?);
     sandbox.enter(patience, || {
         let records = records(&store, container_id, &sandbox)?;
-        let live = read()?;
+        let live = Live::now()?;
         let asked = records.policy()?.redirect().is_some();
         let foreign = Redirection::find(&live, &records.known_rules(), asked);
         let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &live)? };
