@@ -36,9 +36,9 @@ node, as there are in an upgrade, the later one does the work.
 
 /metrics is in the OpenMetrics text format; its names start with detour_.
 
-With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions, as
-this pod's service account, answers the plugin at --socket, and logs each of its calls but STATUS in a
-line. Whenever the plugin gets no answer there, it asks the API itself.
+With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions,
+as this pod's service account, answers the plugin at --socket, and logs each of its calls but
+STATUS in a line. Whenever the plugin gets no answer there, it asks the API itself.
 
 It also repairs pods of the node that have a sidecar and bypass it: their init container
 istio-validation has ended with 126, their rules are no longer what was asked for, or they have
