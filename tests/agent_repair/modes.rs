@@ -82,6 +82,18 @@ fn what_can_not_be_repaired_in_place_is_deleted_in_the_end() {
 }
 
 #[test]
+fn rules_that_drifted_end_no_pod_while_they_can_be_put_right() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let done = one(scene.repair_by(&settings(Mode::Delete)).look(&[Arc::new(pod.known())], Instant::now()));
+        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, Mode::InPlace, Outcome::Repaired));
+        assert!(scene.told("DELETE").is_empty());
+    });
+}
+
+#[test]
 fn an_api_that_is_away_keeps_no_pod_from_being_repaired() {
     scene_with(
         |_| Answer::Close,

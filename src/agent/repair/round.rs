@@ -136,9 +136,18 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Does what is to be done, and in the last of all tries what is to be done otherwise.
+    /// Does what is to be done, and in the last of all tries what is to be done otherwise. Drift is undone in
+    /// place first: another version of the plugin may write the same rules differently, and no pod is to end
+    /// for that.
     fn act(&self, case: &Case<'_>, is_last: bool) -> (Mode, Outcome) {
         let (mode, otherwise) = (self.means.settings.mode, self.means.settings.otherwise);
+        if case.cause == Cause::Drift && mode != Mode::InPlace {
+            let outcome = self.perform(Mode::InPlace, case);
+            return match outcome {
+                Outcome::Failed(_) => (mode, self.perform(mode, case)),
+                outcome => (Mode::InPlace, outcome),
+            };
+        }
         let outcome = self.perform(mode, case);
         if mode != Mode::InPlace || !is_last {
             return (mode, outcome);
