@@ -12,7 +12,7 @@ need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables pat
 need_rust
 # Minutes, the first time: not for those who run other tests.
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
-    need_commands etcd=etcd-server
+    need_commands etcd=etcd-server setpriv=util-linux
     need_helm
     need_apiserver
 fi

@@ -5,11 +5,10 @@ use super::output::Output;
 use super::{Answer, Failure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{Platform, Record, Role, changed};
-use detour_cni::cni::{Code, Error};
 use detour_cni::host_path::HostPath;
 use detour_cni::inspect::doctor::{Case, Installation, examine};
 use detour_cni::pod::PodRef;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -83,21 +82,29 @@ pub(super) struct Arguments {
 
 /// The list; exit code 1 where something failed.
 pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
+    let root = arguments.place.root();
+    if !root.is_dir() {
+        return Err(Failure::Usage(format!("--root {}: there is no such directory", root.display())));
+    }
+    // Before packets are sent for nothing.
+    let bundle = arguments.bundle.as_deref().map(|path| open(path).map_err(|why| unwritten(path, &why)));
+    let bundle = bundle.transpose()?;
     let case = arguments.case();
     let examination = examine(&case);
-    if let Some(file) = &arguments.bundle {
-        write(file, &examination.bundle(&case)?).map_err(|why| {
-            let msg = format!("--bundle {}: it can't be written: {why}", file.display());
-            Failure::Wrong(Error::new(Code::Io, msg))
-        })?;
+    if let (Some(path), Some(mut file)) = (&arguments.bundle, bundle) {
+        file.write_all(&examination.bundle(&case)?).map_err(|why| unwritten(path, &why))?;
     }
     let answer = arguments.output.answer(&examination.checklist)?;
     let code = if examination.checklist.healthy { answer.code } else { ExitCode::FAILURE };
     Ok(Answer { code, ..answer })
 }
 
-fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(file)?.write_all(bytes)
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+fn unwritten(path: &Path, why: &io::Error) -> Failure {
+    Failure::Usage(format!("--bundle {}: it can't be written: {why}", path.display()))
 }
 
 impl Arguments {
