@@ -1,9 +1,9 @@
 //! What the agent knows of its node without asking: the node's pods, all namespaces and all attachment
 //! definitions, each kept by a watch.
 //!
-//! Of each object that is kept which decides something. Seen of an agent's memory (a debug build on glibc):
+//! Of each object that is kept which decides something. Seen of an agent's memory (6.5 MB without any):
 //! a thousand pods of an ordinary mesh (two containers, forty variables) add 13 MB to it, a thousand
-//! definitions 3 MB, 500 pods with 5,000 definitions 15 MB. A list is read a page at a time, so that the
+//! definitions 1 MB, 500 pods with 5,000 definitions 10 MB. A list is read a page at a time, so that the
 //! API's own JSON adds little.
 
 mod answer;
