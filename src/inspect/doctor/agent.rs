@@ -7,7 +7,7 @@ use crate::cluster;
 use crate::cni::{Error, NetConf};
 use std::path::Path;
 
-const AGENT: Check = Check { id: "agent-reachable", group: Group::Cluster, holds: "the node agent answers, and knows" };
+const AGENT: Check = Check::of(Group::Cluster, "agent-reachable", "the node agent answers, and knows");
 
 /// Asks it whether it could tell facts now, as STATUS does.
 pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) {

@@ -12,6 +12,12 @@ pub(super) struct Check {
     pub(super) holds: &'static str,
 }
 
+impl Check {
+    pub(super) const fn of(group: Group, id: &'static str, holds: &'static str) -> Self {
+        Self { id, group, holds }
+    }
+}
+
 /// What a check came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -99,9 +105,9 @@ impl Checkup {
 mod tests {
     use super::*;
 
-    const A: Check = Check { id: "a", group: Group::Node, holds: "a" };
-    const B: Check = Check { id: "b", group: Group::Node, holds: "b" };
-    const C: Check = Check { id: "c", group: Group::Node, holds: "c" };
+    const A: Check = Check::of(Group::Node, "a", "a");
+    const B: Check = Check::of(Group::Node, "b", "b");
+    const C: Check = Check::of(Group::Node, "c", "c");
 
     #[test]
     fn one_failure_of_several_tries_counts() {

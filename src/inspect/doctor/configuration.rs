@@ -9,14 +9,10 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Node, holds }
-}
-
-pub(super) const PRESENT: Check = check("configuration-present", "a configuration calls the program");
-pub(super) const VALID: Check = check("configuration-valid", "the plugin accepts it");
-pub(super) const PICKED: Check = check("configuration-picked", "runtimes find it");
-pub(super) const AMBIENT: Check = check("ambient", "nothing is asked for that is not done");
+pub(super) const PRESENT: Check = Check::of(Group::Node, "configuration-present", "a configuration calls the program");
+pub(super) const VALID: Check = Check::of(Group::Node, "configuration-valid", "the plugin accepts it");
+pub(super) const PICKED: Check = Check::of(Group::Node, "configuration-picked", "runtimes find it");
+pub(super) const AMBIENT: Check = Check::of(Group::Node, "ambient", "nothing is asked for that is not done");
 /// All of them.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
 

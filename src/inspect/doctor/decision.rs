@@ -10,12 +10,8 @@ use crate::inspect::subject::Subject;
 use crate::pod::Facts;
 use crate::policy::IdRange;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Pod, holds }
-}
-
-pub(super) const DECISION: Check = check("redirected", "its traffic goes to its sidecar");
-const PROXY_UID: Check = check("proxy-uid", "the proxy's UID is of the namespace's range");
+pub(super) const DECISION: Check = Check::of(Group::Pod, "redirected", "its traffic goes to its sidecar");
+const PROXY_UID: Check = Check::of(Group::Pod, "proxy-uid", "the proxy's UID is of the namespace's range");
 
 /// Decides as an ADD would.
 pub(super) fn examine(

@@ -5,8 +5,7 @@ use super::check::{Check, Checkup, Verdict};
 use super::report::Group;
 use super::{configuration, kubeconfig, program};
 
-pub(super) const INSTALLATION: Check =
-    Check { id: "installation", group: Group::Node, holds: "all is as it was installed" };
+pub(super) const INSTALLATION: Check = Check::of(Group::Node, "installation", "all is as it was installed");
 
 /// How many differences are named; the rest is counted.
 const NAMED: usize = 3;

@@ -11,15 +11,11 @@ use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Owner, Policy,
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Kernel, holds }
-}
-
-const NETNS: Check = check("kernel-netns", "network namespaces can be made");
-const NETFILTER: Check = check("kernel-nftables", "nf_tables answers");
-const IPTABLES: Check = check("kernel-iptables-rules", "it takes rules as iptables writes them");
-const NATIVE: Check = check("kernel-native-rules", "it takes native rules");
-const CONNTRACK: Check = check("kernel-conntrack", "connections are tracked");
+const NETNS: Check = Check::of(Group::Kernel, "kernel-netns", "network namespaces can be made");
+const NETFILTER: Check = Check::of(Group::Kernel, "kernel-nftables", "nf_tables answers");
+const IPTABLES: Check = Check::of(Group::Kernel, "kernel-iptables-rules", "it takes rules as iptables writes them");
+const NATIVE: Check = Check::of(Group::Kernel, "kernel-native-rules", "it takes native rules");
+const CONNTRACK: Check = Check::of(Group::Kernel, "kernel-conntrack", "connections are tracked");
 
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";

@@ -11,14 +11,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Node, holds }
-}
-
-pub(super) const PRESENT: Check = check("kubeconfig-present", "the plugin's kubeconfig is there");
-pub(super) const PRIVATE: Check = check("kubeconfig-private", "only root may read it");
-pub(super) const VALID: Check = check("kubeconfig-valid", "it can be used");
-pub(super) const TOKEN: Check = check("token-valid", "its token has not expired");
+pub(super) const PRESENT: Check = Check::of(Group::Node, "kubeconfig-present", "the plugin's kubeconfig is there");
+pub(super) const PRIVATE: Check = Check::of(Group::Node, "kubeconfig-private", "only root may read it");
+pub(super) const VALID: Check = Check::of(Group::Node, "kubeconfig-valid", "it can be used");
+pub(super) const TOKEN: Check = Check::of(Group::Node, "token-valid", "its token has not expired");
 /// All of them.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &PRIVATE, &VALID, &TOKEN];
 /// Those that must hold before the API can be asked with it.

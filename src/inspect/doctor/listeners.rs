@@ -11,12 +11,9 @@ use crate::sandbox::find::Found;
 use std::fs;
 use std::time::Duration;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Sandbox, holds }
-}
-
-pub(super) const LISTENING: Check = check("proxy-listening", "the proxy listens where traffic is sent to");
-const USER: Check = check("proxy-user", "it runs as the UID that the rules spare");
+pub(super) const LISTENING: Check =
+    Check::of(Group::Sandbox, "proxy-listening", "the proxy listens where traffic is sent to");
+const USER: Check = Check::of(Group::Sandbox, "proxy-user", "it runs as the UID that the rules spare");
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
 const PATIENCE: Duration = Duration::from_secs(10);

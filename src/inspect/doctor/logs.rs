@@ -13,14 +13,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::Command;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Logs, holds }
-}
-
-pub(super) const EVENTS: Check =
-    Check { id: "events", group: Group::Pod, holds: "no event tells that it could not be started" };
-const JOURNAL: Check = check("runtime-log", "the runtime has no complaint about it");
-const PLUGIN: Check = check("plugin-log", "the plugin has no complaint about it");
+pub(super) const EVENTS: Check = Check::of(Group::Pod, "events", "no event tells that it could not be started");
+const JOURNAL: Check = Check::of(Group::Logs, "runtime-log", "the runtime has no complaint about it");
+const PLUGIN: Check = Check::of(Group::Logs, "plugin-log", "the plugin has no complaint about it");
 
 /// Of events, those by which a runtime's failure to make a sandbox is told (kubelet, `pkg/kubelet/events`), and
 /// Multus's own.

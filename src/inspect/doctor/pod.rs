@@ -10,15 +10,12 @@ use crate::networks::{self, Selection};
 use crate::pod::{Facts, PodRef};
 use std::path::{Path, PathBuf};
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Pod, holds }
-}
-
-pub(super) const KNOWN: Check = check("pod-known", "the cluster knows the pod");
-pub(super) const ANNOTATION: Check = check("annotation-valid", "its networks annotation can be read");
-pub(super) const DEFINITION: Check = check("definition-found", "the definition that it refers to is there");
-pub(super) const LEADS: Check = check("definition-leads", "the definition leads to a configuration");
-pub(super) const ATTACHED: Check = check("plugin-attached", "the plugin is called for it");
+pub(super) const KNOWN: Check = Check::of(Group::Pod, "pod-known", "the cluster knows the pod");
+pub(super) const ANNOTATION: Check = Check::of(Group::Pod, "annotation-valid", "its networks annotation can be read");
+pub(super) const DEFINITION: Check =
+    Check::of(Group::Pod, "definition-found", "the definition that it refers to is there");
+pub(super) const LEADS: Check = Check::of(Group::Pod, "definition-leads", "the definition leads to a configuration");
+pub(super) const ATTACHED: Check = Check::of(Group::Pod, "plugin-attached", "the plugin is called for it");
 
 /// The network's name in what to do next, where nothing says another.
 const USUAL: &str = "istio-cni";

@@ -28,15 +28,11 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Probe, holds }
-}
-
-const OUTBOUND: Check = check("probe-outbound", "an application's connection goes to the proxy");
-const DNS: Check = check("probe-dns", "an application's query goes to the proxy");
-const EXCLUDED: Check = check("probe-excluded", "what an excluded user sends leaves untouched");
-const COUNTERS: Check = check("probe-counters", "the rules' counters move");
-const EXCLUDED_DNS: Check = check("probe-excluded-dns", "an excluded query leaves untouched");
+const OUTBOUND: Check = Check::of(Group::Probe, "probe-outbound", "an application's connection goes to the proxy");
+const DNS: Check = Check::of(Group::Probe, "probe-dns", "an application's query goes to the proxy");
+const EXCLUDED: Check = Check::of(Group::Probe, "probe-excluded", "what an excluded user sends leaves untouched");
+const COUNTERS: Check = Check::of(Group::Probe, "probe-counters", "the rules' counters move");
+const EXCLUDED_DNS: Check = Check::of(Group::Probe, "probe-excluded-dns", "an excluded query leaves untouched");
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -14,15 +14,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Node, holds }
-}
-
-pub(super) const PRESENT: Check = check("program-present", "the program is where runtimes look for it");
-pub(super) const EXECUTABLE: Check = check("program-executable", "it may be executed");
-pub(super) const ARCHITECTURE: Check = check("program-architecture", "it is for this machine");
-pub(super) const STATIC: Check = check("program-static", "it needs no library of the node");
-pub(super) const VERSION: Check = check("program-version", "it is of this version");
+pub(super) const PRESENT: Check =
+    Check::of(Group::Node, "program-present", "the program is where runtimes look for it");
+pub(super) const EXECUTABLE: Check = Check::of(Group::Node, "program-executable", "it may be executed");
+pub(super) const ARCHITECTURE: Check = Check::of(Group::Node, "program-architecture", "it is for this machine");
+pub(super) const STATIC: Check = Check::of(Group::Node, "program-static", "it needs no library of the node");
+pub(super) const VERSION: Check = Check::of(Group::Node, "program-version", "it is of this version");
 /// All of them.
 pub(super) const ALL: [&Check; 5] = [&PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
 

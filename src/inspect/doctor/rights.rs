@@ -7,16 +7,13 @@ use crate::chain;
 use crate::cluster::{Inquiry, Right};
 use crate::cni::{NetConf, NetworkStatus};
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Cluster, holds }
-}
-
-pub(super) const API: Check = check("api-reachable", "the API server answers");
-const GET_PODS: Check = check("right-get-pods", "the plugin may get pods");
-const GET_NAMESPACES: Check = check("right-get-namespaces", "the plugin may get namespaces");
-const GET_DEFINITIONS: Check = check("right-get-definitions", "the plugin may get definitions");
-const PATCH_STATUS: Check = check("right-patch-pods-status", "the plugin may tell a pod's network status");
-const CREATE_EVENTS: Check = check("right-create-events", "the plugin may tell of events");
+pub(super) const API: Check = Check::of(Group::Cluster, "api-reachable", "the API server answers");
+const GET_PODS: Check = Check::of(Group::Cluster, "right-get-pods", "the plugin may get pods");
+const GET_NAMESPACES: Check = Check::of(Group::Cluster, "right-get-namespaces", "the plugin may get namespaces");
+const GET_DEFINITIONS: Check = Check::of(Group::Cluster, "right-get-definitions", "the plugin may get definitions");
+const PATCH_STATUS: Check =
+    Check::of(Group::Cluster, "right-patch-pods-status", "the plugin may tell a pod's network status");
+const CREATE_EVENTS: Check = Check::of(Group::Cluster, "right-create-events", "the plugin may tell of events");
 
 /// Asks, where there is a kubeconfig to ask with.
 pub(super) fn examine(inquiry: Option<&Inquiry>, conf: Option<&NetConf>, checkup: &mut Checkup) {

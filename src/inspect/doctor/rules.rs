@@ -9,14 +9,10 @@ use crate::policy::Policy;
 use crate::sandbox::find::Found;
 use crate::state::Store;
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Sandbox, holds }
-}
-
-pub(super) const RULES: Check = check("rules-equal", "its rules are those that are asked for");
-const IN_FRONT: Check = check("rules-first", "no foreign rule decides before them");
-const FIXTURES: Check = check("fixtures", "what they need besides is there");
-const TRAFFIC: Check = check("traffic", "packets meet them");
+pub(super) const RULES: Check = Check::of(Group::Sandbox, "rules-equal", "its rules are those that are asked for");
+const IN_FRONT: Check = Check::of(Group::Sandbox, "rules-first", "no foreign rule decides before them");
+const FIXTURES: Check = Check::of(Group::Sandbox, "fixtures", "what they need besides is there");
+const TRAFFIC: Check = Check::of(Group::Sandbox, "traffic", "packets meet them");
 
 /// How many rules are named; the rest is counted.
 const NAMED: usize = 3;

@@ -11,12 +11,8 @@ use crate::inspect::elsewhere::{AGENT_NAMESPACE, elsewhere};
 use crate::pod::{Facts, Pod, PodRef};
 use crate::sandbox::find::{Found, of_name, of_pod};
 
-const fn check(id: &'static str, holds: &'static str) -> Check {
-    Check { id, group: Group::Sandbox, holds }
-}
-
-pub(super) const HERE: Check = check("pod-here", "the pod runs on this node");
-pub(super) const NETNS: Check = check("netns-found", "its network namespace is known");
+pub(super) const HERE: Check = Check::of(Group::Sandbox, "pod-here", "the pod runs on this node");
+pub(super) const NETNS: Check = Check::of(Group::Sandbox, "netns-found", "its network namespace is known");
 
 /// What is known of where it is.
 pub(super) struct Whereabouts<'a> {
