@@ -14,7 +14,7 @@
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
 //! | facts | [`cluster`] | the node's agent behind its socket, the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
-//! | the node's files | [`host_path`] | a path as the node knows it, and where it is reached from here |
+//! | the node's files | [`host_path`], [`trusted_file`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
 //!
 //! # One ADD
@@ -108,3 +108,4 @@ pub mod pod;
 pub mod policy;
 pub mod sandbox;
 pub mod state;
+pub mod trusted_file;

@@ -1,0 +1,270 @@
+//! Files of the node that this process reads as root, opened so that their owner can't harm it.
+//!
+//! | function | for |
+//! |---|---|
+//! | [`open`], [`read`] | a file whose contents are checked elsewhere: regular, never waited for, of limited size |
+//! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
+//! | [`check`] | a path that root is about to execute or to use: only trusted users can change it |
+//!
+//! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
+//! `sudo_secure_path`: the archives of the CNI plugins up to 1.4 make `/opt/cni/bin` writable for it.
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// As many symbolic links as the kernel follows (path_resolution(7)).
+const MAX_LINKS: usize = 40;
+/// The sticky bit: only the owner of an entry and of the directory can replace the entry (inode(7)).
+const STICKY: u32 = 0o1000;
+const GROUP_WRITABLE: u32 = 0o020;
+const OTHER_WRITABLE: u32 = 0o002;
+
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system refuses it.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A user who is not trusted owns a part of the path, and can replace what it leads to.
+    #[error("{0} is owned by UID {uid}; expected root: chown root:root {0}", path.display())]
+    Owner {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+    },
+    /// Users who are not trusted can write to a part of the path.
+    #[error("{0} has mode {mode:04o}; expected one that only root can write to: chmod go-w {0}", path.display())]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+}
+
+impl Error {
+    /// Whether nothing exists at the path.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+    }
+}
+
+/// Opens the regular file at `path` as `options` say. It never follows a symbolic link in the last
+/// part of the path, and never waits for the other end of a FIFO.
+///
+/// # Errors
+/// The file can't be opened ([`ELOOP`](nix::errno::Errno::ELOOP) for a symbolic link), or it is not a
+/// regular file.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let file = options.custom_flags(flags.bits()).open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok(file) } else { Err(not_regular(&metadata)) }
+}
+
+/// Reads the regular file at `path`, of at most `limit` bytes; follows symbolic links.
+///
+/// # Errors
+/// The file can't be read, is not a regular file, or is larger.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_up_to(&open(&fs::canonicalize(path)?, OpenOptions::new().read(true))?, limit)
+}
+
+/// Reads the file at `path`, of at most `limit` bytes, if only trusted users can change it or the path
+/// that leads to it.
+///
+/// # Errors
+/// The file can't be read, is larger, or [`check`] refuses it.
+pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let file = open(&check(path)?, OpenOptions::new().read(true))?;
+    // The path may have been changed by a trusted user meanwhile; what counts is the file that is read.
+    verify(path, &file.metadata()?)?;
+    Ok(read_up_to(&file, limit)?)
+}
+
+/// Resolves `path` and returns the path without symbolic links, if only trusted users can change what it
+/// leads to: they own each directory, each link and the file itself, and no one else can write to them.
+/// A directory on the way may be writable for others if it is sticky, such as `/tmp`.
+///
+/// # Errors
+/// A part of the path is not trusted or can't be examined.
+pub fn check(path: &Path) -> Result<PathBuf, Error> {
+    let mut resolved = PathBuf::from("/");
+    let mut left = parts(&std::path::absolute(path)?);
+    let mut links = 0;
+    let mut here = fs::symlink_metadata(&resolved)?;
+    verify_parent(&resolved, &here)?;
+    while let Some(part) = left.pop() {
+        if part.as_os_str() == ".." {
+            resolved.pop();
+            continue;
+        }
+        let next = resolved.join(&part);
+        here = fs::symlink_metadata(&next)?;
+        if here.is_symlink() {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(io::Error::from(nix::errno::Errno::ELOOP).into());
+            }
+            verify_owner(&next, &here)?;
+            let target = fs::read_link(&next)?;
+            if target.is_absolute() {
+                resolved = PathBuf::from("/");
+            }
+            left.extend(parts(&target));
+            continue;
+        }
+        if left.is_empty() {
+            verify(&next, &here)?
+        } else {
+            verify_parent(&next, &here)?
+        }
+        resolved = next;
+    }
+    Ok(resolved)
+}
+
+/// Names and `..`, the last one first.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let wanted = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
+    path.components().rev().filter(wanted).map(|part| PathBuf::from(part.as_os_str())).collect()
+}
+
+fn verify(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+    verify_owner(path, metadata)?;
+    let mode = metadata.mode() & 0o7777;
+    let writable = mode & OTHER_WRITABLE != 0 || mode & GROUP_WRITABLE != 0 && metadata.gid() != 0;
+    if writable { Err(Error::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
+}
+
+fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+    if metadata.mode() & STICKY != 0 { verify_owner(path, metadata) } else { verify(path, metadata) }
+}
+
+fn verify_owner(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+    let uid = metadata.uid();
+    let trusted = uid == 0 || uid == geteuid().as_raw();
+    if trusted { Ok(()) } else { Err(Error::Owner { path: path.to_owned(), uid }) }
+}
+
+fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    file.take(limit + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > limit {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
+    }
+    Ok(contents)
+}
+
+fn not_regular(metadata: &Metadata) -> io::Error {
+    let kind = metadata.file_type();
+    let name = if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    };
+    io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, got {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+    use nix::unistd::{Gid, Uid, chown, mkfifo};
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const LIMIT: u64 = 100;
+
+    /// A directory that goes with the test.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("detour-trusted-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("created");
+            Self(path)
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("created");
+            fs::write(&path, "text").expect("written");
+            path
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn only_regular_files_are_opened_and_nothing_waits() {
+        let directory = Directory::new("kinds");
+        let file = directory.file("file");
+        assert_eq!(read(&file, LIMIT).expect("read"), b"text");
+        assert_eq!(read(&file, 4).expect("read"), b"text");
+        assert_eq!(read(&file, 3).expect_err("larger").kind(), ErrorKind::FileTooLarge);
+        let (fifo, link) = (directory.0.join("fifo"), directory.0.join("link"));
+        mkfifo(&fifo, Mode::S_IRWXU).expect("made");
+        symlink(&file, &link).expect("linked");
+        for (path, wanted) in [(&fifo, "a FIFO"), (&directory.0, "a directory"), (&"/dev/null".into(), "a device")] {
+            let error = read(path, LIMIT).expect_err("refused").to_string();
+            assert_eq!(error, format!("expected a regular file, got {wanted}"));
+        }
+        let refused = open(&link, OpenOptions::new().read(true)).expect_err("a link");
+        assert_eq!(refused.raw_os_error(), Some(nix::errno::Errno::ELOOP as i32));
+        assert_eq!(read(&link, LIMIT).expect("followed"), b"text");
+    }
+
+    #[test]
+    fn a_file_that_only_trusted_users_can_change_is_trusted() {
+        let directory = Directory::new("trusted");
+        let file = directory.file("a/file");
+        symlink("a/file", directory.0.join("link")).expect("linked");
+        assert_eq!(check(&directory.0.join("link")).expect("trusted"), fs::canonicalize(&file).expect("resolved"));
+        assert_eq!(read_trusted(&file, LIMIT).expect("read"), b"text");
+        assert!(check(&directory.0.join("missing")).expect_err("missing").is_not_found());
+    }
+
+    #[test]
+    fn each_part_of_the_path_counts() {
+        type Change = fn(&Path) -> io::Result<()>;
+        let mode = |mode| move |path: &Path| fs::set_permissions(path, Permissions::from_mode(mode));
+        let (own, group): (Change, Change) = (
+            |path| Ok(chown(path, Some(Uid::from_raw(12345)), None)?),
+            |path| Ok(chown(path, None, Some(Gid::from_raw(12345)))?),
+        );
+        for part in ["a/file", "a", ""] {
+            let directory = Directory::new("parts");
+            let file = directory.file("a/file");
+            let changed = if part.is_empty() { directory.0.clone() } else { directory.0.join(part) };
+            own(&changed).expect("needs root");
+            let error = check(&file).expect_err("refused").to_string();
+            let shown = changed.display();
+            assert_eq!(error, format!("{shown} is owned by UID 12345; expected root: chown root:root {shown}"));
+            chown(&changed, Some(Uid::from_raw(0)), None).expect("changed");
+            mode(0o775)(&changed).expect("changed");
+            check(&file).expect("group root counts as root");
+            group(&changed).expect("changed");
+            assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
+            mode(0o757)(&changed).expect("changed");
+            assert!(matches!(check(&file), Err(Error::Writable { mode: 0o757, .. })));
+            mode(0o1777)(&changed).expect("changed");
+            assert_eq!(check(&file).is_ok(), part != "a/file", "sticky directories are fine, on the way");
+        }
+    }
+}
