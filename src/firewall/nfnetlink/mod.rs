@@ -7,4 +7,4 @@ mod socket;
 
 pub use conntrack::Connection;
 pub use message::{Message, NLM_F_APPEND, NLM_F_CREATE, Verb};
-pub use socket::{Error, Socket};
+pub use socket::{Allowance, Error, Socket};

@@ -29,6 +29,21 @@ pub enum Error {
     /// The socket itself failed.
     #[error("netlink socket: {0}")]
     Socket(#[from] Errno),
+    /// Dumps returned more than they may.
+    #[error(
+        "expected at most {} tables, chains, rules and sets, in {} MiB of netlink messages; got more",
+        .0.objects,
+        .0.bytes >> 20
+    )]
+    TooMany(Allowance),
+    /// A transaction would cost the kernel too much.
+    #[error("expected at most {limit} rules of another tool that go to detour's chains, got {count}")]
+    TooManyDeletions {
+        /// How many rules of one chain it would delete one by one.
+        count: usize,
+        /// How many it may.
+        limit: usize,
+    },
     /// Somebody else changed the rules in between; read them again.
     #[error("the rules changed while they were read")]
     Changed,
@@ -42,11 +57,29 @@ pub enum Error {
     },
 }
 
+/// How much a socket's dumps may return, all together: the network namespace decides what there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Messages, each of one object.
+    pub objects: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+impl Allowance {
+    /// Subtracts what was received; `None` if that is more than is left.
+    fn less(self, objects: usize, bytes: usize) -> Option<Self> {
+        Some(Self { objects: self.objects.checked_sub(objects)?, bytes: self.bytes.checked_sub(bytes)? })
+    }
+}
+
 /// A socket to nf_tables.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
     sequence: u32,
+    allowance: Allowance,
+    left: Allowance,
 }
 
 impl Socket {
@@ -55,10 +88,13 @@ impl Socket {
     /// # Errors
     /// The kernel has no nfnetlink or no descriptor is left.
     pub fn open() -> Result<Self, Error> {
-        let protocol = SockProtocol::NetlinkNetFilter;
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
-        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_SECONDS, 0))?;
-        Ok(Self { fd, sequence: 0 })
+        let unlimited = Allowance { objects: usize::MAX, bytes: usize::MAX };
+        Ok(Self { fd: connect()?, sequence: 0, allowance: unlimited, left: unlimited })
+    }
+
+    /// Limits what the next dumps may return, all together.
+    pub fn allow(&mut self, allowance: Allowance) {
+        (self.allowance, self.left) = (allowance, allowance);
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), Error> {
@@ -91,7 +127,8 @@ impl Socket {
     /// Everything of one kind, of all families; `each` gets the family and the attributes.
     ///
     /// # Errors
-    /// The socket fails, or the rules change while they are read.
+    /// The socket fails, the rules change while they are read, or there are more than [`Self::allow`]
+    /// allows.
     pub fn dump(&mut self, verb: Verb, each: impl FnMut(u8, &[u8])) -> Result<(), Error> {
         self.dump_of(verb, 0, Attributes::new(), each)
     }
@@ -126,6 +163,12 @@ impl Socket {
         let mut interrupted = false;
         loop {
             let read = recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            let Some(left) = self.left.less(split(&buffer[..read]).count(), read) else {
+                // The kernel ends a dump that is given up only when its socket is closed.
+                self.fd = connect()?;
+                return Err(Error::TooMany(self.allowance));
+            };
+            self.left = left;
             for message in split(&buffer[..read]).filter(|m| m.sequence == sequence) {
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.kind {
@@ -190,4 +233,11 @@ impl Socket {
         }
         Ok(())
     }
+}
+
+fn connect() -> Result<OwnedFd, Error> {
+    let protocol = SockProtocol::NetlinkNetFilter;
+    let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_SECONDS, 0))?;
+    Ok(fd)
 }
