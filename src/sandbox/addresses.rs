@@ -1,9 +1,9 @@
 //! Addresses of the namespace that the calling thread is in.
 
-use super::rtnl::{LO, failed, run, unless_there};
+use super::rtnl::{LO, RTM_DELADDR, RTM_NEWADDR, failed, open, unless_gone, unless_there};
 use crate::cni::Error;
-use futures_util::TryStreamExt;
-use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags};
+use crate::netlink::{Attributes, NLM_F_CREATE, NLM_F_EXCL};
+use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use std::collections::BTreeSet;
@@ -12,6 +12,12 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The IPv6 address that the proxy sends from when it passes an inbound connection on as it is.
 /// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+
+const AF_INET6: u8 = 10;
+/// linux/if_addr.h.
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_F_NODAD: u8 = 2;
 
 const UNLISTED: &str = "the pod's addresses can't be listed";
 
@@ -81,13 +87,9 @@ pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
 /// # Errors
 /// The kernel refuses; that it has the address already is none.
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| {
-        let mut request = handle.address().add(LO, PROXY_LOOPBACK.into(), 128);
-        // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
-        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
-        unless_there(request.execute().await)
-    })
-    .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+    // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
+    unless_there(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
+        .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
 }
 
 /// Takes [`PROXY_LOOPBACK`] from lo.
@@ -95,14 +97,18 @@ pub(super) fn add_proxy_loopback() -> Result<(), Error> {
 /// # Errors
 /// The kernel refuses; that there is no such address is none.
 pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| {
-        let mut all = std::pin::pin!(handle.address().get().set_link_index_filter(LO).execute());
-        while let Some(address) = all.try_next().await? {
-            if address.attributes.contains(&AddressAttribute::Address(PROXY_LOOPBACK.into())) {
-                return handle.address().del(address).execute().await;
-            }
-        }
-        Ok(())
-    })
-    .map_err(|e| failed("the address ::6 can't be taken from lo", &e))
+    // Where IPv6 is off, lo has no addresses of it at all.
+    match proxy_loopback(RTM_DELADDR, 0, 0) {
+        Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
+        other => unless_gone(other).map_err(|e| failed("the address ::6 can't be taken from lo", &e)),
+    }
+}
+
+/// A request for this address, with `struct ifaddrmsg` as its header.
+fn proxy_loopback(kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
+    let [a, b, c, d] = LO.to_ne_bytes();
+    let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];
+    let octets = PROXY_LOOPBACK.octets();
+    let attributes = Attributes::new().bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets);
+    open()?.request(kind, flags, &header, attributes.as_bytes())
 }
