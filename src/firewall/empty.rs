@@ -22,7 +22,8 @@ pub fn empty(dialect: Dialect, known: &Ruleset) -> Result<(), Error> {
     let message = |verb, family, attributes| Message { verb, flags: 0, family, attributes };
     let messages: Vec<Message> = match dialect {
         Dialect::Iptables => {
-            let chains = known.tables.iter().flat_map(|(key, rules)| rules.chains.iter().map(move |chain| (key, chain)));
+            let chains =
+                known.tables.iter().flat_map(|(key, rules)| rules.chains.iter().map(move |chain| (key, chain)));
             let flush = |((family, table), (name, _)): (&(super::rule::Family, Table), &(String, _))| {
                 message(Verb::DelRule, family.number(), Attributes::new().text(1, table.name()).text(2, name))
             };

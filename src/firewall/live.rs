@@ -4,9 +4,10 @@ use super::expression::Expression;
 use super::iptables;
 use super::native::{self, live::Sets};
 use super::nfnetlink::attributes::{Attributes, find, find_be64, find_text};
-use super::nfnetlink::{Allowance, Error, Socket, Verb};
+use super::nfnetlink::{Error, Socket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
 use crate::cni::{self, Code};
+use crate::netlink::Allowance;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -21,10 +22,7 @@ const ISTIO_RAW: &str = "istio-proxy-raw";
 /// How often the rules are read again because another process changed them meanwhile, and for how long.
 const TRIES: usize = 100;
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How much is read of a network namespace: whoever has CAP_NET_ADMIN in the pod decides what it holds. The
-/// kernel walks a chain from its start for each 32 KiB of a dump, so that the cost of more is quadratic.
-pub const READ_LIMIT: Allowance = Allowance { objects: 20_000, bytes: 16 << 20 };
-/// The same for DEL, which should not leave rules behind.
+/// How much DEL reads, which should not leave rules behind; the others read [`Allowance::USUAL`].
 pub const REMOVE_LIMIT: Allowance = Allowance { objects: 65_536, bytes: 64 << 20 };
 
 impl Hook {
@@ -139,7 +137,8 @@ impl Live {
     /// Reads them as they are at one moment.
     ///
     /// # Errors
-    /// Netlink fails, [`Code::ForeignRules`] if there are more than [`READ_LIMIT`], or
+    /// Netlink fails, [`Code::ForeignRules`] if there are more than
+    /// [`Allowance::USUAL`], or
     /// [`Code::TryAgain`] if another process keeps changing them.
     pub fn now() -> Result<Self, cni::Error> {
         let mut socket = Socket::open().map_err(|e| failed("reading", e))?;
@@ -155,12 +154,12 @@ impl Live {
         Err(cni::Error::new(Code::TryAgain, msg))
     }
 
-    /// Reads them, up to [`READ_LIMIT`].
+    /// Reads them, up to [`Allowance::USUAL`].
     ///
     /// # Errors
     /// Netlink fails, there are more, or another process changed the rules meanwhile.
     pub fn read(socket: &mut Socket) -> Result<Self, Error> {
-        Self::read_within(READ_LIMIT, socket)
+        Self::read_within(Allowance::USUAL, socket)
     }
 
     /// Reads them, up to `limit`.

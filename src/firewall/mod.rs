@@ -22,6 +22,6 @@ pub use dialect::{Dialect, Plan};
 pub use drift::{Difference, Drift, foreign_rules};
 pub use empty::empty;
 pub use legacy::legacy_tables;
-pub use live::{Counter, Live, LiveChain, LiveRule, NativeIstio, READ_LIMIT, REMOVE_LIMIT, failed};
+pub use live::{Counter, Live, LiveChain, LiveRule, NativeIstio, REMOVE_LIMIT, failed};
 pub use plan::{Change, Made, Step};
 pub use ruleset::{Ruleset, TableRules};

@@ -36,7 +36,8 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             let msg = format!("there was no ADD of the {attachment} in {}", path.display());
             return Err(Error::new(Code::NoAdd, msg));
         }
-        let live = Live::now().map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
+        let live =
+            Live::now().map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
         remark(&records, &live)?;
         let found = differences(&records, &live)?;
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
@@ -84,7 +85,8 @@ fn drifted(request: &Request, found: &[String]) -> Error {
     if found.len() > NAMED {
         details += &format!("; and {} more", found.len() - NAMED);
     }
-    let msg = format!("the rules{} are not what its attachments ask for ({} differences)", of_pod(request), found.len());
+    let msg =
+        format!("the rules{} are not what its attachments ask for ({} differences)", of_pod(request), found.len());
     Error::new(Code::Drift, msg).with_details(details)
 }
 
