@@ -9,8 +9,7 @@ use super::foreign::Redirection;
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::{self, Dialect, Live, Made, Plan, REMOVE_LIMIT};
-use crate::netlink::Allowance;
+use crate::firewall::{self, Dialect, Live, Made, Plan};
 use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
@@ -119,10 +118,9 @@ impl Converge<'_> {
         let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
         let addresses = sandbox::own_families()?;
         let mut go_native = false;
-        let limit = if matches!(wish, Wish::Leave) { REMOVE_LIMIT } else { Allowance::USUAL };
         let deadline = Instant::now() + DEADLINE;
         for _ in (0..TRIES).take_while(|_| Instant::now() < deadline) {
-            let live = match Live::read_within(limit, &mut socket) {
+            let live = match Live::read(&mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
                 other => other.map_err(|e| refused(&e, None))?,
             };
