@@ -14,7 +14,7 @@
 //! | references | [`networks`] | what `k8s.v1.cni.cncf.io` means: the networks that a pod selects, their definitions, what is told of the outcome |
 //! | facts | [`cluster`] | the node's agent behind its socket, the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
-//! | the node's files | [`host_path`], [`trusted_file`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process |
+//! | the node | [`host_path`], [`trusted_file`], [`netlink`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process; the kernel's socket protocol |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
 //!
 //! # One ADD
@@ -102,6 +102,7 @@ pub mod firewall;
 pub mod host_path;
 pub mod inspect;
 pub mod logging;
+pub mod netlink;
 pub mod networks;
 pub mod plugin;
 pub mod pod;

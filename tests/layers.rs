@@ -11,7 +11,7 @@ const ROWS: [&[&str]; 9] = [
     &["networks"],
     &["cluster"],
     &["sandbox", "firewall", "state", "logging"],
-    &["host_path", "trusted_file"],
+    &["host_path", "trusted_file", "netlink"],
     &["policy", "pod", "cni"],
 ];
 

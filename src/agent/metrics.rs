@@ -28,6 +28,7 @@ pub struct Metrics {
     drift: Counter,
     repairs: Counters<2>,
     overflows: Counter,
+    look_failures: Counters<1>,
     ready: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
@@ -57,12 +58,27 @@ impl Default for Metrics {
         let overflows = Counter::default();
         let what = "Pods that found the queue for repairs full";
         registry.register("repair_queue_overflows", what, overflows.clone());
+        let look_failures = Counters::default();
+        let what = "Pods whose rules could not be looked at, by the kind of failure";
+        registry.register("look_failures", what, look_failures.clone());
         let ready = Gauge::default();
         registry.register("install_ready", "Whether the plugin is on the node (1) or not (0)", ready.clone());
         let installs = Counters::default();
         registry.register("installs", "Times that the plugin was put on the node, or could not be", installs.clone());
         let registry = Arc::new(registry);
-        Self { registry, calls, call_seconds, fallbacks, drift, repairs, overflows, ready, installs, facts }
+        Self {
+            registry,
+            calls,
+            call_seconds,
+            fallbacks,
+            drift,
+            repairs,
+            overflows,
+            look_failures,
+            ready,
+            installs,
+            facts,
+        }
     }
 }
 
@@ -100,6 +116,13 @@ impl Metrics {
     /// A pod had to be left out, for too many wait for repair.
     pub fn queue_overflow(&self) {
         self.overflows.inc();
+    }
+
+    /// A pod's rules could not be looked at, for a failure of this kind ([`Code::name`]).
+    ///
+    /// [`Code::name`]: crate::cni::Code::name
+    pub fn look_failure(&self, reason: &'static str) {
+        self.look_failures.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Whether the plugin is on the node and can be called.
@@ -183,6 +206,7 @@ mod tests {
         metrics.drift();
         metrics.repair("repair", "done");
         metrics.queue_overflow();
+        metrics.look_failure(Code::ForeignRules.name());
         metrics.installed(true);
         metrics.install("done");
         metrics.facts("pods", 500);
@@ -193,6 +217,7 @@ mod tests {
             ("detour_drift_total", 1.0),
             (r#"detour_repairs_total{type="repair",result="done"}"#, 1.0),
             ("detour_repair_queue_overflows_total", 1.0),
+            (r#"detour_look_failures_total{reason="foreign-rules"}"#, 1.0),
             ("detour_install_ready", 1.0),
             (r#"detour_installs_total{result="done"}"#, 1.0),
             (r#"detour_facts{kind="pods"}"#, 499.0),

@@ -5,14 +5,22 @@ use super::live::Live;
 use super::native::rule::chain_type;
 use super::nfnetlink::attributes::Attributes;
 use super::nfnetlink::{Error, Message, NLM_F_APPEND, NLM_F_CREATE, Socket, Verb};
-use super::plan::{Change, Step};
+use super::plan::{BY_HANDLE, Change, Step};
 use super::rule::{Family, Hook, Rule, Table};
 
 /// Commits `changes`, all or nothing, on top of what `live` has read.
 ///
 /// # Errors
-/// The kernel refuses, or somebody changed the rules since.
+/// The kernel refuses, another process changed the rules since, or more rules of a chain would be deleted
+/// one by one than [`BY_HANDLE`].
 pub(super) fn commit(socket: &mut Socket, live: &Live, changes: &[Change]) -> Result<(), Error> {
+    let deletes_alike = |a: &Change, b: &Change| match (a, b) {
+        ((a, Step::DeleteRule { chain: from, .. }), (b, Step::DeleteRule { chain, .. })) => (a, from) == (b, chain),
+        _ => false,
+    };
+    if let Some(run) = changes.chunk_by(deletes_alike).find(|run| run.len() > BY_HANDLE) {
+        return Err(Error::TooManyDeletions { count: run.len(), limit: BY_HANDLE });
+    }
     let messages: Vec<Message> = changes.iter().map(|((family, table), step)| message(*family, *table, step)).collect();
     socket.transact(&messages, live.generation)
 }
@@ -31,6 +39,7 @@ fn message(family: Family, table: Table, step: &Step) -> Message {
             }
         }
         Step::DeleteRule { chain, handle } => (Verb::DelRule, 0, named().text(2, chain).be64(3, *handle)),
+        Step::Flush(chain) => (Verb::DelRule, 0, named().text(2, chain)),
         Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(3, name)),
         Step::DeleteTable => (Verb::DelTable, 0, named()),
     };

@@ -4,6 +4,7 @@ use super::live::{Live, LiveRule};
 use super::plan::{Made, Step, check_steps};
 use super::rule::{Family, Hook, Table};
 use super::ruleset::Ruleset;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
 /// One difference.
@@ -60,27 +61,52 @@ pub(super) fn drift(live: &Live, desired: &Ruleset) -> Vec<Drift> {
 }
 
 fn differences(live: &Live, family: Family, table: Table, steps: Vec<Step>) -> Vec<Difference> {
-    let (mut missing, mut extra, mut chains) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut missing, mut deleted, mut found) = (Vec::new(), BTreeSet::new(), Vec::new());
+    let mut chains = BTreeSet::new();
     for step in steps {
         match step {
-            Step::Chain(name) => chains.push(Difference::NoChain(name)),
-            Step::DeleteChain(name) => chains.push(Difference::ExtraChain(name)),
+            Step::Chain(name) => found.push(Difference::NoChain(name)),
+            Step::DeleteChain(name) => found.push(Difference::ExtraChain(name)),
             Step::Rule { chain, rule, .. } => missing.push(format!("-A {chain} {rule}")),
             Step::DeleteRule { chain, handle } => {
-                let rule = live.rules(family, table, &chain).iter().find(|rule| rule.handle == handle);
-                extra.push(format!("-A {chain} {}", rule.map(LiveRule::to_string).unwrap_or_default()));
+                deleted.insert(handle);
+                chains.insert(chain);
+            }
+            Step::Flush(chain) => {
+                deleted.extend(live.rules(family, table, &chain).iter().map(|rule| rule.handle));
+                chains.insert(chain);
             }
             Step::Table | Step::Hook(_) | Step::DeleteTable => {}
         }
     }
-    for rule in missing {
-        match extra.iter().position(|other| *other == rule) {
-            Some(at) => chains.push(Difference::Moved(extra.remove(at))),
-            None => chains.push(Difference::Missing(rule)),
-        }
+    let mut extra = Vec::new();
+    for chain in &chains {
+        let rules = live.rules(family, table, chain).iter().filter(|rule| deleted.contains(&rule.handle));
+        extra.extend(rules.map(|rule| format!("-A {chain} {rule}")));
     }
-    chains.extend(extra.into_iter().map(Difference::Extra));
-    chains
+    let (paired, extra) = pair(missing, extra);
+    let difference = |(rule, is_there)| if is_there { Difference::Moved(rule) } else { Difference::Missing(rule) };
+    found.extend(paired.into_iter().map(difference));
+    found.extend(extra.into_iter().map(Difference::Extra));
+    found
+}
+
+/// Each of `wanted` with whether it is among `there`, and what else is there. Of equal rules, each counts
+/// once.
+pub(super) fn pair(wanted: Vec<String>, there: Vec<String>) -> (Vec<(String, bool)>, Vec<String>) {
+    let mut places: HashMap<&str, VecDeque<usize>> = HashMap::new();
+    for (at, rule) in there.iter().enumerate() {
+        places.entry(rule).or_default().push_back(at);
+    }
+    let mut is_extra = vec![true; there.len()];
+    let mut is_there = |rule: &str| {
+        let at = places.get_mut(rule).and_then(VecDeque::pop_front);
+        at.inspect(|at| is_extra[*at] = false).is_some()
+    };
+    let paired = wanted.into_iter().map(|rule| (is_there(&rule), rule)).map(|(is_there, rule)| (rule, is_there));
+    let paired = paired.collect();
+    let extra = there.into_iter().zip(is_extra).filter_map(|(rule, is_extra)| is_extra.then_some(rule));
+    (paired, extra.collect())
 }
 
 /// Rules in the built-in chains that are none of ours, one line each.

@@ -3,11 +3,13 @@
 use super::expression::Expression;
 use super::iptables;
 use super::native::{self, live::Sets};
-use super::nfnetlink::attributes::{find, find_be64, find_text};
+use super::nfnetlink::attributes::{Attributes, find, find_be64, find_text};
 use super::nfnetlink::{Error, Socket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
 use crate::cni::{self, Code};
+use crate::netlink::Allowance;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// `NFPROTO_IPV4`, `NFPROTO_IPV6`.
 const NFPROTO_IPV4: u8 = 2;
@@ -17,8 +19,11 @@ const NFPROTO_INET: u8 = 1;
 /// only where DNS is captured (istio/istio, `tools/istio-nftables`).
 const ISTIO_TABLES: &str = "istio-proxy-";
 const ISTIO_RAW: &str = "istio-proxy-raw";
-/// How often the rules are read again because somebody changed them meanwhile.
+/// How often the rules are read again because another process changed them meanwhile, and for how long.
 const TRIES: usize = 100;
+const DEADLINE: Duration = Duration::from_secs(1);
+/// How much DEL reads, which should not leave rules behind; the others read [`Allowance::USUAL`].
+pub const REMOVE_LIMIT: Allowance = Allowance { objects: 65_536, bytes: 64 << 20 };
 
 impl Hook {
     /// `NF_INET_…` (linux/netfilter.h).
@@ -132,26 +137,40 @@ impl Live {
     /// Reads them as they are at one moment.
     ///
     /// # Errors
-    /// Netlink fails, or somebody keeps changing them.
+    /// Netlink fails, [`Code::ForeignRules`] if there are more than
+    /// [`Allowance::USUAL`], or
+    /// [`Code::TryAgain`] if another process keeps changing them.
     pub fn now() -> Result<Self, cni::Error> {
-        let failed = |e: Error| cni::Error::new(Code::KernelRefused, format!("the pod's rules can't be read: {e}"));
-        let mut socket = Socket::open().map_err(failed)?;
+        let mut socket = Socket::open().map_err(|e| failed("reading", e))?;
+        let deadline = Instant::now() + DEADLINE;
         for _ in 0..TRIES {
             match Self::read(&mut socket) {
-                Err(Error::Changed) => {}
-                other => return other.map_err(failed),
+                Err(Error::Changed) if Instant::now() < deadline => {}
+                Err(Error::Changed) => break,
+                other => return other.map_err(|e| failed("reading", e)),
             }
         }
-        Err(cni::Error::new(Code::TryAgain, "somebody else keeps changing the pod's rules while they are read"))
+        let msg = "reading the rules of the network namespace failed: another process keeps changing them; retry";
+        Err(cni::Error::new(Code::TryAgain, msg))
     }
 
-    /// Reads them.
+    /// Reads them, up to [`Allowance::USUAL`].
     ///
     /// # Errors
-    /// Netlink fails, or somebody changed the rules meanwhile.
+    /// Netlink fails, there are more, or another process changed the rules meanwhile.
     pub fn read(socket: &mut Socket) -> Result<Self, Error> {
+        Self::read_within(Allowance::USUAL, socket)
+    }
+
+    /// Reads them, up to `limit`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_within(limit: Allowance, socket: &mut Socket) -> Result<Self, Error> {
+        socket.allow(limit);
         let generation = socket.generation()?;
         let mut live = Self { generation, ..Self::default() };
+        let mut has_other_tables = false;
         socket.dump(Verb::GetTable, |family, body| {
             let name = find_text(body, 1);
             if let Some(key) = table_of(family, name) {
@@ -160,12 +179,14 @@ impl Live {
                 live.native.entry(table).or_default();
             } else if family == NFPROTO_INET && name.is_some_and(|name| name.starts_with(ISTIO_TABLES)) {
                 live.native_istio.get_or_insert_default();
+            } else {
+                has_other_tables = true;
             }
         })?;
         if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
             return Ok(live);
         }
-        let sets = if live.native.is_empty() { Sets::default() } else { Sets::read(socket)? };
+        let sets = Sets::read(socket, &live.native)?;
         socket.dump(Verb::GetChain, |family, body| {
             let table = table_of(family, find_text(body, 1)).and_then(|key| live.tables.get_mut(&key));
             if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
@@ -173,20 +194,38 @@ impl Live {
             }
             native::live::add_chain(&mut live.native, family, body);
         })?;
-        socket.dump(Verb::GetRule, |number, body| {
-            let key = table_of(number, find_text(body, 1));
-            let chain = key.and_then(|key| live.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
-            if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
-                let expressions = find(body, 4).unwrap_or_default();
-                let (rule, counter) = (iptables::decode(expressions, family), Counter::read(expressions));
-                chain.rules.push(LiveRule { handle, rule, counter });
-            }
-            native::live::add_rule(&mut live.native, &sets, number, body);
-            if let Some(istio) = live.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
-                istio.captures_dns |= find_text(body, 1) == Some(ISTIO_RAW);
-            }
-        })?;
+        for (family, which) in live.dumps_of_rules(has_other_tables) {
+            socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
+        }
         if socket.generation()? == generation { Ok(live) } else { Err(Error::Changed) }
+    }
+
+    /// What to ask for so that the rules of the tables that matter are listed: one dump, or one for each
+    /// table if there are others, which may hold any number of rules.
+    fn dumps_of_rules(&self, has_other_tables: bool) -> Vec<(u8, Attributes)> {
+        if !has_other_tables {
+            return vec![(0, Attributes::new())];
+        }
+        let iptables = self.tables.keys().map(|(family, table)| (family.number(), table.name()));
+        let native = self.native.keys().map(|table| (NFPROTO_INET, native::rule::table_name(*table)));
+        let istio = self.native_istio.map(|_| (NFPROTO_INET, ISTIO_RAW));
+        let all = iptables.chain(native).chain(istio);
+        all.map(|(family, table)| (family, Attributes::new().text(1, table))).collect()
+    }
+
+    /// Takes up a rule as it is listed.
+    fn add_rule(&mut self, sets: &Sets, number: u8, body: &[u8]) {
+        let key = table_of(number, find_text(body, 1));
+        let chain = key.and_then(|key| self.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
+        if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
+            let expressions = find(body, 4).unwrap_or_default();
+            let (rule, counter) = (iptables::decode(expressions, family), Counter::read(expressions));
+            chain.rules.push(LiveRule { handle, rule, counter });
+        }
+        native::live::add_rule(&mut self.native, sets, number, body);
+        if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
+            istio.captures_dns |= find_text(body, 1) == Some(ISTIO_RAW);
+        }
     }
 
     /// A chain's rules; none where there is no such chain.
@@ -202,6 +241,19 @@ impl Live {
             chains.iter().map(|(name, chain)| (*family, *table, name.as_str(), chain))
         })
     }
+}
+
+/// The error of a call that failed `doing` something with the rules: [`Code::ForeignRules`] if there are
+/// too many.
+#[must_use]
+pub fn failed(doing: &str, error: Error) -> cni::Error {
+    let (code, next) = match error {
+        Error::TooMany(_) | Error::TooManyDeletions { .. } => {
+            (Code::ForeignRules, "; remove rules in the pod's network namespace, or delete the pod")
+        }
+        _ => (Code::KernelRefused, ""),
+    };
+    cni::Error::new(code, format!("{doing} the rules of the network namespace failed: {error}{next}"))
 }
 
 fn table_of(family: u8, name: Option<&str>) -> Option<(Family, Table)> {

@@ -5,6 +5,7 @@ mod commit;
 mod detour;
 mod dialect;
 mod drift;
+mod empty;
 mod expression;
 mod iptables;
 mod istio;
@@ -19,7 +20,8 @@ mod text;
 
 pub use dialect::{Dialect, Plan};
 pub use drift::{Difference, Drift, foreign_rules};
+pub use empty::empty;
 pub use legacy::legacy_tables;
-pub use live::{Counter, Live, LiveChain, LiveRule, NativeIstio};
+pub use live::{Counter, Live, LiveChain, LiveRule, NativeIstio, REMOVE_LIMIT, failed};
 pub use plan::{Change, Made, Step};
 pub use ruleset::{Ruleset, TableRules};

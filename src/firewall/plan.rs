@@ -2,7 +2,7 @@
 //! what is missing is put in its place, and only what is ours is taken away.
 
 use super::detour;
-use super::live::{Live, LiveChain, LiveRule, LiveTable};
+use super::live::{Live, LiveRule, LiveTable};
 use super::rule::{Family, Hook, Rule, Table};
 use super::ruleset::{Ruleset, TableRules};
 use serde::{Deserialize, Serialize};
@@ -33,11 +33,19 @@ pub enum Step {
         /// Which.
         handle: u64,
     },
+    /// Deletes all rules of a chain.
+    Flush(String),
     /// Deletes a chain without rules.
     DeleteChain(String),
     /// Deletes a table with everything in it.
     DeleteTable,
 }
+
+/// How many rules of one chain are deleted one by one: for each, the kernel walks the chain until it finds
+/// the handle (net/netfilter/nf_tables_api.c, `nft_rule_lookup`).
+pub(super) const BY_HANDLE: usize = 256;
+/// How many pairs of rules are compared to find the longest common subsequence of two chains.
+const PAIRS: usize = 1 << 20;
 
 /// A step and the table that it is for.
 pub type Change = ((Family, Table), Step);
@@ -156,15 +164,20 @@ impl Plan<'_> {
             if there.is_none() {
                 making.push(Step::Chain(name.clone()));
             }
-            let there = there.map_or(&[][..], |chain| &chain.rules);
-            Edit::of(there, wanted, |_| true).write(name, &mut deletions, &mut rules);
+            let there: Vec<&LiveRule> = there.iter().flat_map(|chain| &chain.rules).collect();
+            let mut edit = Edit::of(&there, wanted, |_| true);
+            if self.between == Between::Nothing && edit.deleted.len() > BY_HANDLE {
+                deletions.push(Step::Flush(name.clone()));
+                edit = Edit::of(&[], wanted, |_| true);
+            }
+            edit.write(name, &mut deletions, &mut rules);
         }
         let gone: Vec<&String> = self.live.keys().filter(|name| self.is_ours(name) && !self.is_desired(name)).collect();
-        for name in &gone {
-            Edit::of(&self.live[*name].rules, &[], |_| true).write(name, &mut deletions, &mut rules);
-        }
+        let full = gone.iter().filter(|name| !self.live[**name].rules.is_empty());
+        deletions.extend(full.map(|name| Step::Flush((*name).clone())));
         // A foreign rule that goes to one of our chains keeps it from being deleted.
-        let unused = gone.into_iter().filter(|name| !self.is_used_by_others(name));
+        let used = if gone.is_empty() { BTreeSet::new() } else { self.used_by_others() };
+        let unused = gone.into_iter().filter(|name| !used.contains(name.as_str()));
         deletions.extend(unused.map(|name| Step::DeleteChain(name.clone())));
         deletions.extend(self.hooks_that_go().map(|hook| Step::DeleteChain(hook.chain().to_owned())));
         [deletions, making, rules].concat()
@@ -190,10 +203,11 @@ impl Plan<'_> {
         live.goes_to().is_some_and(|chain| self.is_ours(chain)) || asked_for(self.previous) || asked_for(self.desired)
     }
 
-    fn is_used_by_others(&self, chain: &str) -> bool {
+    /// The chains that rules go to in chains which stay as they are.
+    fn used_by_others(&self) -> BTreeSet<&str> {
         let cleared = |name: &str| self.is_ours(name) || Hook::ALL.into_iter().any(|hook| hook.chain() == name);
-        let uses = |other: &LiveChain| other.rules.iter().any(|rule| rule.goes_to() == Some(chain));
-        self.live.iter().any(|(name, other)| !cleared(name) && uses(other))
+        let others = self.live.iter().filter(|(name, _)| !cleared(name));
+        others.flat_map(|(_, other)| other.rules.iter().filter_map(LiveRule::goes_to)).collect()
     }
 
     fn foreign_rules(&self, hook: Hook) -> bool {
@@ -233,7 +247,7 @@ impl Plan<'_> {
         let chain = hook.chain();
         let live = self.live.get(chain).map_or(&[][..], |c| &c.rules);
         let exempts = |live: &LiveRule| live.goes_to() == Some(detour::OUTPUT);
-        let others: Vec<LiveRule> = live.iter().filter(|rule| !exempts(rule)).cloned().collect();
+        let others: Vec<&LiveRule> = live.iter().filter(|rule| !exempts(rule)).collect();
         let wanted: Vec<Rule> = Self::rules_of(self.desired, hook)
             .iter()
             .filter(|rule| rule.goes_to() != Some(detour::OUTPUT))
@@ -267,8 +281,8 @@ struct Edit {
 
 impl Edit {
     /// From `live` to `wanted`; rules that are not ours keep their places.
-    fn of(live: &[LiveRule], wanted: &[Rule], is_ours: impl Fn(&LiveRule) -> bool) -> Self {
-        let ours: Vec<usize> = (0..live.len()).filter(|i| is_ours(&live[*i])).collect();
+    fn of(live: &[&LiveRule], wanted: &[Rule], is_ours: impl Fn(&LiveRule) -> bool) -> Self {
+        let ours: Vec<usize> = (0..live.len()).filter(|i| is_ours(live[*i])).collect();
         let kept = common(&ours, live, wanted);
         let mut edit = Self::default();
         let mut next_kept = kept.iter().peekable();
@@ -285,14 +299,15 @@ impl Edit {
                 }
             }
         }
-        let stays = |i: &usize| kept.iter().any(|(_, live)| live == i);
-        edit.deleted = ours.iter().filter(|i| !stays(i)).map(|i| live[*i].handle).collect();
+        let stay: BTreeSet<usize> = kept.iter().map(|(_, live)| *live).collect();
+        edit.deleted = ours.iter().filter(|i| !stay.contains(i)).map(|i| live[*i].handle).collect();
         edit
     }
 
     /// Whether `exempting` stands directly before the first rule that will enter a redirection.
     fn stands_right(&self, live: &[LiveRule], exempting: &LiveRule, between: Between) -> bool {
-        let survivors: Vec<&LiveRule> = live.iter().filter(|rule| !self.deleted.contains(&rule.handle)).collect();
+        let deleted: BTreeSet<u64> = self.deleted.iter().copied().collect();
+        let survivors: Vec<&LiveRule> = live.iter().filter(|rule| !deleted.contains(&rule.handle)).collect();
         let at = survivors.iter().position(|rule| rule.handle == exempting.handle);
         let first = survivors.iter().position(|rule| enters_redirection(rule));
         let Some(at) = at else { return false };
@@ -312,11 +327,12 @@ impl Edit {
         self.inserted.iter().any(|(before, _)| *before == Some(handle))
     }
 
-    fn insert_before_redirection(&mut self, others: &[LiveRule], rule: Rule) {
-        let survives = |r: &&LiveRule| !self.deleted.contains(&r.handle);
-        let first_live = others.iter().filter(survives).position(enters_redirection);
+    fn insert_before_redirection(&mut self, others: &[&LiveRule], rule: Rule) {
+        let deleted: BTreeSet<u64> = self.deleted.iter().copied().collect();
+        let survivors: Vec<&&LiveRule> = others.iter().filter(|r| !deleted.contains(&r.handle)).collect();
+        let first_live = survivors.iter().position(|r| enters_redirection(r));
         let first_new = self.inserted.iter().position(|(_, r)| r.enters_redirection());
-        let handles: Vec<u64> = others.iter().filter(survives).map(|r| r.handle).collect();
+        let handles: Vec<u64> = survivors.iter().map(|r| r.handle).collect();
         // A new rule in front of a handle stands before that rule, one at the end behind all.
         let place_of_new = first_new.map(|i| {
             self.inserted[i]
@@ -343,13 +359,17 @@ fn enters_redirection(rule: &LiveRule) -> bool {
     rule.goes_to().is_some_and(|chain| chain.starts_with("ISTIO_"))
 }
 
-/// The longest common subsequence, as pairs of an index in `wanted` and one in `live`.
-fn common(ours: &[usize], live: &[LiveRule], wanted: &[Rule]) -> Vec<(usize, usize)> {
+/// The longest common subsequence, as pairs of an index in `wanted` and one in `live`; of chains that
+/// differ in too many rules, only what they have in common at both ends.
+fn common(ours: &[usize], live: &[&LiveRule], wanted: &[Rule]) -> Vec<(usize, usize)> {
     let same = |o: usize, w: usize| live[ours[o]].rule.as_ref() == Ok(&wanted[w]);
     let shorter = ours.len().min(wanted.len());
     let head = (0..shorter).take_while(|i| same(*i, *i)).count();
     let tail = (1..=shorter - head).take_while(|i| same(ours.len() - i, wanted.len() - i)).count();
-    let (rows, columns) = (ours.len() - head - tail, wanted.len() - head - tail);
+    let (mut rows, columns) = (ours.len() - head - tail, wanted.len() - head - tail);
+    if rows.saturating_mul(columns) > PAIRS {
+        rows = 0;
+    }
     let mut lengths = vec![vec![0_u32; columns + 1]; rows + 1];
     for row in (0..rows).rev() {
         for column in (0..columns).rev() {

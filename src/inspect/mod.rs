@@ -47,7 +47,7 @@ pub use page::{Cell, Page, Sheet, Tone};
 pub use picture::picture;
 pub use restore::restore_text;
 pub use rulebook::Rulebook;
-pub use rules::{LiveRules, Mark, RuleLine, RulesReport};
+pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport};
 pub use settings::Setting;
 pub use subject::Subject;
 pub use surprise::Warning;

@@ -10,12 +10,15 @@ use crate::plugin::asked::{Asked, asked};
 use crate::sandbox::{Sandbox, own_addresses};
 use crate::state::Store;
 use serde::Serialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How many rules of a chain are listed that are not as they should be; the rest is counted.
+const LISTED: usize = 200;
 
 /// What was found in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,16 +80,20 @@ impl LiveRules {
         let nothing = Ruleset::default();
         let desired = self.asked.as_ref().map_or(&nothing, |asked| &asked.rules);
         let drift = self.asked.as_ref().map(|asked| asked.dialect.drift(&self.live, desired));
+        let as_asked = drift.as_ref().map(Vec::is_empty);
         let foreign = if self.asked.is_some() { foreign_rules(&self.live, desired) } else { Vec::new() };
         let attachments = self.asked.iter().flat_map(|asked| &asked.attachments).map(ToString::to_string).collect();
+        let known = self.asked.as_ref().map(|asked| &asked.rules);
+        let (rules, left_out) = lines(&present(&self.live, known), drift.unwrap_or_default(), &foreign);
         RulesReport {
             netns: netns.display().to_string(),
             found_by: None,
             attachments,
             dialect: self.asked.as_ref().map(|asked| asked.dialect.name()),
-            as_asked: drift.as_ref().map(Vec::is_empty),
+            as_asked,
             legacy: self.legacy.clone(),
-            rules: lines(&present(&self.live), drift.unwrap_or_default(), &foreign),
+            rules,
+            left_out,
         }
     }
 }
@@ -106,8 +113,21 @@ pub struct RulesReport {
     pub as_asked: Option<bool>,
     /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
     pub legacy: Vec<String>,
-    /// Every rule that is there or should be.
+    /// Every rule that is there or should be, but for those that are left out.
     pub rules: Vec<RuleLine>,
+    /// Chains of which not every foreign, extra or moved rule is listed.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// The rules of a chain that are not listed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// The table with its family.
+    pub table: String,
+    /// The chain.
+    pub chain: String,
+    /// How many rules.
+    pub rules: usize,
 }
 
 /// A rule.
@@ -163,13 +183,17 @@ struct Present {
     /// Its chain and text as a [`Difference`] has them.
     text: String,
     counter: Counter,
+    /// Whether the chain is a built-in one or one that attachments ask for.
+    is_asked_for: bool,
 }
 
-fn present(live: &Live) -> Vec<Present> {
+fn present(live: &Live, known: Option<&Ruleset>) -> Vec<Present> {
     let mut all = Vec::new();
     for (family, table, name, chain) in live.chains() {
         let place = format!("{} {}", family.name(), table.name());
+        let is_asked_for = known.is_some_and(|known| chain.built_in || known.has_chain(family, table, name));
         all.extend(chain.rules.iter().map(|rule| Present {
+            is_asked_for,
             place: place.clone(),
             chain: name.to_owned(),
             text: format!("-A {name} {rule}"),
@@ -179,6 +203,7 @@ fn present(live: &Live) -> Vec<Present> {
     for (table, chains) in &live.native {
         for (name, chain) in chains {
             all.extend(chain.rules.iter().zip(&chain.counters).map(|(rule, counter)| Present {
+                is_asked_for: known.is_some(),
                 place: format!("inet {}", table_name(*table)),
                 chain: name.clone(),
                 text: match rule {
@@ -192,25 +217,55 @@ fn present(live: &Live) -> Vec<Present> {
     all
 }
 
-/// What is there, and behind each chain what is missing in it.
-fn lines(present: &[Present], mut drift: Vec<Drift>, foreign: &[String]) -> Vec<RuleLine> {
-    let mut lines = Vec::new();
+/// What is there, and behind each chain what is missing in it; and for each chain, how many rules are not
+/// listed because there are more than [`LISTED`] that are not as they should be.
+fn lines(present: &[Present], drift: Vec<Drift>, foreign: &[String]) -> (Vec<RuleLine>, Vec<LeftOut>) {
+    let (mut lines, mut left_out) = (Vec::new(), Vec::new());
+    let foreign: HashSet<&str> = foreign.iter().map(String::as_str).collect();
+    let mut marks: HashMap<(String, String), Vec<Mark>> = HashMap::new();
+    let mut missing: BTreeMap<(String, String), Vec<RuleLine>> = BTreeMap::new();
+    let mut others = Vec::new();
+    for drift in drift {
+        match (&drift.what, chain_of(&drift.what)) {
+            (Difference::Extra(rule) | Difference::Moved(rule), _) => {
+                let mark = if matches!(drift.what, Difference::Extra(_)) { Mark::Extra } else { Mark::Moved };
+                marks.entry((drift.place, rule.clone())).or_default().push(mark);
+            }
+            (_, Some(chain)) => {
+                let line = absent(&drift);
+                missing.entry((drift.place.clone(), chain.to_owned())).or_default().extend(line);
+            }
+            (_, None) => others.extend(absent(&drift)),
+        }
+    }
+    for marks in marks.values_mut() {
+        // The last one is taken first.
+        marks.reverse();
+    }
     for chain in present.chunk_by(|a, b| (&a.place, &a.chain) == (&b.place, &b.chain)) {
+        let Some(Present { place, chain: name, .. }) = chain.first() else { continue };
+        let mut to_list = LISTED;
+        let mut more = 0;
         for rule in chain {
-            let here = |drift: &Drift| drift.place == rule.place && mark(&drift.what, &rule.text).is_some();
-            let mark = match drift.iter().position(here) {
-                Some(at) => mark(&drift.remove(at).what, &rule.text).unwrap_or(Mark::Fine),
-                None if foreign.contains(&format!("{} {}", rule.place, rule.text)) => Mark::Foreign,
-                None => Mark::Fine,
-            };
+            let known = marks.get_mut(&(rule.place.clone(), rule.text.clone())).and_then(Vec::pop);
+            let is_foreign = || foreign.contains(format!("{} {}", rule.place, rule.text).as_str());
+            let mark = known.unwrap_or_else(|| if is_foreign() { Mark::Foreign } else { Mark::Fine });
+            let counts = mark != Mark::Fine || !rule.is_asked_for;
+            if counts && to_list == 0 {
+                more += 1;
+                continue;
+            }
+            to_list -= usize::from(counts);
             lines.push(line(&rule.place, &rule.text, mark, Some(rule.counter)));
         }
-        let Some(Present { place, chain, .. }) = chain.first() else { continue };
-        let is_missing = |drift: &mut Drift| drift.place == *place && chain_of(&drift.what) == Some(chain);
-        lines.extend(drift.extract_if(.., is_missing).filter_map(|drift| absent(&drift)));
+        if more > 0 {
+            left_out.push(LeftOut { table: place.clone(), chain: name.clone(), rules: more });
+        }
+        lines.extend(missing.remove(&(place.clone(), name.clone())).into_iter().flatten());
     }
-    lines.extend(drift.iter().filter_map(absent));
-    lines
+    lines.extend(missing.into_values().flatten());
+    lines.extend(others);
+    (lines, left_out)
 }
 
 fn line(place: &str, text: &str, mark: Mark, counter: Option<Counter>) -> RuleLine {
@@ -223,15 +278,6 @@ fn line(place: &str, text: &str, mark: Mark, counter: Option<Counter>) -> RuleLi
         mark,
         packets: counter.map(|counter| counter.packets),
         bytes: counter.map(|counter| counter.bytes),
-    }
-}
-
-/// What a difference makes of a rule that is there.
-fn mark(what: &Difference, text: &str) -> Option<Mark> {
-    match what {
-        Difference::Extra(rule) if rule == text => Some(Mark::Extra),
-        Difference::Moved(rule) if rule == text => Some(Mark::Moved),
-        _ => None,
     }
 }
 
@@ -285,6 +331,9 @@ impl Sheet for RulesReport {
             };
             let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
             page.table(&[head].into_iter().chain(group.iter().map(row)).collect::<Vec<_>>());
+        }
+        for LeftOut { table, chain, rules } in &self.left_out {
+            page.line(&[Cell::of(format!("{table} {chain}: {rules} more rules")).tone(Tone::Notable)]);
         }
     }
 }

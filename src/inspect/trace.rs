@@ -3,10 +3,13 @@
 use super::packet::{Destination, Origin, Packet, Sender};
 use super::page::{Cell, Page, Sheet, Tone};
 use super::rulebook::{Book, Rulebook};
-use super::walk::{End, Hop, Walk, Weight};
+use super::walk::{End, Hop, STEPS, Walk, Weight};
 use crate::firewall::rule::{Hook, Table};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
+
+/// How many rules that are not understood are named; the rest is counted.
+const NAMED: usize = 20;
 
 /// A packet's way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -50,7 +53,7 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], int
     let packet = Packet::first(from, to, own, interface);
     let (origin, protocol) = (packet.origin, packet.protocol);
     let link = packet.out_interface.clone().or_else(|| packet.in_interface.clone()).unwrap_or_default();
-    let mut walk = Walk { book, packet, hops: Vec::new(), unknown: Vec::new() };
+    let mut walk = Walk { book, packet, hops: Vec::new(), unknown: Vec::new(), steps: 0 };
     let end = through(&mut walk);
     let decided_by = decisive(&walk.hops, end);
     let by_istio = decided_by.as_ref().is_some_and(|place| place.chain.starts_with("ISTIO_"));
@@ -60,7 +63,10 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], int
         End::Redirected(port) | End::Tproxied(port) if by_istio => format!("sidecar:{port}"),
         End::Redirected(port) | End::Tproxied(port) => format!("redirected:{port}"),
     };
-    let unknown = walk.unknown.into_iter().map(|rule| format!("not understood, and passed over: {rule}"));
+    let more = walk.unknown.len().saturating_sub(NAMED);
+    let unknown = walk.unknown.into_iter().take(NAMED).map(|rule| format!("not understood, and passed over: {rule}"));
+    let unknown = unknown.chain((more > 0).then(|| format!("{more} more rules that are not understood")));
+    let endless = (walk.steps > STEPS).then(|| format!("not followed further than through {STEPS} rules"));
     Trace {
         from: origin,
         to: to.address,
@@ -70,7 +76,7 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], int
         decided_by,
         arrives_at,
         zone: walk.packet.zone.unwrap_or_default(),
-        caveats: book.caveats.iter().cloned().chain(unknown).collect(),
+        caveats: book.caveats.iter().cloned().chain(unknown).chain(endless).collect(),
     }
 }
 

@@ -59,7 +59,12 @@ pub(super) struct Walk<'a> {
     pub hops: Vec<Hop>,
     /// Foreign rules that it came by and that are not understood, as `CHAIN rule`.
     pub unknown: Vec<String>,
+    /// How many rules it has come by.
+    pub steps: usize,
 }
+
+/// How many rules a packet comes by at the most. Chains that go to others several times multiply them.
+pub(super) const STEPS: usize = 100_000;
 
 /// What a rule, or a chain, means for the packet.
 enum Verdict {
@@ -100,6 +105,10 @@ impl Walk<'_> {
     }
 
     fn line(&mut self, (book, hook): (Book, Hook), chain: &str, line: &Line) -> Verdict {
+        self.steps += 1;
+        if self.steps > STEPS {
+            return Verdict::End(End::PassedOn);
+        }
         let action = match &line.words {
             Words::Iptables(rule) => meets(&self.packet, rule).then(|| Action::from(&rule.target)),
             Words::Native(rule) => meets_native(&self.packet, rule).then(|| rule.action.clone()),

@@ -16,6 +16,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How many differences an error names; the rest it counts.
 const NAMED: usize = 10;
+/// How many foreign rules are logged; the rest is counted.
+const LOGGED: usize = 20;
 
 /// Nothing goes to stdout.
 ///
@@ -34,7 +36,8 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             let msg = format!("there was no ADD of the {attachment} in {}", path.display());
             return Err(Error::new(Code::NoAdd, msg));
         }
-        let live = Live::now()?;
+        let live =
+            Live::now().map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
         remark(&records, &live)?;
         let found = differences(&records, &live)?;
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
@@ -54,8 +57,12 @@ fn remark(records: &Records, live: &Live) -> Result<(), Error> {
              is tracked twice until the next ADD; add this attachment after the redirection"
         );
     }
-    for rule in foreign_rules(live, &ruleset(&policy, records.ip6())) {
+    let foreign = foreign_rules(live, &ruleset(&policy, records.ip6()));
+    for rule in foreign.iter().take(LOGGED) {
         tracing::info!("foreign rule: {rule}");
+    }
+    if foreign.len() > LOGGED {
+        tracing::info!("{} more foreign rules", foreign.len() - LOGGED);
     }
     Ok(())
 }
@@ -74,11 +81,15 @@ pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>,
 }
 
 fn drifted(request: &Request, found: &[String]) -> Error {
-    let pod = request.args.pod.as_ref().map_or_else(String::new, |p| format!(" of pod {}/{}", p.namespace, p.name));
     let mut details = found.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
     if found.len() > NAMED {
         details += &format!("; and {} more", found.len() - NAMED);
     }
-    let msg = format!("the rules{pod} are not what its attachments ask for ({} differences)", found.len());
+    let msg =
+        format!("the rules{} are not what its attachments ask for ({} differences)", of_pod(request), found.len());
     Error::new(Code::Drift, msg).with_details(details)
+}
+
+fn of_pod(request: &Request) -> String {
+    request.args.pod.as_ref().map_or_else(String::new, |pod| format!(" of pod {}/{}", pod.namespace, pod.name))
 }

@@ -2,23 +2,27 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
+use super::abandon::abandon;
 use super::desired::{fixtures, ruleset};
 use super::dialect::{Known, choose};
 use super::foreign::Redirection;
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::{Dialect, Live, Made, Plan};
+use crate::firewall::{self, Dialect, Live, Made, Plan, REMOVE_LIMIT};
+use crate::netlink::Allowance;
 use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a call waits for another one in the same namespace.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the rules are read again because somebody else changed them at the same time.
 const TRIES: usize = 100;
+/// For how long they are: whoever has CAP_NET_ADMIN in the pod can change them all the time.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// What a call wants of one attachment.
 #[derive(Debug, Clone)]
@@ -37,7 +41,13 @@ pub(super) enum Wish {
 /// The namespace can't be entered, the attachments contradict each other, state can't be kept, or
 /// the kernel refuses; then nothing of this call is in the kernel.
 pub(super) fn converge(store: &Store, attachment: &Attachment, sandbox: &Sandbox, wish: Wish) -> Result<(), Error> {
-    sandbox.enter(PATIENCE, || Converge { store, attachment, sandbox }.run(wish))
+    sandbox.enter(PATIENCE, || {
+        let leaving = matches!(wish, Wish::Leave);
+        match (Converge { store, attachment, sandbox }.run(wish)) {
+            Err(error) if leaving && error.code == Code::ForeignRules => abandon(store, attachment, sandbox, &error),
+            other => other,
+        }
+    })
 }
 
 /// Reads what is kept of the container's attachments; what was left in another namespace is gone
@@ -109,8 +119,10 @@ impl Converge<'_> {
         let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
         let addresses = sandbox::own_families()?;
         let mut go_native = false;
-        for _ in 0..TRIES {
-            let live = match Live::read(&mut socket) {
+        let limit = if matches!(wish, Wish::Leave) { REMOVE_LIMIT } else { Allowance::USUAL };
+        let deadline = Instant::now() + DEADLINE;
+        for _ in (0..TRIES).take_while(|_| Instant::now() < deadline) {
+            let live = match Live::read_within(limit, &mut socket) {
                 Err(nfnetlink::Error::Changed) => continue,
                 other => other.map_err(|e| refused(&e, None))?,
             };
@@ -287,6 +299,10 @@ struct Work {
 }
 
 fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {
+    use nfnetlink::Error::{TooMany, TooManyDeletions};
+    if matches!(error, TooMany(_) | TooManyDeletions { .. }) {
+        return firewall::failed("changing", *error);
+    }
     let at = match error {
         nfnetlink::Error::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
         _ => None,

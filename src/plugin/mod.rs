@@ -1,6 +1,7 @@
 //! One call of the plugin, from its environment and stdin to what goes to stdout. A verb a file;
 //! the order of things is known here and nowhere else.
 
+mod abandon;
 mod add;
 pub mod asked;
 mod check;

@@ -1,11 +1,10 @@
 //! Addresses of the namespace that the calling thread is in.
 
-use super::rtnl::{LO, failed, run, unless_there};
+use super::rtnl::{LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, failed, open, unless_gone, unless_there};
 use crate::cni::Error;
-use futures_util::TryStreamExt;
-use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags};
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use crate::netlink::attributes::{Attributes, find, find_text};
+use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
+use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +12,13 @@ use std::net::{IpAddr, Ipv6Addr};
 /// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
-const UNLISTED: &str = "the pod's addresses can't be listed";
+const AF_INET6: u8 = 10;
+/// linux/if_addr.h.
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_F_NODAD: u8 = 2;
+/// linux/if_link.h.
+const IFLA_IFNAME: u16 = 3;
 
 /// Whether the pod has addresses of its own, neither loopback nor link-local, of either family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -29,51 +34,72 @@ pub struct OwnFamilies {
 /// The addresses of the pod's own, neither loopback nor link-local.
 ///
 /// # Errors
-/// The kernel does not list them.
+/// The kernel does not list them; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many.
 pub fn own_addresses() -> Result<Vec<IpAddr>, Error> {
-    let interfaces = getifaddrs().map_err(|e| failed(UNLISTED, &e))?;
-    let outer = interfaces.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
-    let addresses = outer.filter_map(|interface| {
-        let address = interface.address?;
-        let ip4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-        ip4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
-    });
-    let is_own = |ip: &IpAddr| match ip {
-        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
-        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-    };
-    Ok(addresses.filter(is_own).collect())
+    let mut own = Vec::new();
+    each_address(|interface, address| own.extend(Some(address).filter(|address| is_own(interface, *address))))?;
+    Ok(own)
 }
 
 /// Looks at every interface.
 ///
 /// # Errors
-/// The kernel does not list them.
+/// As [`own_addresses`].
 pub fn own_families() -> Result<OwnFamilies, Error> {
-    let interfaces = getifaddrs().map_err(|e| failed(UNLISTED, &e))?;
     let mut found = OwnFamilies::default();
-    for interface in interfaces {
-        let Some(address) = interface.address else { continue };
-        let ip4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-        let Some(ip) = ip4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip()))) else { continue };
-        let loopback = ip.is_loopback() || interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-        match ip {
-            IpAddr::V4(ip) => found.ip |= !loopback && !ip.is_link_local(),
-            IpAddr::V6(ip) => found.ip6 |= !loopback && !ip.is_unicast_link_local(),
+    each_address(|interface, address| {
+        match address {
+            IpAddr::V4(_) => found.ip |= is_own(interface, address),
+            IpAddr::V6(_) => found.ip6 |= is_own(interface, address),
         }
-        found.proxy_loopback |= ip == PROXY_LOOPBACK;
-    }
+        found.proxy_loopback |= address == PROXY_LOOPBACK;
+    })?;
     Ok(found)
+}
+
+fn is_own(interface: u32, address: IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    interface != LO && !address.is_loopback() && !link_local
+}
+
+/// Calls `each` with the index of the interface and the address.
+fn each_address(mut each: impl FnMut(u32, IpAddr)) -> Result<(), Error> {
+    list(RTM_GETADDR, &[0; 8], |body| {
+        // struct ifaddrmsg { family, prefixlen, flags, scope, index }
+        let Some((header, attributes)) = body.split_first_chunk::<8>() else { return };
+        let [.., a, b, c, d] = *header;
+        // Where both are given, the other one is the peer's.
+        let address = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS)).unwrap_or_default();
+        let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
+        let address = v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from));
+        address.into_iter().for_each(|address| each(u32::from_ne_bytes([a, b, c, d]), address));
+    })
+    .map_err(|e| failed("listing the pod's addresses failed", &e))
 }
 
 /// The interfaces that are there besides lo and the default network's, `eth0`.
 ///
 /// # Errors
-/// The kernel does not list them.
+/// As [`own_addresses`].
 pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
-    let interfaces = getifaddrs().map_err(|e| failed("the pod's interfaces can't be listed", &e))?;
-    let others = interfaces.filter(|i| !i.flags.contains(InterfaceFlags::IFF_LOOPBACK) && i.interface_name != "eth0");
-    Ok(others.map(|interface| interface.interface_name).collect())
+    let mut others = BTreeSet::new();
+    let listed = list(RTM_GETLINK, &[0; 16], |body| {
+        // struct ifinfomsg { family, type, index, flags, change }
+        let Some((header, attributes)) = body.split_first_chunk::<16>() else { return };
+        let [_, _, _, _, a, b, c, d, ..] = *header;
+        let name = find_text(attributes, IFLA_IFNAME).filter(|name| *name != "eth0");
+        others.extend(name.filter(|_| u32::from_ne_bytes([a, b, c, d]) != LO).map(str::to_owned));
+    });
+    listed.map_err(|e| failed("listing the pod's interfaces failed", &e))?;
+    Ok(others)
+}
+
+/// Objects that come or go while they are listed may be among them or not.
+fn list(kind: u16, header: &[u8], each: impl FnMut(&[u8])) -> Result<(), Errno> {
+    open()?.dump(kind, header, &Attributes::new(), each).map(drop)
 }
 
 /// Gives lo the address [`PROXY_LOOPBACK`].
@@ -81,13 +107,9 @@ pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
 /// # Errors
 /// The kernel refuses; that it has the address already is none.
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| {
-        let mut request = handle.address().add(LO, PROXY_LOOPBACK.into(), 128);
-        // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
-        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
-        unless_there(request.execute().await)
-    })
-    .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+    // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
+    unless_there(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
+        .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
 }
 
 /// Takes [`PROXY_LOOPBACK`] from lo.
@@ -95,14 +117,18 @@ pub(super) fn add_proxy_loopback() -> Result<(), Error> {
 /// # Errors
 /// The kernel refuses; that there is no such address is none.
 pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
-    run(async |handle| {
-        let mut all = std::pin::pin!(handle.address().get().set_link_index_filter(LO).execute());
-        while let Some(address) = all.try_next().await? {
-            if address.attributes.contains(&AddressAttribute::Address(PROXY_LOOPBACK.into())) {
-                return handle.address().del(address).execute().await;
-            }
-        }
-        Ok(())
-    })
-    .map_err(|e| failed("the address ::6 can't be taken from lo", &e))
+    // Where IPv6 is off, lo has no addresses of it at all.
+    match proxy_loopback(RTM_DELADDR, 0, 0) {
+        Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
+        other => unless_gone(other).map_err(|e| failed("the address ::6 can't be taken from lo", &e)),
+    }
+}
+
+/// A request for this address, with `struct ifaddrmsg` as its header.
+fn proxy_loopback(kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
+    let [a, b, c, d] = LO.to_ne_bytes();
+    let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];
+    let octets = PROXY_LOOPBACK.octets();
+    let attributes = Attributes::new().bytes(IFA_ADDRESS, &octets).bytes(IFA_LOCAL, &octets);
+    open()?.request(kind, flags, &header, attributes.as_bytes())
 }

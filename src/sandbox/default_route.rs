@@ -1,12 +1,22 @@
 //! The default routes of the namespace that the calling thread is in.
 
-use super::rtnl::{failed, run, unless_gone};
+use super::rtnl::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone};
 use crate::cni::Error;
-use futures_util::TryStreamExt;
-use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteType};
+use crate::netlink::attributes::{Attributes, find};
+use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
+use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
-use rtnetlink::RouteMessageBuilder;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// linux/rtnetlink.h.
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_TABLE: u16 = 15;
+const RT_TABLE_MAIN: u8 = 254;
+const RTPROT_STATIC: u8 = 4;
+const RTN_UNICAST: u8 = 1;
 
 /// Takes the default routes of both families over this interface away and adds those over these
 /// gateways. What other routing tables say stays.
@@ -14,40 +24,39 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// # Errors
 /// There is no such interface, or the kernel refuses.
 pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<(), Error> {
-    let refused =
-        |why: &dyn std::fmt::Display| failed(&format!("the default route of {interface} can't be moved"), why);
-    let index = if_nametoindex(interface).map_err(|errno| refused(&errno))?;
-    run(async |handle| {
-        let all = [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
-        for family in all {
-            let routes: Vec<RouteMessage> = handle.route().get(family).execute().try_collect().await?;
-            for route in routes.into_iter().filter(|route| is_default_over(route, index)) {
-                unless_gone(handle.route().del(route).execute().await)?;
+    let replace = || {
+        let index = if_nametoindex(interface)?;
+        let mut socket = open()?;
+        for family in [AF_INET, AF_INET6] {
+            let routes = socket.list(RTM_GETROUTE, &header(family))?;
+            for route in routes.iter().filter(|route| is_default_over(route, index)) {
+                unless_gone(socket.request(RTM_DELROUTE, 0, route, &[]))?;
             }
         }
         for gateway in gateways {
-            let route = match gateway {
-                IpAddr::V4(gateway) => {
-                    RouteMessageBuilder::<Ipv4Addr>::new().gateway(*gateway).output_interface(index).build()
-                }
-                IpAddr::V6(gateway) => {
-                    RouteMessageBuilder::<Ipv6Addr>::new().gateway(*gateway).output_interface(index).build()
-                }
+            let (family, address) = match gateway {
+                IpAddr::V4(gateway) => (AF_INET, gateway.octets().to_vec()),
+                IpAddr::V6(gateway) => (AF_INET6, gateway.octets().to_vec()),
             };
-            handle.route().add(route).execute().await?;
+            let attributes = Attributes::new().bytes(RTA_GATEWAY, &address).ne32(RTA_OIF, index);
+            socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &header(family), attributes.as_bytes())?;
         }
         Ok(())
-    })
-    .map_err(|error| refused(&error))
+    };
+    replace().map_err(|e: Errno| failed(&format!("the default route of {interface} can't be moved"), &e))
 }
 
-fn is_default_over(route: &RouteMessage, interface: u32) -> bool {
-    let table = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Table(table) => Some(*table),
-        _ => None,
-    });
-    route.header.destination_prefix_length == 0
-        && route.header.kind == RouteType::Unicast
-        && table.unwrap_or_else(|| route.header.table.into()) == u32::from(RouteHeader::RT_TABLE_MAIN)
-        && route.attributes.contains(&RouteAttribute::Oif(interface))
+/// `struct rtmsg`.
+const fn header(family: u8) -> [u8; HEADER] {
+    [family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, RTN_UNICAST, 0, 0, 0, 0]
+}
+
+fn is_default_over(route: &[u8], interface: u32) -> bool {
+    let Some((header, attributes)) = route.split_first_chunk::<HEADER>() else { return false };
+    let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
+    let [_, destination_length, _, _, table, _, _, kind, ..] = *header;
+    destination_length == 0
+        && kind == RTN_UNICAST
+        && number(RTA_TABLE).unwrap_or_else(|| table.into()) == u32::from(RT_TABLE_MAIN)
+        && number(RTA_OIF) == Some(interface)
 }

@@ -1,31 +1,36 @@
-//! The pod's network namespace: opened by path and known by device and inode, entered on a thread
-//! of its own that ends there, locked so that two calls for one pod wait for each other.
+//! The pod's network namespace: opened by path and known by device and inode, entered and left again
+//! here only, locked so that two calls for one pod wait for each other.
 
 mod addresses;
 mod default_route;
 pub mod find;
 mod fixtures;
+mod lock;
 mod routing;
 mod rtnl;
 
 pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, secondary_interfaces};
 pub use default_route::replace_default_routes;
 pub use fixtures::Fixtures;
+pub use lock::remove_stale_locks;
 pub use routing::Routing;
 
 use crate::cni::{Code, Error};
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use lock::Lock;
+use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// `NSFS_MAGIC` (linux/magic.h): the file system of namespace files.
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
+
+/// The network namespace of the calling thread.
+const OWN: &str = "/proc/thread-self/ns/net";
 
 /// A network namespace that is held open.
 #[derive(Debug)]
@@ -79,59 +84,100 @@ impl Sandbox {
         &self.path
     }
 
-    /// Runs `work` in the namespace, alone: no other call of this plugin is in it meanwhile. It
-    /// runs on a thread of its own, for a thread that has entered a namespace can't be trusted to
-    /// get back.
+    /// Runs `work`, which only reads, in the namespace and alone: see [`Self::enter_to`].
     ///
     /// # Errors
-    /// The namespace can't be entered, or another call stays in it for longer than `patience`;
-    /// else what `work` returns.
-    pub fn enter<T: Send>(
+    /// As [`Self::enter_to`].
+    pub fn enter<T>(&self, patience: Duration, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        self.enter_to(Access::Read, patience, work)
+    }
+
+    /// Runs `work` on this thread in the namespace, while no other call of this plugin and no agent works
+    /// there. `work` must not start threads.
+    ///
+    /// # Errors
+    /// [`Code::TryAgain`]: another call works there for longer than `patience`. [`Code::Io`]: the lock
+    /// can't be used, and `access` needs it. The namespace can't be entered; else what `work` returns.
+    ///
+    /// # Panics
+    /// The thread can't return to its own namespace: then it must not go on in this one.
+    pub fn enter_to<T>(
         &self,
+        access: Access,
         patience: Duration,
-        work: impl FnOnce() -> Result<T, Error> + Send,
+        work: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let entered = std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let _lock = self.lock(patience)?;
-                setns(&self.file, CloneFlags::CLONE_NEWNET)
-                    .map_err(|e| self.error(&format!("can't be entered: {e}")))?;
-                work()
-            });
-            thread.join()
-        });
-        entered.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the thread in the pod's network namespace ended")))
+        let _lock = self.lock(access, patience)?;
+        let _inside = Inside::of(self)?;
+        work()
     }
 
     fn error(&self, why: &str) -> Error {
         Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", self.path.display()))
     }
 
-    /// The namespace's own file is the lock: it needs no path and leaves nothing behind.
-    fn lock(&self, patience: Duration) -> Result<Flock<File>, Error> {
-        let deadline = Instant::now() + patience;
-        let mut file = self.file.try_clone().map_err(|e| self.error(&format!("can't be held open: {e}")))?;
-        let mut pause = Duration::from_millis(1);
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(lock),
-                Err((same, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
-                    file = same;
-                    // flock has no deadline of its own; a signal to end it would need one thread more.
-                    std::thread::park_timeout(pause);
-                    pause = (pause * 2).min(Duration::from_millis(20));
+    fn lock(&self, access: Access, patience: Duration) -> Result<Option<Lock>, Error> {
+        let shown = self.path.display();
+        match Lock::acquire(Path::new(lock::DIRECTORY), self.id, access != Access::Read, patience) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(lock::Failure::Busy) => {
+                let msg = format!(
+                    "network namespace {shown}: another call has been at work in this namespace for {} s; try again",
+                    patience.as_secs()
+                );
+                Err(Error::new(Code::TryAgain, msg))
+            }
+            // No ADD has created the directory: there is no call to wait for.
+            Err(lock::Failure::Io(_, error)) if access == Access::Read && error.kind() == ErrorKind::NotFound => {
+                Ok(None)
+            }
+            Err(lock::Failure::Io(path, error)) => {
+                let msg = format!(
+                    "network namespace {shown}: can't lock it: {}: {error}; check that root can create files there",
+                    path.display()
+                );
+                if access == Access::Change {
+                    return Err(Error::new(Code::Io, msg));
                 }
-                Err((_, Errno::EWOULDBLOCK)) => {
-                    let msg = format!(
-                        "network namespace {}: another call has been at work in this namespace for {} s; try again",
-                        self.path.display(),
-                        patience.as_secs()
-                    );
-                    return Err(Error::new(Code::TryAgain, msg));
-                }
-                Err((_, errno)) => return Err(self.error(&format!("can't be locked: {errno}"))),
+                tracing::warn!("{msg}; continuing without the lock");
+                Ok(None)
             }
         }
+    }
+}
+
+/// What a call does in a namespace: how much it depends on the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Adds or changes: it fails if the lock can't be used.
+    Change,
+    /// Removes: it continues without a lock, so that a pod can always be deleted.
+    CleanUp,
+    /// Reads: it continues without a lock, and does not create the lock's directory.
+    Read,
+}
+
+/// A thread in another network namespace; it returns when this is dropped.
+struct Inside {
+    own: File,
+}
+
+impl Inside {
+    fn of(sandbox: &Sandbox) -> Result<Self, Error> {
+        let refused = |why: &dyn std::fmt::Display| sandbox.error(&format!("can't be entered: {why}"));
+        let own = File::open(OWN).map_err(|e| refused(&format!("{OWN}: {e}")))?;
+        // That the way back is permitted is known before it is needed.
+        for namespace in [&own, &sandbox.file] {
+            setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|errno| refused(&errno))?;
+        }
+        Ok(Self { own })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let back = setns(&self.own, CloneFlags::CLONE_NEWNET);
+        assert!(back.is_ok(), "the thread can't return from a pod's network namespace to its own: {back:?}");
     }
 }
 
@@ -139,5 +185,39 @@ impl Id {
     fn of(file: &File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sched::unshare;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// A new network namespace, which lives as long as this.
+    fn new() -> Sandbox {
+        let make = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("needs root");
+            Sandbox::open(Path::new(OWN)).expect("readable").expect("a namespace")
+        };
+        std::thread::spawn(make).join().expect("no panic")
+    }
+
+    fn here() -> Id {
+        Id::of(&File::open(OWN).expect("readable")).expect("readable")
+    }
+
+    #[test]
+    fn the_thread_returns_whatever_happens_in_the_namespace() {
+        let (sandbox, own) = (new(), here());
+        assert_eq!(sandbox.enter(PATIENCE, || Ok(here())).expect("entered"), sandbox.id());
+        assert_eq!(here(), own);
+        let failed = sandbox.enter(PATIENCE, || Err::<(), _>(Error::new(Code::Internal, "why")));
+        assert_eq!((failed.expect_err("it failed").msg.as_str(), here()), ("why", own));
+        let panicked = catch_unwind(AssertUnwindSafe(|| sandbox.enter::<()>(PATIENCE, || panic!("a fault"))));
+        assert!(panicked.is_err());
+        assert_eq!(here(), own);
     }
 }

@@ -1,14 +1,27 @@
 //! TPROXY's routing: packets with the mark are delivered to this namespace, whatever address they
 //! are for (the kernel's Documentation/networking/tproxy.rst).
 
-use super::rtnl::{LO, failed, run, unless_gone, unless_there};
+use super::rtnl::{
+    HEADER, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE, failed, open, unless_gone,
+    unless_there,
+};
 use crate::cni::Error;
-use futures_util::TryStreamExt;
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::route::{RouteMessage, RouteProtocol, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use crate::netlink::attributes::{Attributes, find};
+use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, Socket};
+use nix::errno::Errno;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// linux/rtnetlink.h.
+const RTA_OIF: u16 = 4;
+const RTA_TABLE: u16 = 15;
+const RTPROT_BOOT: u8 = 3;
+const RT_SCOPE_HOST: u8 = 254;
+const RTN_LOCAL: u8 = 2;
+/// linux/fib_rules.h.
+const FRA_FWMARK: u16 = 10;
+const FRA_TABLE: u16 = 15;
+const FR_ACT_TO_TBL: u8 = 1;
 
 /// A policy rule `fwmark MARK lookup TABLE` and a route `local default dev lo table TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -22,8 +35,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    fn families(self) -> impl Iterator<Item = Ip> {
-        [Some(Ip::V4), self.ip6.then_some(Ip::V6)].into_iter().flatten()
+    fn families(self) -> impl Iterator<Item = u8> {
+        [Some(AF_INET), self.ip6.then_some(AF_INET6)].into_iter().flatten()
     }
 
     /// Whether all policy rules are there.
@@ -31,15 +44,16 @@ impl Routing {
     /// # Errors
     /// The kernel does not list them.
     pub fn is_there(self) -> Result<bool, Error> {
-        run(async |handle| {
+        let all_there = || {
+            let mut socket = open()?;
             for family in self.families() {
-                if self.find_rule(&handle, family).await?.is_none() {
+                if self.find_rule(&mut socket, family)?.is_none() {
                     return Ok(false);
                 }
             }
             Ok(true)
-        })
-        .map_err(|e| failed("the pod's policy rules can't be listed", &e))
+        };
+        all_there().map_err(|e: Errno| failed("the pod's policy rules can't be listed", &e))
     }
 
     /// Adds rules and routes; one that is there already is left as it is.
@@ -47,19 +61,23 @@ impl Routing {
     /// # Errors
     /// The kernel refuses.
     pub fn add(self) -> Result<(), Error> {
-        run(async |handle| {
+        let add = || {
+            let mut socket = open()?;
             for family in self.families() {
-                unless_there(handle.route().add(self.route(family)).execute().await)?;
-                if self.find_rule(&handle, family).await?.is_none() {
-                    let mut request = handle.rule().add().table_id(self.table).fw_mark(self.mark);
-                    request = request.action(RuleAction::ToTable);
-                    request.message_mut().header.family = family.number();
-                    unless_there(request.execute().await)?;
-                }
+                self.add_to(&mut socket, family)?;
             }
             Ok(())
-        })
-        .map_err(|e| failed(&format!("the route for packets with mark {} can't be added", self.mark), &e))
+        };
+        add().map_err(|e: Errno| failed(&format!("the route for packets with mark {} can't be added", self.mark), &e))
+    }
+
+    fn add_to(self, socket: &mut Socket, family: u8) -> Result<(), Errno> {
+        const NEW: u16 = NLM_F_CREATE | NLM_F_EXCL;
+        unless_there(socket.request(RTM_NEWROUTE, NEW, &route(family), self.route_attributes().as_bytes()))?;
+        if self.find_rule(socket, family)?.is_none() {
+            unless_there(socket.request(RTM_NEWRULE, NEW, &rule(family), self.rule_attributes().as_bytes()))?;
+        }
+        Ok(())
     }
 
     /// Removes rules and routes; one that has gone already is no error.
@@ -67,63 +85,46 @@ impl Routing {
     /// # Errors
     /// The kernel refuses.
     pub fn remove(self) -> Result<(), Error> {
-        run(async |handle| {
+        let remove = || {
+            let mut socket = open()?;
             for family in self.families() {
-                if let Some(rule) = self.find_rule(&handle, family).await? {
-                    unless_gone(handle.rule().del(rule).execute().await)?;
+                if let Some(rule) = self.find_rule(&mut socket, family)? {
+                    unless_gone(socket.request(RTM_DELRULE, 0, &rule, &[]))?;
                 }
-                unless_gone(handle.route().del(self.route(family)).execute().await)?;
+                let attributes = self.route_attributes();
+                unless_gone(socket.request(RTM_DELROUTE, 0, &route(family), attributes.as_bytes()))?;
             }
             Ok(())
-        })
-        .map_err(|e| failed(&format!("the route for packets with mark {} can't be removed", self.mark), &e))
-    }
-
-    async fn find_rule(self, handle: &Handle, family: Ip) -> Result<Option<RuleMessage>, rtnetlink::Error> {
-        let mut all = std::pin::pin!(handle.rule().get(family.version()).execute());
-        while let Some(rule) = all.try_next().await? {
-            let table = rule.attributes.iter().find_map(|a| match a {
-                RuleAttribute::Table(table) => Some(*table),
-                _ => None,
-            });
-            let marks = rule.attributes.contains(&RuleAttribute::FwMark(self.mark));
-            if marks && table.unwrap_or_else(|| u32::from(rule.header.table)) == self.table {
-                return Ok(Some(rule));
-            }
-        }
-        Ok(None)
-    }
-
-    fn route(self, family: Ip) -> RouteMessage {
-        let mut message = match family {
-            Ip::V4 => RouteMessageBuilder::<Ipv4Addr>::new().table_id(self.table).output_interface(LO).build(),
-            Ip::V6 => RouteMessageBuilder::<Ipv6Addr>::new().table_id(self.table).output_interface(LO).build(),
         };
-        message.header.kind = RouteType::Local;
-        message.header.scope = RouteScope::Host;
-        message.header.protocol = RouteProtocol::Boot;
-        message
+        remove()
+            .map_err(|e: Errno| failed(&format!("the route for packets with mark {} can't be removed", self.mark), &e))
+    }
+
+    /// The policy rule as the kernel lists it.
+    fn find_rule(self, socket: &mut Socket, family: u8) -> Result<Option<Vec<u8>>, Errno> {
+        let is_it = |body: &Vec<u8>| {
+            let attributes = body.get(HEADER..).unwrap_or_default();
+            let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
+            number(FRA_FWMARK) == Some(self.mark) && number(FRA_TABLE) == Some(self.table)
+        };
+        Ok(socket.list(RTM_GETRULE, &rule(family))?.into_iter().find(is_it))
+    }
+
+    fn rule_attributes(self) -> Attributes {
+        Attributes::new().ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table)
+    }
+
+    fn route_attributes(self) -> Attributes {
+        Attributes::new().ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table)
     }
 }
 
-#[derive(Clone, Copy)]
-enum Ip {
-    V4,
-    V6,
+/// `struct fib_rule_hdr`.
+const fn rule(family: u8) -> [u8; HEADER] {
+    [family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
 }
 
-impl Ip {
-    const fn version(self) -> IpVersion {
-        match self {
-            Self::V4 => IpVersion::V4,
-            Self::V6 => IpVersion::V6,
-        }
-    }
-
-    const fn number(self) -> AddressFamily {
-        match self {
-            Self::V4 => AddressFamily::Inet,
-            Self::V6 => AddressFamily::Inet6,
-        }
-    }
+/// `struct rtmsg`.
+const fn route(family: u8) -> [u8; HEADER] {
+    [family, 0, 0, 0, 0, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0]
 }

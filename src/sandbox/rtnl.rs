@@ -1,40 +1,57 @@
-//! Talking to the kernel's routing side (rtnetlink) from the thread that is in the namespace.
+//! The kernel's routing side (rtnetlink(7)), asked from the thread that is in the namespace.
 
 use crate::cni::{Code, Error};
+use crate::netlink::{Allowance, Socket, TOO_MANY};
 use nix::errno::Errno;
-use rtnetlink::Handle;
+use nix::sys::socket::SockProtocol;
 
 /// The kernel gives lo this index in every namespace (net/core/dev.c: it is made first).
 pub(super) const LO: u32 = 1;
 
-/// Runs `work` with a socket of the calling thread's namespace.
-pub(super) fn run<T>(work: impl AsyncFnOnce(Handle) -> Result<T, rtnetlink::Error>) -> Result<T, rtnetlink::Error> {
-    let failed = |e: std::io::Error| rtnetlink::Error::NamespaceError(e.to_string());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection().map_err(failed)?;
-        tokio::spawn(connection);
-        work(handle).await
-    })
+pub(super) const RTM_GETLINK: u16 = 18;
+pub(super) const RTM_NEWADDR: u16 = 20;
+pub(super) const RTM_DELADDR: u16 = 21;
+pub(super) const RTM_GETADDR: u16 = 22;
+pub(super) const RTM_NEWROUTE: u16 = 24;
+pub(super) const RTM_DELROUTE: u16 = 25;
+pub(super) const RTM_GETROUTE: u16 = 26;
+pub(super) const RTM_NEWRULE: u16 = 32;
+pub(super) const RTM_DELRULE: u16 = 33;
+pub(super) const RTM_GETRULE: u16 = 34;
+
+/// The length of `struct rtmsg` and of `struct fib_rule_hdr` (linux/rtnetlink.h, fib_rules.h).
+pub(super) const HEADER: usize = 12;
+
+/// A socket of the calling thread's namespace.
+///
+/// # Errors
+/// No descriptor is left.
+pub(super) fn open() -> Result<Socket, Errno> {
+    Socket::open(SockProtocol::NetlinkRoute)
 }
 
-/// That something is there already is as good as having added it.
-pub(super) fn unless_there(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
+/// Treats an object that already exists as added.
+pub(super) fn unless_there(result: Result<(), Errno>) -> Result<(), Errno> {
     unless(result, &[Errno::EEXIST])
 }
 
-/// That something has gone already is as good as having removed it.
-pub(super) fn unless_gone(result: Result<(), rtnetlink::Error>) -> Result<(), rtnetlink::Error> {
-    unless(result, &[Errno::ENOENT, Errno::ESRCH])
+/// Treats an object that does not exist as removed.
+pub(super) fn unless_gone(result: Result<(), Errno>) -> Result<(), Errno> {
+    unless(result, &[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL])
 }
 
-fn unless(result: Result<(), rtnetlink::Error>, fine: &[Errno]) -> Result<(), rtnetlink::Error> {
+fn unless(result: Result<(), Errno>, fine: &[Errno]) -> Result<(), Errno> {
     match result {
-        Err(rtnetlink::Error::NetlinkError(e)) if fine.iter().any(|errno| e.raw_code() == -(*errno as i32)) => Ok(()),
+        Err(errno) if fine.contains(&errno) => Ok(()),
         other => other,
     }
 }
 
-pub(super) fn failed(what: &str, why: &dyn std::fmt::Display) -> Error {
+/// The error of a request: [`Code::ForeignRules`] if the namespace holds more than is read.
+pub(super) fn failed(what: &str, why: &Errno) -> Error {
+    if *why == TOO_MANY {
+        let msg = format!("{what}: expected {}; got more; delete the pod", Allowance::USUAL);
+        return Error::new(Code::ForeignRules, msg);
+    }
     Error::new(Code::KernelRefused, format!("{what}: {why}"))
 }

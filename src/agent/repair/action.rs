@@ -86,6 +86,12 @@ pub(super) fn label(account: &ServiceAccount, known: &KnownPod, label: &(String,
     Ok(Outcome::Labelled)
 }
 
+/// What is told of a pod whose rules can't be looked at.
+pub(super) fn unreadable(error: &Error) -> Event {
+    let message = format!("drift is not repaired: {error}");
+    Event { warning: true, reason: "DetourRulesUnreadable".into(), message }
+}
+
 /// What is told of an outcome; `None` where nothing happened.
 pub(super) fn event(cause: Cause, outcome: &Outcome) -> Option<Event> {
     let (warning, reason, message) = match outcome {

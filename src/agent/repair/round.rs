@@ -23,8 +23,6 @@ const CERTAIN_TO_ACT: Duration = Duration::from_secs(30);
 /// How long a look waits for another call in the same namespace: whoever is in there can hold its lock, and
 /// keep all other pods waiting.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A namespace where that was not enough is looked at again after so long.
-const BUSY: Duration = Duration::from_secs(15);
 
 /// What repairs are made with.
 #[derive(Debug)]
@@ -79,14 +77,21 @@ impl<'a> Round<'a> {
             return None;
         };
         let stood = if suspicion.settled { self.stand(watched) } else { Ok(None) };
-        watched.complain(stood.as_ref().err());
-        let is_busy = stood.as_ref().is_err_and(|error| error.code == Code::TryAgain);
-        let cause = diagnose(suspicion, stood.ok().flatten().as_ref());
         // Pods before it, and its own look, may have taken long.
         let now = self.begun.0 + self.begun.1.elapsed();
+        let error = stood.as_ref().err();
+        watched.complain(error);
+        watched.note_look(error, now);
+        if let Some(error) = error {
+            self.means.metrics.look_failure(error.code.name());
+            if watched.is_to_be_reported(Some(error), now) {
+                self.news.push((Arc::clone(&known), action::unreadable(error)));
+            }
+        }
+        let cause = diagnose(suspicion, stood.ok().flatten().as_ref());
         let certain = if self.means.settings.mode == Mode::InPlace { CERTAIN } else { CERTAIN_TO_ACT };
         if !watched.note(cause, self.interval(&known), certain, now) {
-            watched.wake(is_busy.then_some(now + BUSY));
+            watched.postpone();
             return None;
         }
         let cause = cause?;

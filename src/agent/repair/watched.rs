@@ -2,7 +2,7 @@
 
 use super::tries::Tries;
 use super::{Cause, KnownPod};
-use crate::cni::Error;
+use crate::cni::{Code, Error};
 use crate::sandbox::find::Found;
 use crate::sandbox::{Id, Sandbox};
 use std::path::PathBuf;
@@ -11,6 +11,13 @@ use std::time::{Duration, Instant};
 
 /// A pod that changes often, as one in a crash loop does, is not looked at more often than this.
 const GAP: Duration = Duration::from_secs(5);
+/// How long a pod is not looked at after its rules could not be; with each time in a row, twice as long.
+const PAUSE: Duration = Duration::from_secs(15);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// How many times in a row are reported, if it may be a coincidence.
+const LASTING: u32 = 5;
+const BETWEEN_REPORTS: Duration = Duration::from_secs(3600);
+
 /// A pod that is looked after.
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -24,6 +31,12 @@ pub(super) struct Watched {
     pub(super) place: Option<Place>,
     /// Why its rules could not be looked at the last time.
     said: Option<String>,
+    /// How many times in a row they could not.
+    failures: u32,
+    /// It is not looked at before, even if it changes.
+    not_before: Option<Instant>,
+    /// When an event about that was recorded last.
+    reported: Option<Instant>,
 }
 
 /// Where a pod's namespace was found.
@@ -51,7 +64,18 @@ impl Watched {
     /// One that is new.
     pub(super) fn new(known: Arc<KnownPod>, due: Instant) -> Self {
         let tries = Tries::default();
-        Self { known, due: Some(due), looked: None, suspected: None, tries, place: None, said: None }
+        Self {
+            known,
+            due: Some(due),
+            looked: None,
+            suspected: None,
+            tries,
+            place: None,
+            said: None,
+            failures: 0,
+            not_before: None,
+            reported: None,
+        }
     }
 
     /// Takes it as it is known now. One that has changed is looked at soon.
@@ -59,6 +83,7 @@ impl Watched {
         if !Arc::ptr_eq(&self.known, known) {
             self.known = Arc::clone(known);
             let soon = self.looked.map_or(now, |looked| now.max(looked + GAP));
+            let soon = self.not_before.map_or(soon, |then| soon.max(then));
             self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
         }
     }
@@ -104,6 +129,30 @@ impl Watched {
         self.due = self.due.into_iter().chain(then).min();
     }
 
+    /// Notes whether the rules could be looked at, as far as the pod's own processes decide that: then the
+    /// pauses get longer, so that they can't take the time of other pods.
+    pub(super) fn note_look(&mut self, error: Option<&Error>, now: Instant) {
+        let is_its_own = error.is_some_and(|error| matches!(error.code, Code::TryAgain | Code::ForeignRules));
+        self.failures = if is_its_own { self.failures.saturating_add(1) } else { 0 };
+        self.not_before = is_its_own.then(|| now + (PAUSE * 2_u32.pow(self.failures.min(10) - 1)).min(LONGEST_PAUSE));
+    }
+
+    /// Has it looked at no sooner than its failures allow.
+    pub(super) fn postpone(&mut self) {
+        self.due = self.not_before.or(self.due);
+    }
+
+    /// Whether an event is to be recorded of what keeps the rules from being looked at.
+    pub(super) fn is_to_be_reported(&mut self, error: Option<&Error>, now: Instant) -> bool {
+        let too_many = error.is_some_and(|error| error.code == Code::ForeignRules);
+        let is_due = self.reported.is_none_or(|reported| now.duration_since(reported) >= BETWEEN_REPORTS);
+        let report = (too_many || self.failures >= LASTING) && is_due;
+        if report {
+            self.reported = Some(now);
+        }
+        report
+    }
+
     /// Says why its rules can't be looked at, where that is news.
     pub(super) fn complain(&mut self, error: Option<&Error>) {
         let said = error.map(ToString::to_string);
@@ -134,6 +183,42 @@ mod tests {
             watched.update(&Arc::new(KnownPod::default()), now + second * SECOND);
         }
         assert!(!watched.is_due(now + 4 * SECOND) && watched.is_due(now + GAP));
+    }
+
+    #[test]
+    fn one_that_holds_too_much_is_looked_at_ever_more_rarely_even_if_it_changes() {
+        let (start, error) = (Instant::now(), Error::new(Code::ForeignRules, "too many rules"));
+        let (mut watched, mut now, mut pauses) = (Watched::new(Arc::default(), start), start, Vec::new());
+        for _ in 0..8 {
+            watched.note_look(Some(&error), now);
+            watched.note(None, MINUTE, CERTAIN, now);
+            watched.postpone();
+            watched.update(&Arc::new(KnownPod::default()), now + SECOND);
+            let next = watched.due.expect("it is looked at again");
+            pauses.push((next - now).as_secs());
+            now = next;
+        }
+        assert_eq!(pauses, [15, 30, 60, 120, 240, 480, 600, 600]);
+        watched.note_look(None, now);
+        watched.note(None, MINUTE, CERTAIN, now);
+        watched.postpone();
+        assert_eq!(watched.due, Some(now + 60 * SECOND));
+    }
+
+    #[test]
+    fn what_keeps_rules_from_being_looked_at_is_reported_once_an_hour() {
+        let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+        let (many, busy) = (Error::new(Code::ForeignRules, "too many"), Error::new(Code::TryAgain, "busy"));
+        let mut watched = Watched::new(Arc::default(), now);
+        assert!(!watched.is_to_be_reported(None, now));
+        assert!(watched.is_to_be_reported(Some(&many), now) && !watched.is_to_be_reported(Some(&many), now + SECOND));
+        assert!(watched.is_to_be_reported(Some(&many), now + hour));
+        let mut watched = Watched::new(Arc::default(), now);
+        let reports = (0..6).filter(|_| {
+            watched.note_look(Some(&busy), now);
+            watched.is_to_be_reported(Some(&busy), now)
+        });
+        assert_eq!(reports.count(), 1, "after several times in a row");
     }
 
     #[test]

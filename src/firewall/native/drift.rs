@@ -2,7 +2,7 @@
 
 use super::live::{LiveChain, LiveTables};
 use super::rule::{Chain, Tables, table_name};
-use crate::firewall::drift::{Difference, Drift};
+use crate::firewall::drift::{Difference, Drift, pair};
 use crate::firewall::rule::Table;
 use std::collections::BTreeMap;
 
@@ -37,18 +37,13 @@ fn differences_of_chain(name: &str, live: &LiveChain, wanted: &Chain) -> Vec<Dif
         found.push(Difference::OtherHook(name.to_owned()));
     }
     let text = |rule: &dyn ToString| format!("{name} {}", rule.to_string());
-    let mut extra: Vec<String> = live
-        .rules
-        .iter()
-        .map(|rule| rule.as_ref().map_or_else(|| format!("{name} (a foreign rule)"), |rule| text(rule)))
-        .collect();
-    let mut there = Vec::new();
-    for rule in wanted.rules.iter().map(|rule| text(rule)) {
-        match extra.iter().position(|other| *other == rule) {
-            Some(at) => there.push(extra.remove(at)),
-            None => found.push(Difference::Missing(rule)),
-        }
-    }
+    let rules = live.rules.iter();
+    let there = rules.map(|rule| rule.as_ref().map_or_else(|| format!("{name} (a foreign rule)"), |rule| text(rule)));
+    let wanted = wanted.rules.iter().map(|rule| text(rule));
+    let (paired, extra) = pair(wanted.collect(), there.collect());
+    let (there, missing): (Vec<_>, Vec<_>) = paired.into_iter().partition(|(_, is_there)| *is_there);
+    let there: Vec<String> = there.into_iter().map(|(rule, _)| rule).collect();
+    found.extend(missing.into_iter().map(|(rule, _)| Difference::Missing(rule)));
     let in_order: Vec<String> = live.rules.iter().flatten().map(|rule| text(rule)).collect();
     let is_out_of_order = found.is_empty() && extra.is_empty() && in_order != there;
     found.extend(extra.into_iter().map(Difference::Extra));

@@ -8,6 +8,7 @@ use crate::firewall::live::Counter;
 use crate::firewall::nfnetlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::firewall::nfnetlink::{Error, Socket, Verb};
 use crate::firewall::rule::{Hook, Table};
+use nix::errno::Errno;
 use std::collections::BTreeMap;
 
 /// A chain in the kernel.
@@ -38,17 +39,23 @@ pub(in crate::firewall) fn table_of(family: u8, name: Option<&str>) -> Option<Ta
 pub(in crate::firewall) struct Sets(BTreeMap<Table, BTreeMap<String, LiveSet>>);
 
 impl Sets {
-    pub(in crate::firewall) fn read(socket: &mut Socket) -> Result<Self, Error> {
+    /// Reads the sets of `tables`. A pod can add others, which no rule of ours looks up: they only count
+    /// against what the socket may read.
+    pub(in crate::firewall) fn read(socket: &mut Socket, tables: &LiveTables) -> Result<Self, Error> {
+        // What was listed may have gone since.
+        let gone = |error| if error == Error::Socket(Errno::ENOENT) { Error::Changed } else { error };
         let mut sets = Self::default();
-        socket.dump(Verb::GetSet, |family, body| {
-            if let (Some(table), Some(name)) = (table_of(family, find_text(body, 1)), find_text(body, 2)) {
-                sets.0.entry(table).or_default().insert(name.to_owned(), LiveSet::of(body));
-            }
-        })?;
-        for (table, sets) in &mut sets.0 {
-            for (name, set) in sets {
-                let which = Attributes::new().text(1, table_name(*table)).text(2, name);
-                socket.dump_of(Verb::GetSetElements, INET, which, |_, body| set.read_elements(body))?;
+        for table in tables.keys() {
+            let of_table = || Attributes::new().text(1, table_name(*table));
+            let found = sets.0.entry(*table).or_default();
+            let set = |_, body: &[u8]| {
+                find_text(body, 2).into_iter().for_each(|name| drop(found.insert(name.to_owned(), LiveSet::of(body))));
+            };
+            socket.dump_of(Verb::GetSet, INET, of_table(), set).map_err(gone)?;
+            for (name, set) in found {
+                let which = of_table().text(2, name);
+                let elements = |_, body: &[u8]| set.read_elements(body);
+                socket.dump_of(Verb::GetSetElements, INET, which, elements).map_err(gone)?;
             }
         }
         Ok(sets)

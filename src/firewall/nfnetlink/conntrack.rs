@@ -1,8 +1,8 @@
 //! The connections that a network namespace tracks (linux/netfilter/nfnetlink_conntrack.h).
 
-use super::attributes::{Attributes, find, parse};
-use super::message::{NLM_F_DUMP, NLM_F_REQUEST, put};
 use super::{Error, Socket};
+use crate::netlink::Allowance;
+use crate::netlink::attributes::{Attributes, find, parse};
 use std::net::{IpAddr, SocketAddr};
 
 const NFNL_SUBSYS_CTNETLINK: u16 = 1;
@@ -37,18 +37,17 @@ pub struct Connection {
 }
 
 impl Socket {
-    /// All connections of the socket's network namespace that have ports.
+    /// The connections of the socket's network namespace that have ports and are `wanted`: there may be as
+    /// many as `net.netfilter.nf_conntrack_max` allows.
     ///
     /// # Errors
     /// The kernel has no connection tracking, or the socket fails.
-    pub fn connections(&mut self) -> Result<Vec<Connection>, Error> {
-        let sequence = self.next_sequence();
-        let mut request = Vec::new();
+    pub fn connections(&mut self, wanted: impl Fn(&Connection) -> bool) -> Result<Vec<Connection>, Error> {
         let kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET;
-        put(&mut request, kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, 0, 0, Attributes::new().as_bytes());
+        self.allow(Allowance::UNLIMITED);
         let mut found = Vec::new();
         // A table that changes while it is read misses what came or went, and no more.
-        match self.answers(&request, sequence, |_, body| found.extend(connection(body))) {
+        match self.answers(kind, 0, &Attributes::new(), |_, body| found.extend(connection(body).filter(&wanted))) {
             Ok(()) | Err(Error::Changed) => Ok(found),
             Err(error) => Err(error),
         }

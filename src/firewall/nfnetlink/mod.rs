@@ -1,10 +1,10 @@
-//! Netlink to nf_tables: attributes, messages, the socket. It knows nothing of rules.
+//! Netlink to nf_tables: messages, dumps and transactions. It knows nothing of rules.
 
-pub mod attributes;
 mod conntrack;
 mod message;
 mod socket;
 
+pub use crate::netlink::{NLM_F_CREATE, attributes};
 pub use conntrack::Connection;
-pub use message::{Message, NLM_F_APPEND, NLM_F_CREATE, Verb};
+pub use message::{Message, NLM_F_APPEND, Verb};
 pub use socket::{Error, Socket};

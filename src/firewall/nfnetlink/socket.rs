@@ -1,34 +1,34 @@
 //! The netlink socket of the network namespace in which it is opened: dumps and transactions.
 
-use super::attributes::{Attributes, find_be32};
-use super::message::{
-    Message, NFNL_BATCH_GENID, NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES, NLM_F_ACK, NLM_F_DUMP,
-    NLM_F_DUMP_INTR, Verb, put, split,
-};
+use super::message::{Message, NFNL_BATCH_GENID, NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, Verb};
+use super::message::{header, index, parts, put_mark};
+use crate::netlink::attributes::{Attributes, find_be32};
+use crate::netlink::{self, Allowance, NLM_F_ACK, NLMSG_ERROR, TOO_MANY};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket, sockopt,
-};
-use nix::sys::time::TimeVal;
-use std::os::fd::{AsRawFd, OwnedFd};
+use nix::sys::socket::SockProtocol;
 
 /// linux/errno.h; only the kernel and netlink use it.
 const ERESTART: i32 = 85;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 /// `NFTA_GEN_ID`.
 const GENERATION_ID: u16 = 1;
-/// More than the largest part of a dump (linux/netlink.c sends 32 KiB at most).
-const READ_BUFFER: usize = 1 << 16;
-/// The kernel answers within the call that asks; this only guards against waiting for ever.
-const ANSWER_SECONDS: i64 = 10;
 
 /// What can go wrong between us and the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The socket itself failed.
+    /// The socket itself failed. A transaction that was sent may have taken effect or not.
     #[error("netlink socket: {0}")]
     Socket(#[from] Errno),
+    /// Dumps returned more than they may.
+    #[error("expected {0} of tables, chains, rules and sets; got more")]
+    TooMany(Allowance),
+    /// A transaction would cost the kernel too much.
+    #[error("expected at most {limit} rules of another tool that go to detour's chains, got {count}")]
+    TooManyDeletions {
+        /// How many rules of one chain it would delete one by one.
+        count: usize,
+        /// How many it may.
+        limit: usize,
+    },
     /// Somebody else changed the rules in between; read them again.
     #[error("the rules changed while they were read")]
     Changed,
@@ -44,10 +44,7 @@ pub enum Error {
 
 /// A socket to nf_tables.
 #[derive(Debug)]
-pub struct Socket {
-    fd: OwnedFd,
-    sequence: u32,
-}
+pub struct Socket(netlink::Socket);
 
 impl Socket {
     /// Opens one in the calling thread's network namespace.
@@ -55,20 +52,12 @@ impl Socket {
     /// # Errors
     /// The kernel has no nfnetlink or no descriptor is left.
     pub fn open() -> Result<Self, Error> {
-        let protocol = SockProtocol::NetlinkNetFilter;
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
-        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_SECONDS, 0))?;
-        Ok(Self { fd, sequence: 0 })
+        Ok(Self(netlink::Socket::open(SockProtocol::NetlinkNetFilter)?))
     }
 
-    fn send(&self, bytes: &[u8]) -> Result<(), Error> {
-        sendto(self.fd.as_raw_fd(), bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-        Ok(())
-    }
-
-    pub(super) fn next_sequence(&mut self) -> u32 {
-        self.sequence += 1;
-        self.sequence
+    /// Limits what the next dumps may return, all together.
+    pub fn allow(&mut self, allowance: Allowance) {
+        self.0.allow(allowance);
     }
 
     /// The generation of all rules of the namespace: it grows with each transaction.
@@ -76,22 +65,21 @@ impl Socket {
     /// # Errors
     /// The socket fails or the kernel answers without one.
     pub fn generation(&mut self) -> Result<u32, Error> {
-        let sequence = self.next_sequence();
+        let sequence = self.0.next_sequence();
         let mut request = Vec::new();
         let ask = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
         ask.write(0, sequence, &mut request);
-        self.send(&request)?;
-        let mut buffer = vec![0; 512];
-        let read = recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        let answer = split(&buffer[..read]).find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
-        let generation = answer.and_then(|m| find_be32(m.netfilter()?.1, GENERATION_ID));
+        self.0.send(&request)?;
+        let answer = self.0.receive()?.find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
+        let generation = answer.and_then(|m| find_be32(parts(m.body)?.1, GENERATION_ID));
         generation.ok_or(Error::Socket(Errno::ENOTSUP))
     }
 
     /// Everything of one kind, of all families; `each` gets the family and the attributes.
     ///
     /// # Errors
-    /// The socket fails, or the rules change while they are read.
+    /// The socket fails, the rules change while they are read, or there are more than [`Self::allow`]
+    /// allows.
     pub fn dump(&mut self, verb: Verb, each: impl FnMut(u8, &[u8])) -> Result<(), Error> {
         self.dump_of(verb, 0, Attributes::new(), each)
     }
@@ -108,33 +96,26 @@ impl Socket {
         attributes: Attributes,
         each: impl FnMut(u8, &[u8]),
     ) -> Result<(), Error> {
-        let sequence = self.next_sequence();
-        let mut request = Vec::new();
-        Message { verb, flags: 0, family, attributes }.write(NLM_F_DUMP, sequence, &mut request);
-        self.answers(&request, sequence, each)
+        self.answers(verb.kind(), family, &attributes, each)
     }
 
-    /// Sends the request for a dump, and reads that to its end.
     pub(super) fn answers(
         &mut self,
-        request: &[u8],
-        sequence: u32,
+        kind: u16,
+        family: u8,
+        attributes: &Attributes,
         mut each: impl FnMut(u8, &[u8]),
     ) -> Result<(), Error> {
-        self.send(request)?;
-        let mut buffer = vec![0; READ_BUFFER];
-        let mut interrupted = false;
-        loop {
-            let read = recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            for message in split(&buffer[..read]).filter(|m| m.sequence == sequence) {
-                interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
-                match message.kind {
-                    NLMSG_DONE if interrupted => return Err(Error::Changed),
-                    NLMSG_DONE => return Ok(()),
-                    NLMSG_ERROR => return Err(Error::Socket(Errno::from_raw(message.errno()))),
-                    _ => message.netfilter().into_iter().for_each(|(family, body)| each(family, body)),
-                }
+        let dumped = self.0.dump(kind, &header(family, 0), attributes, |body| {
+            if let Some((family, attributes)) = parts(body) {
+                each(family, attributes);
             }
+        });
+        match dumped {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Changed),
+            Err(TOO_MANY) => Err(Error::TooMany(self.0.allowance())),
+            Err(errno) => Err(errno.into()),
         }
     }
 
@@ -142,35 +123,31 @@ impl Socket {
     /// where the rules are no longer of `generation`.
     ///
     /// # Errors
-    /// The kernel refuses it, or the rules have changed since `generation`.
+    /// The kernel refuses it, or the rules have changed since `generation`: then nothing of it was done.
+    /// After [`Error::Socket`], the generation and the rules tell whether it was done.
     pub fn transact(&mut self, messages: &[Message], generation: u32) -> Result<(), Error> {
         let Some(last) = messages.len().checked_sub(1) else { return Ok(()) };
-        let begin = self.next_sequence();
+        let begin = self.0.next_sequence();
         let mut batch = Vec::new();
         let genid = Attributes::new().be32(NFNL_BATCH_GENID, generation);
-        put(&mut batch, NFNL_MSG_BATCH_BEGIN, 1, begin, 0, NFNL_SUBSYS_NFTABLES, genid.as_bytes());
-        let first = self.sequence + 1;
+        put_mark(&mut batch, NFNL_MSG_BATCH_BEGIN, begin, &genid);
+        let first = begin + 1;
+        let mut acknowledged = begin;
         for (index, message) in messages.iter().enumerate() {
-            let sequence = self.next_sequence();
+            acknowledged = self.0.next_sequence();
             // The last one's acknowledgement tells that the kernel has done with all of them.
-            message.write(if index == last { NLM_F_ACK } else { 0 }, sequence, &mut batch);
+            message.write(if index == last { NLM_F_ACK } else { 0 }, acknowledged, &mut batch);
         }
-        let acknowledged = self.sequence;
-        let end = self.next_sequence();
-        put(&mut batch, NFNL_MSG_BATCH_END, 1, end, 0, NFNL_SUBSYS_NFTABLES, &[]);
-        self.make_room(batch.len())?;
-        self.send(&batch)?;
-        let mut buffer = vec![0; READ_BUFFER];
+        put_mark(&mut batch, NFNL_MSG_BATCH_END, self.0.next_sequence(), &Attributes::new());
+        self.0.send(&batch)?;
         let mut refused = None;
         loop {
-            let read = recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            for message in split(&buffer[..read]).filter(|m| m.kind == NLMSG_ERROR && m.sequence >= begin) {
+            for message in self.0.receive()?.filter(|m| m.kind == NLMSG_ERROR && m.sequence >= begin) {
                 let errno = message.errno();
                 if errno == ERESTART {
                     return Err(Error::Changed);
                 }
-                let index = message.sequence.checked_sub(first).and_then(|i| usize::try_from(i).ok());
-                let index = index.filter(|i| *i <= last);
+                let index = index(&message, first, messages.len());
                 if errno != 0 && refused.is_none() {
                     refused = Some(Error::Refused { index, errno: Errno::from_raw(errno) });
                 }
@@ -179,15 +156,5 @@ impl Socket {
                 }
             }
         }
-    }
-
-    /// A transaction goes out in one piece, however long (the default buffer ends at 200 KiB).
-    fn make_room(&self, needed: usize) -> Result<(), Error> {
-        const USUAL: usize = 64 * 1024;
-        if needed > USUAL {
-            setsockopt(&self.fd, sockopt::SndBufForce, &(2 * needed))?;
-            setsockopt(&self.fd, sockopt::RcvBufForce, &(2 * needed))?;
-        }
-        Ok(())
     }
 }

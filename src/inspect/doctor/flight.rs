@@ -113,9 +113,8 @@ fn ready(socket: &OwnedFd, flags: PollFlags) -> bool {
 fn landing(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
     let number = if protocol == Protocol::Tcp { 6 } else { 17 };
     let unread = |error| Error::new(Code::KernelRefused, format!("connection tracking can't be read: {error}"));
-    let all = Socket::open().and_then(|mut socket| socket.connections()).map_err(unread)?;
-    let is_it = |c: &&Connection| (c.protocol, c.source, c.destination) == (number, from, to);
-    let own: Vec<&Connection> = all.iter().filter(is_it).collect();
+    let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (number, from, to);
+    let own = Socket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
     let elsewhere = own.iter().find(|connection| connection.answers != to);
     let landed = elsewhere.or(own.first()).map(|connection| connection.answers);
     let none = || Error::new(Code::KernelRefused, format!("connection tracking knows nothing of {from} to {to}"));

@@ -96,7 +96,10 @@ fn try_all() -> Tried {
         netfilter: Socket::open().and_then(|mut socket| socket.generation()).map(drop).map_err(|e| e.to_string()),
         iptables: commit(Dialect::Iptables),
         native: commit(Dialect::Nftables),
-        conntrack: Socket::open().and_then(|mut socket| socket.connections()).map(drop).map_err(|e| e.to_string()),
+        conntrack: Socket::open()
+            .and_then(|mut socket| socket.connections(|_| false))
+            .map(drop)
+            .map_err(|e| e.to_string()),
     }
 }
 

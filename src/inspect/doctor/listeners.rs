@@ -8,7 +8,8 @@ use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::sandbox::find::Found;
-use std::fs;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
 pub(super) const LISTENING: Check =
@@ -17,6 +18,8 @@ const USER: Check = Check::of(Group::Sandbox, "proxy-user", "it runs as the UID 
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How much of a table of sockets is read: a pod can open any number.
+const READ_LIMIT: u64 = 16 << 20;
 /// Where the proxy takes captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
 const DNS_PORT: u16 = 15053;
 /// `TCP_LISTEN` (include/net/tcp_states.h), in hexadecimal.
@@ -91,11 +94,23 @@ fn listeners() -> Result<Vec<Listener>, Error> {
     let mut all = Vec::new();
     for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
         let path = format!("/proc/thread-self/net/{file}");
-        match fs::read_to_string(&path) {
-            Ok(text) => all.extend(text.lines().skip(1).filter_map(|line| listener(line, tcp))),
+        let failed = |error| Error::new(Code::Io, format!("reading the sockets failed: {path}: {error}"));
+        let table = match File::open(&path) {
+            Ok(table) => BufReader::new(table.take(READ_LIMIT)),
             // IPv6 may be off.
-            Err(_) if file.ends_with('6') => {}
-            Err(error) => return Err(Error::new(Code::Io, format!("{path} can't be read: {error}"))),
+            Err(_) if file.ends_with('6') => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        let mut read = 0;
+        for line in table.lines() {
+            let line = line.map_err(failed)?;
+            read += line.len() as u64 + 1;
+            all.extend(listener(&line, tcp));
+        }
+        if read >= READ_LIMIT {
+            let mebibytes = READ_LIMIT >> 20;
+            let msg = format!("reading the sockets failed: {path}: expected at most {mebibytes} MiB, got more");
+            return Err(Error::new(Code::Io, msg));
         }
     }
     all.iter_mut().for_each(|listener: &mut Listener| listener.uid = users.inside(listener.uid));

@@ -102,10 +102,12 @@ fn in_front(report: &RulesReport) -> Verdict {
         tables => format!("; tables of iptables-legacy ({}) are passed too, and not seen here", tables.join(", ")),
     };
     let Some(first) = front.first() else { return Verdict::pass(format!("none does{legacy}")) };
-    let named: Vec<String> = front.iter().map(|line| spelled(line)).collect();
+    let named: Vec<String> = front.iter().take(NAMED).map(|line| spelled(line)).collect();
+    let more = front.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
     let (table, chain) = (first.table.split(' ').next_back().unwrap_or_default(), &first.chain);
     Verdict::fail(
-        format!("{}{legacy}", named.join("; ")),
+        format!("{}{more}{legacy}", named.join("; ")),
         format!(
             "if a home-made plugin means it, let uid-exclude or dns-exclude do the same; else remove it in the namespace: \
              iptables -t {table} -D {chain} 1"

@@ -9,7 +9,7 @@
 //! containerd without its systemd driver, below kubelet with it, writes `…-podUID.slice:cri-containerd:ID`.
 
 /// What a control group says of its processes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Owner {
     /// The pod's UID, as the API has it; a static pod's is the hash that kubelet knows it by.
     pub(super) pod: Option<String>,

@@ -3,6 +3,7 @@
 use super::cgroup::Owner;
 use crate::cni::{Code, Error};
 use crate::sandbox::Sandbox;
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,7 +31,12 @@ pub(super) struct Inhabitant {
 /// The names of the sandbox's process: Kubernetes' image has `pause`, OpenShift's `pod`.
 const PAUSE: [&str; 2] = ["pause", "pod"];
 
-/// All processes of pods and containers below `proc`, the oldest first. Monitors are not among them.
+/// How many processes of a container are remembered, of which some may end before they are looked at. A
+/// container can start any number.
+const OLDEST: usize = 8;
+
+/// The oldest processes of each pod and container below `proc`, the oldest first. Monitors are not among
+/// them.
 ///
 /// # Errors
 /// The directory can't be listed.
@@ -40,9 +46,23 @@ pub(super) fn contained(proc: &Path) -> Result<Vec<Process>, Error> {
         Error::new(Code::Io, msg)
     };
     let entries = fs::read_dir(proc).map_err(failed)?;
-    let mut all: Vec<Process> = entries.flatten().filter_map(|entry| Process::read(entry.path())).collect();
-    all.sort_by_key(|process| (process.started, process.pid));
-    Ok(all)
+    Ok(oldest(entries.flatten().filter_map(|entry| Process::read(entry.path()))))
+}
+
+fn oldest(all: impl Iterator<Item = Process>) -> Vec<Process> {
+    let age = |process: &Process| (process.started, process.pid);
+    let mut by_owner: HashMap<Owner, Vec<Process>> = HashMap::new();
+    for process in all {
+        let of_owner = by_owner.entry(process.owner.clone()).or_default();
+        of_owner.push(process);
+        if of_owner.len() == 2 * OLDEST {
+            of_owner.sort_unstable_by_key(age);
+            of_owner.truncate(OLDEST);
+        }
+    }
+    let mut all: Vec<Process> = by_owner.into_values().flatten().collect();
+    all.sort_unstable_by_key(age);
+    all
 }
 
 impl Process {
@@ -84,6 +104,23 @@ fn started(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_oldest_processes_of_a_container_are_remembered() {
+        let process = |container: &str, pid: u32| Process {
+            pid,
+            started: u64::from(pid) % 1000,
+            owner: Owner { container: Some(container.to_owned()), ..Owner::default() },
+            directory: PathBuf::new(),
+        };
+        let many = (0..1000).rev().map(|pid| process("a", pid));
+        let remembered = oldest(many.chain([process("b", 5000)]));
+        assert!(remembered.len() < 2 * OLDEST + 1, "{}", remembered.len());
+        let of_a: Vec<u32> =
+            remembered.iter().filter(|process| process.pid < 1000).map(|process| process.pid).collect();
+        assert_eq!(of_a[..OLDEST], Vec::from_iter(0..8)[..]);
+        assert!(remembered.iter().any(|process| process.pid == 5000));
+    }
 
     #[test]
     fn a_name_with_blanks_and_brackets_does_not_mislead() {

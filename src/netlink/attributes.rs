@@ -43,6 +43,12 @@ impl Attributes {
         self.bytes(kind, &bytes)
     }
 
+    /// A number in the machine's order.
+    #[must_use]
+    pub fn ne32(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_ne_bytes())
+    }
+
     /// A number in network order.
     #[must_use]
     pub fn be32(self, kind: u16, value: u32) -> Self {

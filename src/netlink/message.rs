@@ -1,0 +1,69 @@
+//! Messages as they are on the wire (linux/netlink.h).
+
+/// `struct nlmsghdr`.
+const HEADER: usize = 16;
+
+/// On a request.
+pub const NLM_F_REQUEST: u16 = 1;
+/// On a request: acknowledge it.
+pub const NLM_F_ACK: u16 = 4;
+/// On a request: list all objects.
+pub(super) const NLM_F_DUMP: u16 = 0x300;
+/// On an answer to a dump: the objects changed while they were listed.
+pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
+/// On NEW: fail if it exists.
+pub const NLM_F_EXCL: u16 = 0x200;
+/// On NEW: create it.
+pub const NLM_F_CREATE: u16 = 0x400;
+
+/// An acknowledgement, or an error.
+pub const NLMSG_ERROR: u16 = 2;
+/// The end of a dump.
+pub(super) const NLMSG_DONE: u16 = 3;
+
+/// Appends a message: its header, the protocol's own header, its attributes.
+pub fn put(out: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, [header, attributes]: [&[u8]; 2]) {
+    let length = u32::try_from(HEADER + header.len() + attributes.len()).unwrap_or(u32::MAX);
+    out.extend(length.to_ne_bytes());
+    out.extend(kind.to_ne_bytes());
+    out.extend(flags.to_ne_bytes());
+    out.extend(sequence.to_ne_bytes());
+    out.extend(0_u32.to_ne_bytes());
+    out.extend(header);
+    out.extend(attributes);
+}
+
+/// A message from the kernel.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// Its type.
+    pub kind: u16,
+    /// Its flags.
+    pub flags: u16,
+    /// That of the request that it answers.
+    pub sequence: u32,
+    /// The protocol's own header and the attributes.
+    pub body: &'a [u8],
+}
+
+impl Received<'_> {
+    /// The error number of an [`NLMSG_ERROR`] or of the end of a dump; 0 for success.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.body.first_chunk::<4>().map_or(0, |b| i32::from_ne_bytes(*b).saturating_neg())
+    }
+}
+
+/// The messages in one datagram.
+pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
+    std::iter::from_fn(move || {
+        let header = bytes.get(..HEADER)?;
+        let u16_at = |at: usize| Some(u16::from_ne_bytes(header.get(at..at + 2)?.try_into().ok()?));
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
+        let length = usize::try_from(u32_at(0)?).ok()?;
+        let body = bytes.get(HEADER..length)?;
+        let received = Received { kind: u16_at(4)?, flags: u16_at(6)?, sequence: u32_at(8)?, body };
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(received)
+    })
+}
