@@ -10,6 +10,7 @@ mod expect;
 mod faults;
 mod foreign;
 mod gc;
+mod inject;
 mod kernel;
 mod kill;
 mod legacy;
