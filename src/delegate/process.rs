@@ -294,6 +294,7 @@ fn piece<'a>(pipe: &mut impl Read, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::unistd::Pid;
     use std::cell::Cell;
     use std::collections::BTreeSet;
     use std::fs::Permissions;
@@ -398,6 +399,33 @@ mod tests {
     fn too_much_is_cut_off() {
         let failure = sh("stdout", "exec yes", b"", LONG).expect_err("too much");
         assert!(matches!(failure, Failure::TooMuch), "{failure}");
+    }
+
+    /// With a descriptor that tells the end, and where the kernel has none.
+    #[test]
+    fn a_child_that_closes_its_streams_early_is_waited_for() {
+        for told in [true, false] {
+            let path = file("closes", "#!/bin/sh\nexec >&- 2>&-\nsleep 0.2\nexit 7\n");
+            std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
+            let mut command = Command::new(&path);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+            let spawn = || command.spawn();
+            let mut watch = Watch::new(patiently(BUSY_TRIES, spawn, thread::yield_now).expect("it starts"), b"");
+            if !told {
+                watch.group.without_end();
+            }
+            let ended = watch.until(Instant::now() + LONG, LONG).expect("it ends");
+            assert_eq!(ended.status.code(), Some(7));
+            std::fs::remove_file(&path).expect("removable");
+        }
+    }
+
+    #[test]
+    fn what_is_for_another_call_is_known_by_the_cause() {
+        let start = |errno: Errno| Failure::Start(io::Error::from(errno));
+        assert!(start(Errno::EAGAIN).may_pass() && start(Errno::EMFILE).may_pass() && Failure::Busy.may_pass());
+        assert!(start(Errno::EAGAIN).to_string().contains("check the limits"));
+        assert!(!start(Errno::ENOEXEC).may_pass() && !Failure::TooMuch.may_pass());
     }
 
     #[test]

@@ -191,6 +191,6 @@ mod tests {
             fs::write(directory.0.join(format!("4-{inode}")), "").expect("written");
         }
         remove_stale_locks_in(&directory.0);
-        assert_eq!(directory.files(), [lock.path.clone()]);
+        assert_eq!(directory.files(), std::slice::from_ref(&lock.path));
     }
 }

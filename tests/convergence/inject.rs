@@ -71,8 +71,7 @@ impl Scenario {
         configuration["dialect"] = dialect.into();
         configuration["log_level"] = "none".into();
         let before = Kernel::of(&pod);
-        let mut scenario =
-            Self { pod, attachment, configuration, after: before.clone(), before, step: 0, tried: 0 };
+        let mut scenario = Self { pod, attachment, configuration, after: before.clone(), before, step: 0, tried: 0 };
         scenario.done("ADD");
         scenario.after = Kernel::of(&scenario.pod);
         assert_ne!(scenario.after, scenario.before);
@@ -162,7 +161,7 @@ impl Scenario {
             assert!(verb == "DEL" || kernel == self.before || self.state().exists(), "{context}\n{kernel:?}");
             assert!(verb == "ADD" || kernel == self.before || self.state().exists(), "{context}\n{kernel:?}");
         }
-        if verb == "ADD" && self.tried % 5 == 0 {
+        if verb == "ADD" && self.tried.is_multiple_of(5) {
             self.done("ADD");
             Kernel::of(&self.pod).assert_is(&self.after, &format!("an ADD after {context}"));
         }
@@ -172,7 +171,11 @@ impl Scenario {
     }
 
     fn all_fail(mut self, verb: &str, (index, of): (usize, usize)) {
-        let prepare = |scenario: &Self| if verb == "DEL" { scenario.done("ADD") };
+        let prepare = |scenario: &Self| {
+            if verb == "DEL" {
+                scenario.done("ADD")
+            }
+        };
         prepare(&self);
         let faults = self.faults(verb);
         self.done("DEL");

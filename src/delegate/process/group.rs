@@ -41,6 +41,12 @@ impl Group {
         Self { leader, end, ended: false }
     }
 
+    /// As on a kernel without such descriptors.
+    #[cfg(test)]
+    pub(super) fn without_end(&mut self) {
+        self.end = None;
+    }
+
     /// A descriptor that tells the child's end.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
         self.end.as_ref().map(AsFd::as_fd)
