@@ -26,7 +26,6 @@ pub use network::{Network, Plugin};
 
 use crate::cni::{Code, Command, Error};
 use find::find;
-use process::Failure;
 use serde_json::{Map, Value};
 
 /// Runs plugins.
@@ -55,7 +54,7 @@ impl Runner for Executables {
         let stdin = serde_json::to_vec(conf).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         tracing::debug!(program = %program.display(), "calling {}", call.command);
         let ended = process::run(&program, &call.variables(), stdin, call.timeout).map_err(|failure| {
-            let code = if matches!(failure, Failure::Busy) { Code::TryAgain } else { Code::Delegate };
+            let code = if failure.may_pass() { Code::TryAgain } else { Code::Delegate };
             Error::new(code, format!("{}: {failure}", program.display()))
         })?;
         answer::of(&program, call.command, &ended)
@@ -64,6 +63,12 @@ impl Runner for Executables {
     fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
         find(kind, &call.path).map(drop)
     }
+}
+
+/// Kills the executable that runs now, with all that it started: for a process that ends otherwise than by
+/// returning from [`Runner::run`].
+pub fn kill_running() {
+    process::kill_running();
 }
 
 /// A verb as the reference library's messages have it (`libcni/api.go`).

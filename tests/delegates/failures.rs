@@ -1,8 +1,12 @@
 //! Executables that do not do as they should: the ADD fails, says why, and leaves nothing.
 
-use crate::pod::{Output, Pod, conf, with};
+use crate::pod::{Output, Pod, conf, ended, start, with};
 use crate::recorders::{Recorders, add_prints, fails};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// An ADD whose executable `second`, after `first`, misbehaves.
 #[track_caller]
@@ -67,6 +71,37 @@ fn a_hang_ends_at_the_deadline() {
     let message = message(hang, &json!({"delegate_timeout_seconds": 1}));
     assert!(message.contains("did not end within 1 s"), "{message}");
     assert!(message.contains("waiting for godot") && message.contains("delegate_timeout_seconds"), "{message}");
+}
+
+/// As where a runtime's service is stopped.
+#[test]
+fn a_signal_to_the_plugin_ends_the_executable_and_undoes_the_add() {
+    let hang = "if [ $CNI_COMMAND = ADD ]; then /bin/sleep 1000 & echo $$ > ${0%/bin/*}/pid; wait; fi";
+    let recorders = recorders().with("second", hang);
+    let pod = Pod::new();
+    let conf = conf("1.0.0", &[json!({"type": "first"}), json!({"type": "second"})]);
+    let bin = recorders.bin();
+    let child = start(&pod.environment("ADD", &bin.display().to_string()), &conf);
+    let file = bin.with_file_name("pid");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let group = loop {
+        assert!(Instant::now() < deadline, "it does not start");
+        if let Some(pid) = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {
+            break Pid::from_raw(pid);
+        }
+        std::thread::yield_now();
+    };
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).expect("it runs");
+    let output = ended(child);
+    assert_eq!(output.stdout["code"], 11, "{}", output.stdout);
+    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("SIGTERM was received")), "{}", output.stdout);
+    assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+    assert_eq!(pod.rules(), [""; 0]);
+    // Its child too; init reaps that in its own time.
+    while killpg(group, None) != Err(Errno::ESRCH) {
+        assert!(Instant::now() < deadline, "something of its process group still runs");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

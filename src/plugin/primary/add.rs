@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The result for the runtime.
 ///
 /// # Errors
-/// Why it could not be done; then nothing of this call is left.
+/// Why it could not be done; then nothing of this call is left, or all that a DEL needs to remove it.
 pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
     let sandbox = add::sandbox(context.request)?;
     readiness::wait(context.primary)?;
@@ -36,9 +36,9 @@ pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
         Err(error) => {
             let mut begun = Kept::of(&sandbox, plan.members);
             begun.members.retain(|member| member.result.is_some());
-            for undone in [context.take_away(&begun), store.remove(&attachment)] {
-                undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
-            }
+            // What can't be undone now is for the DEL that the runtime makes next.
+            let undone = context.take_away(&begun).and_then(|()| store.remove(&attachment));
+            undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
             Err(error)
         }
     }
