@@ -16,7 +16,7 @@ mod uninstall;
 mod version;
 
 use clap::{Parser, Subcommand};
-use detour_cni::printable::Text;
+use detour_cni::printable::{Text, without_userinfo};
 use failure::Failure;
 use std::fmt::Display;
 use std::io;
@@ -103,9 +103,9 @@ fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| complain(format_args!("{error:#}"), ExitCode::FAILURE))
 }
 
-/// Prints why a command failed.
+/// Prints why a command failed; users share such messages.
 fn complain(why: impl Display, code: ExitCode) -> ExitCode {
-    crate::print(io::stderr(), &Text::message(&format!("detour: {why}")), code)
+    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("detour: {why}"))), code)
 }
 
 #[cfg(test)]
