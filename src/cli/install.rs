@@ -7,6 +7,7 @@ use detour_cni::agent::install::{
     Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
 use detour_cni::cluster::ServiceAccount;
+use detour_cni::printable::Text;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -156,23 +157,29 @@ pub(super) fn program() -> Result<Digest> {
 pub(super) fn shown(plan: &Plan) -> ExitCode {
     let text: String = plan.actions.iter().map(|action| action.diff()).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
-    crate::print(io::stdout(), text.trim_end(), remarks(plan))
+    crate::print(io::stdout(), &Text::lines(text.trim_end()), remarks(plan))
 }
 
 /// Prints what a plan did.
 pub(super) fn done(plan: &Plan) -> ExitCode {
-    let lines: Vec<_> = plan.actions.iter().map(ToString::to_string).collect();
-    let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
-    crate::print(io::stdout(), text, remarks(plan))
+    let mut text = Text::default();
+    for action in &plan.actions {
+        text.push(&action.to_string());
+        text.end_line();
+    }
+    if plan.actions.is_empty() {
+        text.push("nothing to do");
+    }
+    crate::print(io::stdout(), &text, remarks(plan))
 }
 
 fn remarks(plan: &Plan) -> ExitCode {
     for note in &plan.notes {
-        crate::print(io::stderr(), format!("note: {note}"), ExitCode::SUCCESS);
+        crate::print(io::stderr(), &Text::message(&format!("note: {note}")), ExitCode::SUCCESS);
     }
     match &plan.waits_for {
         None => ExitCode::SUCCESS,
-        Some(what) => crate::print(io::stderr(), format!("detour: missing: {what}"), ExitCode::FAILURE),
+        Some(what) => super::complain(format_args!("missing: {what}"), ExitCode::FAILURE),
     }
 }
 

@@ -159,3 +159,17 @@ fn what_is_not_executable_is_said_to_be() {
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("x bits")), "{}", output.stdout);
     assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
 }
+
+/// Runtimes copy the message into Events, and stderr into their log.
+#[test]
+fn terminals_do_not_act_on_what_it_says() {
+    let bad = "a\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
+    let escaped = r"a\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
+    let noise = r"if [ $CNI_COMMAND = ADD ]; then printf 'noise \033[2J\302\233\342\200\256\a\n' >&2; fi";
+    let behaviour = format!("{noise}\n{}", fails("ADD", &json!({"code": 11, "msg": bad, "details": bad})));
+    let output = failed(&recorders().with("second", &behaviour), &Pod::new(), &nothing());
+    let msg = format!("plugin type=\"second\" failed (add): {escaped}");
+    assert_eq!((&output.stdout["msg"], &output.stdout["details"]), (&msg.into(), &escaped.into()));
+    assert!(output.stderr.contains(r"noise \u{1b}[2J\u{9b}\u{202e}\u{7}"), "{}", output.stderr);
+    assert!(!output.stderr.chars().any(|c| detour_cni::printable::acts(c) && c != '\n'), "{}", output.stderr);
+}
