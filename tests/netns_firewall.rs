@@ -1,9 +1,10 @@
 //! Rules in a real kernel: what is committed over netlink is what iptables itself would have made
 //! of the same rules, and is read back as it was meant.
 
-use detour_cni::firewall::nfnetlink::Socket;
+use detour_cni::firewall::nfnetlink::{Error, Socket};
 use detour_cni::firewall::rule::{Family, Table};
 use detour_cni::firewall::{Dialect, Live, LiveRule, Made, Plan, Ruleset};
+use detour_cni::netlink::Allowance;
 use detour_cni::policy::Policy;
 use policies::policies;
 use proptest::prelude::*;
@@ -91,6 +92,55 @@ proptest! {
     fn and_so_it_does_of_any_others(policy in drawn::any()) {
         holds_what_iptables_would_have_made("drawn", &policy);
     }
+}
+
+#[test]
+fn rules_of_other_tables_are_not_read() {
+    let (_, policy) = policies().into_iter().next_back().expect("a policy");
+    let ruleset = Ruleset::of(&policy, &Family::ALL);
+    in_new_netns(move || {
+        converge(&Ruleset::default(), &ruleset, &Made::default());
+        let alone = chains(&live());
+        let rules: String = (0..500).map(|_| "add rule inet mine c accept\n").collect();
+        tool("nft", &["-f", "-"], &format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
+        let few = Allowance { objects: 400, ..Allowance::USUAL };
+        let live = Live::read_within(few, &mut Socket::open().expect("nfnetlink")).expect("readable");
+        assert_eq!(chains(&live), alone);
+    });
+}
+
+#[test]
+fn a_socket_can_be_used_after_it_has_read_too_much() {
+    in_new_netns(|| {
+        let rules: String = (0..5000).map(|_| "add rule ip nat OUTPUT accept\n").collect();
+        tool("nft", &["-f", "-"], &format!("table ip nat {{ chain OUTPUT {{ }}\n}}\n{rules}"));
+        let mut socket = Socket::open().expect("nfnetlink");
+        for few in [Allowance { objects: 100, ..Allowance::USUAL }, Allowance { bytes: 10_000, ..Allowance::USUAL }] {
+            assert_eq!(Live::read_within(few, &mut socket), Err(Error::TooMany(few)));
+        }
+        assert_eq!(Live::read(&mut socket).expect("readable").rules(Family::Ip, Table::Nat, "OUTPUT").len(), 5000);
+    });
+}
+
+/// Chains of ours that hold many rules more are emptied first.
+#[test]
+fn a_chain_with_many_extra_rules_becomes_what_it_should_be() {
+    let (_, policy) = policies().into_iter().next_back().expect("a policy");
+    let ruleset = Ruleset::of(&policy, &Family::ALL);
+    in_new_netns(move || {
+        converge(&Ruleset::default(), &ruleset, &Made::default());
+        let fresh = chains(&live());
+        for ((family, table), rules) in &ruleset.tables {
+            let extra = |(name, _): &(String, _)| format!("add rule {} {} {name} drop\n", family.name(), table.name());
+            let extra: String = rules.chains.iter().map(|chain| extra(chain).repeat(300)).collect();
+            tool("nft", &["-f", "-"], &extra);
+        }
+        assert_ne!(chains(&live()), fresh);
+        let steps = plan(&live(), &ruleset, &ruleset, &Made::default()).len();
+        assert!(steps < 300, "{steps} steps");
+        converge(&ruleset, &ruleset, &Made::default());
+        assert_eq!(chains(&live()), fresh);
+    });
 }
 
 #[test]

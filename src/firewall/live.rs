@@ -22,8 +22,6 @@ const ISTIO_RAW: &str = "istio-proxy-raw";
 /// How often the rules are read again because another process changed them meanwhile, and for how long.
 const TRIES: usize = 100;
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How much DEL reads, which should not leave rules behind; the others read [`Allowance::USUAL`].
-pub const REMOVE_LIMIT: Allowance = Allowance { objects: 65_536, bytes: 64 << 20 };
 
 impl Hook {
     /// `NF_INET_…` (linux/netfilter.h).
@@ -81,6 +79,12 @@ pub struct LiveRule {
 }
 
 impl LiveRule {
+    /// A rule as it is listed.
+    pub(super) fn read(body: &[u8], family: Family) -> Option<Self> {
+        let (handle, expressions) = (find_be64(body, 3)?, find(body, 4).unwrap_or_default());
+        Some(Self { handle, rule: iptables::decode(expressions, family), counter: Counter::read(expressions) })
+    }
+
     /// The chain that it goes to.
     #[must_use]
     pub fn goes_to(&self) -> Option<&str> {
@@ -168,6 +172,31 @@ impl Live {
     /// As [`Self::read`].
     pub fn read_within(limit: Allowance, socket: &mut Socket) -> Result<Self, Error> {
         socket.allow(limit);
+        let (mut live, has_other_tables) = Self::read_tables(socket)?;
+        if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
+            return Ok(live);
+        }
+        let sets = Sets::read(socket, &live.native)?;
+        live.read_chains(socket)?;
+        for (family, which) in live.dumps_of_rules(has_other_tables) {
+            socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
+        }
+        if socket.generation()? == live.generation { Ok(live) } else { Err(Error::Changed) }
+    }
+
+    /// Reads tables and chains, but no rules.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(super) fn without_rules(socket: &mut Socket) -> Result<Self, Error> {
+        socket.allow(Allowance::USUAL);
+        let (mut live, _) = Self::read_tables(socket)?;
+        live.read_chains(socket)?;
+        Ok(live)
+    }
+
+    /// The tables, and whether there are others.
+    fn read_tables(socket: &mut Socket) -> Result<(Self, bool), Error> {
         let generation = socket.generation()?;
         let mut live = Self { generation, ..Self::default() };
         let mut has_other_tables = false;
@@ -183,21 +212,17 @@ impl Live {
                 has_other_tables = true;
             }
         })?;
-        if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
-            return Ok(live);
-        }
-        let sets = Sets::read(socket, &live.native)?;
+        Ok((live, has_other_tables))
+    }
+
+    fn read_chains(&mut self, socket: &mut Socket) -> Result<(), Error> {
         socket.dump(Verb::GetChain, |family, body| {
-            let table = table_of(family, find_text(body, 1)).and_then(|key| live.tables.get_mut(&key));
+            let table = table_of(family, find_text(body, 1)).and_then(|key| self.tables.get_mut(&key));
             if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
                 table.entry(name.to_owned()).or_default().built_in = find(body, 4).is_some();
             }
-            native::live::add_chain(&mut live.native, family, body);
-        })?;
-        for (family, which) in live.dumps_of_rules(has_other_tables) {
-            socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
-        }
-        if socket.generation()? == generation { Ok(live) } else { Err(Error::Changed) }
+            native::live::add_chain(&mut self.native, family, body);
+        })
     }
 
     /// What to ask for so that the rules of the tables that matter are listed: one dump, or one for each
@@ -217,10 +242,8 @@ impl Live {
     fn add_rule(&mut self, sets: &Sets, number: u8, body: &[u8]) {
         let key = table_of(number, find_text(body, 1));
         let chain = key.and_then(|key| self.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
-        if let (Some(chain), Some((family, _)), Some(handle)) = (chain, key, find_be64(body, 3)) {
-            let expressions = find(body, 4).unwrap_or_default();
-            let (rule, counter) = (iptables::decode(expressions, family), Counter::read(expressions));
-            chain.rules.push(LiveRule { handle, rule, counter });
+        if let (Some(chain), Some((family, _))) = (chain, key) {
+            chain.rules.extend(LiveRule::read(body, family));
         }
         native::live::add_rule(&mut self.native, sets, number, body);
         if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {

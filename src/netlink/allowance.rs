@@ -30,6 +30,6 @@ impl Allowance {
 
 impl Display for Allowance {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "at most {} objects in {} MiB", self.objects, self.bytes >> 20)
+        write!(f, "at most {} objects and {} MiB", self.objects, self.bytes >> 20)
     }
 }

@@ -7,13 +7,13 @@ use crate::firewall;
 use crate::sandbox::{Fixtures, Sandbox};
 use crate::state::{Attachment, Store};
 
-/// Makes the rules have no effect if no other attachment of the container needs them, and forgets the
-/// attachment. To be called in the namespace.
+/// Removes the rules, or makes them have no effect, if no other attachment of the container needs them, and
+/// forgets the attachment. To be called in the namespace.
 ///
 /// # Errors
 /// The saved state can't be read or written.
 pub(super) fn abandon(store: &Store, attachment: &Attachment, sandbox: &Sandbox, why: &Error) -> Result<(), Error> {
-    tracing::warn!("rules stay in the network namespace until it is deleted: {why}");
+    tracing::warn!("the rules are removed as far as they are found: {why}");
     let records = records(store, &attachment.container_id, sandbox)?;
     let known = records.policy();
     let other = records.0.iter().find(|(other, record)| other != attachment && record.sandbox.is_some());
@@ -23,8 +23,9 @@ pub(super) fn abandon(store: &Store, attachment: &Attachment, sandbox: &Sandbox,
         record.before = Some(known?);
         store.write(other, &record)?;
     } else {
-        let emptied = firewall::empty(records.dialect().unwrap_or_default(), &records.known_rules());
-        emptied.unwrap_or_else(|error| tracing::warn!("emptying the chains failed: {error}"));
+        let dialect = records.dialect().unwrap_or_default();
+        firewall::remove(dialect, &records.known_rules(), &records.made())
+            .unwrap_or_else(|error| tracing::warn!("rules stay in the network namespace until it is deleted: {error}"));
         let removed = records.fixtures().remove_but(&Fixtures::default());
         removed.unwrap_or_else(|error| tracing::warn!("{error}"));
     }

@@ -9,8 +9,7 @@ use super::foreign::Redirection;
 use super::record::{Record, Records};
 use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
-use crate::firewall::{self, Dialect, Live, Made, Plan, REMOVE_LIMIT};
-use crate::netlink::Allowance;
+use crate::firewall::{self, Dialect, Live, Made, Plan};
 use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Access, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
@@ -164,8 +163,7 @@ impl Converge<'_> {
         begun: &mut Begun,
     ) -> Result<Work, Obstacle> {
         let mut socket = Socket::open().map_err(|e| Obstacle::of(e, None))?;
-        let limit = if matches!(wish, Wish::Leave) { REMOVE_LIMIT } else { Allowance::USUAL };
-        let live = Live::read_within(limit, &mut socket).map_err(|e| Obstacle::of(e, None))?;
+        let live = Live::read(&mut socket).map_err(|e| Obstacle::of(e, None))?;
         // Each transaction makes a generation: this one did not take effect.
         if begun.unknown == Some(live.generation) {
             begun.unknown = None;

@@ -191,6 +191,34 @@ fn a_groups_name_is_that_of_the_node() {
     });
 }
 
+/// A pod with CAP_NET_ADMIN takes a bounded time of the agent's, and is looked at ever more rarely.
+#[test]
+fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
+    scene(|scene| {
+        let (offender, pod) = (scene.pod(), scene.pod());
+        offender.call(scene, "ADD");
+        pod.call(scene, "ADD");
+        let rules = (0..60_000).map(|n| format!("-A OUTPUT -d 10.1.{}.{}/32 -j ACCEPT\n", n / 256 % 256, n % 256));
+        offender.tool("iptables-restore", &["--noflush"], &format!("*nat\n{}COMMIT\n", rules.collect::<String>()));
+        pod.tool("nft", &["flush", "ruleset"], "");
+        let (mut repair, start) = (scene.repair(), Instant::now());
+        let known = [Arc::new(offender.known()), Arc::new(pod.known())];
+        let done = one(repair.look(&known, start));
+        assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!(scene.events(), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
+        let failures = || scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}");
+        assert_eq!(failures(), 1);
+        let changed =
+            || [Arc::new(KnownPod { resource_version: "8".into(), ..offender.known() }), Arc::clone(&known[1])];
+        repair.look(&changed(), start + 10 * SECOND);
+        assert_eq!(failures(), 1, "not even if it changes");
+        repair.look(&changed(), start + 40 * SECOND);
+        assert_eq!(failures(), 2);
+        assert_eq!(scene.events().len(), 2, "one event per hour");
+    });
+}
+
 #[test]
 fn what_another_call_holds_is_looked_at_again_soon() {
     scene(|scene| {

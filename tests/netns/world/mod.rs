@@ -22,6 +22,7 @@ pub(crate) use connection::Connection;
 pub(crate) use conntrack::Entry;
 pub(crate) use iptables::{Family, Ruleset};
 pub(crate) use places::*;
+pub(crate) use plugin::PluginOutput;
 
 use crate::pod::PROXY;
 use directory::Directory;

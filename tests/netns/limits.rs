@@ -1,0 +1,165 @@
+//! A pod with CAP_NET_ADMIN fills its network namespace: calls end soon, with a clear answer.
+
+use crate::configuration::{exclude_1337, story};
+use crate::istio::Dns;
+use crate::world::*;
+use detour_cni::inspect::{LiveRules, trace};
+use detour_cni::state::{ROOT, Store};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Far above what a call takes with a debug build on a busy machine, and far below what it took once.
+const SOON: Duration = Duration::from_secs(15);
+const ADDRESS: &str = "{address}";
+
+fn attached() -> (World, Value) {
+    let world = World::new(Families::V4);
+    let configuration = exclude_1337(&story(&world, Dns::Left, &[]));
+    world.add(&configuration);
+    (world, configuration)
+}
+
+/// So many rules, each for another address, in table nat.
+fn fill(world: &World, rule: &str, count: u32) {
+    let mut text = "*nat\n".to_owned();
+    for number in 0..count {
+        let [_, b, c, d] = number.to_be_bytes();
+        writeln!(text, "{}", rule.replace(ADDRESS, &format!("10.{b}.{c}.{d}/32"))).expect("text");
+    }
+    world.iptables_restore(Family::V4, &(text + "COMMIT\n"));
+}
+
+#[track_caller]
+fn soon(world: &World, verb: &str, configuration: &Value) -> PluginOutput {
+    let begun = Instant::now();
+    let output = world.call(verb, configuration).run();
+    assert!(begun.elapsed() < SOON, "{verb} took {:?}", begun.elapsed());
+    assert!(output.stderr.len() < 20_000, "{verb} logged {} bytes", output.stderr.len());
+    output
+}
+
+#[track_caller]
+fn holds_too_much(output: &PluginOutput) {
+    assert_eq!(output.expect_code(), 107);
+    let msg = output.stdout["msg"].as_str().expect("text");
+    assert!(
+        msg.contains("expected at most 20000 objects and 16 MiB") && msg.contains("; got more; remove rules"),
+        "{msg}"
+    );
+}
+
+fn rules_of(world: &World) -> (usize, usize) {
+    let saved = world.iptables_save(Family::V4).to_string();
+    let ours = saved.lines().filter(|line| line.contains("ISTIO_") || line.contains("DETOUR_")).count();
+    (ours, saved.lines().filter(|line| line.contains(" 10.")).count())
+}
+
+fn state_of(world: &World) -> bool {
+    Path::new("/run/detour/attachments").join(&world.name).exists()
+}
+
+#[test]
+fn check_logs_some_foreign_rules_and_counts_the_others() {
+    let (world, configuration) = attached();
+    fill(&world, "-A OUTPUT -d {address} -j ACCEPT", 1000);
+    let output = soon(&world, "CHECK", &configuration).expect_success();
+    assert_eq!(output.stderr.matches("foreign rule: ").count(), 20, "{}", output.stderr);
+    assert!(output.stderr.contains("980 more foreign rules"), "{}", output.stderr);
+    let report = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable").report(&world.netns());
+    let left_out: Vec<_> = report.left_out.iter().map(|l| (l.table.as_str(), l.chain.as_str(), l.rules)).collect();
+    assert_eq!(left_out, [("ip nat", "OUTPUT", 800)]);
+    assert!(report.rules.iter().any(|line| line.chain == "OUTPUT" && line.rule == "-j ISTIO_OUTPUT"));
+}
+
+#[test]
+fn add_and_check_refuse_sixty_thousand_foreign_rules_and_del_leaves_only_those() {
+    let (world, configuration) = attached();
+    fill(&world, "-A OUTPUT -p tcp -d {address} --dport 80 -j ACCEPT", 60_000);
+    holds_too_much(&soon(&world, "CHECK", &configuration));
+    holds_too_much(&soon(&world, "ADD", &configuration));
+    let read = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect_err("too many");
+    assert_eq!(read.number(), 107);
+    soon(&world, "DEL", &configuration).expect_success();
+    assert_eq!(rules_of(&world), (0, 60_000));
+    assert!(!state_of(&world));
+}
+
+#[test]
+fn del_ends_the_redirection_where_there_are_too_many_rules_to_find_its_own() {
+    let (world, configuration) = attached();
+    fill(&world, "-I OUTPUT -d {address} -j ACCEPT", 30_000);
+    let output = soon(&world, "DEL", &configuration).expect_success();
+    assert!(output.stderr.contains("the rules are removed as far as they are found"), "{}", output.stderr);
+    let saved = world.iptables_save(Family::V4);
+    for chain in ["ISTIO_OUTPUT", "ISTIO_INBOUND", "ISTIO_REDIRECT", "DETOUR_OUTPUT"] {
+        assert_eq!(saved.chain("nat", chain), [""; 0], "{chain}");
+    }
+    assert!(!state_of(&world));
+}
+
+#[test]
+fn rules_that_go_to_its_chains_cost_no_more() {
+    let (world, configuration) = attached();
+    world.iptables_restore(Family::V4, "*nat\n-I OUTPUT -p icmp -j ACCEPT\nCOMMIT\n");
+    fill(&world, "-A OUTPUT -d {address} -j ISTIO_OUTPUT", 15_000);
+    assert_eq!(soon(&world, "CHECK", &configuration).expect_code(), 103);
+    let output = soon(&world, "ADD", &configuration);
+    assert_eq!(output.expect_code(), 107);
+    let msg = output.stdout["msg"].as_str().expect("text");
+    assert!(msg.contains("expected at most 256 rules of another tool that go to detour's chains"), "{msg}");
+    soon(&world, "DEL", &configuration).expect_success();
+    assert_eq!(world.iptables_save(Family::V4).chain("nat", "ISTIO_OUTPUT"), [""; 0]);
+    assert!(!state_of(&world));
+}
+
+#[test]
+fn rules_in_its_own_chain_are_found_and_removed_at_once() {
+    let (world, configuration) = attached();
+    let before = world.iptables_save(Family::V4);
+    fill(&world, "-A ISTIO_OUTPUT -d {address} -j ACCEPT", 15_000);
+    assert_eq!(soon(&world, "CHECK", &configuration).expect_code(), 103);
+    soon(&world, "ADD", &configuration).expect_success();
+    assert_eq!(world.iptables_save(Family::V4), before);
+}
+
+#[test]
+fn rules_in_other_tables_do_not_count() {
+    let (world, configuration) = attached();
+    let rules: String = (0..30_000).map(|_| "add rule inet mine c accept\n").collect();
+    world.nft(&format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
+    soon(&world, "CHECK", &configuration).expect_success();
+    soon(&world, "ADD", &configuration).expect_success();
+    soon(&world, "DEL", &configuration).expect_success();
+    assert_eq!(rules_of(&world), (0, 0));
+}
+
+#[test]
+fn del_succeeds_beside_more_addresses_than_are_read() {
+    let (world, configuration) = attached();
+    let addresses: String = (0..21_000).map(|n| format!("addr add fd01::{n:x}/128 dev lo nodad\n")).collect();
+    let file = world.manifests(&[&addresses]).join("0.yaml");
+    world.ip(&["-batch", file.to_str().expect("text")]);
+    assert_eq!(soon(&world, "ADD", &configuration).expect_code(), 107);
+    soon(&world, "DEL", &configuration).expect_success();
+    assert!(!state_of(&world));
+}
+
+/// Each chain goes to the next one several times, which multiplies the rules that a packet comes by.
+#[test]
+fn a_trace_through_chains_that_multiply_ends() {
+    let world = World::new(Families::V4);
+    let mut text = "*nat\n".to_owned();
+    (0..10).for_each(|n| writeln!(text, ":C{n} - [0:0]").expect("text"));
+    for n in 0..9 {
+        (0..4).for_each(|_| writeln!(text, "-A C{n} -j C{}", n + 1).expect("text"));
+    }
+    world.iptables_restore(Family::V4, &(text + "-A OUTPUT -j C0\nCOMMIT\n"));
+    let found = LiveRules::read(&world.netns(), &Store::new(ROOT)).expect("readable");
+    let begun = Instant::now();
+    let (from, to) = ("uid=1000".parse().expect("a user"), "192.0.2.1:80/tcp".parse().expect("a destination"));
+    let trace = trace(&found.rulebook(), from, to, &found.addresses, "eth0");
+    assert!(begun.elapsed() < SOON);
+    assert!(trace.caveats.iter().any(|caveat| caveat.contains("not followed further")), "{:?}", trace.caveats);
+}
