@@ -4,9 +4,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::kubeconfig::{self, Credentials};
 use detour_cni::agent::install::{
-    Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
+    Configuration, Desired, Digest, Error, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
 use detour_cni::cluster::ServiceAccount;
+use detour_cni::cni::NODE_CONFIGURATION;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -112,6 +113,11 @@ impl Place {
     /// The log of the installation.
     pub(super) fn log(&self) -> HostPath {
         self.state_dir.join("install.json")
+    }
+
+    /// The node configuration, if the state directory is the one in which the plugin looks for it.
+    fn node_configuration(&self) -> Option<HostPath> {
+        HostPath::new(NODE_CONFIGURATION).filter(|path| path.parent() == self.state_dir)
     }
 
     pub(super) fn node(&self) -> Node {
@@ -230,6 +236,7 @@ impl Wanted {
             program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
+            node: self.place.node_configuration().map(|path| Ok::<_, Error>((path, settings.node()?))).transpose()?,
             configuration,
         })
     }

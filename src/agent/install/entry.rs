@@ -1,7 +1,7 @@
 //! The plugin's own configuration, from what an installation is told.
 
 use super::{Error, HostPath};
-use crate::cni::{Command, NetConf};
+use crate::cni::{Command, NetConf, NodeConf};
 use serde_json::{Map, Value, json};
 
 /// What goes into the configuration.
@@ -62,6 +62,17 @@ impl Settings {
         Ok(Value::Object(keys))
     }
 
+    /// The text of the node configuration: what the plugin's own configuration states of the node's keys.
+    ///
+    /// # Errors
+    /// The plugin would refuse that configuration.
+    pub fn node(&self) -> Result<String, Error> {
+        let mut keys = self.plugin();
+        keys.insert("name".into(), "n".into());
+        keys.insert("cniVersion".into(), "1.0.0".into());
+        Ok(NodeConf::of(&accepted(&Value::Object(keys))?).text())
+    }
+
     fn plugin(&self) -> Map<String, Value> {
         let mut kubernetes = json!({
             "kubeconfig": self.kubeconfig,
@@ -86,7 +97,7 @@ impl Settings {
     }
 }
 
-fn accepted(conf: &Value) -> Result<(), Error> {
+fn accepted(conf: &Value) -> Result<NetConf, Error> {
     let parsed = NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM);
-    parsed.map(|_| ()).map_err(|error| Error::Configuration(error.to_string()))
+    parsed.map_err(|error| Error::Configuration(error.to_string()))
 }
