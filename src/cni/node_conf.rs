@@ -2,11 +2,12 @@
 //! configuration can't set them. It is a file on the node or, for the primary plugin, the runtime's own
 //! configuration.
 
-use super::list::shown;
-use super::netconf::{Kubernetes, SUB_PLUGINS, absolute, default_chain, delegate_timeout, is_primary, kind};
-use super::{Block, Code, Error, List, NetConf, wrong_type};
+mod govern;
+
+use super::netconf::{Kubernetes, SUB_PLUGINS, absolute, delegate_timeout};
+use super::{Block, Code, Error, NetConf, wrong_type};
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::PathBuf;
 
 /// The file that the plugin reads at every call. Its owner is root, and only root can change it.
 pub const NODE_CONFIGURATION: &str = "/var/lib/cni/detour/node.json";
@@ -55,7 +56,7 @@ impl NodeConf {
     #[must_use]
     pub fn of(conf: &NetConf) -> Self {
         let Kubernetes { timeout, agent_namespace, agent_pod_prefixes, exclude_namespaces, .. } = &conf.kubernetes;
-        let path = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| json!(path.to_string_lossy()));
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| json!(path.to_string_lossy()));
         let kubernetes = [
             ("kubeconfig", path(&conf.kubernetes.kubeconfig)),
             ("agent_socket", path(&conf.kubernetes.agent_socket)),
@@ -164,157 +165,6 @@ impl NodeConf {
     pub const fn is_primary(&self) -> bool {
         self.primary
     }
-
-    /// Puts the node's keys into an attachment's configuration, in place of its own. Returns what is
-    /// ignored of those, one line each. `program` is the name under which the binary was started.
-    pub fn govern(&self, conf: &mut Map<String, Value>, program: &str) -> Vec<String> {
-        let mut ignored = Vec::new();
-        let mut kubernetes = match conf.get("kubernetes") {
-            None | Some(Value::Null) => Map::new(),
-            Some(Value::Object(own)) => own.clone(),
-            // The plugin refuses the configuration.
-            Some(_) => return ignored,
-        };
-        for key in TOP.into_iter().filter(|key| self.complete || self.top.contains_key(*key)) {
-            let stated = self.top.get(key);
-            self.replace(conf, key, key, stated, &mut ignored);
-            conf.extend(stated.map(|value| (key.to_owned(), value.clone())));
-        }
-        let states_a_source = SOURCES.iter().any(|key| self.kubernetes.contains_key(*key));
-        for (key, alias) in KUBERNETES {
-            let is_the_nodes =
-                self.complete || self.kubernetes.contains_key(key) || (states_a_source && SOURCES.contains(&key));
-            if !is_the_nodes {
-                continue;
-            }
-            let stated = self.kubernetes.get(key);
-            self.replace(&mut kubernetes, key, &format!("kubernetes.{key}"), stated, &mut ignored);
-            if let Some(alias) = alias {
-                let stated = if key == "kubeconfig" { stated.and_then(directory) } else { stated.cloned() };
-                self.replace(conf, alias, alias, stated.as_ref(), &mut ignored);
-            }
-            kubernetes.extend(stated.map(|value| (key.to_owned(), value.clone())));
-        }
-        self.exclude(conf, &mut kubernetes, &mut ignored);
-        conf.insert("kubernetes".to_owned(), kubernetes.into());
-        self.pin(conf, program, &mut ignored);
-        ignored
-    }
-
-    /// Removes `key`; its value is worth a line if the node states another.
-    fn replace(
-        &self,
-        keys: &mut Map<String, Value>,
-        key: &str,
-        place: &str,
-        stated: Option<&Value>,
-        ignored: &mut Vec<String>,
-    ) {
-        let Some(written) = keys.shift_remove(key).filter(|value| !value.is_null() && *value != "") else { return };
-        if !stated.is_some_and(|stated| is_same(stated, &written)) {
-            let instead = stated.map_or_else(
-                || "does not let attachments set it".to_owned(),
-                |stated| format!("states {}", shown(stated)),
-            );
-            ignored.push(format!("{place}: {} is ignored: {} {instead}", shown(&written), self.place));
-        }
-    }
-
-    /// The node's excluded namespaces, and those of the attachment if it may exclude any.
-    fn exclude(&self, conf: &mut Map<String, Value>, kubernetes: &mut Map<String, Value>, ignored: &mut Vec<String>) {
-        let mut names = self.exclude_namespaces.clone();
-        for keys in [kubernetes as &mut Map<_, _>, conf] {
-            let Some(written) = keys.get(EXCLUDED).filter(|value| !value.is_null()) else { continue };
-            // The plugin refuses what is not a list.
-            let Ok(list) = List::from_json(EXCLUDED, written) else { return };
-            keys.shift_remove(EXCLUDED);
-            for name in list.items {
-                if names.contains(&name) || self.exclude_namespaces.iter().any(|all| all == "*") {
-                    continue;
-                }
-                if self.attachments_may_exclude_namespaces {
-                    names.push(name);
-                } else {
-                    ignored.push(format!(
-                        "{EXCLUDED}: {name:?} is ignored: {} does not exclude it; add it there, or set \
-                         \"{MAY_EXCLUDE}\": true",
-                        self.place
-                    ));
-                }
-            }
-        }
-        kubernetes.insert(EXCLUDED.to_owned(), json!(names));
-    }
-
-    /// Sets `pod_overrides` to false for the sub-plugins that the node pins.
-    fn pin(&self, conf: &mut Map<String, Value>, program: &str, ignored: &mut Vec<String>) {
-        if self.pinned.is_empty() {
-            return;
-        }
-        let mut chain = match conf.get("chain") {
-            Some(Value::Array(chain)) => chain.clone(),
-            None | Some(Value::Null) => {
-                let own = Block { path: String::new(), keys: conf.clone() };
-                let kind = kind(&own.reader(), program).ok();
-                let blocks = kind.and_then(|kind| default_chain(&kind)).unwrap_or_default();
-                blocks.into_iter().map(|block| Value::Object(block.keys)).collect()
-            }
-            // The plugin refuses the configuration.
-            Some(_) => return,
-        };
-        let is_pinned = |block: &Map<String, Value>| {
-            block.get("type").and_then(Value::as_str).is_some_and(|kind| self.pinned.iter().any(|own| own == kind))
-        };
-        for (i, block) in chain.iter_mut().enumerate() {
-            let Some(block) = block.as_object_mut().filter(|block| is_pinned(block)) else { continue };
-            if block.insert("pod_overrides".to_owned(), false.into()) == Some(Value::Bool(true)) {
-                let kind = block.get("type").map(shown).unwrap_or_default();
-                ignored.push(format!("chain[{i}].pod_overrides: true is ignored: {} pins {kind}", self.place));
-            }
-        }
-        if !chain.is_empty() {
-            conf.insert("chain".to_owned(), chain.into());
-        }
-    }
-
-    /// Does the same as [`Self::govern`] to every configuration whose type is `own` in an attachment's:
-    /// its own, those of its plugin list, and those of executables in their chains. Returns `None` if it has
-    /// none, so that nothing changes.
-    ///
-    /// # Errors
-    /// [`Code::InvalidConfig`]: one of them would make the plugin a primary plugin.
-    pub fn govern_all(&self, conf: &Value, own: &dyn Fn(&str) -> bool) -> Result<Option<(Value, Vec<String>)>, Error> {
-        let (mut conf, mut ignored, mut found) = (conf.clone(), Vec::new(), false);
-        let plugins = match conf.get("type") {
-            Some(Value::String(kind)) if !kind.is_empty() => vec![&mut conf],
-            _ => conf.get_mut("plugins").and_then(Value::as_array_mut).into_iter().flatten().collect(),
-        };
-        for plugin in plugins {
-            found |= self.govern_nested(plugin, own, &mut ignored)?;
-        }
-        Ok(found.then_some((conf, ignored)))
-    }
-
-    fn govern_nested(
-        &self,
-        plugin: &mut Value,
-        own: &dyn Fn(&str) -> bool,
-        ignored: &mut Vec<String>,
-    ) -> Result<bool, Error> {
-        let Some(keys) = plugin.as_object_mut() else { return Ok(false) };
-        let kind = keys.get("type").and_then(Value::as_str).unwrap_or_default();
-        let mut found = own(kind);
-        if found {
-            if is_primary(keys) {
-                return Err(primary_in_attachment());
-            }
-            ignored.extend(self.govern(keys, ""));
-        }
-        for nested in keys.get_mut("chain").and_then(Value::as_array_mut).into_iter().flatten() {
-            found |= self.govern_nested(nested, own, ignored)?;
-        }
-        Ok(found)
-    }
 }
 
 /// The error for an attachment's configuration that would make this the primary plugin, whose every key is the
@@ -328,14 +178,61 @@ fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Valu
     keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
 }
 
-/// The directory in which istio-cni would look for this kubeconfig.
-fn directory(kubeconfig: &Value) -> Option<Value> {
-    let path = Path::new(kubeconfig.as_str()?);
-    (path.file_name()? == super::netconf::ISTIO_KUBECONFIG).then(|| Some(json!(path.parent()?.to_str()?)))?
-}
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::cni::Command;
 
-/// Whether two values mean the same: a list can be written as a string, a number too.
-fn is_same(a: &Value, b: &Value) -> bool {
-    let items = |value| List::from_json("", value).map(|list| list.items);
-    a == b || matches!((items(a), items(b)), (Ok(a), Ok(b)) if a == b)
+    pub(in crate::cni) fn node(text: &Value) -> NodeConf {
+        let (node, warnings) = NodeConf::parse("/node.json", text.to_string().as_bytes()).expect("accepted");
+        assert_eq!(warnings, [""; 0]);
+        node
+    }
+
+    #[test]
+    fn a_configuration_states_its_own_keys_and_its_text_is_read_back() {
+        let conf = json!({
+            "name": "n", "type": "detour", "log_file": "/var/log/d.log", "exclude_namespaces": ["a"],
+            "attachments_may_exclude_namespaces": true, "clusterNetwork": "ovn", "binDir": "/b", "kubeconfig": "/k",
+            "chain": [{"type": "uid-exclude", "pod_overrides": false}, {"type": "istio-redirect"}],
+        });
+        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "").expect("accepted");
+        let own = NodeConf::of(&conf);
+        let wanted = json!({
+            "log_file": "/var/log/d.log", "delegate_timeout_seconds": 60,
+            "kubernetes": {
+                "kubeconfig": "/k", "cni_bin_dir": "/b", "timeout_seconds": 10,
+                "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"], "exclude_namespaces": ["a"],
+            },
+            "pinned": ["uid-exclude"], "attachments_may_exclude_namespaces": true, "primary": true,
+        });
+        assert_eq!(serde_json::from_str::<Value>(&own.text()).expect("JSON"), wanted);
+        let read = node(&wanted);
+        assert_eq!(read, NodeConf { place: "/node.json".into(), complete: false, ..own });
+        assert!(read.is_primary());
+    }
+
+    #[test]
+    fn a_broken_file_is_an_error_that_names_it_and_an_unknown_key_is_a_warning() {
+        for (text, wanted) in [
+            ("{", "/node.json: it is not JSON: EOF"),
+            ("[]", "/node.json: node configuration: [] is not accepted; accepted: an object"),
+            (r#"{"kubernetes": 1}"#, "/node.json: kubernetes: 1 is not accepted"),
+            (r#"{"kubernetes": {"cni_bin_dir": "b"}}"#, "/node.json: kubernetes.cni_bin_dir: \"b\" is not accepted"),
+            (r#"{"log_file": "b"}"#, "/node.json: log_file: \"b\" is not accepted; accepted: an absolute path"),
+            (r#"{"delegate_timeout_seconds": 0}"#, "/node.json: delegate_timeout_seconds: 0 is not accepted"),
+            (r#"{"pinned": {}}"#, "/node.json: pinned: {} is not accepted"),
+            (r#"{"primary": "yes"}"#, "/node.json: primary: \"yes\" is not accepted; accepted: true or false"),
+        ] {
+            let error = NodeConf::parse("/node.json", text.as_bytes()).expect_err(text);
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
+        }
+        let text = br#"{"later": 1, "kubernetes": {"node_name": "n", "cluster_dns": []}, "pinned": "istio-redirct"}"#;
+        let (_, warnings) = NodeConf::parse("/node.json", text).expect("accepted");
+        let unknown = |key: &str| format!("/node.json: {key}: unknown key, ignored");
+        let pinned =
+            "/node.json: pinned: \"istio-redirct\" is ignored; accepted: istio-redirect, uid-exclude, dns-exclude";
+        let wanted = [&unknown("kubernetes.node_name"), &unknown("kubernetes.cluster_dns"), &unknown("later"), pinned];
+        assert_eq!(warnings, wanted);
+    }
 }

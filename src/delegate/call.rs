@@ -36,8 +36,13 @@ impl Call {
             netns: request.netns.clone().unwrap_or_default(),
             ifname: request.ifname.clone(),
             args: None,
+            path: request
+                .path
+                .iter()
+                .filter(|path| conf.kubernetes.cni_bin_dir.as_ref() != Some(path))
+                .cloned()
+                .collect(),
             bin_dir: conf.kubernetes.cni_bin_dir.clone(),
-            path: request.path.clone(),
             timeout: conf.delegate_timeout,
         }
     }
@@ -96,7 +101,7 @@ pub(super) mod tests {
                 "CNI_COMMAND" => "DEL",
                 "CNI_CONTAINERID" => "c1",
                 "CNI_IFNAME" => "eth0",
-                "CNI_PATH" => "/a:/b",
+                "CNI_PATH" => "/a:/x:/b",
                 _ => return None,
             };
             Some(value.to_owned())
