@@ -7,7 +7,7 @@ use crate::cni::NODE_CONFIGURATION;
 use crate::plugin::node;
 
 pub(super) const VALID: Check =
-    Check::of(Group::Node, "node-configuration", "the plugin accepts it, and only root can change it");
+    Check::of(Group::Node, "node-configuration", "only root can change it, and it is valid");
 
 /// Reads it as the plugin does.
 pub(super) fn examine(case: &Case, checkup: &mut Checkup) {
@@ -23,7 +23,7 @@ pub(super) fn examine(case: &Case, checkup: &mut Checkup) {
             format!("{NODE_CONFIGURATION} does not exist: attachments set the node's keys themselves"),
             Some("detour install writes it".to_owned()),
         ),
-        Err(why) => Verdict::fail(why, "correct it, or install again: detour install"),
+        Err(why) => Verdict::fail(why, "correct it, or remove it and install again: detour install"),
     };
     checkup.add(&VALID, verdict);
 }

@@ -15,8 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(super) const TRUSTED: Check =
-    Check::of(Group::Node, "program-trusted", "only root can change the programs that plugins and runtimes execute");
+pub(super) const TRUSTED: Check = Check::of(Group::Node, "program-trusted", "only root can change what is executed");
 pub(super) const PRESENT: Check =
     Check::of(Group::Node, "program-present", "the program is where runtimes look for it");
 pub(super) const EXECUTABLE: Check = Check::of(Group::Node, "program-executable", "it may be executed");
@@ -87,14 +86,13 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
 fn trusted(case: &Case, directories: &BTreeSet<HostPath>) -> Verdict {
     let (mut fine, mut wrong) = (Vec::new(), Vec::new());
     for directory in directories {
-        match untrusted(case, directory) {
-            Ok(0) => {}
-            Ok(count) => fine.push(format!("{directory}: {count} programs")),
+        match all_trusted(case, directory) {
+            Ok(()) => fine.push(directory.to_string()),
             Err(why) => wrong.push((directory.to_string(), why)),
         }
     }
     if wrong.is_empty() {
-        return Verdict::pass(if fine.is_empty() { "no programs".to_owned() } else { fine.join("; ") });
+        return Verdict::pass(fine.join(", "));
     }
     let (directories, why): (Vec<_>, Vec<_>) = wrong.into_iter().unzip();
     let directories = directories.join(" ");
@@ -103,11 +101,11 @@ fn trusted(case: &Case, directories: &BTreeSet<HostPath>) -> Verdict {
     Verdict::fail(why.join("; "), next)
 }
 
-/// The number of programs in a directory that is trusted with all of them, else what is not trusted.
-fn untrusted(case: &Case, directory: &HostPath) -> Result<usize, String> {
-    let Ok(reached) = case.reach(directory) else { return Ok(0) };
+/// What is not trusted of a directory and the files in it. A missing one is another check's.
+fn all_trusted(case: &Case, directory: &HostPath) -> Result<(), String> {
+    let Ok(reached) = case.reach(directory) else { return Ok(()) };
     match trusted_file::check(&reached) {
-        Err(error) if error.is_not_found() => return Ok(0),
+        Err(error) if error.is_not_found() => return Ok(()),
         Err(error) => return Err(on_node(case, &error)),
         Ok(_) => {}
     }
@@ -115,10 +113,9 @@ fn untrusted(case: &Case, directory: &HostPath) -> Result<usize, String> {
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     let files = names.iter().filter_map(|name| case.reach(&directory.join(name)).ok()).filter(|file| file.is_file());
-    let checked: Vec<_> = files.map(|file| trusted_file::check(&file)).collect();
-    let wrong: Vec<_> = checked.iter().filter_map(|checked| checked.as_ref().err()).collect();
+    let wrong: Vec<_> = files.filter_map(|file| trusted_file::check(&file).err()).collect();
     if wrong.is_empty() {
-        return Ok(checked.len());
+        return Ok(());
     }
     let named = wrong.iter().take(NAMED).map(|error| on_node(case, error)).collect::<Vec<_>>().join("; ");
     let more = wrong.len().saturating_sub(NAMED);
