@@ -26,6 +26,9 @@ Platforms: openshift (a file of its own, for Multus), gke, k3d, k3s, microk8s, k
 iks, kind, kubeadm, minikube, rke1, rke2). Installing again repairs what is not as it should be, and
 changes nothing else; `detour uninstall` takes all back.
 
+The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
+log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
+
 Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage.";
 
 /// Puts this program, a kubeconfig and the plugin's configuration on a node.
@@ -53,6 +56,9 @@ pub(super) struct Wanted {
     /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
+    /// Whether the runtime calls the plugin as the primary plugin; if not, no attachment can make it one [default: unknown].
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
+    primary: Option<bool>,
     /// The configuration's file: the one to insert into (else the first that is valid), or of its own (istio-cni.conf).
     #[arg(long, value_name = "FILE", value_parser = file_name)]
     conf_name: Option<String>,
@@ -100,7 +106,7 @@ pub(super) struct Place {
     /// Where the node's file system, or as much of it as is needed, is mounted.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Where the log of the installation, and the kubeconfig, are kept on the node.
+    /// Directory on the node for the installation record, the kubeconfig and, only in the default one, the node configuration.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/detour")]
     state_dir: HostPath,
 }
@@ -220,6 +226,7 @@ impl Wanted {
             exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
             agent_namespace: self.agent_namespace(),
             bin_dir: bin_dir.clone(),
+            primary: self.primary,
         };
         let configuration = if self.chained.unwrap_or(platform.chained) {
             Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }

@@ -44,8 +44,8 @@ pub struct NodeConf {
     /// Sub-plugins whose `pod_overrides` is false for every attachment.
     pinned: Vec<String>,
     attachments_may_exclude_namespaces: bool,
-    /// Whether the runtime calls this plugin as the primary plugin.
-    primary: bool,
+    /// Whether the runtime calls this plugin as the primary plugin; `None` if that is unknown.
+    primary: Option<bool>,
     /// Whether attachments can't set the keys that are not stated either.
     complete: bool,
 }
@@ -81,7 +81,7 @@ impl NodeConf {
             exclude_namespaces: exclude_namespaces.clone(),
             pinned: SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect(),
             attachments_may_exclude_namespaces: conf.attachments_may_exclude_namespaces,
-            primary: conf.primary.is_some(),
+            primary: conf.primary.as_ref().map(|_| true),
             complete: true,
         }
     }
@@ -95,7 +95,7 @@ impl NodeConf {
         keys.insert("kubernetes".into(), kubernetes.into());
         keys.insert("pinned".into(), json!(self.pinned));
         keys.insert(MAY_EXCLUDE.into(), self.attachments_may_exclude_namespaces.into());
-        keys.insert("primary".into(), self.primary.into());
+        keys.extend(self.primary.map(|primary| ("primary".to_owned(), primary.into())));
         format!("{:#}\n", Value::Object(keys))
     }
 
@@ -127,7 +127,7 @@ impl NodeConf {
             exclude_namespaces: read.exclude_namespaces,
             pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),
             attachments_may_exclude_namespaces: keys.boolean(MAY_EXCLUDE)?.unwrap_or(false),
-            primary: keys.boolean("primary")?.unwrap_or(false),
+            primary: keys.boolean("primary")?,
             complete: false,
         };
         // Keys that are attachments' to set, or istio-cni's spelling of the node's.
@@ -160,10 +160,16 @@ impl NodeConf {
         format!("{keys}{excluded}{pinned}")
     }
 
-    /// Whether the runtime calls this plugin as the primary plugin of the node.
+    /// The same for a node whose administrator knows whether the runtime calls this plugin as the primary plugin.
     #[must_use]
-    pub const fn is_primary(&self) -> bool {
-        self.primary
+    pub fn with_primary(self, primary: Option<bool>) -> Self {
+        Self { primary: self.primary.or(primary), ..self }
+    }
+
+    /// Whether it states that the runtime does not call this plugin as the primary plugin of the node.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.primary == Some(false)
     }
 }
 
@@ -209,7 +215,9 @@ pub(super) mod tests {
         assert_eq!(serde_json::from_str::<Value>(&own.text()).expect("JSON"), wanted);
         let read = node(&wanted);
         assert_eq!(read, NodeConf { place: "/node.json".into(), complete: false, ..own });
-        assert!(read.is_primary());
+        assert!(!read.is_attached() && node(&json!({"primary": false})).is_attached());
+        assert_eq!(node(&json!({})).with_primary(Some(false)).primary, Some(false));
+        assert_eq!(read.with_primary(Some(false)).primary, Some(true), "by the configuration itself");
     }
 
     #[test]

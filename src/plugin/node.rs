@@ -16,7 +16,7 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
     let is_cleanup = matches!(request.command, Command::Del | Command::Gc);
     let read = read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).and_then(|found| {
         let Some((node, warnings)) = found else { return Ok(None) };
-        if document.is_primary() && !node.is_primary() && !is_cleanup {
+        if document.is_primary() && node.is_attached() && !is_cleanup {
             return Err(not_primary());
         }
         Ok(Some((node, warnings)))
@@ -55,8 +55,8 @@ pub fn read(place: &str, path: &Path) -> Result<Option<(NodeConf, Vec<String>)>,
 
 fn not_primary() -> Error {
     let msg = format!(
-        "clusterNetwork and delegates are for the runtime's own configuration, and {NODE_CONFIGURATION} does not \
-         make this plugin the primary plugin of the node; set \"primary\": true there if the runtime calls it"
+        "clusterNetwork and delegates are for the runtime's own configuration, and {NODE_CONFIGURATION} states that \
+         this is not the node's primary plugin; if it is, install with --primary=true (primaryPlugin.enabled)"
     );
     Error::new(Code::InvalidConfig, msg)
 }

@@ -203,7 +203,7 @@ fn a_broken_or_untrusted_one_stops_add_and_check_and_no_del() {
 #[test]
 fn a_definition_is_no_primary_plugin_unless_the_runtime_calls_it() {
     let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});
-    let node = Node::stating(&json!({}));
+    let node = Node::stating(&json!({"primary": false}));
     let conf =
         definition(&json!({"delegates": [network], "cniDir": node.dir.join("kept"), "binDir": node.recorders.bin()}));
     node.refused("ADD", &conf, 7, "clusterNetwork and delegates are for the runtime's own configuration");
@@ -211,7 +211,10 @@ fn a_definition_is_no_primary_plugin_unless_the_runtime_calls_it() {
     assert!(node.recorders.order().is_empty() && !node.dir.join("kept").exists());
     node.done("DEL", &conf);
     assert_eq!(node.recorders.order(), ["DEL first"], "of a time when it was one");
-    node.states(r#"{"primary": true}"#);
-    node.done("ADD", &conf);
-    assert_eq!(node.recorders.order()[1..], ["ADD first"]);
+    for text in [r#"{"primary": true}"#, "{}"] {
+        node.states(text);
+        node.done("ADD", &conf);
+        node.done("DEL", &conf);
+    }
+    assert_eq!(node.recorders.order()[1..], ["ADD first", "DEL first", "ADD first", "DEL first"]);
 }

@@ -93,7 +93,7 @@ fn a_trusted_plugin_does_not_look_for_others_in_an_untrusted_directory() {
     give(&recorders.bin());
     let pod = Pod::new();
     let bridge = json!({"type": "bridge", "bridge": "dtrust0", "ipam": {"type": "evil-ipam"}});
-    let definition = with(conf("1.0.0", &[bridge.clone()]), &json!({"kubernetes": {"cni_bin_dir": recorders.bin()}}));
+    let definition = with(conf("1.0.0", &[bridge]), &json!({"kubernetes": {"cni_bin_dir": recorders.bin()}}));
     let output = pod.call("ADD", Path::new("/usr/lib/cni"), &definition);
     let msg = output.stdout["msg"].as_str().unwrap_or_default();
     assert!(msg.starts_with("plugin \"bridge\" is not executed: "), "{output:?}");

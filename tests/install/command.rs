@@ -269,7 +269,7 @@ fn the_node_configuration_states_what_the_plugins_own_states() {
             "agent_namespace": "istio-system", "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"],
             "exclude_namespaces": ["istio-system", "kube-system"],
         },
-        "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false, "primary": false,
+        "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false,
     });
     assert_eq!((scene.json(NODE), scene.mode(NODE)), (wanted, 0o600));
 
@@ -293,6 +293,8 @@ fn a_node_configuration_of_the_administrators_own_comes_back_and_one_that_was_ch
     scene.write(NODE, own);
     scene.ok("install", &[]);
     assert_eq!(scene.json(NODE)["pinned"], json!([]));
+    scene.ok("install", &["--primary=false"]);
+    assert_eq!(scene.json(NODE)["primary"], json!(false));
     scene.ok("uninstall", &[]);
     assert_eq!(scene.read(NODE), own);
     fs::remove_file(scene.path(NODE)).expect("removed");

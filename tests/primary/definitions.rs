@@ -156,3 +156,18 @@ fn a_definition_excludes_namespaces_only_if_the_node_lets_it_or_wrote_it() {
         }
     }
 }
+
+#[test]
+fn state_is_not_written_where_another_user_can_redirect_it() {
+    let node = node();
+    node.pod_selects("");
+    let directory = node.dir.join("of-another");
+    fs::create_dir(&directory).expect("made");
+    chown(&directory, Some(Uid::from_raw(12345)), None).expect("root");
+    for cni_dir in [directory.clone(), directory.join("not/there")] {
+        let (code, msg) = node.refused("ADD", &conf(&node, &json!({"cniDir": cni_dir})));
+        assert!(code == 7 && msg.starts_with("cniDir is not used: ") && msg.contains("UID 12345"), "{code} {msg}");
+    }
+    assert_eq!(fs::read_dir(&directory).expect("readable").count(), 0);
+    assert_eq!(node.recorders.order(), [""; 0]);
+}

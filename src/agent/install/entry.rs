@@ -21,6 +21,8 @@ pub struct Settings {
     pub agent_namespace: Option<String>,
     /// `kubernetes.cni_bin_dir`.
     pub bin_dir: HostPath,
+    /// Whether the runtime calls the plugin as the primary plugin, by a configuration that others installed.
+    pub primary: Option<bool>,
 }
 
 /// The version of the protocol in a file of our own: the one that Istio writes, which every Multus
@@ -70,7 +72,7 @@ impl Settings {
         let mut keys = self.plugin();
         keys.insert("name".into(), "n".into());
         keys.insert("cniVersion".into(), "1.0.0".into());
-        Ok(NodeConf::of(&accepted(&Value::Object(keys))?).text())
+        Ok(NodeConf::of(&accepted(&Value::Object(keys))?).with_primary(self.primary).text())
     }
 
     fn plugin(&self) -> Map<String, Value> {
