@@ -89,6 +89,7 @@
 //! | `/run/detour/agent.sock` | where the agent answers; for root alone |
 //! | `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`) | what the primary plugin ran for a pod; DEL must find it after a reboot |
 //! | `/var/lib/cni/detour/install.json` | what was put on the node; beside it locks: `install.lock`, and of each agent that runs `NAME.present` |
+//! | `/var/lib/cni/detour/node.json` | the node configuration: the keys that no attachment can set ([`cni::NodeConf`]) |
 //! | `/var/lib/cni/detour/kubeconfig` | by which the plugin reaches the API, where the agent or `detour install` wrote it |
 //!
 //! Error codes: [`cni::Code`].

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `call` | the environment of a plugin |
 //! | `conf` | what goes to its stdin |
-//! | `find` | where its executable is |
+//! | `find` | where its executable is, and whether root may run it |
 //! | `process` | a child with a deadline |
 //! | `answer` | what its exit and stdout mean |
 //! | `result` | an answer as a result in the configuration's version |
@@ -25,7 +25,7 @@ pub use call::Call;
 pub use network::{Network, Plugin};
 
 use crate::cni::{Code, Command, Error};
-use find::find;
+use find::{bin_dir, find};
 use serde_json::{Map, Value};
 
 /// Runs plugins.
@@ -50,10 +50,11 @@ pub struct Executables;
 
 impl Runner for Executables {
     fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
-        let program = find(kind, &call.path)?;
+        let program = find(kind, call)?;
         let stdin = serde_json::to_vec(conf).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         tracing::debug!(program = %program.display(), "calling {}", call.command);
-        let ended = process::run(&program, &call.variables(), stdin, call.timeout).map_err(|failure| {
+        let variables = call.variables(bin_dir(call).unwrap_or_default());
+        let ended = process::run(&program, &variables, stdin, call.timeout).map_err(|failure| {
             let code = if failure.may_pass() { Code::TryAgain } else { Code::Delegate };
             Error::new(code, format!("{}: {failure}", program.display()))
         })?;
@@ -61,7 +62,7 @@ impl Runner for Executables {
     }
 
     fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
-        find(kind, &call.path).map(drop)
+        find(kind, call).map(drop)
     }
 }
 

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `case` | whom it looks at, and where things are |
 //! | `check`, `report` | checks and their verdicts; the list of them |
-//! | `configuration`, `program` (`elf`), `installation` | what the node has on disk |
+//! | `configuration`, `node_configuration`, `program` (`elf`), `installation` | what the node has on disk |
 //! | `kubeconfig`, `rights`, `agent` | how the plugin comes by facts |
 //! | `kernel` | what the kernel can do |
 //! | `pod`, `decision` | what the pod asks for, and what is made of it |
@@ -31,6 +31,7 @@ mod kernel;
 mod kubeconfig;
 mod listeners;
 mod logs;
+mod node_configuration;
 mod open_keys;
 mod pod;
 mod probe;
@@ -92,6 +93,7 @@ fn node(case: &Case, checkup: &mut Checkup) -> Examination {
     let configurations = configuration::examine(case, checkup);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
+    node_configuration::examine(case, checkup);
     program::examine(case, &kinds, checkup);
     let kubeconfig = kubeconfig::examine(case, conf, checkup);
     installation::examine(case, checkup);
