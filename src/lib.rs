@@ -15,7 +15,7 @@
 //! | facts | [`cluster`] | the node's agent behind its socket, the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process; the kernel's socket protocol |
-//! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
+//! | values | [`policy`], [`pod`], [`cni`], [`printable`] | what is redirected and who is exempt; facts of a pod; the CNI protocol; text that terminals display and do not act on |
 //!
 //! # One ADD
 //!
@@ -89,6 +89,7 @@
 //! | `/run/detour/agent.sock` | where the agent answers; for root alone |
 //! | `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`) | what the primary plugin ran for a pod; DEL must find it after a reboot |
 //! | `/var/lib/cni/detour/install.json` | what was put on the node; beside it locks: `install.lock`, and of each agent that runs `NAME.present` |
+//! | `/var/lib/cni/detour/node.json` | the node configuration: the keys that no attachment can set ([`cni::NodeConf`]) |
 //! | `/var/lib/cni/detour/kubeconfig` | by which the plugin reaches the API, where the agent or `detour install` wrote it |
 //!
 //! Error codes: [`cni::Code`].
@@ -107,6 +108,7 @@ pub mod networks;
 pub mod plugin;
 pub mod pod;
 pub mod policy;
+pub mod printable;
 pub mod sandbox;
 pub mod state;
 pub mod trusted_file;

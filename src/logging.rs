@@ -6,6 +6,7 @@ mod noticed;
 pub use noticed::Noticed;
 
 use crate::cni::LogLevel;
+use crate::printable;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -78,9 +79,10 @@ fn pairs(context: &[(&str, &str)]) -> String {
     line
 }
 
-/// ` key=value`, the value in quotes where it would not stay one word of one line.
+/// ` key=value`, the value in quotes and escaped (as [`printable::line`] does it) if it is not one word, or if
+/// a terminal would act on it.
 fn pair(line: &mut dyn fmt::Write, key: &str, value: &str) -> fmt::Result {
-    let plain = |c: char| !c.is_whitespace() && !c.is_control() && c != '"' && c != '=';
+    let plain = |c: char| !c.is_whitespace() && !printable::acts(c) && c != '"' && c != '=';
     if !value.is_empty() && value.chars().all(plain) {
         write!(line, " {key}={value}")
     } else {

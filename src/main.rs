@@ -2,13 +2,14 @@
 
 mod cli;
 
+use detour_cni::printable::Text;
 use detour_cni::{cni, plugin};
 use serde_json::Value;
+use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::{env, fmt};
 
 /// musl's own allocator gives each page back at once and asks for it again: some 300 system calls
 /// in an ADD, as many as all its work.
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
         answer(plugin::call(env::vars_os(), io::stdin(), &file_name(&program)))
     } else if arguments.len() == 0 {
         let about = format!("CNI plugin detour v{}\n{}", env!("CARGO_PKG_VERSION"), protocols());
-        print(io::stderr(), about, ExitCode::SUCCESS)
+        print(io::stderr(), &Text::lines(&about), ExitCode::SUCCESS)
     } else {
         cli::run()
     }
@@ -34,14 +35,15 @@ fn main() -> ExitCode {
 fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
     match answer {
         Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(result)) => print(io::stdout(), result, ExitCode::SUCCESS),
-        Err(error) => print(io::stdout(), error, ExitCode::FAILURE),
+        Ok(Some(result)) => print(io::stdout(), &Text::json(&result.to_string()), ExitCode::SUCCESS),
+        Err(error) => print(io::stdout(), &Text::json(&error.to_string()), ExitCode::FAILURE),
     }
 }
 
-/// Writes a line. One that can't be written is a failure: the caller waits for it.
-fn print(mut to: impl Write, line: impl fmt::Display, code: ExitCode) -> ExitCode {
-    let written = to.write_all(format!("{line}\n").as_bytes()).and_then(|()| to.flush());
+/// Writes lines. Failing to write them is a failure: the caller waits for them.
+fn print(mut to: impl Write, text: &Text, code: ExitCode) -> ExitCode {
+    let lines = text.as_str().trim_end_matches('\n');
+    let written = to.write_all(format!("{lines}\n").as_bytes()).and_then(|()| to.flush());
     if written.is_ok() { code } else { ExitCode::FAILURE }
 }
 

@@ -1,6 +1,6 @@
 //! The configurations in `conf/`, and what their table says.
 
-use detour_cni::cni::{Command, NetConf};
+use detour_cni::cni::{Command, NetConf, NodeConf};
 use serde_json::{Value, json};
 
 const FULL: &str = include_str!("../conf/full.conf");
@@ -69,6 +69,18 @@ fn an_existing_file_of_multus_is_accepted() {
     assert_eq!(kubeconfig, Some("/etc/cni/net.d/multus.d/multus.kubeconfig"));
     assert!(conf.primary.is_some_and(|primary| primary.global_namespaces == ["default", "shop"]));
     assert_eq!((conf.chain, conf.warnings), (vec![], vec![]));
+}
+
+#[test]
+fn the_node_configuration_is_as_an_installation_writes_it() {
+    let text = include_str!("../conf/node.json");
+    let (node, warnings) = NodeConf::parse("conf/node.json", text.as_bytes()).expect("accepted");
+    assert_eq!(warnings, [""; 0]);
+    let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    assert_eq!(json(&node.text()), json(text), "every key");
+    for key in json(text).as_object().expect("an object").keys() {
+        assert!(TABLE.contains(&format!("`{key}`")) || key == "kubernetes", "{key}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ const ROWS: [&[&str]; 9] = [
     &["cluster"],
     &["sandbox", "firewall", "state", "logging"],
     &["host_path", "trusted_file", "netlink"],
-    &["policy", "pod", "cni"],
+    &["policy", "pod", "cni", "printable"],
 ];
 
 fn row_of(module: &str) -> Option<usize> {
@@ -27,6 +27,30 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
+    }
+}
+
+/// What writes to stdout and stderr: `printable::Text` (`main`, `panics`, the relay of a plugin's stderr) and log
+/// lines (`logging`). `output` asks whether stdout is a terminal.
+const WRITERS: [&str; 5] = ["cli/output.rs", "delegate/process.rs", "logging.rs", "main.rs", "plugin/panics.rs"];
+
+#[test]
+fn only_printable_text_reaches_terminals() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut all = Vec::new();
+    sources(&root, &mut all);
+    for path in all {
+        let within = path.strip_prefix(&root).expect("below src").to_str().expect("text");
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let code = text.split("#[cfg(test)]").next().expect("one at least");
+        let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        // Its type lets nothing but `Text` through.
+        let code = code.replace("crate::print(io::stdout()", "").replace("crate::print(io::stderr()", "");
+        let writes = ["stdout()", "stderr()", "io::stdout", "io::stderr", "print!(", "println!(", "dbg!("];
+        let found = writes.into_iter().find(|call| code.contains(call));
+        assert!(found.is_none() || WRITERS.contains(&within), "{within}: {}", found.unwrap_or_default());
+        let colors = code.contains("\\u{1b}[") || code.contains("\\x1b[");
+        assert!(!colors || within == "printable.rs", "{within}: only printable::Text writes colors");
     }
 }
 

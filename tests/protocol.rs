@@ -478,3 +478,24 @@ fn a_previous_result_is_handed_on_as_it_came() {
     assert!(code == 7 && msg.starts_with("prevResult.cniVersion: "), "{msg}");
     silent(&call("DEL", &changed, &stdin.to_string()));
 }
+
+/// The message goes to Events; what the version, the name and the type are is the author's of an attachment.
+#[test]
+fn terminals_do_not_act_on_an_error() {
+    let bad = "x\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
+    for conf in [
+        json!({"cniVersion": "1.1.0", "name": bad, "type": "detour"}),
+        json!({"cniVersion": bad, "name": "n", "type": "detour"}),
+        json!({"cniVersion": "1.1.0", "name": "n", "type": bad}),
+        json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "chain": [{"type": "uid-exclude", "uids": bad}]}),
+        json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "log_level": bad}),
+    ] {
+        let output = call("ADD", &[], &conf.to_string());
+        let acts = |text: &str| text.chars().any(|c| detour_cni::printable::acts(c) && c != '\n');
+        let printed = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        assert!(!printed.iter().any(|text| acts(text)), "{printed:?}");
+        let error = json(&output);
+        let decoded = ["msg", "details"].map(|key| error[key].as_str().unwrap_or_default().replace('\n', "\0"));
+        assert!(!decoded.iter().any(|text| acts(text)), "{error}");
+    }
+}

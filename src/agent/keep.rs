@@ -192,7 +192,7 @@ impl Job<'_> {
         let mut paths = BTreeSet::new();
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().map(|path| path.parent()));
-            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
+            paths.extend([&desired.kubeconfig, &desired.node].into_iter().flatten().map(|(path, _)| path.parent()));
             paths.insert(match &desired.configuration {
                 Configuration::Own { path, .. } => path.parent(),
                 Configuration::Listed { dir, .. } => dir.clone(),

@@ -5,7 +5,7 @@ use super::scene::Author;
 use super::settings::Settings;
 use super::uid_exclude::{self, UidExclude};
 use super::{Input, istio_annotations};
-use crate::cni::{Block, Code, Error, Reader};
+use crate::cni::{Block, Code, Error, Reader, SUB_PLUGINS};
 use serde_json::Value;
 
 /// What runs in this process; a block of any other `type` is an executable's.
@@ -20,17 +20,13 @@ pub enum SubPlugin {
 }
 
 impl SubPlugin {
-    /// All of them.
+    /// All of them, in the order of [`SUB_PLUGINS`].
     pub const ALL: [Self; 3] = [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude];
 
     /// Its name: the `type` of its block, its key in `args.cni`.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::IstioRedirect => "istio-redirect",
-            Self::UidExclude => "uid-exclude",
-            Self::DnsExclude => "dns-exclude",
-        }
+        SUB_PLUGINS[self as usize]
     }
 
     /// The one that `block` is for; `None` where it is an executable's, or has no `type`.

@@ -3,6 +3,7 @@
 use super::{Answer, Cli, Failure};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use detour_cni::printable::Text;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,5 +23,5 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "detour", &mut script);
-    Ok(Answer::fine(String::from_utf8_lossy(&script).into_owned()))
+    Ok(Answer::fine(Text::lines(&String::from_utf8_lossy(&script))))
 }

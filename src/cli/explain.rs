@@ -8,6 +8,7 @@ use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native};
 use detour_cni::inspect::{explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
+use detour_cni::printable::Text;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,12 +66,13 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
             let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
             let families = if ipv6 == Some(Ipv6::Off) { &[Family::Ip][..] } else { &Family::ALL };
             let rules = Ruleset::of(&explained.policy, families);
-            Ok(Answer::fine(match dialect {
+            let text = match dialect {
                 Dialect::Iptables => restore_text(&rules),
                 Dialect::Nft => native::text(&native::translate(&rules)),
-            }))
+            };
+            Ok(Answer::fine(Text::lines(&text)))
         }
-        (None, Some(Picture::Svg)) => Ok(Answer::fine(picture(&subject, &explained))),
+        (None, Some(Picture::Svg)) => Ok(Answer::fine(Text::lines(&picture(&subject, &explained)))),
         (None, None) => arguments.output.answer(&explained.explanation),
     }
 }

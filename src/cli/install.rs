@@ -4,9 +4,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::kubeconfig::{self, Credentials};
 use detour_cni::agent::install::{
-    Configuration, Desired, Digest, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
+    Configuration, Desired, Digest, Error, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
 use detour_cni::cluster::ServiceAccount;
+use detour_cni::cni::NODE_CONFIGURATION;
+use detour_cni::printable::Text;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,6 +26,9 @@ Examples:
 Platforms: openshift (a file of its own, for Multus), gke, k3d, k3s, microk8s, kubernetes (aks, eks,
 iks, kind, kubeadm, minikube, rke1, rke2). Installing again repairs what is not as it should be, and
 changes nothing else; `detour uninstall` takes all back.
+
+The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
+log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
 
 Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage.";
 
@@ -52,6 +57,9 @@ pub(super) struct Wanted {
     /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
+    /// Whether the runtime calls the plugin as the primary plugin; if not, no attachment can make it one [default: unknown].
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
+    primary: Option<bool>,
     /// The configuration's file: the one to insert into (else the first that is valid), or of its own (istio-cni.conf).
     #[arg(long, value_name = "FILE", value_parser = file_name)]
     conf_name: Option<String>,
@@ -99,7 +107,7 @@ pub(super) struct Place {
     /// Where the node's file system, or as much of it as is needed, is mounted.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Where the log of the installation, and the kubeconfig, are kept on the node.
+    /// Directory on the node for the installation record, the kubeconfig and, only in the default one, the node configuration.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/detour")]
     state_dir: HostPath,
 }
@@ -112,6 +120,11 @@ impl Place {
     /// The log of the installation.
     pub(super) fn log(&self) -> HostPath {
         self.state_dir.join("install.json")
+    }
+
+    /// The node configuration, if the state directory is the one in which the plugin looks for it.
+    fn node_configuration(&self) -> Option<HostPath> {
+        HostPath::new(NODE_CONFIGURATION).filter(|path| path.parent() == self.state_dir)
     }
 
     pub(super) fn node(&self) -> Node {
@@ -156,23 +169,29 @@ pub(super) fn program() -> Result<Digest> {
 pub(super) fn shown(plan: &Plan) -> ExitCode {
     let text: String = plan.actions.iter().map(|action| action.diff()).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
-    crate::print(io::stdout(), text.trim_end(), remarks(plan))
+    crate::print(io::stdout(), &Text::lines(text.trim_end()), remarks(plan))
 }
 
 /// Prints what a plan did.
 pub(super) fn done(plan: &Plan) -> ExitCode {
-    let lines: Vec<_> = plan.actions.iter().map(ToString::to_string).collect();
-    let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
-    crate::print(io::stdout(), text, remarks(plan))
+    let mut text = Text::default();
+    for action in &plan.actions {
+        text.push(&action.to_string());
+        text.end_line();
+    }
+    if plan.actions.is_empty() {
+        text.push("nothing to do");
+    }
+    crate::print(io::stdout(), &text, remarks(plan))
 }
 
 fn remarks(plan: &Plan) -> ExitCode {
     for note in &plan.notes {
-        crate::print(io::stderr(), format!("note: {note}"), ExitCode::SUCCESS);
+        crate::print(io::stderr(), &Text::message(&format!("note: {note}")), ExitCode::SUCCESS);
     }
     match &plan.waits_for {
         None => ExitCode::SUCCESS,
-        Some(what) => crate::print(io::stderr(), format!("detour: missing: {what}"), ExitCode::FAILURE),
+        Some(what) => super::complain(format_args!("missing: {what}"), ExitCode::FAILURE),
     }
 }
 
@@ -214,6 +233,7 @@ impl Wanted {
             exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
             agent_namespace: self.agent_namespace(),
             bin_dir: bin_dir.clone(),
+            primary: self.primary,
         };
         let configuration = if self.chained.unwrap_or(platform.chained) {
             Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
@@ -230,6 +250,7 @@ impl Wanted {
             program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
+            node: self.place.node_configuration().map(|path| Ok::<_, Error>((path, settings.node()?))).transpose()?,
             configuration,
         })
     }

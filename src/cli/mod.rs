@@ -16,7 +16,9 @@ mod uninstall;
 mod version;
 
 use clap::{Parser, Subcommand};
+use detour_cni::printable::{Text, without_userinfo};
 use failure::Failure;
+use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
@@ -58,13 +60,13 @@ enum Command {
 
 /// What a command has to say on stdout, and how it ended.
 struct Answer {
-    text: String,
+    text: Text,
     code: ExitCode,
 }
 
 impl Answer {
     /// All is well.
-    const fn fine(text: String) -> Self {
+    const fn fine(text: Text) -> Self {
         Self { text, code: ExitCode::SUCCESS }
     }
 }
@@ -91,14 +93,19 @@ pub(crate) fn run() -> ExitCode {
         Command::Completion(arguments) => completion::run(&arguments),
     };
     match answer {
-        Ok(Answer { text, code }) => crate::print(io::stdout(), text.trim_end_matches('\n'), code),
-        Err(failure) => crate::print(io::stderr(), format!("detour: {failure}"), failure.code()),
+        Ok(Answer { text, code }) => crate::print(io::stdout(), &text, code),
+        Err(failure) => complain(&failure, failure.code()),
     }
 }
 
 /// The exit code of a command; what kept it from its end goes to stderr.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| crate::print(io::stderr(), format!("detour: {error:#}"), ExitCode::FAILURE))
+    result.unwrap_or_else(|error| complain(format_args!("{error:#}"), ExitCode::FAILURE))
+}
+
+/// Prints why a command failed; users share such messages.
+fn complain(why: impl Display, code: ExitCode) -> ExitCode {
+    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("detour: {why}"))), code)
 }
 
 #[cfg(test)]

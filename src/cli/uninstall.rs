@@ -12,7 +12,7 @@ Examples:
   detour uninstall --dry-run         what would be taken away from this node, as a unified diff
   detour uninstall --root /host      from a pod that has the node's file system at /host
 
-Pods keep their rules. First the configuration goes, then the kubeconfig, then the program; what
+Pods keep their rules. First the configuration goes, then the node configuration, the kubeconfig and the program; what
 somebody changed since it was installed is left and named, and so is what that needs.
 
 Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage.";

@@ -2,6 +2,7 @@
 
 use crate::cluster;
 use crate::pod;
+use crate::printable::{cut, line};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -27,7 +28,11 @@ pub(super) fn taints(node: &cluster::Node) -> Value {
     json!({"metadata": {"resourceVersion": node.resource_version}, "spec": {"taints": node.taints}})
 }
 
-/// An `Event` of a pod (k8s.io/api, `core/v1`) that happens now.
+/// How long an Event's message may be, in bytes: `events.k8s.io` refuses a longer one (`NoteLengthLimit`).
+const MESSAGE_LIMIT: usize = 1024;
+
+/// An `Event` of a pod (k8s.io/api, `core/v1`) that happens now. `kubectl describe` prints its message to a
+/// terminal.
 pub(super) fn event(pod: &pod::Pod, event: &cluster::Event) -> Value {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     json!({
@@ -39,7 +44,7 @@ pub(super) fn event(pod: &pod::Pod, event: &cluster::Event) -> Value {
         },
         "type": if event.warning { "Warning" } else { "Normal" },
         "reason": event.reason,
-        "message": event.message,
+        "message": cut(&line(&event.message), MESSAGE_LIMIT),
         "source": {"component": "detour"},
         "firstTimestamp": now,
         "lastTimestamp": now,
@@ -70,4 +75,20 @@ pub(super) fn review(right: &cluster::Right) -> Value {
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_events_message_is_printable_and_short() {
+        let message = |text: String| {
+            let told = cluster::Event { message: text, ..cluster::Event::default() };
+            event(&pod::Pod::default(), &told)["message"].as_str().map(str::to_owned).expect("text")
+        };
+        assert_eq!(message("a\u{1b}[2J\n\u{202e}".into()), "a\\u{1b}[2J\\n\\u{202e}");
+        let long = message("ä\u{1b}".repeat(100_000));
+        assert!(long.len() <= MESSAGE_LIMIT && long.ends_with('…'), "{long}");
+    }
 }

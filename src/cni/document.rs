@@ -2,7 +2,8 @@
 //! answer at all, even with an error.
 
 use super::list::wrong_type;
-use super::{Block, Code, Error, version};
+use super::netconf::is_primary;
+use super::{Block, Code, Error, NodeConf, version};
 use serde_json::{Map, Value};
 
 /// A network configuration as it came.
@@ -28,6 +29,17 @@ impl Document {
         };
         let cni_version = if cni_version.is_empty() { version::UNSTATED } else { cni_version }.to_owned();
         Ok(Self { cni_version, block: Block { path: String::new(), keys } })
+    }
+
+    /// Whether it makes this the primary plugin.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        is_primary(&self.block.keys)
+    }
+
+    /// Puts the node's keys in place of its own, as [`NodeConf::govern`].
+    pub fn govern(&mut self, node: &NodeConf, program: &str) -> Vec<String> {
+        node.govern(&mut self.block.keys, program)
     }
 
     /// The version to answer in: the configuration's, where it is spoken here.

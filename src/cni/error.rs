@@ -1,6 +1,10 @@
 //! What a plugin answers when it fails, and the one table of codes.
 
+use crate::printable::{cut, line};
 use serde::Serialize;
+
+/// How long each text of an error object may be, in bytes: runtimes repeat it for each try.
+const TEXT_LIMIT: usize = 16 << 10;
 
 /// Every code this plugin can answer with.
 ///
@@ -163,6 +167,10 @@ impl Error {
     }
 
     /// The JSON object that goes to stdout (SPEC.md, "Error").
+    ///
+    /// Runtimes copy its texts into logs and Events, and so to terminals. The texts hold names that a pod's
+    /// author chose, and those of other plugins, so they are written as [`line`] writes them, and cut where
+    /// they are too long.
     #[must_use]
     pub fn to_json(&self, cni_version: &str) -> serde_json::Value {
         #[derive(Serialize)]
@@ -174,7 +182,9 @@ impl Error {
             #[serde(skip_serializing_if = "str::is_empty")]
             details: &'a str,
         }
-        let wire = Wire { cni_version, code: self.number(), msg: &self.msg, details: &self.details };
+        let [msg, details] = [&self.msg, &self.details].map(|text| line(text));
+        let (msg, details) = (&*cut(&msg, TEXT_LIMIT), &*cut(&details, TEXT_LIMIT));
+        let wire = Wire { cni_version, code: self.number(), msg, details };
         serde_json::to_value(wire).unwrap_or_default()
     }
 }
@@ -198,6 +208,14 @@ mod tests {
         assert_eq!(e.to_json("1.0.0").to_string(), r#"{"cniVersion":"1.0.0","code":6,"msg":"no"}"#);
         let e = e.with_details("why");
         assert_eq!(e.to_json("1.0.0")["details"], "why");
+    }
+
+    #[test]
+    fn texts_are_bounded_and_hold_no_character_that_acts() {
+        let long = Error::new(Code::Delegate, "x".repeat(1 << 20)).to_json("1.0.0");
+        assert!(long["msg"].as_str().is_some_and(|msg| msg.len() <= TEXT_LIMIT && msg.ends_with('…')));
+        let error = Error::new(Code::Delegate, "a\u{1b}[2J\nb").with_details("\u{202e}\u{9b}").to_json("1.0.0");
+        assert_eq!((&error["msg"], &error["details"]), (&"a\\u{1b}[2J\\nb".into(), &"\\u{202e}\\u{9b}".into()));
     }
 
     #[test]

@@ -4,6 +4,9 @@ use super::{Code, Command, Error, NetConf};
 use serde_json::Value;
 use std::path::Path;
 
+/// The name of the program; an executable of this name is always this plugin.
+pub const PROGRAM: &str = "detour";
+
 /// The types of a configuration that are ours.
 pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
 

@@ -60,12 +60,17 @@ const LIST: &str = "an array of strings or numbers, or a comma-separated string"
 /// The error for a value of the wrong type or out of bounds.
 #[must_use]
 pub fn wrong_type(place: &str, value: &Value, accepted: &str) -> Error {
+    Error::new(Code::InvalidConfig, format!("{place}: {} is not accepted; accepted: {accepted}", shown(value)))
+}
+
+/// A value as messages show it: as JSON, and at most 80 characters of it.
+pub(super) fn shown(value: &Value) -> String {
     let mut shown = value.to_string();
     if let Some((end, _)) = shown.char_indices().nth(80) {
         shown.truncate(end);
         shown.push('…');
     }
-    Error::new(Code::InvalidConfig, format!("{place}: {shown} is not accepted; accepted: {accepted}"))
+    shown
 }
 
 #[cfg(test)]

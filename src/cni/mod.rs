@@ -9,6 +9,7 @@ mod list;
 mod names;
 mod nameservers;
 mod netconf;
+mod node_conf;
 mod request;
 pub mod result;
 pub mod version;
@@ -17,10 +18,12 @@ pub use args::Args;
 pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
-pub use file::{OWN_TYPES, configuration};
+pub use file::{OWN_TYPES, PROGRAM, configuration};
 pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{
-    DefaultNetwork, Dialect, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, Primary, ValidAttachment,
+    DefaultNetwork, Dialect, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, Primary, SUB_PLUGINS,
+    ValidAttachment,
 };
+pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};
 pub use request::{Command, Request, variables};

@@ -5,8 +5,12 @@ mod kubernetes;
 mod log_level;
 mod primary;
 
+pub use chain::SUB_PLUGINS;
+pub(super) use chain::{default_chain, kind};
+pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::Kubernetes;
 pub use log_level::LogLevel;
+pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 
 use super::list::wrong_type;
@@ -52,6 +56,9 @@ pub struct NetConf {
     pub prev_result: Option<Value>,
     /// `cni.dev/valid-attachments`, for GC; `None` where the runtime gives no list.
     pub valid_attachments: Option<Vec<ValidAttachment>>,
+    /// `attachments_may_exclude_namespaces`: whether attachments can add to the `exclude_namespaces` of the
+    /// node; counts only in the node's own configuration.
+    pub attachments_may_exclude_namespaces: bool,
     /// istio-cni's `ambient_enabled`: what it asks for is not done here.
     pub ambient_enabled: bool,
     /// Where names of groups are looked up (group(5)); no key sets it, for it is the host's.
@@ -102,7 +109,7 @@ impl NetConf {
         let keys = document.block.reader();
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
-        let kind = chain::kind(&keys, program)?;
+        let kind = kind(&keys, program)?;
         let mut warnings = Vec::new();
         let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
         if ambient_enabled {
@@ -128,9 +135,7 @@ impl NetConf {
             chain: if has_chain { chain::chain(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
-            delegate_timeout: Duration::from_secs(
-                keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT).into(),
-            ),
+            delegate_timeout: delegate_timeout(&keys)?,
             args: match keys.block("args")? {
                 Some(args) => args.reader().block("cni")?.map(|cni| cni.keys).unwrap_or_default(),
                 None => Map::new(),
@@ -138,6 +143,7 @@ impl NetConf {
             runtime_config: keys.block("runtimeConfig")?.map(|config| config.keys).unwrap_or_default(),
             prev_result: keys.value("prevResult").cloned(),
             valid_attachments: valid_attachments(&keys)?,
+            attachments_may_exclude_namespaces: keys.boolean("attachments_may_exclude_namespaces")?.unwrap_or(false),
             ambient_enabled,
             group_file: GROUP_FILE.into(),
             warnings,
@@ -210,8 +216,13 @@ fn text<'a>(keys: &Reader<'a>, key: &'static str) -> Result<Option<&'a str>, Err
     Ok(keys.string(key)?.filter(|text| !text.is_empty()))
 }
 
+pub(super) fn delegate_timeout(keys: &Reader<'_>) -> Result<Duration, Error> {
+    let seconds = keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT);
+    Ok(Duration::from_secs(seconds.into()))
+}
+
 /// A path. A runtime starts plugins in a directory of its own choice, so it must be absolute.
-fn absolute(keys: &Reader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
+pub(super) fn absolute(keys: &Reader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
     let Some(text) = text(keys, key)? else { return Ok(None) };
     if !Path::new(text).is_absolute() {
         return Err(wrong_type(&keys.place(key), &Value::from(text), "an absolute path"));

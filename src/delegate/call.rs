@@ -2,7 +2,7 @@
 
 use crate::cni::{Command, NetConf, Request};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// One call of a plugin.
@@ -18,15 +18,16 @@ pub struct Call {
     pub ifname: String,
     /// `CNI_ARGS`; `None` is what this process was given itself.
     pub args: Option<String>,
-    /// `CNI_PATH`, and where the executable is looked for.
+    /// `kubernetes.cni_bin_dir`: searched before `path` for the executable.
+    pub bin_dir: Option<PathBuf>,
+    /// `CNI_PATH` of this process's own call.
     pub path: Vec<PathBuf>,
     /// How long it may take.
     pub timeout: Duration,
 }
 
 impl Call {
-    /// The call that this process was started with, handed on: `cni_bin_dir` stands in front of
-    /// `CNI_PATH`.
+    /// The call that this process was started with, handed on.
     #[must_use]
     pub fn handed_on(request: &Request, conf: &NetConf) -> Self {
         Self {
@@ -35,7 +36,13 @@ impl Call {
             netns: request.netns.clone().unwrap_or_default(),
             ifname: request.ifname.clone(),
             args: None,
-            path: conf.kubernetes.cni_bin_dir.iter().chain(&request.path).cloned().collect(),
+            path: request
+                .path
+                .iter()
+                .filter(|path| conf.kubernetes.cni_bin_dir.as_ref() != Some(path))
+                .cloned()
+                .collect(),
+            bin_dir: conf.kubernetes.cni_bin_dir.clone(),
             timeout: conf.delegate_timeout,
         }
     }
@@ -46,10 +53,16 @@ impl Call {
         Self { command, ..self.clone() }
     }
 
-    /// What is set in the plugin's environment. All else that is in this process's own passes on,
-    /// as the reference library does it (`pkg/invoke/args.go`).
-    pub(super) fn variables(&self) -> Vec<(&'static str, OsString)> {
-        let directories: Vec<_> = self.path.iter().map(|directory| directory.as_os_str()).collect();
+    /// The directories in which the executable is searched for.
+    pub(super) fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.bin_dir.iter().chain(&self.path).map(PathBuf::as_path)
+    }
+
+    /// What is set in the plugin's environment; `bin_dir` is in front of `CNI_PATH`. All else that is in
+    /// this process's own passes on, as the reference library does it (`pkg/invoke/args.go`).
+    pub(super) fn variables(&self, bin_dir: Option<&Path>) -> Vec<(&'static str, OsString)> {
+        let directories: Vec<_> =
+            bin_dir.into_iter().chain(self.path.iter().map(PathBuf::as_path)).map(Path::as_os_str).collect();
         let mut variables = vec![
             ("CNI_COMMAND", self.command.to_string().into()),
             ("CNI_CONTAINERID", self.container_id.clone().into()),
@@ -63,9 +76,23 @@ impl Call {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::collections::HashMap;
+
+    /// A DEL without directories.
+    pub(in crate::delegate) fn call() -> Call {
+        Call {
+            command: Command::Del,
+            container_id: "c".into(),
+            netns: PathBuf::new(),
+            ifname: "eth0".into(),
+            args: None,
+            bin_dir: None,
+            path: Vec::new(),
+            timeout: Duration::from_secs(1),
+        }
+    }
 
     #[test]
     fn a_call_is_handed_on_with_the_bin_dir_in_front() {
@@ -74,7 +101,7 @@ mod tests {
                 "CNI_COMMAND" => "DEL",
                 "CNI_CONTAINERID" => "c1",
                 "CNI_IFNAME" => "eth0",
-                "CNI_PATH" => "/a:/b",
+                "CNI_PATH" => "/a:/x:/b",
                 _ => return None,
             };
             Some(value.to_owned())
@@ -83,7 +110,7 @@ mod tests {
         let conf = br#"{"name": "n", "type": "detour", "kubernetes": {"cni_bin_dir": "/x"}}"#;
         let conf = NetConf::parse(conf, Command::Del, "detour").expect("a configuration");
         let call = Call::handed_on(&request, &conf);
-        let variables: HashMap<_, _> = call.variables().into_iter().collect();
+        let variables: HashMap<_, _> = call.variables(call.bin_dir.as_deref()).into_iter().collect();
         let wanted = [
             ("CNI_COMMAND", "DEL"),
             ("CNI_CONTAINERID", "c1"),

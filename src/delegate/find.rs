@@ -1,27 +1,52 @@
-//! Where the executable of a plugin is.
+//! Where the executable of a plugin is, and whether root may run it.
 
+use super::Call;
 use crate::cni::{Code, Error};
+use crate::trusted_file;
 use std::path::{Path, PathBuf};
 
-/// The first regular file named `kind` in the directories of `path`.
+/// The first regular file named `kind` in the directories of `call`. Only trusted users can change it or
+/// the path that leads to it, so that it stays the same file until it runs.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: there is none, or `kind` is no file's name: what a configuration names
-/// stays in these directories.
-pub(super) fn find(kind: &str, path: &[PathBuf]) -> Result<PathBuf, Error> {
+/// [`Code::InvalidConfig`]: no such file, `kind` is not a file name (a configuration can't name files
+/// outside of these directories), or another user can change the file or a directory on its path. Such a
+/// file is never skipped in favor of the next directory.
+pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
         let msg = format!("type {kind:?} is not accepted; accepted: the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
-    let candidates = path.iter().map(|directory| directory.join(kind));
-    candidates.into_iter().find(|file| is_file(file)).ok_or_else(|| {
-        let directories: Vec<_> = path.iter().map(|directory| directory.display().to_string()).collect();
+    let refused = |error: trusted_file::Error| {
+        Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {error}"))
+    };
+    // A plugin looks for its IPAM plugin in the same directories, so this one matters even if it has no `kind`.
+    bin_dir(call).map_err(refused)?;
+    let mut candidates = call.directories().map(|directory| directory.join(kind));
+    let Some(file) = candidates.find(|file| is_file(file)) else {
+        let directories: Vec<_> = call.directories().map(|directory| directory.display().to_string()).collect();
         let msg = format!(
             "failed to find plugin {kind:?} in path [{}]; install it in one of these directories or correct the type",
             directories.join(" ")
         );
-        Error::new(Code::InvalidConfig, msg)
-    })
+        return Err(Error::new(Code::InvalidConfig, msg));
+    };
+    trusted_file::check(&file).map_err(refused)?;
+    Ok(file)
+}
+
+/// The directory that the configuration names, if it exists. A missing one is not passed on to plugins:
+/// another user may create it while they run.
+///
+/// # Errors
+/// Another user can change it or a directory on its path.
+pub(super) fn bin_dir(call: &Call) -> Result<Option<&Path>, trusted_file::Error> {
+    let Some(directory) = call.bin_dir.as_deref() else { return Ok(None) };
+    match trusted_file::check(directory) {
+        Ok(_) => Ok(Some(directory)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn is_file(path: &Path) -> bool {
@@ -31,31 +56,105 @@ fn is_file(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::unistd::{Uid, chown};
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A directory that goes with the test.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("detour-find-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            fs::create_dir_all(&root).expect("a directory");
+            Self(root)
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            fs::write(&path, "").expect("a file");
+            path
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn call(bin_dir: Option<&Path>, path: &[PathBuf]) -> Call {
+        Call { bin_dir: bin_dir.map(Path::to_owned), path: path.to_vec(), ..super::super::call::tests::call() }
+    }
 
     #[test]
     fn the_first_regular_file_counts() {
-        let root = std::env::temp_dir().join(format!("detour-find-{}", std::process::id()));
-        let path = ["none", "a", "b", "c"].map(|name| root.join(name));
-        for directory in &path[1..] {
-            std::fs::create_dir_all(directory).expect("a directory");
-        }
-        std::fs::create_dir(path[1].join("x")).expect("a directory of that name");
-        std::fs::write(path[2].join("x"), "").expect("a file");
-        std::fs::write(path[3].join("x"), "").expect("a file");
-        assert_eq!(find("x", &path), Ok(path[2].join("x")));
-        let error = find("y", &path[..2]).expect_err("not there");
+        let root = Root::new("first");
+        let path = ["none", "a", "b", "c"].map(|name| root.0.join(name));
+        fs::create_dir_all(path[1].join("x")).expect("a directory of that name");
+        let (second, third) = (root.file("b/x"), root.file("c/x"));
+        assert_eq!(find("x", &call(None, &path)), Ok(second));
+        assert_eq!(find("x", &call(Some(&path[3]), &path)), Ok(third));
+        let error = find("y", &call(None, &path[..2])).expect_err("not there");
         assert_eq!(error.code, Code::InvalidConfig);
-        let wanted = format!("failed to find plugin \"y\" in path [{0}/none {0}/a]; ", root.display());
+        let wanted = format!("failed to find plugin \"y\" in path [{0}/none {0}/a]; ", root.0.display());
         assert!(error.msg.starts_with(&wanted), "{error}");
-        std::fs::remove_dir_all(&root).expect("it can be removed");
     }
 
     #[test]
     fn a_type_is_a_file_name() {
         for kind in ["", ".", "..", "../sh", "/bin/sh", "a/b", "a\0b"] {
-            let error = find(kind, &["/".into(), "/bin".into()]).expect_err("refused");
+            let error = find(kind, &call(None, &["/".into(), "/bin".into()])).expect_err("refused");
             assert_eq!(error.code, Code::InvalidConfig);
             assert!(error.msg.contains("is not accepted; accepted: "), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_that_another_user_can_change_is_an_error_and_not_skipped() {
+        let root = Root::new("changed");
+        let (first, second) = (root.file("a/x"), root.file("b/x"));
+        let path = [root.0.join("a"), root.0.join("b")];
+        type Change = fn(&Path);
+        let given: Change = |path| chown(path, Some(Uid::from_raw(12345)), None).expect("root");
+        let writable: Change = |path| fs::set_permissions(path, Permissions::from_mode(0o777)).expect("changed");
+        for (changed, change, what) in [
+            (&first, given, "is owned by UID 12345; expected root: chown root:root "),
+            (&first, writable, "has mode 0777; expected one that only root can write to: chmod go-w "),
+            (&path[0], given, "is owned by UID 12345"),
+            (&path[0], writable, "has mode 0777"),
+        ] {
+            assert_eq!(find("x", &call(None, &path)), Ok(first.clone()));
+            change(changed);
+            let error = find("x", &call(None, &path)).expect_err("refused");
+            let wanted = format!("plugin \"x\" is not executed: {} {what}", changed.display());
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(&wanted), "{error}");
+            chown(changed, Some(Uid::from_raw(0)), None).expect("root");
+            fs::set_permissions(changed, Permissions::from_mode(0o755)).expect("changed");
+        }
+        // A link is as good as what it leads to.
+        fs::remove_file(&first).expect("removed");
+        symlink(&second, &first).expect("a link");
+        assert_eq!(find("x", &call(None, &path)), Ok(first.clone()), "under the name that it was called by");
+        given(&second);
+        let error = find("x", &call(None, &path)).expect_err("refused");
+        assert!(error.msg.contains(&format!("{} is owned by UID 12345", second.display())), "{error}");
+    }
+
+    #[test]
+    fn the_configured_directory_is_trusted_or_missing() {
+        let root = Root::new("configured");
+        let (own, found) = (root.file("own/other"), root.file("b/x"));
+        let (own, path) = (own.parent().expect("a directory"), [root.0.join("b")]);
+        assert_eq!(find("x", &call(Some(own), &path)), Ok(found.clone()));
+        assert_eq!(bin_dir(&call(Some(own), &path)).expect("trusted"), Some(own));
+        chown(own, Some(Uid::from_raw(12345)), None).expect("root");
+        let error = find("x", &call(Some(own), &path)).expect_err("plugins would look there for others");
+        assert!(error.msg.contains(&format!("{} is owned by UID 12345", own.display())), "{error}");
+        let missing = root.0.join("missing");
+        assert_eq!(find("x", &call(Some(&missing), &path)), Ok(found));
+        assert_eq!(bin_dir(&call(Some(&missing), &path)).expect("missing"), None);
     }
 }

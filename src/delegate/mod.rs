@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `call` | the environment of a plugin |
 //! | `conf` | what goes to its stdin |
-//! | `find` | where its executable is |
+//! | `find` | where its executable is, and whether root may run it |
 //! | `process` | a child with a deadline |
 //! | `answer` | what its exit and stdout mean |
 //! | `result` | an answer as a result in the configuration's version |
@@ -25,8 +25,7 @@ pub use call::Call;
 pub use network::{Network, Plugin};
 
 use crate::cni::{Code, Command, Error};
-use find::find;
-use process::Failure;
+use find::{bin_dir, find};
 use serde_json::{Map, Value};
 
 /// Runs plugins.
@@ -51,19 +50,26 @@ pub struct Executables;
 
 impl Runner for Executables {
     fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
-        let program = find(kind, &call.path)?;
+        let program = find(kind, call)?;
         let stdin = serde_json::to_vec(conf).map_err(|error| Error::new(Code::Internal, error.to_string()))?;
         tracing::debug!(program = %program.display(), "calling {}", call.command);
-        let ended = process::run(&program, &call.variables(), stdin, call.timeout).map_err(|failure| {
-            let code = if matches!(failure, Failure::Busy) { Code::TryAgain } else { Code::Delegate };
+        let variables = call.variables(bin_dir(call).unwrap_or_default());
+        let ended = process::run(&program, &variables, stdin, call.timeout).map_err(|failure| {
+            let code = if failure.may_pass() { Code::TryAgain } else { Code::Delegate };
             Error::new(code, format!("{}: {failure}", program.display()))
         })?;
         answer::of(&program, call.command, &ended)
     }
 
     fn find(&self, call: &Call, kind: &str) -> Result<(), Error> {
-        find(kind, &call.path).map(drop)
+        find(kind, call).map(drop)
     }
+}
+
+/// Kills the executable that runs now, with all that it started: for a process that ends otherwise than by
+/// returning from [`Runner::run`].
+pub fn kill_running() {
+    process::kill_running();
 }
 
 /// A verb as the reference library's messages have it (`libcni/api.go`).

@@ -188,7 +188,6 @@ mod tests {
     use crate::cni::Code;
     use serde_json::json;
     use std::cell::RefCell;
-    use std::time::Duration;
 
     /// Calls of plugins that were made in this process: the command, the type, and the previous
     /// result's `from`.
@@ -219,15 +218,7 @@ mod tests {
     }
 
     fn call(command: Command) -> Call {
-        Call {
-            command,
-            container_id: "c".into(),
-            netns: "/run/netns/c".into(),
-            ifname: "eth0".into(),
-            args: None,
-            path: Vec::new(),
-            timeout: Duration::from_secs(1),
-        }
+        Call { netns: "/run/netns/c".into(), ..super::super::call::tests::call() }.with_command(command)
     }
 
     /// Does something; which calls were made.

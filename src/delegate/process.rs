@@ -1,17 +1,24 @@
-//! A child process with a deadline: its stdin written, its stdout kept, its stderr passed on.
+//! A child process with a deadline: its stdin written, its stdout kept, its stderr passed on. One loop on
+//! the calling thread waits for all of it: there is no thread that can't be started or that stays behind.
 
+mod group;
+mod signals;
 mod stderr;
 
+pub(super) use group::kill_running;
+
+use crate::netlink::again;
+use group::Group;
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::Pid;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use signals::Signals;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use stderr::Relay;
@@ -25,6 +32,10 @@ const GRACE: Duration = Duration::from_secs(1);
 /// for five seconds (`pkg/invoke/raw_exec.go`).
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
+/// How often a child is asked whether it has ended where the kernel can't tell by itself.
+const PULSE: Duration = Duration::from_millis(10);
+/// How much is written to stdin at once, in bytes.
+const PIECE: usize = 4 << 10;
 
 /// What is left of a child.
 #[derive(Debug)]
@@ -40,14 +51,40 @@ pub(super) struct Ended {
 pub(super) enum Failure {
     #[error("it is being written, and was so for 5 s; the runtime should try again")]
     Busy,
-    #[error("it can't be started: {0}; is it an executable for this machine, with its x bits set?")]
+    #[error("it can't be started: {error}{hint}", error = .0, hint = hint(.0))]
     Start(io::Error),
     #[error("it printed more than {} MiB to stdout and was killed; a result is a few kilobytes", STDOUT_LIMIT >> 20)]
     TooMuch,
     #[error("it did not end within {} s and was killed{}; delegate_timeout_seconds says how long it may take", .0.as_secs(), said(.1))]
     Deadline(Duration, String),
+    #[error("{0} was received: it was killed with its process group; the runtime should try again")]
+    Interrupted(Signal),
     #[error("its end can't be waited for: {0}")]
     Wait(io::Error),
+}
+
+impl Failure {
+    /// Whether another call may succeed: the cause is not the executable.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Busy | Self::Interrupted(_) => true,
+            Self::Start(error) => lacks_resources(error),
+            Self::TooMuch | Self::Deadline(..) | Self::Wait(_) => false,
+        }
+    }
+}
+
+fn lacks_resources(error: &io::Error) -> bool {
+    let lacking = [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE];
+    lacking.iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    if lacks_resources(error) {
+        "; check the limits on processes and open files of the runtime"
+    } else {
+        "; is it an executable for this machine, with its x bits set?"
+    }
 }
 
 /// What a message says of the end of stderr.
@@ -56,7 +93,11 @@ pub(super) fn said(last_words: &str) -> String {
 }
 
 /// Starts `program` with `variables` on top of this process's environment and `stdin`, in a
-/// process group of its own, and waits for its end. At the deadline the whole group is killed.
+/// process group of its own, and waits for its end. At the deadline, and when this process gets SIGTERM or
+/// SIGINT, the whole group is killed.
+///
+/// A SIGKILL of this process leaves it running: the kernel would kill it too (`PR_SET_PDEATHSIG`), but only a
+/// process itself can ask for that, between fork and exec, where Rust allows no safe code.
 pub(super) fn run(
     program: &Path,
     variables: &[(&'static str, OsString)],
@@ -68,7 +109,7 @@ pub(super) fn run(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + timeout;
     let child = patiently(BUSY_TRIES, || command.spawn(), || thread::park_timeout(BUSY_PAUSE))?;
-    Watch::new(child, stdin).until(deadline, timeout)
+    Watch::new(child, &stdin).until(deadline, timeout)
 }
 
 /// Tries as long as the executable is being written.
@@ -82,129 +123,178 @@ fn patiently<T>(tries: u32, mut spawn: impl FnMut() -> io::Result<T>, mut pause:
     Err(Failure::Busy)
 }
 
-/// What happens to a child.
-enum Event {
-    Stdout(Vec<u8>),
-    Stderr(Vec<u8>),
-    Closed,
-    Ended,
-}
-
-/// A child that runs. Threads of their own write and read its streams and wait for its end; one
-/// that gets stuck ends with this process.
-struct Watch {
+/// A child that runs.
+struct Watch<'a> {
     child: Child,
-    events: Receiver<Event>,
-    stdout: Vec<u8>,
-    stderr: Relay<io::Stderr>,
-    open_streams: u32,
+    group: Group,
+    signals: Option<Signals>,
+    /// What of stdin is still to be written.
+    stdin: Option<(ChildStdin, &'a [u8])>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    printed: Vec<u8>,
+    relay: Relay<io::Stderr>,
     ended: Option<Instant>,
 }
 
-impl Watch {
-    fn new(mut child: Child, stdin: Vec<u8>) -> Self {
-        let (to, events) = sync_channel(16);
-        if let Some(mut pipe) = child.stdin.take() {
-            // A plugin that does not read all of it, or nothing, is within its rights.
-            thread::spawn(move || drop(pipe.write_all(&stdin)));
+/// What a call of `poll` was for.
+#[derive(Clone, Copy)]
+enum Source {
+    Stdin,
+    Stdout,
+    Stderr,
+    End,
+    Signals,
+}
+
+impl<'a> Watch<'a> {
+    fn new(mut child: Child, stdin: &'a [u8]) -> Self {
+        Self {
+            group: Group::of(&child),
+            // Not before: the child would inherit what is blocked.
+            signals: Signals::catch().inspect_err(|errno| tracing::debug!("signals can't be caught: {errno}")).ok(),
+            stdin: child.stdin.take().map(|pipe| (pipe, stdin)),
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
+            printed: Vec::new(),
+            relay: Relay::new(io::stderr()),
+            ended: None,
+            child,
         }
-        let mut open_streams = 0;
-        if let Some(pipe) = child.stdout.take() {
-            open_streams += 1;
-            let to = to.clone();
-            thread::spawn(move || forward(pipe, &to, Event::Stdout));
-        }
-        if let Some(pipe) = child.stderr.take() {
-            open_streams += 1;
-            let to = to.clone();
-            thread::spawn(move || forward(pipe, &to, Event::Stderr));
-        }
-        let pid = pid(&child);
-        thread::spawn(move || {
-            // Not reaped here: as long as it isn't, nobody else has its process ID.
-            while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
-            to.send(Event::Ended)
-        });
-        Self { child, events, stdout: Vec::new(), stderr: Relay::new(io::stderr()), open_streams, ended: None }
     }
 
     fn until(mut self, deadline: Instant, timeout: Duration) -> Result<Ended, Failure> {
-        while self.ended.is_none() || self.open_streams > 0 {
+        while self.ended.is_none() || self.stdout.is_some() || self.stderr.is_some() {
             let until = self.ended.map_or(deadline, |ended| deadline.min(ended + GRACE));
-            match self.next(until) {
-                Some(event) => self.note(event),
-                None if self.ended.is_some() => break,
-                None => {
+            let failure = match self.wait(until) {
+                Ok(Wait::Went(signal)) if self.printed.len() <= STDOUT_LIMIT => match signal {
+                    None => continue,
+                    Some(signal) => Failure::Interrupted(signal),
+                },
+                Ok(Wait::Went(_)) => Failure::TooMuch,
+                Ok(Wait::TooLong) if self.ended.is_some() => break,
+                Ok(Wait::TooLong) => {
                     self.kill();
-                    return Err(Failure::Deadline(timeout, self.stderr.finish()));
+                    return Err(Failure::Deadline(timeout, self.relay.finish()));
                 }
-            }
-            if self.stdout.len() > STDOUT_LIMIT {
-                self.kill();
-                return Err(Failure::TooMuch);
-            }
+                Err(errno) => Failure::Wait(errno.into()),
+            };
+            self.kill();
+            return Err(failure);
         }
         let status = self.child.wait().map_err(Failure::Wait)?;
-        Ok(Ended { status, stdout: self.stdout, last_words: self.stderr.finish() })
+        self.group.has_ended();
+        Ok(Ended { status, stdout: self.printed, last_words: self.relay.finish() })
     }
 
-    /// The next event before `until`. A child that never pauses does not keep the clock from
+    /// Waits for the next event and handles it. A child that never pauses does not keep the clock from
     /// being looked at.
-    fn next(&self, until: Instant) -> Option<Event> {
-        let left = until.checked_duration_since(Instant::now())?;
-        self.events.recv_timeout(left).ok()
+    fn wait(&mut self, until: Instant) -> Result<Wait, Errno> {
+        let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(Wait::TooLong) };
+        let left = if self.group.must_be_asked() { left.min(PULSE) } else { left };
+        let mut caught = None;
+        for (source, flags) in self.poll(left)? {
+            match source {
+                Source::Stdin => self.write(flags),
+                Source::Stdout => self.read_stdout(),
+                Source::Stderr => self.read_stderr(),
+                Source::End => {}
+                Source::Signals => caught = self.signals.as_mut().and_then(Signals::next),
+            }
+        }
+        if self.ended.is_none() && self.group.leader_has_ended()? {
+            self.ended = Some(Instant::now());
+        }
+        Ok(Wait::Went(caught))
     }
 
-    fn note(&mut self, event: Event) {
-        match event {
-            Event::Stdout(piece) => self.stdout.extend(piece),
-            Event::Stderr(piece) => self.stderr.pass_on(&piece),
-            Event::Closed => self.open_streams -= 1,
-            Event::Ended => self.ended = Some(Instant::now()),
+    /// What has happened within `left`.
+    fn poll(&self, left: Duration) -> Result<Vec<(Source, PollFlags)>, Errno> {
+        let end = if self.ended.is_none() { self.group.end() } else { None };
+        let all: [(Source, Option<BorrowedFd<'_>>, PollFlags); 5] = [
+            (Source::Stdin, self.stdin.as_ref().map(|(pipe, _)| pipe.as_fd()), PollFlags::POLLOUT),
+            (Source::Stdout, self.stdout.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+            (Source::Stderr, self.stderr.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+            (Source::End, end, PollFlags::POLLIN),
+            (Source::Signals, self.signals.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+        ];
+        let (sources, mut fds): (Vec<Source>, Vec<PollFd<'_>>) =
+            all.into_iter().filter_map(|(source, fd, flags)| Some((source, PollFd::new(fd?, flags)))).unzip();
+        // Rounded up, so that it does not return before the time.
+        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        again(|| poll(&mut fds, timeout))?;
+        let happened = fds.iter().map(|fd| fd.revents().unwrap_or_else(PollFlags::empty));
+        Ok(sources.into_iter().zip(happened).filter(|(_, flags)| !flags.is_empty()).collect())
+    }
+
+    /// A plugin that does not read all of it, or nothing, is within its rights.
+    fn write(&mut self, flags: PollFlags) {
+        let Some((pipe, rest)) = &mut self.stdin else { return };
+        // So much can be written without waiting (pipe(7), `PIPE_BUF`).
+        let piece = rest.get(..PIECE).unwrap_or(rest);
+        let written = match pipe.write(piece) {
+            _ if flags.contains(PollFlags::POLLERR) => 0,
+            Err(error) if error.kind() == ErrorKind::Interrupted => return,
+            written => written.unwrap_or(0),
+        };
+        *rest = rest.get(written..).unwrap_or_default();
+        if written == 0 || rest.is_empty() {
+            self.stdin = None;
+        }
+    }
+
+    fn read_stdout(&mut self) {
+        let mut buffer = [0; 16 << 10];
+        match self.stdout.as_mut().map(|pipe| piece(pipe, &mut buffer)) {
+            Some(Some(piece)) => self.printed.extend(piece),
+            _ => self.stdout = None,
+        }
+    }
+
+    fn read_stderr(&mut self) {
+        let mut buffer = [0; 16 << 10];
+        match self.stderr.as_mut().map(|pipe| piece(pipe, &mut buffer)) {
+            Some(Some(piece)) => self.relay.pass_on(piece),
+            _ => self.stderr = None,
         }
     }
 
     /// Kills the group and reaps the child, unless the kernel holds it; then it is reaped by
     /// whoever inherits it.
     fn kill(&mut self) {
-        if let Err(errno) = killpg(pid(&self.child), Signal::SIGKILL) {
-            tracing::warn!("process group {} can't be killed: {errno}", self.child.id());
-        }
+        self.group.kill();
         let until = Instant::now() + GRACE;
         while self.ended.is_none() {
-            match self.next(until) {
-                Some(Event::Stdout(_)) => {}
-                Some(event) => self.note(event),
-                None => return,
+            self.printed.clear();
+            if !matches!(self.wait(until), Ok(Wait::Went(_))) {
+                return;
             }
         }
         let _ = self.child.wait();
+        self.group.has_ended();
     }
 }
 
-/// Linux's process IDs are below 2^22 (proc(5), `pid_max`).
-fn pid(child: &Child) -> Pid {
-    Pid::from_raw(child.id().cast_signed())
+/// What came of waiting.
+enum Wait {
+    /// Something happened; this signal was received.
+    Went(Option<Signal>),
+    /// The time is over.
+    TooLong,
 }
 
-/// Sends what comes through `pipe`, as long as somebody listens.
-fn forward(mut pipe: impl Read, to: &SyncSender<Event>, event: fn(Vec<u8>) -> Event) {
-    let mut buffer = [0; 16 << 10];
-    loop {
-        let read = match pipe.read(&mut buffer) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            read => read.unwrap_or(0),
-        };
-        let piece = if read == 0 { Event::Closed } else { event(buffer[..read].to_vec()) };
-        if to.send(piece).is_err() || read == 0 {
-            return;
-        }
+/// What comes through a pipe that is ready; `None` at its end.
+fn piece<'a>(pipe: &mut impl Read, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    match pipe.read(buffer) {
+        Err(error) if error.kind() == ErrorKind::Interrupted => Some(&[]),
+        read => buffer.get(..read.unwrap_or(0)).filter(|piece| !piece.is_empty()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::unistd::Pid;
     use std::cell::Cell;
     use std::collections::BTreeSet;
     use std::fs::Permissions;
@@ -309,6 +399,33 @@ mod tests {
     fn too_much_is_cut_off() {
         let failure = sh("stdout", "exec yes", b"", LONG).expect_err("too much");
         assert!(matches!(failure, Failure::TooMuch), "{failure}");
+    }
+
+    /// With a descriptor that tells the end, and where the kernel has none.
+    #[test]
+    fn a_child_that_closes_its_streams_early_is_waited_for() {
+        for told in [true, false] {
+            let path = file("closes", "#!/bin/sh\nexec >&- 2>&-\nsleep 0.2\nexit 7\n");
+            std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
+            let mut command = Command::new(&path);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+            let spawn = || command.spawn();
+            let mut watch = Watch::new(patiently(BUSY_TRIES, spawn, thread::yield_now).expect("it starts"), b"");
+            if !told {
+                watch.group.without_end();
+            }
+            let ended = watch.until(Instant::now() + LONG, LONG).expect("it ends");
+            assert_eq!(ended.status.code(), Some(7));
+            std::fs::remove_file(&path).expect("removable");
+        }
+    }
+
+    #[test]
+    fn what_is_for_another_call_is_known_by_the_cause() {
+        let start = |errno: Errno| Failure::Start(io::Error::from(errno));
+        assert!(start(Errno::EAGAIN).may_pass() && start(Errno::EMFILE).may_pass() && Failure::Busy.may_pass());
+        assert!(start(Errno::EAGAIN).to_string().contains("check the limits"));
+        assert!(!start(Errno::ENOEXEC).may_pass() && !Failure::TooMuch.may_pass());
     }
 
     #[test]

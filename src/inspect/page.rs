@@ -1,5 +1,7 @@
 //! Text for a terminal: headings, aligned columns, and colour where it is asked for.
 
+use crate::printable::{Text, line};
+
 /// What a piece of text is, for its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
@@ -19,14 +21,14 @@ pub enum Tone {
 
 impl Tone {
     /// Select Graphic Rendition (ECMA-48, 8.3.117).
-    const fn code(self) -> &'static str {
+    const fn code(self) -> Option<u8> {
         match self {
-            Self::Plain => "",
-            Self::Strong => "1",
-            Self::Good => "32",
-            Self::Notable => "33",
-            Self::Bad => "31",
-            Self::Faint => "2",
+            Self::Plain => None,
+            Self::Strong => Some(1),
+            Self::Good => Some(32),
+            Self::Notable => Some(33),
+            Self::Bad => Some(31),
+            Self::Faint => Some(2),
         }
     }
 }
@@ -34,16 +36,15 @@ impl Tone {
 /// One cell of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// What it says.
-    pub text: String,
-    /// What it is.
-    pub tone: Tone,
+    /// What it says, as [`line`] writes it.
+    text: String,
+    tone: Tone,
 }
 
 impl Cell {
     /// A cell of text.
-    pub fn of(text: impl Into<String>) -> Self {
-        Self { text: text.into(), tone: Tone::Plain }
+    pub fn of(text: impl AsRef<str>) -> Self {
+        Self { text: line(text.as_ref()).into_owned(), tone: Tone::Plain }
     }
 
     /// In this tone.
@@ -63,60 +64,59 @@ pub trait Sheet {
 #[derive(Debug)]
 pub struct Page {
     colour: bool,
-    text: String,
+    text: Text,
 }
 
 impl Page {
     /// An empty page.
     #[must_use]
-    pub const fn new(colour: bool) -> Self {
-        Self { colour, text: String::new() }
+    pub fn new(colour: bool) -> Self {
+        Self { colour, text: Text::default() }
     }
 
     /// What is written on it.
     #[must_use]
-    pub fn into_text(self) -> String {
+    pub fn into_text(self) -> Text {
         self.text
     }
 
     /// A heading, with an empty line before it.
     pub fn heading(&mut self, text: &str) {
-        if !self.text.is_empty() {
-            self.text.push('\n');
+        if !self.text.as_str().is_empty() {
+            self.text.end_line();
         }
         self.line(&[Cell::of(text).tone(Tone::Strong)]);
     }
 
     /// A line of cells, a blank between them.
     pub fn line(&mut self, cells: &[Cell]) {
-        let painted: Vec<String> = cells.iter().map(|cell| self.paint(cell, 0)).collect();
-        self.text += painted.join(" ").trim_end();
-        self.text.push('\n');
+        for (column, cell) in cells.iter().enumerate() {
+            self.text.push(if column == 0 { "" } else { " " });
+            self.paint(cell, 0);
+        }
+        self.text.end_line();
     }
 
     /// Rows of cells, each column as wide as its widest cell; indented.
     pub fn table(&mut self, rows: &[Vec<Cell>]) {
         let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.text.chars().count()).max();
+        let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
         for row in rows {
-            let last = row.len().saturating_sub(1);
-            let painted = row.iter().enumerate().map(|(column, cell)| {
-                let width = if column == last { 0 } else { width(column).unwrap_or_default() };
-                self.paint(cell, width)
-            });
-            let line = painted.collect::<Vec<_>>().join("  ");
-            self.text += "  ";
-            self.text += line.trim_end();
-            self.text.push('\n');
+            for (cell, width) in row.iter().zip(&widths) {
+                self.text.push("  ");
+                self.paint(cell, *width);
+            }
+            self.text.end_line();
         }
     }
 
-    fn paint(&self, cell: &Cell, width: usize) -> String {
-        let padding = " ".repeat(width.saturating_sub(cell.text.chars().count()));
-        let code = cell.tone.code();
-        if !self.colour || code.is_empty() || cell.text.is_empty() {
-            return format!("{}{padding}", cell.text);
+    fn paint(&mut self, Cell { text, tone }: &Cell, width: usize) {
+        match tone.code().filter(|_| self.colour && !text.is_empty()) {
+            Some(code) => self.text.push_colored(code, text),
+            None => self.text.push(text),
         }
-        format!("\u{1b}[{code}m{}\u{1b}[0m{padding}", cell.text)
+        self.text.push(&" ".repeat(width.saturating_sub(text.chars().count())));
     }
 }
 
@@ -134,13 +134,13 @@ mod tests {
         let mut page = Page::new(false);
         page.heading("h");
         page.table(&rows());
-        assert_eq!(page.into_text(), "h\n  é     x\n  long  x\n");
+        assert_eq!(page.into_text().as_str(), "h\n  é     x\n  long  x\n");
     }
 
     #[test]
     fn colour_takes_no_room() {
         let mut page = Page::new(true);
         page.table(&rows());
-        assert_eq!(page.into_text(), "  \u{1b}[32mé\u{1b}[0m     x\n  long  x\n");
+        assert_eq!(page.into_text().as_str(), "  \u{1b}[32mé\u{1b}[0m     x\n  long  x\n");
     }
 }

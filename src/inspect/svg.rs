@@ -1,5 +1,6 @@
 //! The few shapes that a picture is made of, as SVG text. Colours are classes of `picture.css`.
 
+use crate::printable::xml;
 use std::fmt::Write as _;
 
 /// What is being drawn; in pixels, from the upper left corner.
@@ -38,7 +39,7 @@ impl Drawing {
 
     /// A line of text by the beginning, or the middle, of its base line.
     pub(super) fn text(&mut self, class: &str, x: i32, y: i32, text: &str) {
-        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}</text>"#, escaped(text));
+        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}</text>"#, xml(text));
     }
 
     /// The same, shortened to `width` characters; the whole is shown where the pointer rests on it.
@@ -51,7 +52,7 @@ impl Drawing {
         if line == whole {
             return self.text(class, x, y, line);
         }
-        let (line, whole) = (escaped(line), escaped(whole));
+        let (line, whole) = (xml(line), xml(whole));
         let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{line}<title>{whole}</title></text>"#);
     }
 
@@ -93,15 +94,11 @@ impl Drawing {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
              height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n<defs>\n{markers}</defs>\n\
              <rect class=\"paper\" width=\"{width}\" height=\"{height}\"/>\n{}</svg>\n",
-            escaped(title),
+            xml(title),
             include_str!("picture.css"),
             self.body
         )
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// `text` in lines of at most `width` characters, broken at blanks.
@@ -132,8 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_escaped_wrapped_and_shortened() {
-        assert_eq!(escaped("a<b>&c"), "a&lt;b&gt;&amp;c");
+    fn text_is_wrapped_and_shortened() {
         assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
         assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
     }

@@ -20,6 +20,9 @@ pub struct Configuration {
     pub disable_check: bool,
     /// `disableGC`: GC does nothing.
     pub disable_gc: bool,
+    /// Whether the node's administrator wrote it: it is part of the plugin's own configuration, or in a file
+    /// that only root can change. The author of a definition is not trusted.
+    pub trusted: bool,
 }
 
 const ACCEPTED: &str = r#"a JSON object with "type", or with "plugins", a list of such"#;
@@ -49,9 +52,23 @@ impl Configuration {
             plugins: plugins(&block)?,
             disable_check: boolean(&keys, "disableCheck")?,
             disable_gc: boolean(&keys, "disableGC")?,
+            trusted: false,
             text,
             name,
         })
+    }
+
+    /// The same with its text changed by `change`, which returns `None` if nothing changes.
+    ///
+    /// # Errors
+    /// Those of `change` and of [`Self::parse`].
+    pub fn changed(
+        &self,
+        place: &str,
+        change: impl FnOnce(&Value) -> Result<Option<Value>, Error>,
+    ) -> Result<Option<Self>, Error> {
+        let changed = change(&json(place, &self.text)?)?;
+        changed.map(|text| Self::parse(place, &text.to_string(), None)).transpose()
     }
 
     /// The types of its plugins, in order.

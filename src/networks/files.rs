@@ -4,6 +4,7 @@
 use super::Configuration;
 use super::configuration::{json, with_plugins};
 use crate::cni::{Code, Error};
+use crate::trusted_file;
 use serde_json::Value;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -24,7 +25,10 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
         let read = fs::read_to_string(&file).map_err(|error| unread(&file, &error));
         match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
             Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
-            Ok((value, text)) if value["name"] == name => return Configuration::parse(&shown(&file), &text, None),
+            Ok((value, text)) if value["name"] == name => {
+                let trusted = trusted_file::check(&file).is_ok();
+                return Ok(Configuration { trusted, ..Configuration::parse(&shown(&file), &text, None)? });
+            }
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
         }
     }

@@ -183,8 +183,10 @@ impl Context<'_> {
             return Ok((object, configuration.map_err(|error| at(&place, error))?));
         }
         let configuration = match reference {
-            Reference::Delegate(_, text) => Configuration::parse(&place, text, None),
-            Reference::Configured(_, NetworkName::Path(path)) => files::at(path).map_err(|error| at(&place, error)),
+            Reference::Delegate(_, text) => Configuration::parse(&place, text, None).map(by_node),
+            Reference::Configured(_, NetworkName::Path(path)) => {
+                files::at(path).map(by_node).map_err(|error| at(&place, error))
+            }
             Reference::Configured(_, NetworkName::Name(name)) => files::named(&self.conf.conf_dir, name, warnings)
                 .map_err(|error| match lookup {
                     Some(Lookup::Missing(sought)) => {
@@ -221,6 +223,11 @@ impl Context<'_> {
             format!("{place}: there is no NetworkAttachmentDefinition {name:?} in namespace {namespace:?}{elsewhere}");
         Error::new(Code::InvalidConfig, msg).with_details(sought.clone())
     }
+}
+
+/// The configuration is the node's own, or in a file that this names.
+fn by_node(configuration: Configuration) -> Configuration {
+    Configuration { trusted: true, ..configuration }
 }
 
 /// The error, with the reference that led to it.

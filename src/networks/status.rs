@@ -1,6 +1,7 @@
 //! What a pod's networks came to, for the annotation `k8s.v1.cni.cncf.io/network-status`.
 
 use crate::cni::result::{AddResult, Dns};
+use crate::printable;
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
@@ -55,7 +56,7 @@ struct Names<'a> {
 pub fn network_status(networks: &[Added<'_>]) -> String {
     let elements: Vec<String> =
         networks.iter().flat_map(|added| statuses(*added)).map(|status| indented(&status)).collect();
-    format!("[{}]", elements.join(","))
+    printable::json(&format!("[{}]", elements.join(","))).into_owned()
 }
 
 /// An element for each of the network's interfaces in the pod; where it has but one interface, for
@@ -180,6 +181,16 @@ mod tests {
 }]"#;
         assert_eq!(network_status(&networks), wanted);
         assert_eq!(network_status(&[]), "[]");
+    }
+
+    /// `kubectl get pod -o yaml` prints it to a terminal; programs read the same names.
+    #[test]
+    fn characters_that_terminals_act_on_are_escaped() {
+        let bad = "n\u{1b}\u{9b}\u{202e}";
+        let result = result(&json!({"interfaces": [{"name": bad, "sandbox": "/n"}]}));
+        let text = network_status(&[Added { name: "ns/net", default: false, result: &result }]);
+        assert!(text.contains(r"n\u001b\u009b\u202e"), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")[0]["interface"], bad);
     }
 
     #[test]

@@ -31,8 +31,13 @@ pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Re
         let record = Record { policy: policy.clone(), ..Record::default() };
         store.write(&attachment, &record)?;
         // Another ADD that came meanwhile may not have seen this one, which may ask for no rules at all.
-        if !has_rules(&store, &attachment)? {
-            return Ok(());
+        match has_rules(&store, &attachment) {
+            Ok(false) => return Ok(()),
+            Ok(true) => {}
+            Err(error) => {
+                store.remove(&attachment).unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
+                return Err(error);
+            }
         }
     }
     converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(policy, conf.dialect))

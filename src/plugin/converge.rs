@@ -11,7 +11,7 @@ use crate::cni::{self, Code, Error};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::{self, Dialect, Live, Made, Plan};
 use crate::policy::{Interception, Policy};
-use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
+use crate::sandbox::{self, Access, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
 use std::time::{Duration, Instant};
@@ -20,8 +20,11 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the rules are read again because somebody else changed them at the same time.
 const TRIES: usize = 100;
-/// For how long they are: whoever has CAP_NET_ADMIN in the pod can change them all the time.
+/// For how long they are: a process with CAP_NET_ADMIN in the pod can change them all the time.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// How often they are read again because the netlink socket failed, and what became of a transaction is
+/// not known.
+const SOCKET_TRIES: usize = 3;
 
 /// What a call wants of one attachment.
 #[derive(Debug, Clone)]
@@ -38,14 +41,14 @@ pub(super) enum Wish {
 ///
 /// # Errors
 /// The namespace can't be entered, the attachments contradict each other, state can't be kept, or
-/// the kernel refuses; then nothing of this call is in the kernel.
+/// the kernel refuses; then nothing of this call is in the kernel, or state says what may be.
 pub(super) fn converge(store: &Store, attachment: &Attachment, sandbox: &Sandbox, wish: Wish) -> Result<(), Error> {
-    sandbox.enter(PATIENCE, || {
-        let leaving = matches!(wish, Wish::Leave);
-        match (Converge { store, attachment, sandbox }.run(wish)) {
-            Err(error) if leaving && error.code == Code::ForeignRules => abandon(store, attachment, sandbox, &error),
-            other => other,
+    let access = if matches!(wish, Wish::Leave) { Access::CleanUp } else { Access::Change };
+    sandbox.enter_to(access, PATIENCE, || match (Converge { store, attachment, sandbox }.run(wish)) {
+        Err(error) if access == Access::CleanUp && error.code == Code::ForeignRules => {
+            abandon(store, attachment, sandbox, &error)
         }
+        other => other,
     })
 }
 
@@ -115,48 +118,86 @@ impl Converge<'_> {
         if matches!(wish, Wish::Leave) && own.is_none() && !first.0.is_empty() {
             return Ok(());
         }
-        let mut socket = Socket::open().map_err(|e| refused(&e, None))?;
+        let leaving = matches!(wish, Wish::Leave);
+        let mut begun = Begun::default();
+        let done = self.commit(&wish, &mut begun).and_then(|work| self.settle(work, leaving));
+        // What a DEL can't remove is for the next one.
+        if done.is_err() && !leaving {
+            self.undo(own, &begun);
+        }
+        done
+    }
+
+    /// Tries until the kernel holds what is asked for.
+    fn commit(&self, wish: &Wish, begun: &mut Begun) -> Result<Work, Error> {
         let addresses = sandbox::own_families()?;
-        let mut go_native = false;
+        let (mut go_native, mut failures) = (false, 0);
         let deadline = Instant::now() + DEADLINE;
         for _ in (0..TRIES).take_while(|_| Instant::now() < deadline) {
-            let live = match Live::read(&mut socket) {
-                Err(nfnetlink::Error::Changed) => continue,
-                other => other.map_err(|e| refused(&e, None))?,
-            };
-            let Some(work) = self.prepare(&wish, &live, addresses, go_native)? else { continue };
-            match self.commit(&mut socket, &live, &work, addresses) {
-                Ok(Outcome::Done) => return self.settle(work, matches!(wish, Wish::Leave)),
-                Ok(Outcome::Changed) => {}
-                Ok(Outcome::Unable(why)) => {
+            match self.try_once(wish, addresses, go_native, begun) {
+                Ok(work) => return Ok(work),
+                Err(Obstacle::Changed) => {}
+                Err(Obstacle::Unable(why)) => {
                     tracing::info!("{why}; the rules are written as nftables");
                     go_native = true;
                 }
-                Err(error) => {
-                    if matches!(wish, Wish::Have(..)) {
-                        self.undo(own, &work);
+                Err(Obstacle::Socket(error)) => {
+                    failures += 1;
+                    if failures == SOCKET_TRIES {
+                        return Err(error);
                     }
-                    return Err(error);
+                    tracing::warn!("{error}; the rules are read again");
                 }
+                Err(Obstacle::Final(error)) => return Err(error),
             }
         }
         let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
         Err(Error::new(Code::TryAgain, msg))
     }
 
+    fn try_once(
+        &self,
+        wish: &Wish,
+        addresses: OwnFamilies,
+        go_native: bool,
+        begun: &mut Begun,
+    ) -> Result<Work, Obstacle> {
+        let mut socket = Socket::open().map_err(|e| Obstacle::of(e, None))?;
+        let live = Live::read(&mut socket).map_err(|e| Obstacle::of(e, None))?;
+        // Each transaction makes a generation: this one did not take effect.
+        if begun.unknown == Some(live.generation) {
+            begun.unknown = None;
+        }
+        let work = self.prepare(wish, &live, addresses, go_native, begun)?;
+        work.missing.add(addresses)?;
+        match work.plan.commit(&mut socket, &live) {
+            Ok(()) => Ok(work),
+            Err(error) if work.may_go_native && is_unable(&error) => {
+                Err(Obstacle::Unable(refused(&error, Some(&work.plan))))
+            }
+            Err(error) => {
+                if matches!(error, nfnetlink::Error::Socket(_)) {
+                    begun.unknown.get_or_insert(live.generation);
+                }
+                Err(Obstacle::of(error, Some(&work.plan)))
+            }
+        }
+    }
+
     fn records(&self) -> Result<Records, Error> {
         records(self.store, &self.attachment.container_id, self.sandbox)
     }
 
-    /// Finds out what is to be done and writes down the intent; `None` where another attachment
-    /// has come meanwhile.
+    /// Finds out what is to be done and writes down the intent; [`Obstacle::Changed`] where another
+    /// attachment has come meanwhile.
     fn prepare(
         &self,
         wish: &Wish,
         live: &Live,
         addresses: OwnFamilies,
         go_native: bool,
-    ) -> Result<Option<Work>, Error> {
+        begun: &mut Begun,
+    ) -> Result<Work, Obstacle> {
         let present = self.store.of_container(&self.attachment.container_id)?;
         let kept = self.records()?;
         let before = kept.known_rules();
@@ -183,6 +224,8 @@ impl Converge<'_> {
         let leaving = matches!(wish, Wish::Leave);
         let made = if dialect == Dialect::Iptables { Made::by(&desired, live) } else { Made::default() };
         records.remember(self.attachment, leaving, live, &made, &missing);
+        begun.intent = true;
+        begun.missing.extend(&missing);
         match self.keep(&records, &kept) {
             // An intent is not worth a pod that can't go: until it is done, what is kept holds.
             Err(error) if leaving => tracing::warn!("{error}"),
@@ -190,11 +233,11 @@ impl Converge<'_> {
         }
         let now = self.store.of_container(&self.attachment.container_id)?;
         if now.iter().any(|other| other != self.attachment && !present.contains(other)) {
-            return Ok(None);
+            return Err(Obstacle::Changed);
         }
         let plan = dialect.plan(live, &before, &desired, &records.made());
         let may_go_native = !go_native && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none();
-        Ok(Some(Work { records, plan, may_go_native, needed, missing }))
+        Ok(Work { records, plan, may_go_native, needed, missing })
     }
 
     fn intent(
@@ -230,57 +273,83 @@ impl Converge<'_> {
         changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
     }
 
-    fn commit(&self, socket: &mut Socket, live: &Live, work: &Work, addresses: OwnFamilies) -> Result<Outcome, Error> {
-        work.missing.add(addresses)?;
-        match work.plan.commit(socket, live) {
-            Ok(()) => Ok(Outcome::Done),
-            Err(nfnetlink::Error::Changed) => Ok(Outcome::Changed),
-            Err(error) if work.may_go_native && is_unable(&error) => {
-                Ok(Outcome::Unable(refused(&error, Some(&work.plan))))
-            }
-            Err(error) => Err(refused(&error, Some(&work.plan))),
-        }
-    }
-
     /// Forgets what was there only while the work was under way. That it can't be written is no
     /// failure: the intent says as much, at more length.
+    ///
+    /// # Errors
+    /// A DEL can't remove what is needed no more; state still says so.
     fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
         tracing::debug!(changes = work.plan.len(), "the kernel holds what is asked for");
         let mut settled = work.records.clone();
-        settled.fixtures().remove_but(&work.needed)?;
-        for (_, record) in &mut settled.0 {
-            record.fixtures.retain(&work.needed);
-            record.before = None;
+        match settled.fixtures().remove_but(&work.needed) {
+            Ok(()) => settled.0.iter_mut().for_each(|(_, record)| record.fixtures.retain(&work.needed)),
+            Err(error) if leaving => return Err(error),
+            // It does no harm, and DEL removes it.
+            Err(error) => tracing::warn!("{error}"),
         }
+        settled.0.iter_mut().for_each(|(_, record)| record.before = None);
         if leaving {
             settled.0.retain(|(attachment, _)| attachment != self.attachment);
         }
-        if let Err(error) = self.keep(&settled, &work.records) {
+        let kept = self.keep(&settled, &work.records);
+        let forgotten = if leaving { self.store.remove(self.attachment) } else { Ok(()) };
+        for error in [kept, forgotten].into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
         }
-        if leaving { self.store.remove(self.attachment) } else { Ok(()) }
+        Ok(())
     }
 
-    /// Takes back the intent of work that the kernel refused.
-    fn undo(&self, own: Option<&Record>, work: &Work) {
-        let restored = match own {
+    /// Takes back what a failed call began. Where that can't be done, or where its rules may be in the
+    /// kernel, state stays as it is: it says what DEL has to remove.
+    fn undo(&self, own: Option<&Record>, begun: &Begun) {
+        if !begun.intent || begun.unknown.is_some() {
+            return;
+        }
+        let undone = begun.missing.remove_but(&Fixtures::default()).and_then(|()| match own {
             Some(record) => self.store.write(self.attachment, record),
             None => self.store.remove(self.attachment),
-        };
-        let removed = work.missing.remove_but(&Fixtures::default());
-        for error in [restored, removed].into_iter().filter_map(Result::err) {
-            tracing::warn!("{error}");
+        });
+        undone.unwrap_or_else(|error| tracing::warn!("undoing a failed call: {error}"));
+    }
+}
+
+/// What a call has begun, and may have to undo.
+#[derive(Default)]
+struct Begun {
+    /// The intent was written, or may have been.
+    intent: bool,
+    /// What was added to the namespace besides rules, or may have been.
+    missing: Fixtures,
+    /// The generation of the rules before a transaction of which it is not known whether it took effect.
+    unknown: Option<u32>,
+}
+
+/// Why the kernel does not hold what is asked for after one try.
+enum Obstacle {
+    /// Somebody changed the rules or the attachments meanwhile.
+    Changed,
+    /// The kernel is unable to take the rules in this dialect.
+    Unable(Error),
+    /// The socket failed.
+    Socket(Error),
+    /// Another try would not help.
+    Final(Error),
+}
+
+impl Obstacle {
+    fn of(error: nfnetlink::Error, plan: Option<&Plan>) -> Self {
+        match error {
+            nfnetlink::Error::Changed => Self::Changed,
+            nfnetlink::Error::Socket(_) => Self::Socket(refused(&error, plan)),
+            _ => Self::Final(refused(&error, plan)),
         }
     }
 }
 
-/// What became of a transaction.
-enum Outcome {
-    Done,
-    /// Somebody changed the rules meanwhile.
-    Changed,
-    /// The kernel is unable to take the rules in this dialect.
-    Unable(Error),
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
 }
 
 /// What is to be done, once the intent is written.

@@ -4,14 +4,15 @@
 use super::converge::{Wish, converge};
 use super::record::{Record, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
 /// Nothing goes to stdout.
 ///
 /// # Errors
-/// What is in the kernel could not be taken away and the namespace is still there.
+/// What is in the kernel could not be taken away and the namespace is still there, or state can't be read
+/// now. Then state is still there for the next DEL.
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     let sandbox = request.netns.as_deref().map(Sandbox::open).transpose()?.flatten();
     take_away(&Store::new(ROOT), &attachment(request, &conf.name), sandbox.as_ref())?;
@@ -19,36 +20,59 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 }
 
 /// Takes away what the attachment left in the namespace, where that is still there, and forgets
-/// the attachment. State that can't be read or written is logged; it must not keep a pod from going.
+/// the attachment. State that can't be understood or written is logged; it must not keep a pod from going.
+/// State that can't be read now is an error: the next DEL needs it.
 ///
 /// # Errors
 /// As [`run`].
 pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&Sandbox>) -> Result<(), Error> {
-    let own = store.read::<Record>(attachment).unwrap_or_else(|error| {
-        tracing::warn!("a redirection that it may have made is left in the pod: {error}");
-        forget(store, attachment);
-        None
-    });
-    if let Some(sandbox) = sandbox.filter(|sandbox| !is_of_another(store, attachment, own.as_ref(), sandbox)) {
-        match converge(store, attachment, sandbox, Wish::Leave) {
-            Err(error) if matches!(error.code, Code::State | Code::Io) => tracing::warn!("{error}"),
-            other => other?,
+    let own = match store.read::<Record>(attachment) {
+        Err(error) if error.code == Code::State => {
+            tracing::warn!("a redirection that it may have made is left in the pod: {error}");
+            forget(store, attachment);
+            None
         }
+        other => other?,
+    };
+    match sandbox {
+        Some(sandbox) if is_of_another(store, attachment, own.as_ref(), sandbox)? => {}
+        Some(sandbox) => match converge(store, attachment, sandbox, Wish::Leave) {
+            Err(error) if error.code == Code::State => tracing::warn!("{error}"),
+            other => other?,
+        },
+        // Each call removes its own, unless it is killed.
+        None => remove_stale_locks(),
     }
     forget(store, attachment);
     Ok(())
 }
 
 /// Whether the namespace is not the one of the ADD but, at the same path, that of another pod.
-fn is_of_another(store: &Store, attachment: &Attachment, own: Option<&Record>, sandbox: &Sandbox) -> bool {
+///
+/// # Errors
+/// State can't be read now.
+fn is_of_another(
+    store: &Store,
+    attachment: &Attachment,
+    own: Option<&Record>,
+    sandbox: &Sandbox,
+) -> Result<bool, Error> {
     if let Some(record) = own {
-        return record.sandbox.is_some_and(|id| id != sandbox.id());
+        return Ok(record.sandbox.is_some_and(|id| id != sandbox.id()));
     }
-    let containers = store.containers().unwrap_or_default();
-    let others = containers.iter().filter(|container_id| **container_id != attachment.container_id);
-    let kept = others.flat_map(|container_id| store.of_container(container_id).unwrap_or_default());
-    let mut records = kept.filter_map(|other| store.read::<Record>(&other).ok().flatten());
-    records.any(|record| record.sandbox == Some(sandbox.id()))
+    for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
+        for other in store.of_container(container_id)? {
+            // What can't be understood is of another pod, and no reason to keep this one.
+            let record = match store.read::<Record>(&other) {
+                Err(error) if error.code == Code::State => None,
+                other => other?,
+            };
+            if record.is_some_and(|record| record.sandbox == Some(sandbox.id())) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn forget(store: &Store, attachment: &Attachment) {

@@ -2,7 +2,7 @@
 
 use super::del::take_away;
 use super::record::Record;
-use crate::cni::{Error, NetConf, Request, ValidAttachment};
+use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
@@ -23,7 +23,8 @@ pub(super) fn run(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
             Vec::new()
         });
         for attachment in attachments.iter().filter(|attachment| is_stale(attachment)) {
-            match take_away(&store, attachment, namespace(&store, attachment).as_ref()) {
+            let taken = namespace(&store, attachment).and_then(|there| take_away(&store, attachment, there.as_ref()));
+            match taken {
                 Ok(()) => tracing::info!("took away the {attachment}"),
                 Err(error) => failures.push(error),
             }
@@ -38,7 +39,16 @@ fn known_as(attachment: &Attachment) -> ValidAttachment {
 }
 
 /// What is where the attachment's namespace was.
-fn namespace(store: &Store, attachment: &Attachment) -> Option<Sandbox> {
-    let record = store.read::<Record>(attachment).ok().flatten()?;
-    Sandbox::open(&record.netns?).ok().flatten()
+///
+/// # Errors
+/// State can't be read now, or what is there can't be opened.
+fn namespace(store: &Store, attachment: &Attachment) -> Result<Option<Sandbox>, Error> {
+    let record = match store.read::<Record>(attachment) {
+        Err(error) if error.code == Code::State => None,
+        other => other?,
+    };
+    match record.and_then(|record| record.netns) {
+        Some(netns) => Sandbox::open(&netns),
+        None => Ok(None),
+    }
 }

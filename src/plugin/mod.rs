@@ -12,6 +12,7 @@ mod dialect;
 mod executables;
 mod foreign;
 mod gc;
+pub mod node;
 mod own_netns;
 mod panics;
 pub mod primary;
@@ -50,9 +51,9 @@ pub fn call(
     }
     panics::answer_in(NEWEST);
     let request = Request::parse(|name| variables.get(name).cloned()).map_err(in_newest)?;
-    let document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
+    let mut document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
     panics::answer_in(document.spoken_version());
-    serve(&request, &document, program).map_err(|error| error.to_json(document.spoken_version()))
+    serve(&request, &mut document, program).map_err(|error| error.to_json(document.spoken_version()))
 }
 
 fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
@@ -63,9 +64,11 @@ fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
     }
 }
 
-fn serve(request: &Request, document: &Document, program: &str) -> Result<Option<Value>, Error> {
+fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
     let (started, noticed) = (Instant::now(), Noticed::default());
-    let conf = understand(request, document, program)?;
+    let warnings = node::apply(request, document, program)?;
+    let mut conf = understand(request, document, program)?;
+    conf.warnings.splice(0..0, warnings);
     start_logging(request, &conf, &noticed);
     for warning in &conf.warnings {
         tracing::warn!("{warning}");

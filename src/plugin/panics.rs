@@ -1,6 +1,8 @@
 //! A panic is answered like any other failure: with one error object on stdout and exit code 1.
 
 use crate::cni::{Code, Error};
+use crate::delegate;
+use crate::printable::Text;
 use std::io::Write;
 use std::panic::{self, PanicHookInfo};
 use std::{io, process};
@@ -9,8 +11,11 @@ use std::{io, process};
 pub(super) fn answer_in(cni_version: &str) {
     let cni_version = cni_version.to_owned();
     panic::set_hook(Box::new(move |panic| {
+        // What an ADD has begun is in its state, for the DEL that follows; an executable would run on.
+        delegate::kill_running();
+        let answer = Text::json(&error(panic).to_json(&cni_version).to_string());
         // Where stdout can't be written to there is nobody to tell.
-        let _ = writeln!(io::stdout(), "{}", error(panic).to_json(&cni_version));
+        let _ = writeln!(io::stdout(), "{answer}");
         process::exit(1);
     }));
 }

@@ -3,9 +3,7 @@
 
 use super::Id;
 use crate::trusted_file;
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -21,7 +19,7 @@ const TRIES: u32 = 10;
 pub(super) struct Lock {
     path: PathBuf,
     /// The lock ends when this is closed, after the file was removed.
-    _file: Flock<File>,
+    _file: File,
 }
 
 /// Why there is no lock.
@@ -66,11 +64,12 @@ impl Lock {
 
     /// The lock, unless another process holds it or has removed its file meanwhile.
     fn try_acquire(path: &Path, file: File) -> io::Result<Option<Self>> {
-        let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => file,
-            Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => return Ok(None),
-            Err((_, errno)) => return Err(errno.into()),
-        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
         let is_removed = file.metadata()?.nlink() == 0;
         Ok((!is_removed).then(|| Self { path: path.to_owned(), _file: file }))
     }
@@ -192,6 +191,6 @@ mod tests {
             fs::write(directory.0.join(format!("4-{inode}")), "").expect("written");
         }
         remove_stale_locks_in(&directory.0);
-        assert_eq!(directory.files(), [lock.path.clone()]);
+        assert_eq!(directory.files(), std::slice::from_ref(&lock.path));
     }
 }

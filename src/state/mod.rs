@@ -65,15 +65,10 @@ impl Store {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_lasting(&error) => return Err(not_understood(&path, attachment, &error)),
             Err(error) => return Err(failed("read", &path, &error)),
         };
-        serde_json::from_slice(&text).map(Some).map_err(|error| {
-            let msg = format!(
-                "{}: what was kept of the {attachment} can't be understood ({error}); delete the pod, or this file if the pod is gone",
-                path.display()
-            );
-            Error::new(Code::State, msg)
-        })
+        serde_json::from_slice(&text).map(Some).map_err(|error| not_understood(&path, attachment, &error))
     }
 
     /// The attachments of a container of which something is kept, in the order of their names.
@@ -133,16 +128,21 @@ impl Store {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("remove", &path, &error)),
             _ => {}
         }
-        let directory = self.directory(&attachment.container_id);
-        if self.of_container(&attachment.container_id)?.is_empty() {
+        self.tidy_up(&attachment.container_id);
+        Ok(())
+    }
+
+    /// Removes the directory of a container without attachments; one that stays does no harm.
+    fn tidy_up(&self, container_id: &str) {
+        let directory = self.directory(container_id);
+        if self.of_container(container_id).is_ok_and(|attachments| attachments.is_empty()) {
             // What a killed call left behind goes too.
-            for leftover in names_in(&directory)?.iter().filter(|name| is_temporary(name)) {
+            for leftover in names_in(&directory).unwrap_or_default().iter().filter(|name| is_temporary(name)) {
                 let _ = fs::remove_file(directory.join(leftover));
             }
             // Another attachment may have been added meanwhile; then the directory stays.
             let _ = fs::remove_dir(&directory);
         }
-        Ok(())
     }
 
     /// Whether a record could be kept now.
@@ -187,10 +187,24 @@ fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed("read", directory, &error)),
     };
-    let names = entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names: Vec<String> = names.collect();
+    // An entry that can't be read may be any: without it the list would be wrong.
+    let names: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.file_name().into_string().ok())).collect();
+    let mut names: Vec<String> = names.map_err(|e| failed("read", directory, &e))?.into_iter().flatten().collect();
     names.sort();
     Ok(names)
+}
+
+/// Whether the next call will see this error too: the path leads to no file that can hold state.
+fn is_lasting(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::FileTooLarge)
+}
+
+fn not_understood(path: &Path, attachment: &Attachment, why: &dyn std::fmt::Display) -> Error {
+    let msg = format!(
+        "{}: what was kept of the {attachment} can't be understood ({why}); delete the pod, or this file if the pod is gone",
+        path.display()
+    );
+    Error::new(Code::State, msg)
 }
 
 fn failed(what: &str, path: &Path, why: &io::Error) -> Error {

@@ -58,8 +58,8 @@ fn state_that_is_no_file_is_an_error_and_never_blocks_del() {
     on_a_node_with("size=1m", || {
         let pod = Pod::new();
         std::fs::create_dir_all(kept(&pod, STORY)).expect("writable");
-        pod.add(STORY).refused(5);
-        pod.check(STORY).refused(5);
+        pod.add(STORY).refused(105);
+        pod.check(STORY).refused(105);
         pod.del(STORY).done();
         assert!(!Kernel::of(&pod).has_rules());
     });

@@ -30,11 +30,11 @@ pub(crate) fn on_a_node_with<T: Send>(options: &str, work: impl FnOnce() -> T + 
     std::thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Every file below [`STATE`] and every directory of a container.
+/// Every file below [`STATE`], locks too, and every directory of a container.
 pub(crate) fn left_in_state() -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(Path::new(STATE), &mut found);
-    found.retain(|path| path != &Path::new(STATE).join("attachments"));
+    found.retain(|path| !["attachments", "locks"].iter().any(|name| path == &Path::new(STATE).join(name)));
     found
 }
 

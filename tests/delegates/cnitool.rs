@@ -202,6 +202,7 @@ fn perform(command: &str, network: &Network, bin: &Path, result: &mut Option<Val
             netns: text(NETNS).into(),
             ifname: text("eth0"),
             args: Some(text(ARGS)),
+            bin_dir: None,
             path: vec![bin.to_owned()],
             timeout: Duration::from_secs(60),
         }

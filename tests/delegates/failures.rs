@@ -1,8 +1,12 @@
 //! Executables that do not do as they should: the ADD fails, says why, and leaves nothing.
 
-use crate::pod::{Output, Pod, conf, with};
+use crate::pod::{Output, Pod, conf, ended, start, with};
 use crate::recorders::{Recorders, add_prints, fails};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// An ADD whose executable `second`, after `first`, misbehaves.
 #[track_caller]
@@ -69,6 +73,37 @@ fn a_hang_ends_at_the_deadline() {
     assert!(message.contains("waiting for godot") && message.contains("delegate_timeout_seconds"), "{message}");
 }
 
+/// As where a runtime's service is stopped.
+#[test]
+fn a_signal_to_the_plugin_ends_the_executable_and_undoes_the_add() {
+    let hang = "if [ $CNI_COMMAND = ADD ]; then /bin/sleep 1000 & echo $$ > ${0%/bin/*}/pid; wait; fi";
+    let recorders = recorders().with("second", hang);
+    let pod = Pod::new();
+    let conf = conf("1.0.0", &[json!({"type": "first"}), json!({"type": "second"})]);
+    let bin = recorders.bin();
+    let child = start(&pod.environment("ADD", &bin.display().to_string()), &conf);
+    let file = bin.with_file_name("pid");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let group = loop {
+        assert!(Instant::now() < deadline, "it does not start");
+        if let Some(pid) = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()) {
+            break Pid::from_raw(pid);
+        }
+        std::thread::yield_now();
+    };
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).expect("it runs");
+    let output = ended(child);
+    assert_eq!(output.stdout["code"], 11, "{}", output.stdout);
+    assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("SIGTERM was received")), "{}", output.stdout);
+    assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+    assert_eq!(pod.rules(), [""; 0]);
+    // Its child too; init reaps that in its own time.
+    while killpg(group, None) != Err(Errno::ESRCH) {
+        assert!(Instant::now() < deadline, "something of its process group still runs");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn garbage_is_quoted() {
     let message = message("if [ $CNI_COMMAND = ADD ]; then echo hello; fi", &nothing());
@@ -123,4 +158,18 @@ fn what_is_not_executable_is_said_to_be() {
     let output = failed(&recorders, &Pod::new(), &nothing());
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("x bits")), "{}", output.stdout);
     assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
+}
+
+/// Runtimes copy the message into Events, and stderr into their log.
+#[test]
+fn terminals_do_not_act_on_what_it_says() {
+    let bad = "a\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
+    let escaped = r"a\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
+    let noise = r"if [ $CNI_COMMAND = ADD ]; then printf 'noise \033[2J\302\233\342\200\256\a\n' >&2; fi";
+    let behaviour = format!("{noise}\n{}", fails("ADD", &json!({"code": 11, "msg": bad, "details": bad})));
+    let output = failed(&recorders().with("second", &behaviour), &Pod::new(), &nothing());
+    let msg = format!("plugin type=\"second\" failed (add): {escaped}");
+    assert_eq!((&output.stdout["msg"], &output.stdout["details"]), (&msg.into(), &escaped.into()));
+    assert!(output.stderr.contains(r"noise \u{1b}[2J\u{9b}\u{202e}\u{7}"), "{}", output.stderr);
+    assert!(!output.stderr.chars().any(|c| detour_cni::printable::acts(c) && c != '\n'), "{}", output.stderr);
 }

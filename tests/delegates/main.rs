@@ -4,6 +4,8 @@
 mod chain;
 mod cnitool;
 mod failures;
+mod node_configuration;
 mod pod;
 mod recorders;
 mod reference_plugins;
+mod trust;

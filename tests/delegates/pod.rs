@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -91,6 +91,11 @@ impl Drop for Pod {
 
 /// Runs the plugin with nothing in its environment but `environment`.
 pub(crate) fn call(environment: &BTreeMap<String, String>, conf: &Value) -> Output {
+    ended(start(environment, conf))
+}
+
+/// Starts it.
+pub(crate) fn start(environment: &BTreeMap<String, String>, conf: &Value) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
         .env_clear()
         .envs(environment)
@@ -100,6 +105,11 @@ pub(crate) fn call(environment: &BTreeMap<String, String>, conf: &Value) -> Outp
         .spawn()
         .expect("run detour");
     child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
+    child
+}
+
+/// What a call left behind.
+pub(crate) fn ended(child: Child) -> Output {
     let output = child.wait_with_output().expect("wait for detour");
     let stdout = match output.stdout.as_slice() {
         [] => Value::Null,

@@ -1,6 +1,6 @@
 //! What goes to somebody elsewhere, and what does not.
 
-use crate::api::token;
+use crate::api::{event, token};
 use crate::scene::{POD, Plan, scene};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -60,6 +60,88 @@ fn all_that_was_found_is_in_it_and_no_byte_of_a_secret() {
         }
         assert!(files["detour/kubeconfig"].contains("\"server\": \"http://"), "{}", files["detour/kubeconfig"]);
         assert_ne!(planted, token(1));
+    });
+}
+
+/// What support needs of a healthy node is there: no key that the program itself writes is unknown.
+#[test]
+fn of_its_own_records_all_is_shown() {
+    let mut plan = Plan::new();
+    plan.config["secretKey"] = "p1anted".into();
+    scene(plan, |scene| {
+        let archive = scene.path("web-0.tar");
+        scene.doctor(&[&POD[..], &["--bundle", &archive.display().to_string()]].concat());
+        let files = files(&archive);
+        for (name, hidden) in [
+            ("detour/attachments/0123456789abcdef/istio-cni@net1.json", 0),
+            ("detour/node/var/lib/cni/detour/install.json", 0),
+            ("detour/node/etc/cni/multus/net.d/istio-cni.conf", 1),
+            // The token and the authority's certificate.
+            ("detour/kubeconfig", 2),
+            ("detour/rules.json", 0),
+            ("detour/doctor.json", 0),
+            ("detour/explain.json", 0),
+        ] {
+            assert_eq!(files[name].matches("(redacted)").count(), hidden, "{name}: {}", files[name]);
+        }
+    });
+}
+
+/// Events, logs and rules hold text of a pod's author or of a process in the pod.
+#[test]
+fn terminals_do_not_act_on_the_list_or_on_the_bundle() {
+    let hostile = "\u{1b}]0;t\u{7}\n       next: run this\u{9b}2J\u{202e}";
+    let mut plan = Plan::new();
+    plan.cluster.events = vec![event("FailedCreatePodSandBox", &format!("failed {hostile} password=s3cr3t"))];
+    scene(plan, |scene| {
+        let line = format!("time=x level=error msg=\"{}\" pod=shop/web-0\n", hostile.replace('\n', ""));
+        scene.write("var/log/detour.log", &line);
+        scene.netns.within(|| {
+            let iptables = |arguments: &[&str]| {
+                let status = Command::new("iptables").args(["-t", "nat"]).args(arguments).status();
+                assert!(status.expect("iptables starts").success());
+            };
+            iptables(&["-N", "C\u{1b}[2J\u{9b}\u{202e}"]);
+            iptables(&["-I", "OUTPUT", "-o", "e\u{1b}\u{202e}", "-j", "C\u{1b}[2J\u{9b}\u{202e}"]);
+        });
+        let archive = scene.path("web-0.tar");
+        let output = scene.doctor(&[&POD[..], &["--bundle", &archive.display().to_string()]].concat());
+        let mut all = files(&archive);
+        all.insert("stdout".into(), String::from_utf8(output.stdout).expect("text"));
+        for form in ["json", "yaml"] {
+            let output = scene.doctor(&[&POD[..], &["-o", form]].concat());
+            all.insert(form.into(), String::from_utf8(output.stdout).expect("text"));
+        }
+        for (name, text) in all {
+            let bad = text.chars().find(|c| detour_cni::printable::acts(*c) && !matches!(c, '\n' | '\t'));
+            assert!(bad.is_none() && !text.contains("s3cr3t"), "{name}: {bad:?}: {text}");
+            let forged = text.lines().any(|line| line.trim_start().starts_with("next: run this"));
+            assert!(!forged, "{name}: {text}");
+        }
+    });
+}
+
+/// The old redaction called itself once for each key, and so exhausted the stack.
+#[test]
+fn long_lines_and_deep_files_do_no_harm() {
+    scene(Plan::new(), |scene| {
+        let long = format!("\"token\": \"p1anted\", {}", "\"token\": \"a\", ".repeat(50_000));
+        let line = format!("time=x level=info msg={long} pod=shop/web-0\n");
+        let deep = format!("time=x level=info msg={} pod=shop/web-0\n", "[{\"a\":".repeat(1000));
+        scene.write("var/log/detour.log", &(line + &deep));
+        let state = "run/detour/attachments/0123456789abcdef";
+        scene.write(&format!("{state}/deep@net1.json"), &"[".repeat(100_000));
+        scene.write(&format!("{state}/large@net1.json"), &format!("{{\"x\": \"p1anted{}\"}}", "y".repeat(2 << 20)));
+        let archive = scene.path("web-0.tar");
+        let output = scene.doctor(&[&POD[..], &["--bundle", &archive.display().to_string()]].concat());
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+        let files = files(&archive);
+        assert!(files.values().all(|text| !text.contains("p1anted")), "{:?}", files.keys());
+        assert!(files["detour/log.txt"].lines().all(|line| line.len() < 20_000) && files["detour/log.txt"].len() > 100);
+        for name in ["deep@net1.json", "large@net1.json"] {
+            let text = &files[&format!("detour/attachments/0123456789abcdef/{name}")];
+            assert!(text.starts_with("(left out: "), "{name}: {text}");
+        }
     });
 }
 

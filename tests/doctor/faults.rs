@@ -17,7 +17,9 @@ type Fault = (&'static str, &'static str, fn(&mut Plan), fn(&Scene));
 const AS_IS: fn(&mut Plan) = |_| ();
 const NOTHING: fn(&Scene) = |_| ();
 
-const PROGRAMS: [Fault; 6] = [
+const PROGRAMS: [Fault; 8] = [
+    ("program-of-another-user", "program-trusted", AS_IS, |scene| give(scene, "var/lib/cni/bin/detour")),
+    ("program-directory-of-another-user", "program-trusted", AS_IS, |scene| give(scene, "var/lib/cni/bin")),
     ("binary-missing", "program-present", AS_IS, |scene| fs::remove_file(scene.path(BIN)).expect("removed")),
     ("binary-a-directory", "program-present", AS_IS, |scene| {
         fs::remove_file(scene.path(BIN)).expect("removed");
@@ -34,7 +36,9 @@ const PROGRAMS: [Fault; 6] = [
     ("binary-of-another-version", "program-version", AS_IS, |scene| scene.put_program(&OLDER)),
 ];
 
-const CONFIGURATIONS: [Fault; 7] = [
+const CONFIGURATIONS: [Fault; 9] = [
+    ("node-configuration-broken", "node-configuration", AS_IS, |scene| scene.write(NODE, "{")),
+    ("node-configuration-of-another-user", "node-configuration", AS_IS, |scene| give(scene, NODE)),
     ("conf-missing", "configuration-present", AS_IS, |scene| fs::remove_file(scene.path(CONF)).expect("removed")),
     ("conf-not-json", "configuration-present", AS_IS, |scene| scene.write(CONF, "{\"type\": \"detour\",")),
     ("conf-wrong-key", "configuration-valid", AS_IS, |scene| edit(scene, |conf| conf["dialect"] = "pf".into())),
@@ -46,6 +50,12 @@ const CONFIGURATIONS: [Fault; 7] = [
     }),
     ("ambient", "ambient", |plan| plan.config["ambient_enabled"] = true.into(), NOTHING),
 ];
+
+const NODE: &str = "var/lib/cni/detour/node.json";
+
+fn give(scene: &Scene, path: &str) {
+    std::os::unix::fs::chown(scene.path(path), Some(1001), None).expect("root");
+}
 
 const CLUSTER: [Fault; 8] = [
     ("kubeconfig-missing", "kubeconfig-present", AS_IS, |scene| {

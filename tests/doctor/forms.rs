@@ -2,7 +2,7 @@
 
 use crate::golden::compare;
 use crate::programs::DETOUR;
-use crate::scene::{POD, Plan, Scene, scene};
+use crate::scene::{CONF, POD, Plan, Scene, scene};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -45,6 +45,25 @@ fn the_node_is_looked_at_without_a_pod() {
                 whole["checks"].as_array().map(|all| &all[..count]).map(<[_]>::to_vec).as_ref()
             );
         }
+    });
+}
+
+#[test]
+fn the_nodes_keys_count_and_not_those_of_an_attachment() {
+    scene(Plan::new(), |scene| {
+        let redirected = || {
+            let report = scene.report(&POD);
+            let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "redirected");
+            line.expect("a line").clone()
+        };
+        let before = redirected();
+        assert_eq!(before["outcome"], "pass");
+        let mut conf = scene.json(CONF);
+        conf["kubernetes"]["exclude_namespaces"] = serde_json::json!(["shop"]);
+        scene.write(CONF, &conf.to_string());
+        assert_eq!(redirected(), before);
+        std::fs::remove_file(scene.path("var/lib/cni/detour/node.json")).expect("it was installed");
+        assert_ne!(redirected(), before, "without a node configuration they count");
     });
 }
 

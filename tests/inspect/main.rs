@@ -2,6 +2,7 @@
 
 mod command_line;
 mod explain;
+mod hostile;
 mod networks;
 mod reports;
 mod restore;

@@ -8,6 +8,7 @@ use std::process::Command;
 
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const OPENSHIFT_CONF: &str = "etc/cni/multus/net.d/istio-cni.conf";
+const NODE: &str = "var/lib/cni/detour/node.json";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
 fn openshift(name: &str) -> Scene {
@@ -247,6 +248,81 @@ fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
     assert!(!scene.path(KUBECONFIG).exists());
     let list = scene.json(LIST);
     assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+}
+
+#[test]
+fn the_node_configuration_states_what_the_plugins_own_states() {
+    let scene = Scene::with("node", "10-calico.conflist", CALICO);
+    let before = scene.files();
+    let chain = json!([{"type": "istio-redirect", "pod_overrides": false}, {"type": "uid-exclude"}]);
+    let config = json!({"chain": chain, "log_file": "/var/log/detour.log"});
+    scene.write("config.json", &config.to_string());
+    let config = format!("--config={}", scene.path("config.json").display());
+    let shown = scene.ok("install", &["--dry-run", &config]);
+    assert!(shown.contains("+++ b/var/lib/cni/detour/node.json"), "{shown}");
+    assert!(shown.contains("+    \"cni_bin_dir\": \"/opt/cni/bin\","), "{shown}");
+    scene.ok("install", &[&config, "--agent-namespace=istio-system"]);
+    let wanted = json!({
+        "log_file": "/var/log/detour.log", "delegate_timeout_seconds": 60,
+        "kubernetes": {
+            "kubeconfig": "/var/lib/cni/detour/kubeconfig", "cni_bin_dir": "/opt/cni/bin", "timeout_seconds": 10,
+            "agent_namespace": "istio-system", "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"],
+            "exclude_namespaces": ["istio-system", "kube-system"],
+        },
+        "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false,
+    });
+    assert_eq!((scene.json(NODE), scene.mode(NODE)), (wanted, 0o600));
+
+    // What drifts is put right, and goes with the plugin.
+    scene.write(NODE, "{}");
+    assert!(
+        scene
+            .ok("install", &[&config, "--agent-namespace=istio-system"])
+            .contains("write /var/lib/cni/detour/node.json")
+    );
+    assert_eq!(scene.json(NODE)["pinned"], json!(["istio-redirect"]));
+    scene.ok("uninstall", &[]);
+    fs::remove_file(scene.path("config.json")).expect("removed");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn a_node_configuration_of_the_administrators_own_comes_back_and_one_that_was_changed_stays() {
+    let scene = Scene::with("node-before", "10-calico.conflist", CALICO);
+    let own = "{ \"pinned\": \"uid-exclude\" }\n";
+    scene.write(NODE, own);
+    scene.ok("install", &[]);
+    assert_eq!(scene.json(NODE)["pinned"], json!([]));
+    scene.ok("install", &["--primary=false"]);
+    assert_eq!(scene.json(NODE)["primary"], json!(false));
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.read(NODE), own);
+    fs::remove_file(scene.path(NODE)).expect("removed");
+    scene.ok("install", &[]);
+    scene.write(NODE, own);
+    let said = scene.fails("uninstall", &[]);
+    assert!(said.contains("/var/lib/cni/detour/node.json is left: somebody changed it since"), "{said}");
+    assert_eq!(scene.read(NODE), own);
+}
+
+/// The plugin would not look there.
+#[test]
+fn another_state_directory_has_no_node_configuration() {
+    let scene = Scene::with("node-elsewhere", "10-calico.conflist", CALICO);
+    scene.ok("install", &["--state-dir=/var/lib/elsewhere"]);
+    assert!(scene.path("var/lib/elsewhere/install.json").exists());
+    assert!(!scene.path("var/lib/elsewhere/node.json").exists() && !scene.path(NODE).exists());
+}
+
+#[test]
+fn a_program_directory_of_another_user_is_named() {
+    let scene = Scene::with("kubespray", "10-calico.conflist", CALICO);
+    fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
+    std::os::unix::fs::chown(scene.path("opt/cni/bin"), Some(1001), None).expect("root");
+    let output = scene.run("install", &[]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("opt/cni/bin is owned by UID 1001"), "{said}");
+    assert!(said.contains("on the node: chown -R root:root /opt/cni/bin"), "{said}");
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn desired(file: Option<&str>) -> Desired {
         program: Digest::of(b""),
         programs: Vec::new(),
         kubeconfig: None,
+        node: None,
         configuration,
     }
 }

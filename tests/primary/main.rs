@@ -5,6 +5,7 @@ mod after;
 mod api;
 mod chain;
 mod cnitool;
+mod definitions;
 mod networks;
 mod node;
 #[path = "../delegates/pod.rs"]

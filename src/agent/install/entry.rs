@@ -1,7 +1,7 @@
 //! The plugin's own configuration, from what an installation is told.
 
 use super::{Error, HostPath};
-use crate::cni::{Command, NetConf};
+use crate::cni::{Command, NetConf, NodeConf};
 use serde_json::{Map, Value, json};
 
 /// What goes into the configuration.
@@ -21,6 +21,8 @@ pub struct Settings {
     pub agent_namespace: Option<String>,
     /// `kubernetes.cni_bin_dir`.
     pub bin_dir: HostPath,
+    /// Whether the runtime calls the plugin as the primary plugin, by a configuration that others installed.
+    pub primary: Option<bool>,
 }
 
 /// The version of the protocol in a file of our own: the one that Istio writes, which every Multus
@@ -62,6 +64,17 @@ impl Settings {
         Ok(Value::Object(keys))
     }
 
+    /// The text of the node configuration: what the plugin's own configuration states of the node's keys.
+    ///
+    /// # Errors
+    /// The plugin would refuse that configuration.
+    pub fn node(&self) -> Result<String, Error> {
+        let mut keys = self.plugin();
+        keys.insert("name".into(), "n".into());
+        keys.insert("cniVersion".into(), "1.0.0".into());
+        Ok(NodeConf::of(&accepted(&Value::Object(keys))?).with_primary(self.primary).text())
+    }
+
     fn plugin(&self) -> Map<String, Value> {
         let mut kubernetes = json!({
             "kubeconfig": self.kubeconfig,
@@ -86,7 +99,7 @@ impl Settings {
     }
 }
 
-fn accepted(conf: &Value) -> Result<(), Error> {
+fn accepted(conf: &Value) -> Result<NetConf, Error> {
     let parsed = NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM);
-    parsed.map(|_| ()).map_err(|error| Error::Configuration(error.to_string()))
+    parsed.map_err(|error| Error::Configuration(error.to_string()))
 }

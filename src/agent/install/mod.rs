@@ -21,6 +21,7 @@ mod record;
 mod target;
 pub mod undo;
 
+pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, Root};
 pub use changed::changed;
 pub use diff::unified;
@@ -30,7 +31,7 @@ pub use installed::Installed;
 pub use node::{Lock, Node};
 pub use plan::{Action, Plan};
 pub use platform::{PLATFORMS, Platform};
-pub use reconcile::{Configuration, Desired, Found, FoundFile, PROGRAM, reconcile};
+pub use reconcile::{Configuration, Desired, Found, FoundFile, reconcile};
 pub use record::{Before, Listed, Owned, Record, Role};
 pub use target::ConfFile;
 

@@ -7,6 +7,7 @@ use super::reconcile::{Configuration, Desired, Found, FoundFile};
 use super::record::{Before, Record};
 use super::target::{ConfFile, is_configuration};
 use super::{Error, HostPath, Root};
+use crate::trusted_file;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -123,7 +124,8 @@ impl Node {
         let mut found = Found { record, notes, ..Found::default() };
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
-            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
+            paths.extend([&desired.kubeconfig, &desired.node].into_iter().flatten().map(|(path, _)| path.clone()));
+            found.notes.extend(self.untrusted(desired));
             match &desired.configuration {
                 Configuration::Own { path, .. } => drop(paths.insert(path.clone())),
                 Configuration::Listed { dir, .. } => {
@@ -142,6 +144,17 @@ impl Node {
             found.files.extend(file.map(|file| (path, file)));
         }
         Ok(found)
+    }
+
+    /// The program directories in which the plugin would not execute anything, one line each.
+    fn untrusted(&self, desired: &Desired) -> Vec<String> {
+        let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
+        let refused = |directory: &HostPath| {
+            let error = trusted_file::check(&self.root.reach(directory).ok()?).err()?;
+            let why = format!("{directory}: plugins in it are not executed: {error}");
+            (!error.is_not_found()).then(|| format!("{why}; on the node: chown -R root:root {directory}"))
+        };
+        directories.iter().filter_map(refused).collect()
     }
 
     pub(super) fn record(&self) -> Result<Record, Error> {

@@ -5,7 +5,7 @@ use super::digest::Digest;
 use super::plan::{Action, Plan};
 use super::record::{Before, Listed, Owned, Record, Role, known};
 use super::target::{self, ConfFile};
-use super::{HostPath, undo};
+use super::{HostPath, PROGRAM, undo};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -20,6 +20,8 @@ pub struct Desired {
     pub programs: Vec<HostPath>,
     /// The kubeconfig, and its text; `None` where the plugin is to use another's.
     pub kubeconfig: Option<(HostPath, String)>,
+    /// The node configuration, and its text; `None` if the plugin would not find it there.
+    pub node: Option<(HostPath, String)>,
     /// What makes runtimes, or Multus, call the program.
     pub configuration: Configuration,
 }
@@ -71,8 +73,6 @@ pub struct FoundFile {
     pub mode: u32,
 }
 
-/// The name of the program itself; a file of that name is nobody else's.
-pub const PROGRAM: &str = "detour";
 pub(super) const PROGRAM_MODE: u32 = 0o755;
 /// Configurations and kubeconfigs can name secrets or hold them (CIS Kubernetes Benchmark, 1.1.9).
 pub(super) const PRIVATE: u32 = 0o600;
@@ -92,10 +92,14 @@ pub fn reconcile(desired: &Desired, found: &Found) -> Plan {
     if let Some((path, text)) = &desired.kubeconfig {
         own_text(path, Role::Kubeconfig, text, Before::Nothing, found, &mut plan);
     }
+    if let Some((path, text)) = &desired.node {
+        own_text(path, Role::Node, text, before(path, text, found, |text| text.to_owned()), found, &mut plan);
+    }
     let mut lists = Vec::new();
     match &desired.configuration {
         Configuration::Own { path, text } => {
-            own_text(path, Role::Configuration, text, before(path, text, found), found, &mut plan);
+            let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
+            own_text(path, Role::Configuration, text, before(path, text, found, kind), found, &mut plan);
         }
         Configuration::Listed { dir, file, entry } => {
             lists.extend(listed(dir, file.as_deref(), entry, found, &mut plan));
@@ -145,9 +149,9 @@ fn own_text(path: &HostPath, role: Role, text: &str, before: Before, found: &Fou
     own(path, role, wanted, before, found, plan);
 }
 
-/// What is remembered of a configuration that stands where ours goes; an older one of ours isn't.
-fn before(path: &HostPath, text: &str, found: &Found) -> Before {
-    let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
+/// What is remembered of a configuration that stands where ours goes, unless both are of the same kind: then it
+/// is an older one of ours.
+fn before<T: PartialEq>(path: &HostPath, text: &str, found: &Found, kind: impl Fn(&str) -> T) -> Before {
     match (found.record.files.get(path), found.files.get(path)) {
         (Some(owned), _) => owned.before.clone(),
         (None, Some(FoundFile { text: Some(there), mode, .. })) if kind(there) != kind(text) => {
@@ -239,9 +243,11 @@ fn take_back(desired: &Desired, lists: &[HostPath], found: &Found, plan: &mut Pl
         Configuration::Own { path, .. } => Some(path),
         Configuration::Listed { .. } => None,
     };
-    let kubeconfig = desired.kubeconfig.as_ref().map(|(path, _)| path);
-    let wanted =
-        |path: &HostPath| desired.programs.contains(path) || own_conf == Some(path) || kubeconfig == Some(path);
+    let texts = [&desired.kubeconfig, &desired.node];
+    let wanted = |path: &HostPath| {
+        let is_text = texts.iter().any(|text| text.as_ref().is_some_and(|(own, _)| own == path));
+        desired.programs.contains(path) || own_conf == Some(path) || is_text
+    };
     stale.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !wanted(path)));
     stale.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));
     let undone = undo::take_back(&stale, found);

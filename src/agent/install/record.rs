@@ -35,6 +35,8 @@ pub struct Owned {
 pub enum Role {
     /// A configuration of our own.
     Configuration,
+    /// The node configuration, which applies to the attachments of others too.
+    Node,
     /// The kubeconfig that it names.
     Kubeconfig,
     /// The program that it names.

@@ -57,7 +57,7 @@ const CHANGED: &str = "somebody changed it since";
 
 fn file(path: &HostPath, owned: &Owned, found: &Found) -> Result<Vec<Action>, String> {
     let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
-    let before = there.text.clone().filter(|_| owned.role == Role::Configuration);
+    let before = there.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
     if !owned.ours.contains(&there.digest) {
         // What a killed installation had not replaced yet is as it was.
         return match &owned.before {

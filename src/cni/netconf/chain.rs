@@ -4,10 +4,13 @@ use crate::cni::list::wrong_type;
 use crate::cni::{Block, Code, Error, Reader};
 use serde_json::{Value, json};
 
+/// The types of blocks that are not an executable's.
+pub const SUB_PLUGINS: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
+
 const TYPES: &str = "detour, istio-cni, excludedns";
 
 /// `type`, or the name under which the binary was started where there is none.
-pub(super) fn kind(reader: &Reader<'_>, program: &str) -> Result<String, Error> {
+pub(in crate::cni) fn kind(reader: &Reader<'_>, program: &str) -> Result<String, Error> {
     if let Some(kind) = super::text(reader, "type")? {
         return Ok(kind.to_owned());
     }
@@ -38,16 +41,16 @@ pub(super) fn chain(reader: &Reader<'_>, kind: &str) -> Result<Vec<Block>, Error
 /// A type that is no sub-plugin's is looked for in `CNI_PATH`, and must stay there.
 fn check_type(block: &Block) -> Result<(), Error> {
     let place = format!("{}.type", block.path);
-    let accepted = "istio-redirect, uid-exclude, dns-exclude, or an executable's name without /";
+    let accepted = format!("{}, or an executable's name without /", SUB_PLUGINS.join(", "));
     match block.keys.get("type") {
         Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => Ok(()),
-        Some(other) => Err(wrong_type(&place, other, accepted)),
+        Some(other) => Err(wrong_type(&place, other, &accepted)),
         None => Err(Error::new(Code::InvalidConfig, format!("{place}: it is missing; accepted: {accepted}"))),
     }
 }
 
 /// What a type stands for where nothing is listed.
-fn default_chain(kind: &str) -> Option<Vec<Block>> {
+pub(in crate::cni) fn default_chain(kind: &str) -> Option<Vec<Block>> {
     let blocks = match kind {
         "detour" => {
             vec![json!({"type": "istio-redirect"}), json!({"type": "uid-exclude"}), json!({"type": "dns-exclude"})]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// How istio-cni's agent names its kubeconfig in `cni_agent_run_dir`.
-const ISTIO_KUBECONFIG: &str = "istio-cni-kubeconfig";
+pub(in crate::cni) const ISTIO_KUBECONFIG: &str = "istio-cni-kubeconfig";
 
 /// This agent's own pods and those of istio-cni's.
 const AGENT_POD_PREFIXES: [&str; 2] = ["detour-agent-", "istio-cni-node-"];
@@ -48,7 +48,7 @@ impl Kubernetes {
 
     /// Reads the block, where there is one, and istio-cni's keys at the top level. maistra's
     /// plugin has keys in the block that mean nothing here: each is a warning.
-    pub(super) fn read(top: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
+    pub(in crate::cni) fn read(top: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
         let absent = || Block { path: "kubernetes".to_owned(), keys: Map::new() };
         let block = top.block("kubernetes")?.unwrap_or_else(absent);
         let own = block.reader();

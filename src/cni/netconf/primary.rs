@@ -5,7 +5,7 @@ use super::{absolute, text};
 use crate::cni::list::wrong_type;
 use crate::cni::names::{is_dns_label, is_dns_subdomain, is_identifier};
 use crate::cni::{Code, Error, LogLevel, Reader};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -148,6 +148,12 @@ impl Primary {
     pub fn without_default_networks(&self) -> Self {
         Self { default_networks: Vec::new(), ..self.clone() }
     }
+}
+
+/// Whether these keys are a primary plugin's, right or wrong.
+pub(in crate::cni) fn is_primary(keys: &Map<String, Value>) -> bool {
+    let is_there = |key| keys.get(key).is_some_and(|value: &Value| !value.is_null());
+    is_there("delegates") || (is_there("clusterNetwork") && keys.get("clusterNetwork").is_some_and(|name| name != ""))
 }
 
 impl DefaultNetwork {

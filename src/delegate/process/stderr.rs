@@ -1,5 +1,7 @@
-//! What a child prints to stderr goes to ours, line by line and within bounds.
+//! What a child prints to stderr goes to ours, line by line and within bounds. Characters that terminals act
+//! on are escaped, except tabs.
 
+use crate::printable::Text;
 use std::io::Write;
 
 /// How long a line may be, in bytes; the rest of it is left out.
@@ -48,12 +50,14 @@ impl<W: Write> Relay<W> {
         self.end.extend(&self.line);
         self.end.drain(..self.end.len().saturating_sub(LAST_WORDS));
         if self.passed_on < TOTAL_LIMIT {
-            self.passed_on += self.line.len();
+            let mut text = Text::lines(&String::from_utf8_lossy(&self.line));
+            self.passed_on += text.as_str().len();
             if self.passed_on >= TOTAL_LIMIT {
-                self.line.extend(b"(the rest of the plugin's stderr is left out)\n");
+                text.push("(the rest of the plugin's stderr is left out)");
+                text.end_line();
             }
             // Where stderr is closed there is nobody to tell.
-            let _ = self.to.write_all(&self.line);
+            let _ = self.to.write_all(text.as_str().as_bytes());
         }
         self.line.clear();
     }
@@ -75,6 +79,12 @@ mod tests {
         let (text, last_words) = relayed(&[b"a", b"b\nc\n", b"\nd"]);
         assert_eq!((text.as_str(), last_words.as_str()), ("ab\nc\n\nd\n", "ab\nc\n\nd"));
         assert_eq!(relayed(&[]), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn terminals_do_not_act_on_it() {
+        let (text, _) = relayed(&[b"a\tb\x1b[2J\r\x07", "\u{202e}\u{9b}\n".as_bytes(), b"\xff\n"]);
+        assert_eq!(text, "a\tb\\u{1b}[2J\\r\\u{7}\\u{202e}\\u{9b}\n\u{fffd}\n");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Everything that somebody elsewhere needs to see what is wrong, as files in an archive.
 
 use super::case::Case;
-use super::redact::{redact, without_credentials};
+use super::redact::Redactor;
 use super::ustar::archive;
 use super::{Configured, Examination};
 use crate::cni::Error;
@@ -9,74 +9,123 @@ use crate::firewall::native;
 use crate::host_path::HostPath;
 use crate::inspect::format::{Format, render};
 use crate::inspect::restore::restore_text;
+use crate::printable::{cut, line};
 use crate::state::ROOT;
+use crate::trusted_file;
+use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the kernel tells of itself that matters (proc(5)).
 const KERNEL: [&str; 3] = ["/proc/version", "/proc/modules", "/proc/sys/net/netfilter/nf_conntrack_max"];
 
+/// How much of a file is read, in bytes; a larger one is left out.
+const FILE_LIMIT: u64 = 1 << 20;
+/// How many state files of attachments are in it; the node of a cluster has some hundred pods.
+const FILES: usize = 2000;
+/// How large a file in the archive may be, in bytes; the rest of it is left out.
+const MEMBER_LIMIT: usize = 8 << 20;
+
 impl Examination {
     /// The archive, in tar's format: the list and the explanation as JSON, the rules as text, the
     /// configurations, the installation's log, what is kept of attachments, facts of the kernel, and
-    /// the lines of the logs. Nothing in it is a token, a key or a certificate.
+    /// the lines of the logs. Of files, only values of keys that are known to be harmless are in it; of other
+    /// text, nothing that looks like a secret.
     ///
     /// # Errors
     /// A report has no text, which is a fault of this program.
     pub fn bundle(&self, case: &Case) -> Result<Vec<u8>, Error> {
-        let mut files = vec![("doctor.json".to_owned(), render(&self.checklist, Format::Json)?)];
+        let secrets = self.kubeconfig.iter().filter_map(|(_, summary)| summary.token.clone()).collect();
+        let redactor = Redactor { secrets, harmless: self.names.clone() };
+        let mut files = vec![("doctor.json".to_owned(), redactor.report(&self.checklist))];
         if let Some(explained) = &self.explained {
-            files.push(("explain.json".to_owned(), render(&explained.explanation, Format::Json)?));
+            files.push(("explain.json".to_owned(), redactor.report(&explained.explanation)));
         }
         if let Some((live, report)) = &self.live {
-            files.push(("rules.json".to_owned(), render(report, Format::Json)?));
-            files.push(("rules.txt".to_owned(), render(report, Format::Table { colour: false })?));
+            let table = render(report, Format::Table { colour: false })?;
+            files.push(("rules.json".to_owned(), redactor.report(report)));
+            files.push(("rules.txt".to_owned(), redactor.text(table.as_str())));
             if let Some(asked) = &live.asked {
-                files.push(("asked.iptables".to_owned(), restore_text(&asked.rules)));
-                files.push(("asked.nft".to_owned(), native::text(&native::translate(&asked.rules))));
+                let nft = native::text(&native::translate(&asked.rules));
+                files.push(("asked.iptables".to_owned(), redactor.text(&restore_text(&asked.rules))));
+                files.push(("asked.nft".to_owned(), redactor.text(&nft)));
             }
         }
+        let structured = |text: &str| match parsed(text) {
+            Some(value) => redactor.file(value),
+            None => format!("(left out: {} bytes that are neither JSON nor YAML)\n", text.len()),
+        };
         let configurations = self.configurations.iter();
-        files.extend(configurations.map(|Configured { path, text, .. }| (named("node", path.as_path()), text.clone())));
+        let configuration =
+            |configured: &Configured| (named("node", configured.path.as_path()), structured(&configured.text));
+        files.extend(configurations.map(configuration));
         if let Some((path, _)) = &self.kubeconfig {
-            let text = text(path).and_then(|text| without_credentials(&text));
-            files.extend(text.map(|text| ("kubeconfig".to_owned(), text)));
+            files.push(("kubeconfig".to_owned(), text(path).map_or_else(|why| why, |text| structured(&text))));
         }
-        let log = case.reach(&case.installation.log).ok();
-        files.extend(log.and_then(|log| text(&log)).map(|text| (named("node", case.installation.log.as_path()), text)));
+        if let Ok(log) = case.reach(&case.installation.log) {
+            let text = text(&log).map_or_else(|why| why, |text| structured(&text));
+            files.push((named("node", case.installation.log.as_path()), text));
+        }
         let kept = HostPath::new(ROOT).and_then(|root| case.reach(&root).ok());
-        files
-            .extend(kept.iter().flat_map(|kept| below(kept)).map(|(name, text)| (format!("attachments/{name}"), text)));
-        files.extend(KERNEL.iter().filter_map(|path| Some((named("kernel", path.as_ref()), text(path.as_ref())?))));
+        for path in kept.iter().flat_map(|kept| below(kept)) {
+            let text = text(&path).map_or_else(|why| why, |text| structured(&text));
+            let name = kept.as_ref().and_then(|kept| path.strip_prefix(kept).ok()).unwrap_or(&path);
+            files.push((format!("attachments/{}", name.display()), text));
+        }
+        for path in KERNEL.map(Path::new) {
+            let text = text(path).map_or_else(|why| why, |text| redactor.text(&text));
+            files.push((named("kernel", path), text));
+        }
         if !self.said.is_empty() {
-            files.push(("log.txt".to_owned(), self.said.join("\n")));
+            files.push(("log.txt".to_owned(), redactor.log(&self.said.join("\n"))));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let secrets: Vec<String> = self.kubeconfig.iter().filter_map(|(_, summary)| summary.token.clone()).collect();
-        let clean = |(name, text): (String, String)| (format!("detour/{name}"), redact(&text, &secrets).into_bytes());
-        Ok(archive(&files.into_iter().map(clean).collect::<Vec<_>>(), now))
+        let member = |(name, text): (String, String)| {
+            (format!("detour/{}", line(&name)), cut(&text, MEMBER_LIMIT).into_owned().into_bytes())
+        };
+        Ok(archive(&files.into_iter().map(member).collect::<Vec<_>>(), now))
     }
+}
+
+/// A configuration or record is JSON, a kubeconfig may be YAML.
+fn parsed(text: &str) -> Option<Value> {
+    serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text)).ok().filter(|value: &Value| value.is_object())
 }
 
 fn named(directory: &str, path: &Path) -> String {
     format!("{directory}{}", path.display())
 }
 
-fn text(path: &Path) -> Option<String> {
-    fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+/// A file's text, or why it has none.
+fn text(path: &Path) -> Result<String, String> {
+    let bytes = trusted_file::read(path, FILE_LIMIT).map_err(|why| format!("(left out: {why})\n"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The files of each directory in `directory`.
-fn below(directory: &Path) -> Vec<(String, String)> {
-    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().collect::<Vec<_>>();
-    let mut files = Vec::new();
-    for container in entries(directory) {
-        for file in entries(&container.path()) {
-            let name = format!("{}/{}", container.file_name().display(), file.file_name().display());
-            files.extend(text(&file.path()).map(|text| (name, text)));
-        }
-    }
+/// The first files of each directory in `directory`, in the order of their names.
+fn below(directory: &Path) -> Vec<PathBuf> {
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = entries(directory).flat_map(|container| entries(&container)).take(FILES).collect();
     files.sort();
     files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn deep_or_long_files_are_left_out_without_a_crash() {
+        let started = Instant::now();
+        let deep = |open: &str, close: &str| open.repeat(100_000) + &close.repeat(100_000);
+        for text in [deep("[", "]"), deep("{\"a\":", "}"), deep("- ", ""), deep("{a: ", "}"), deep("? ", "")] {
+            assert_eq!(parsed(&text), None);
+        }
+        let long = format!("{{\"name\": \"{}\"}}", "x".repeat(1 << 20));
+        assert!(parsed(&long).is_some());
+        assert_eq!((parsed("[1]"), parsed("token s3cr3t"), parsed("\u{1b}")), (None, None, None));
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    }
 }

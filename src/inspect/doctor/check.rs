@@ -1,6 +1,7 @@
 //! A check, what it came to, and the list of all.
 
 use super::report::{Group, Line, Outcome};
+use crate::printable::without_userinfo;
 
 /// Something that is looked at.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,13 +66,15 @@ pub(super) struct Checkup {
 }
 
 impl Checkup {
-    /// Notes what a check came to.
+    /// Notes what a check came to. A list may be shown to others, so URLs lose their users and passwords.
     pub(super) fn add(&mut self, check: &Check, verdict: Verdict) {
         let (outcome, found, next) = match verdict {
             Verdict::Pass(found) => (Outcome::Pass, found, None),
             Verdict::Fail(found, next) => (Outcome::Fail, found, Some(next)),
             Verdict::NotChecked(why, next) => (Outcome::NotChecked, why, next),
         };
+        let (found, next) =
+            (without_userinfo(&found).into_owned(), next.map(|next| without_userinfo(&next).into_owned()));
         let Check { id, group, holds } = *check;
         self.lines.push(Line { id, group, checked: holds, outcome, found, next });
     }
@@ -117,6 +120,15 @@ mod tests {
         assert_eq!(Verdict::all(vec![pass("a"), not(), pass("b")], "none"), pass("a; b"));
         assert_eq!(Verdict::all(vec![not()], "none"), not());
         assert_eq!(Verdict::all(Vec::new(), "none"), Verdict::not_checked("none"));
+    }
+
+    #[test]
+    fn urls_are_shown_without_their_user() {
+        let mut checkup = Checkup::default();
+        checkup.add(&A, Verdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
+        let line = &checkup.lines[0];
+        let shown = (line.found.as_str(), line.next.as_deref());
+        assert_eq!(shown, ("https://(redacted)@a failed", Some("ask http://(redacted)@b")));
     }
 
     #[test]

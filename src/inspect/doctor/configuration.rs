@@ -2,8 +2,9 @@
 
 use super::case::Case;
 use super::check::{Check, Checkup, Verdict};
+use super::node_configuration;
 use super::report::Group;
-use crate::cni::{NetConf, OWN_TYPES, configuration};
+use crate::cni::{NetConf, OWN_TYPES};
 use crate::host_path::HostPath;
 use serde_json::Value;
 use std::fs;
@@ -69,7 +70,7 @@ pub(super) fn examine(case: &Case, checkup: &mut Checkup) -> Vec<Configured> {
     let ours: Vec<&File> = files.iter().filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for File { path, text, .. } in &ours {
-        match configuration(path.as_path(), text.as_bytes()) {
+        match node_configuration::effective(case, path.as_path(), text) {
             Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
             Err(error) => wrong.push(error.to_string()),
         }

@@ -3,7 +3,7 @@
 use super::case::{Case, Installation};
 use super::check::{Check, Checkup, Verdict};
 use super::report::Group;
-use super::{configuration, kubeconfig, program};
+use super::{configuration, kubeconfig, node_configuration, program};
 
 pub(super) const INSTALLATION: Check = Check::of(Group::Node, "installation", "all is as it was installed");
 
@@ -12,7 +12,8 @@ const NAMED: usize = 3;
 
 /// Compares. What another line says already is not said again.
 pub(super) fn examine(case: &Case, checkup: &mut Checkup) {
-    let all = program::ALL.into_iter().chain(configuration::ALL).chain(kubeconfig::ALL);
+    let all =
+        program::ALL.into_iter().chain(configuration::ALL).chain(kubeconfig::ALL).chain([&node_configuration::VALID]);
     let failed = all.into_iter().find(|check| checkup.has_failed(check));
     let verdict = match failed {
         Some(check) => Verdict::not_checked(format!("because {} failed", check.id)),

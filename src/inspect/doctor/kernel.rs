@@ -22,8 +22,11 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 
 /// Tries, and says which of the two dialects this configuration can have.
 pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Checkup) {
-    let tried = std::thread::spawn(try_all).join();
-    let tried = tried.unwrap_or_else(|_| Tried { netns: Err("the thread in it ended".to_owned()), ..Tried::default() });
+    let failed = |why: String| Tried { netns: Err(why), ..Tried::default() };
+    let tried = match std::thread::Builder::new().spawn(try_all) {
+        Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread in it ended".to_owned())),
+        Err(error) => failed(format!("a thread can't be started: {error}")),
+    };
     checkup.add(
         &NETNS,
         match &tried.netns {

@@ -3,6 +3,7 @@
 use super::case::Case;
 use super::check::{Check, Checkup, Verdict};
 use super::pod::KNOWN;
+use super::redact::Redactor;
 use super::report::Group;
 use super::{complaint, tool};
 use crate::cluster::{Inquiry, Told};
@@ -84,7 +85,9 @@ fn read_journal(mount: &Path) -> Result<String, String> {
     let mut command = Command::new("journalctl");
     command.arg("--directory").arg(directory).args(["--no-pager", "--quiet", "--output=short-iso", "--since=-24h"]);
     command.args(UNITS.iter().flat_map(|unit| ["-u", unit]));
-    tool::output(&mut command).map_err(|why| format!("journalctl {why}"))
+    let text = tool::output(&mut command).map_err(|why| format!("journalctl {why}"))?;
+    // Half of a line, where it was too much to read, may be half of a secret, which is not known as one.
+    Ok(text.rsplit_once('\n').map_or_else(String::new, |(whole, _)| whole.to_owned()))
 }
 
 /// The plugin's own lines about the pod.
@@ -123,9 +126,15 @@ fn complaints(lines: &[String], place: &str) -> Verdict {
     }
 }
 
+/// Text from elsewhere in one line, without what looks like a secret: a list may be shown to others.
 fn shown(text: &str) -> String {
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.chars().count() <= LONGEST { line } else { line.chars().take(LONGEST).chain("…".chars()).collect() }
+    let line = Redactor::default().log(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let line = line.trim_end();
+    if line.chars().count() <= LONGEST {
+        line.to_owned()
+    } else {
+        line.chars().take(LONGEST).chain("…".chars()).collect()
+    }
 }
 
 fn tail(file: &Path) -> std::io::Result<String> {
@@ -134,7 +143,10 @@ fn tail(file: &Path) -> std::io::Result<String> {
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    // Half of a line may be half of a secret, which is not known as one.
+    let whole = if length > TAIL { text.split_once('\n').map_or("", |(_, whole)| whole) } else { &text };
+    Ok(whole.to_owned())
 }
 
 #[cfg(test)]

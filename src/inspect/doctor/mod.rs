@@ -8,14 +8,14 @@
 //! |---|---|
 //! | `case` | whom it looks at, and where things are |
 //! | `check`, `report` | checks and their verdicts; the list of them |
-//! | `configuration`, `program` (`elf`), `installation` | what the node has on disk |
+//! | `configuration`, `node_configuration`, `program` (`elf`), `installation` | what the node has on disk |
 //! | `kubeconfig`, `rights`, `agent` | how the plugin comes by facts |
 //! | `kernel` | what the kernel can do |
 //! | `pod`, `decision` | what the pod asks for, and what is made of it |
 //! | `sandbox`, `rules`, `listeners` | where the pod is, and what is in its network namespace |
 //! | `probe`, `flight`, `users` | what real packets do |
 //! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
-//! | `bundle`, `redact`, `ustar` | all of it for somebody elsewhere, less its secrets |
+//! | `bundle`, `redact` (`scan`, `open_keys`), `ustar` | all of it for somebody elsewhere, less its secrets |
 
 mod agent;
 mod bundle;
@@ -31,6 +31,8 @@ mod kernel;
 mod kubeconfig;
 mod listeners;
 mod logs;
+mod node_configuration;
+mod open_keys;
 mod pod;
 mod probe;
 mod program;
@@ -39,6 +41,7 @@ mod report;
 mod rights;
 mod rules;
 mod sandbox;
+mod scan;
 mod tool;
 mod users;
 mod ustar;
@@ -68,6 +71,8 @@ pub struct Examination {
     explained: Option<Explained>,
     live: Option<(LiveRules, RulesReport)>,
     said: Vec<String>,
+    /// The pod's UID and its container's ID.
+    names: Vec<String>,
 }
 
 /// Looks at the node, and at the pod where one is named.
@@ -88,6 +93,7 @@ fn node(case: &Case, checkup: &mut Checkup) -> Examination {
     let configurations = configuration::examine(case, checkup);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
+    node_configuration::examine(case, checkup);
     program::examine(case, &kinds, checkup);
     let kubeconfig = kubeconfig::examine(case, conf, checkup);
     installation::examine(case, checkup);
@@ -96,7 +102,15 @@ fn node(case: &Case, checkup: &mut Checkup) -> Examination {
     agent::examine(case, conf, checkup);
     kernel::examine(conf, checkup);
     let checklist = Checklist::of(Vec::new());
-    Examination { checklist, configurations, kubeconfig, explained: None, live: None, said: Vec::new() }
+    Examination {
+        checklist,
+        configurations,
+        kubeconfig,
+        explained: None,
+        live: None,
+        said: Vec::new(),
+        names: Vec::new(),
+    }
 }
 
 /// The configuration that speaks for the node: the one that redirects, else the first.
@@ -120,6 +134,8 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
     whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
     in_sandbox(case, whereabouts.found(), facts.as_ref(), seen, checkup);
     let container = whereabouts.found().and_then(|found| found.container_id.as_deref());
+    let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
+    seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
     seen.said = logs::journal(case, pod, container, checkup);
     seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
 }

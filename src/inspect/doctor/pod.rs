@@ -3,9 +3,10 @@
 use super::case::Case;
 use super::check::{Check, Checkup, Verdict};
 use super::configuration::{self, Configured};
+use super::node_configuration;
 use super::report::Group;
 use crate::cluster::{Cluster, Definition, Lookup, ObjectRef, Sought};
-use crate::cni::{Error, NetConf, OWN_TYPES, configuration};
+use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::networks::{self, Selection};
 use crate::pod::{Facts, PodRef};
 use std::path::{Path, PathBuf};
@@ -139,7 +140,7 @@ fn leads(
             let place =
                 if by_file { format!("its name, in {}", directory.display()) } else { "its spec.config".to_owned() };
             let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
-            let parsed = is_ours.then(|| configuration(Path::new(&place), found.text.as_bytes()));
+            let parsed = is_ours.then(|| node_configuration::effective(case, Path::new(&place), &found.text));
             match parsed.transpose() {
                 Ok(ours) => (Verdict::pass(format!("{}: {types}, by {place}", named(selection))), ours),
                 Err(error) => (wrong(&error, &definition), None),

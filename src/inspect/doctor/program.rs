@@ -6,14 +6,16 @@ use super::elf;
 use super::report::Group;
 use super::tool;
 use crate::host_path::HostPath;
+use crate::trusted_file;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::env::consts::ARCH;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub(super) const TRUSTED: Check = Check::of(Group::Node, "program-trusted", "only root can change what is executed");
 pub(super) const PRESENT: Check =
     Check::of(Group::Node, "program-present", "the program is where runtimes look for it");
 pub(super) const EXECUTABLE: Check = Check::of(Group::Node, "program-executable", "it may be executed");
@@ -21,7 +23,9 @@ pub(super) const ARCHITECTURE: Check = Check::of(Group::Node, "program-architect
 pub(super) const STATIC: Check = Check::of(Group::Node, "program-static", "it needs no library of the node");
 pub(super) const VERSION: Check = Check::of(Group::Node, "program-version", "it is of this version");
 /// All of them.
-pub(super) const ALL: [&Check; 5] = [&PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
+pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
+/// How many files that are not trusted are named; the rest is counted.
+const NAMED: usize = 3;
 
 const REINSTALL: &str = "install it again: detour install, or see why the agent on this node does not";
 
@@ -37,6 +41,8 @@ struct Program {
 pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Checkup) {
     let in_dirs = case.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
     let wanted: BTreeSet<HostPath> = in_dirs.chain(case.installation.programs.iter().cloned()).collect();
+    let directories = case.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
+    checkup.add(&TRUSTED, trusted(case, &directories));
     let (mut there, mut absent) = (Vec::new(), Vec::new());
     for path in wanted {
         match open(case, &path) {
@@ -47,7 +53,7 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
     if there.is_empty() && absent.is_empty() {
         let why = "no configuration says how it is called, and no installation was logged";
         checkup.add(&PRESENT, Verdict::not_checked(why));
-        for check in &ALL[1..] {
+        for check in &ALL[2..] {
             checkup.after(&[&PRESENT], check, || Verdict::not_checked(why));
         }
         return;
@@ -71,7 +77,62 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
     });
     // One that can't be run can't say what it is.
     let own = fs::read("/proc/self/exe").unwrap_or_default();
-    each(checkup, &[&PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| version(program, &own));
+    each(checkup, &[&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| {
+        version(program, &own)
+    });
+}
+
+/// The plugin executes what is in these directories, its own and others' plugins, as root.
+fn trusted(case: &Case, directories: &BTreeSet<HostPath>) -> Verdict {
+    let (mut fine, mut wrong) = (Vec::new(), Vec::new());
+    for directory in directories {
+        match all_trusted(case, directory) {
+            Ok(()) => fine.push(directory.to_string()),
+            Err(why) => wrong.push((directory.to_string(), why)),
+        }
+    }
+    if wrong.is_empty() {
+        return Verdict::pass(fine.join(", "));
+    }
+    let (directories, why): (Vec<_>, Vec<_>) = wrong.into_iter().unzip();
+    let directories = directories.join(" ");
+    let next =
+        format!("plugins there are not executed until: chown -R root:root {directories}; chmod -R go-w {directories}");
+    Verdict::fail(why.join("; "), next)
+}
+
+/// What is not trusted of a directory and the files in it. A missing one is another check's.
+fn all_trusted(case: &Case, directory: &HostPath) -> Result<(), String> {
+    let Ok(reached) = case.reach(directory) else { return Ok(()) };
+    match trusted_file::check(&reached) {
+        Err(error) if error.is_not_found() => return Ok(()),
+        Err(error) => return Err(on_node(case, &error)),
+        Ok(_) => {}
+    }
+    let entries = fs::read_dir(&reached).map_err(|why| format!("{directory}: {why}"))?;
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    let files = names.iter().filter_map(|name| case.reach(&directory.join(name)).ok()).filter(|file| file.is_file());
+    let wrong: Vec<_> = files.filter_map(|file| trusted_file::check(&file).err()).collect();
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let named = wrong.iter().take(NAMED).map(|error| on_node(case, error)).collect::<Vec<_>>().join("; ");
+    let more = wrong.len().saturating_sub(NAMED);
+    Err(if more > 0 { format!("{named}; and {more} more in {directory}") } else { named })
+}
+
+/// The error with the path that the node has for the file.
+fn on_node(case: &Case, error: &trusted_file::Error) -> String {
+    let path = |path: &Path| match path.strip_prefix(&case.mount) {
+        Ok(below) => Path::new("/").join(below).display().to_string(),
+        Err(_) => path.display().to_string(),
+    };
+    match error {
+        trusted_file::Error::Owner { path: file, uid } => format!("{} is owned by UID {uid}", path(file)),
+        trusted_file::Error::Writable { path: file, mode } => format!("{} has mode {mode:04o}", path(file)),
+        trusted_file::Error::Io(error) => error.to_string(),
+    }
 }
 
 fn open(case: &Case, path: &HostPath) -> Result<Program, String> {

@@ -1,70 +1,159 @@
-//! Texts without what opens doors: what is known to be a secret, and what looks like one.
+//! Text without secrets: what a user can attach to a public issue.
+//!
+//! Structured files (configurations, kubeconfig, records) show only values of keys that are known to be
+//! harmless ([`Redactor::file`]). Log lines of this program show the values of its own keys; all other text
+//! loses what looks like a secret, or follows the name of one. Rather too much is hidden than too little.
+//! The time is linear in the length of the text.
 
+use super::open_keys::only_open;
+use super::scan::scan;
+use crate::printable::{REDACTED, cut, json, lines, without_userinfo};
+use serde::Serialize;
 use serde_json::Value;
 
-const GONE: &str = "(removed)";
-/// Keys whose values are secrets, in the spelling of kubeconfigs, certificates and environments, `_` as
-/// `-`; those that end so, too.
-const KEYS: [&str; 14] = [
-    "token",
-    "password",
-    "passwd",
-    "passphrase",
-    "secret",
-    "client-key-data",
-    "client-certificate-data",
-    "certificate-authority-data",
-    "access-key",
-    "private-key",
-    "api-key",
-    "apikey",
-    "cookie",
-    "bearer",
+/// How long a line may be, in bytes.
+pub(super) const LINE_LIMIT: usize = 16 << 10;
+/// Keys of this program's own log lines with names and numbers.
+const NAMES: [&str; 20] = [
+    "address",
+    "attachment",
+    "changes",
+    "code",
+    "command",
+    "container",
+    "count",
+    "cpu_ms",
+    "directory",
+    "exclusions",
+    "facts",
+    "file",
+    "ifname",
+    "level",
+    "network",
+    "pod",
+    "socket",
+    "time",
+    "uid",
+    "wall_ms",
 ];
-/// After what a secret follows, in small letters, and how much of it stays: `{"` in base64url, by which JSON Web
-/// Tokens start; OpenShift's own tokens; and the schemes of RFC 6750 and RFC 7617.
-const MARKS: [(&str, usize); 4] = [("eyj", 0), ("sha256~", 0), ("bearer ", 7), ("authorization: basic ", 21)];
-/// What of a user in a kubeconfig is no secret: names, paths, and what kind of credential it is.
-const OPEN: [&str; 7] =
-    ["name", "tokenFile", "client-certificate", "client-key", "command", "apiVersion", "interactiveMode"];
-/// What of a kubeconfig is of use.
-const SECTIONS: [&str; 4] = ["current-context", "contexts", "clusters", "users"];
+/// Those with text, which may be from elsewhere.
+const TEXTS: [&str; 4] = ["error", "msg", "warnings", "why"];
 const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 
-/// The text without any of `known` and without what looks like a token, a key or a certificate.
-pub(super) fn redact(text: &str, known: &[String]) -> String {
-    let mut text = text.to_owned();
-    for secret in known.iter().filter(|secret| !secret.is_empty()) {
-        text = text.replace(secret.as_str(), GONE);
+/// Hides secrets.
+#[derive(Debug, Default)]
+pub(super) struct Redactor {
+    /// Known secrets, wherever they are.
+    pub(super) secrets: Vec<String>,
+    /// Words that look like secrets and are none: the pod's UID, its container's ID.
+    pub(super) harmless: Vec<String>,
+}
+
+impl Redactor {
+    /// A file of JSON: only values of known keys, and `true`, `false` and `null`.
+    pub(super) fn file(&self, mut value: Value) -> String {
+        only_open(&mut value);
+        self.report(&value)
     }
-    let text = without_pem(&text);
-    let lines: Vec<String> = text.lines().map(|line| without_tokens(&without_user(&without_values(line)))).collect();
-    let mut text = lines.join("\n");
-    text.push('\n');
-    text
-}
 
-/// A kubeconfig as JSON, with nothing of its users but what is known to be no secret: a program's arguments and
-/// environment may hold one under any name.
-pub(super) fn without_credentials(kubeconfig: &str) -> Option<String> {
-    let mut file: Value = serde_saphyr::from_str(kubeconfig).ok()?;
-    let sections = file.as_object_mut()?;
-    sections.retain(|key, _| SECTIONS.contains(&key.as_str()));
-    sections.get_mut("users").into_iter().for_each(close);
-    serde_json::to_string_pretty(&file).ok()
-}
+    /// A value of this program's own: its keys say nothing of a secret, its strings may hold text from elsewhere.
+    pub(super) fn report(&self, value: &impl Serialize) -> String {
+        let Ok(mut value) = serde_json::to_value(value) else { return String::new() };
+        self.clean(&mut value);
+        json(&format!("{value:#}\n")).into_owned()
+    }
 
-fn close(value: &mut Value) {
-    match value {
-        Value::Object(members) => {
-            let closed = members.iter_mut().filter(|(key, _)| !OPEN.contains(&key.as_str()));
-            closed.for_each(|(_, value)| close(value));
+    /// Text of this program's own, such as rules.
+    pub(super) fn text(&self, text: &str) -> String {
+        self.each_line(text, |line| scan(line, None))
+    }
+
+    /// Log lines, of this program or of others.
+    pub(super) fn log(&self, text: &str) -> String {
+        self.each_line(text, |line| self.log_line(line))
+    }
+
+    fn each_line(&self, text: &str, redacted: impl Fn(&str) -> String) -> String {
+        let text = self.without_known(text);
+        let text = without_pem(&text);
+        let mut out = String::with_capacity(text.len());
+        for line in text.lines() {
+            out += &cut(&lines(&redacted(&without_userinfo(line))), LINE_LIMIT);
+            out.push('\n');
         }
-        Value::Array(elements) => elements.iter_mut().for_each(close),
-        Value::Null | Value::Bool(_) => {}
-        Value::Number(_) | Value::String(_) => *value = GONE.into(),
+        out
     }
+
+    fn clean(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                let mut clean = self.text(text);
+                clean.truncate(clean.trim_end_matches('\n').len());
+                *text = clean;
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.clean(item)),
+            Value::Object(members) => {
+                let old = std::mem::take(members);
+                for (key, mut value) in old {
+                    self.clean(&mut value);
+                    members.insert(scan(&without_userinfo(&self.without_known(&key)), None), value);
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
+    fn without_known(&self, text: &str) -> String {
+        let known = self.secrets.iter().filter(|secret| !secret.is_empty());
+        known.fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), REDACTED))
+    }
+
+    /// `time=… level=… key=value`: of this program's own keys only, of other lines what [`scan`] leaves.
+    fn log_line(&self, line: &str) -> String {
+        let Some(pairs) = pairs(line) else { return scan(line, Some(&self.harmless)) };
+        let mut out = Vec::new();
+        for (key, value) in pairs {
+            let shown = match key {
+                _ if NAMES.contains(&key) => scan(value, None),
+                _ if TEXTS.contains(&key) => scan(value, Some(&self.harmless)),
+                _ => REDACTED.to_owned(),
+            };
+            out.push(format!("{}={shown}", scan(key, Some(&self.harmless))));
+        }
+        out.join(" ")
+    }
+}
+
+/// The pairs of a log line of the form that [`crate::logging`] writes.
+fn pairs(line: &str) -> Option<Vec<(&str, &str)>> {
+    let mut rest = line.strip_prefix("time=").map(|_| line)?;
+    let mut pairs = Vec::new();
+    while !rest.is_empty() {
+        let (key, value) = rest.split_once('=')?;
+        let end = match value.strip_prefix('"') {
+            Some(inner) => 1 + string_end(inner)?,
+            None => value.find(' ').unwrap_or(value.len()),
+        };
+        if key.is_empty() || key.contains([' ', '"']) {
+            return None;
+        }
+        pairs.push((key, &value[..end]));
+        rest = &value[end..];
+        rest = if rest.is_empty() { rest } else { rest.strip_prefix(' ')? };
+    }
+    Some(pairs)
+}
+
+/// Where a string ends whose beginning was before `inner`: behind its closing quote.
+fn string_end(inner: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    let end = inner.find(|c| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    })?;
+    Some(end + 1)
 }
 
 /// From a block's beginning to its end, or to that of the text. Line breaks may be written as `\n`.
@@ -73,132 +162,253 @@ fn without_pem(text: &str) -> String {
     let mut rest = text;
     while let Some((before, block)) = rest.split_once(BEGIN) {
         out += before;
-        out += GONE;
+        out += REDACTED;
         let end = block.split_once(END).and_then(|(_, end)| Some(end.split_once("-----")?.1));
         rest = end.unwrap_or_default();
     }
     out + rest
 }
 
-/// `"token": "…"`, `token: …`, `TOKEN=…`: the value goes, to the end of the string or line.
-fn without_values(line: &str) -> String {
-    let lower = line.to_ascii_lowercase().replace('_', "-");
-    for (at, mark) in line.char_indices().filter(|(_, c)| matches!(c, ':' | '=')) {
-        let key = lower[..at].trim_end_matches(['"', '\'', ' ']);
-        let value = line[at + mark.len_utf8()..].trim_start();
-        if !KEYS.iter().any(|secret| key.ends_with(secret)) || value.is_empty() || value.starts_with(['{', '[']) {
-            continue;
-        }
-        let head = &line[..line.len() - value.len()];
-        let (open, rest) = match value.strip_prefix('"').and_then(after_string) {
-            Some(rest) => ("\"", format!("\"{}", without_values(rest))),
-            None => ("", String::new()),
-        };
-        return format!("{head}{open}{GONE}{rest}");
-    }
-    line.to_owned()
-}
-
-/// What follows a string's end, of which `inner` is past the beginning.
-fn after_string(inner: &str) -> Option<&str> {
-    let mut is_escaped = false;
-    let end = inner.find(|c| {
-        let ends = c == '"' && !is_escaped;
-        is_escaped = c == '\\' && !is_escaped;
-        ends
-    })?;
-    Some(&inner[end + 1..])
-}
-
-/// `https://user:password@host`: who it is goes.
-fn without_user(line: &str) -> String {
-    let mut pieces = line.split("://");
-    let first = pieces.next().unwrap_or_default().to_owned();
-    pieces.fold(first, |text, piece| {
-        let end =
-            piece.find(|c: char| c.is_whitespace() || matches!(c, '/' | '"' | '\'' | '?' | ',')).unwrap_or(piece.len());
-        match piece[..end].rfind('@') {
-            Some(at) => format!("{text}://{GONE}{}", &piece[at..]),
-            None => format!("{text}://{piece}"),
-        }
-    })
-}
-
-/// `eyJ….….…`, and what follows `Bearer`.
-fn without_tokens(line: &str) -> String {
-    let is_token = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+' | '/' | '=' | '~');
-    let mut out = String::new();
-    let mut rest = line;
-    loop {
-        let lower = rest.to_ascii_lowercase();
-        let next = MARKS.iter().filter_map(|(mark, keep)| Some((lower.find(mark)?, *keep))).min();
-        let Some((at, keep)) = next else { return out + rest };
-        out += &rest[..at + keep];
-        out += GONE;
-        rest = rest[at + keep..].trim_start_matches(is_token);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+    use std::time::{Duration, Instant};
+
+    /// Each line holds the secret `hunter2` or `Hunter2`, or `TOP`, which stands for a random word.
+    const LEAKS: [&str; 70] = [
+        r#"{"accessKey": "hunter2", "z": 1}"#,
+        r#"{"secretKey":"hunter2"}"#,
+        r#"{"privateKey": "hunter2"}"#,
+        r#"{"auth": "hunter2"}"#,
+        r#"{"auths": {"quay.io": {"auth": "hunter2"}}}"#,
+        r#"{"psk": "hunter2"}"#,
+        r#"{"credentials": "hunter2"}"#,
+        r#"{"tokens": ["hunter2", "Hunter2"]}"#,
+        r#"{"passwords": {"a": "hunter2"}}"#,
+        r#"{"Pass-Word": "hunter2 hunter2"}"#,
+        r#"{"client_secret": "a\"hunter2"}"#,
+        r#"conf="{\"secretKey\":\"hunter2\",\"a\":1}""#,
+        r#"conf="{\\\"apiKey\\\": \\\"hunter2\\\"}""#,
+        "Authorization: Basic hunter2",
+        "authorization: Digest username=hunter2, response=hunter2",
+        "Proxy-Authorization: Custom hunter2 hunter2",
+        "curl -H 'Authorization: token hunter2'",
+        "got Basic aHVudTOP== to",
+        "sent Bearer hunter2 to",
+        "sent \"bearer hunter2\"",
+        "Negotiate YIIhunter2",
+        "X-Api-Key: hunter2",
+        "Cookie: a=hunter2; b=hunter2",
+        "Set-Cookie: session=hunter2",
+        "--password hunter2 --verbose",
+        "--password=hunter2",
+        "--password \"two hunter2\"",
+        "args=[\"--password\",\"hunter2\"]",
+        "args=[--db-password hunter2]",
+        "--client-secret 'hunter2 hunter2'",
+        "--token=hunter2",
+        "--access_key hunter2",
+        "DB_PASSWORD=hunter2",
+        "AWS_SECRET_ACCESS_KEY=hunter2",
+        "MYSQL_PWD=hunter2",
+        "export PGPASSWORD='hunter2 hunter2'",
+        "password: correct horse hunter2",
+        "Password : hunter2",
+        "passwd=hunter2,user=a",
+        "PASSPHRASE => hunter2",
+        "psk=\"hunter2\"",
+        "password hunter2",
+        "password \"my hunter2\"",
+        "{\"name\":\"PIN\",\"value\":\"hunter2\"}",
+        "value: hunter2",
+        "jwt=hunter2",
+        "otpPin: hunter2",
+        "signature=hunter2",
+        "?token=hunter2&x=1",
+        "https://host/x?sig=hunter2&y",
+        "http://user:hunter2@proxy:3128/x",
+        "postgres://hunter2@db/x",
+        "https://u:p/hunter2@host/",
+        "\"proxy-url\": \"http://a:hunter2@b\"",
+        "-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----",
+        "\"ca\": \"-----BEGIN CERTIFICATE-----\\nhunter2\\n-----END CERTIFICATE-----\\n\"",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2",
+        "token eyJhbGciOiJub25lIn0.hunter2.hunter2",
+        "/x/eyJhbGciOiJub25lIn0.hunter2",
+        "logged in with sha256~hunter2",
+        "client-key-data: hunter2==",
+        "certificate-authority-data: hunter2",
+        "got 7fGk29aLwQ0zXbN1TOPcR5e",
+        "got wJalrXUtnFEMI/K7MDENG/bPxRfiCYTOPKEY",
+        "id AKIAIOSFODNN7TOPMPLE",
+        "ghp_16C7e42F292c6912E7710c838347TOP",
+        "xoxb-2345678901234-TOP45678901234567",
+        "hash 9f86d081884c7d659a2feaa0c55ad015TOP",
+        "time=2026-01-01T00:00:00Z level=info msg=x unknown=hunter2",
+        "time=2026-01-01T00:00:00Z level=info msg=\"x --password hunter2\" another=\"a b hunter2\"",
+    ];
+
+    fn leaks(text: &str) -> bool {
+        ["hunter2", "Hunter2", "TOP"].iter().any(|secret| text.contains(secret))
+    }
 
     #[test]
-    fn nothing_of_a_secret_stays() {
-        let text = concat!(
-            "  \"token\": \"s3cr3t-a\", \"server\": \"https://a\"\n",
-            "    token: s3cr3t-b\n",
-            "    client-key-data: s3cr3t-c==\n",
-            "Authorization: Bearer s3cr3t-d rest\n",
-            "msg=\"got eyJhbGci.s3cr3t-e.s3cr3t-f from\"\n",
-            "DB_PASSWORD=s3cr3t-g\n",
-            "x\n-----BEGIN RSA PRIVATE KEY-----\ns3cr3t-h\n-----END RSA PRIVATE KEY-----\ny\n",
-            "{\"ca\": \"-----BEGIN CERTIFICATE-----\\ns3cr3t-i\\n-----END CERTIFICATE-----\\n\", \"z\": 1}\n",
-            "known-s3cr3t-j\n",
-            "\"token\": \"s3cr3t-l\\\"s3cr3t-m\", \"y\": 2\n",
-            "AWS_SECRET_ACCESS_KEY=s3cr3t-n\n",
-            "authorization: basic czNjcjN0OnMzY3IzdA== to\n",
-            "logged in with sha256~s3cr3t-o\n",
-            "proxy-url: http://s3cr3t-p:s3cr3t-q@proxy:3128/x\n",
-            "-----BEGIN CERTIFICATE-----\ns3cr3t-k",
-        );
-        let text = redact(text, &["known-s3cr3t-j".to_owned(), String::new()]);
-        assert!(!text.contains("s3cr3t") && !text.contains("czNjcjN0"), "{text}");
-        for kept in [
-            "https://a",
-            "rest",
-            "from",
-            "\nx\n",
-            "\ny\n",
-            "\"z\": 1",
-            "\"y\": 2",
-            "@proxy:3128/x",
-            "\"token\": \"(removed)\"",
+    fn log_lines_lose_secrets() {
+        for line in LEAKS {
+            assert!(leaks(line), "{line}");
+            let shown = Redactor::default().log(line);
+            assert!(!leaks(&shown) && shown.contains(REDACTED), "{line} → {shown}");
+        }
+        let redactor = Redactor { secrets: vec!["hunter2".into(), String::new()], ..Redactor::default() };
+        assert_eq!(redactor.text("known hunter2 here"), "known (redacted) here\n");
+    }
+
+    #[test]
+    fn what_support_needs_remains() {
+        let harmless = vec!["0f86d081884c7d659a2feaa0c55ad015".to_owned()];
+        let redactor = Redactor { harmless, ..Redactor::default() };
+        for line in [
+            "time=2026-11-22T01:02:03.456789Z level=error msg=\"pod shop/web-0: no such file\" pod=shop/web-0 code=11 wall_ms=2.5 container=abc",
+            "Nov 22 01:02:03 node-1 crio[812]: failed to find plugin \"istio-cni\" in path [/var/lib/cni/bin]",
+            "pod=shop/web-7d4b9c8f6d-x7k2p next: see token-valid",
+            "the token is expired; because token-valid failed",
+            "https://10.0.0.1:6443/api/v1/namespaces/shop/pods/web-0: Unauthorized: 401",
+            "container 0f86d081884c7d659a2feaa0c55ad015 in /run/netns/cni-0c1f2ab3-0011-2233-4455-66778899aabb",
+            "ip daddr 2001:db8::1 tcp dport 15001 -m owner --uid-owner 1337 -j ISTIO_REDIRECT",
+            "NetworkAttachmentDefinition shop/net: author=me bypass: all",
         ] {
+            assert_eq!(redactor.log(line), format!("{line}\n"));
+        }
+    }
+
+    #[test]
+    fn nothing_in_the_output_acts_on_a_terminal() {
+        let bad = "a\u{1b}[2J\u{202e}\u{9b}\u{7}";
+        let redactor = Redactor::default();
+        let value = json!({"name": bad, bad: [bad]});
+        for text in [redactor.log(bad), redactor.text(bad), redactor.file(value.clone()), redactor.report(&value)] {
+            assert!(!text.chars().any(|c| c != '\n' && crate::printable::acts(c)), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_shows_values_of_known_keys_only() {
+        let text = Redactor::default().file(json!({
+            "cniVersion": "1.1.0", "type": "detour", "name": "istio-cni", "accessKey": "hunter2", "pin": 12345,
+            "isFine": true, "none": null, "tokens": ["hunter2", {"name": "hunter2"}],
+            "kubernetes": {"kubeconfig": "https://u:hunter2@host/x", "timeout_seconds": 7, "psk": "hunter2"},
+            "args": {"cni": {"x": "hunter2", "name": "hunter2"}},
+        }));
+        assert!(!leaks(&text) && !text.contains("12345"), "{text}");
+        for kept in ["1.1.0", "istio-cni", "accessKey", "\"isFine\": true", "https://(redacted)@host/x", ": 7"] {
             assert!(text.contains(kept), "{kept}: {text}");
         }
     }
 
     #[test]
-    fn of_a_kubeconfigs_users_only_what_is_no_secret_stays() {
+    fn of_a_kubeconfigs_users_only_what_is_no_secret_remains() {
         let text = concat!(
             "current-context: c\nclusters: [{name: c, cluster: {server: 'https://a:6443'}}]\n",
-            "users:\n- name: u\n  user:\n    tokenFile: /var/run/t\n    token: >-\n      s3cr3t-a\n      s3cr3t-b\n",
-            "    auth-provider: {name: oidc, config: {anything: s3cr3t-c}}\n",
-            "    exec: {command: login, args: [-p, s3cr3t-d], env: [{name: PIN, value: s3cr3t-e}, {name: N, value: 12345}]}\n",
-            "extensions: [{name: x, extension: s3cr3t-f}]\n",
+            "users:\n- name: u\n  user:\n    tokenFile: /var/run/t\n    token: >-\n      hunter2-a\n      hunter2-b\n",
+            "    auth-provider: {name: oidc, config: {anything: hunter2-c}}\n",
+            "    exec: {command: login, args: [-p, hunter2-d], env: [{name: PIN, value: hunter2-e}, {name: N, value: 12345}]}\n",
+            "extensions: [{name: x, extension: hunter2-f}]\n",
         );
-        let text = without_credentials(text).expect("a kubeconfig");
-        assert!(!text.contains("s3cr3t") && !text.contains("12345"), "{text}");
+        let text = Redactor::default().file(serde_saphyr::from_str(text).expect("YAML"));
+        assert!(!leaks(&text) && !text.contains("12345"), "{text}");
         for kept in ["https://a:6443", "/var/run/t", "login", "PIN", "oidc"] {
             assert!(text.contains(kept), "{kept}: {text}");
         }
-        assert_eq!(without_credentials("token: [s3cr3t"), None);
     }
 
+    /// The bounds are generous: what is linear takes far less than a second, what is not takes minutes.
     #[test]
-    fn what_is_none_stays() {
-        let text = "{\"tokenFile\": \"/var/run/token\"}\npod=shop/token-0 next: see token-valid\nwarning: no\n";
-        assert_eq!(redact(text, &[]), text);
+    fn attacks_on_the_parser_take_linear_time_and_no_stack() {
+        let started = Instant::now();
+        let (redactor, many) = (Redactor::default(), 1 << 16);
+        for piece in [
+            "\"token\": \"a\", ",
+            "eyJ",
+            "bearer ",
+            "key key;",
+            "://",
+            "a:b@",
+            "\\\"",
+            "-----BEGIN ",
+            "-----BEGIN -----END ",
+            "[",
+            "{\"a\":",
+            "password=",
+            "token  ",
+            "--key ",
+            "--key\",",
+            "=",
+            "value:\"",
+            "time=",
+            "sha256~",
+            "\u{1b}",
+            "x",
+        ] {
+            let text = piece.repeat(many * 4 / piece.len());
+            for line in [text.clone(), format!("time={text}"), text.replace(' ', "\n")] {
+                assert!(redactor.log(&line).len() <= line.len() * 12 + 100, "{piece}");
+            }
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+        let long = redactor.log(&"word ".repeat(many));
+        assert!(long.len() <= LINE_LIMIT + 1 && long.ends_with("…\n"), "{}", long.len());
+    }
+
+    fn secret() -> impl Strategy<Value = String> {
+        "[A-Za-z0-9+/_=!?*#-]{6,60}".prop_map(|secret| format!("S3cr{secret}"))
+    }
+
+    proptest! {
+        #[test]
+        fn a_secret_below_an_unknown_key_is_never_shown(
+            key in "[A-Za-z0-9_.-]{1,20}",
+            secret in secret(),
+            shape in 0..5,
+        ) {
+            prop_assume!(!crate::inspect::doctor::open_keys::is_open(&key));
+            let value = match shape {
+                0 => json!(secret),
+                1 => json!([secret, [secret]]),
+                2 => json!({"name": secret, "type": [secret]}),
+                3 => json!({"deep": {"kubernetes": {"kubeconfig": secret}}}),
+                _ => json!([{"name": "PIN", "value": secret}]),
+            };
+            let conf = json!({"name": "n", "chain": [{"type": "x", key: value}]});
+            let text = Redactor::default().file(conf);
+            prop_assert!(!text.contains(&secret), "{}", text);
+        }
+
+        #[test]
+        fn a_secret_of_an_unknown_log_key_is_never_shown(key in "[a-z][a-z_.]{0,20}", secret in secret(), quote: bool) {
+            prop_assume!(!NAMES.contains(&key.as_str()) && !TEXTS.contains(&key.as_str()));
+            let value = if quote { format!("\"a {secret} b\"") } else { secret.clone() };
+            let line = format!("time=2026-01-01T00:00:00Z level=info msg=\"a b\" {key}={value} pod=a/b");
+            let text = Redactor::default().log(&line);
+            prop_assert!(!text.contains(&secret), "{}", text);
+            prop_assert!(text.starts_with("time=2026-01-01T00:00:00Z level=info msg=\"a b\" "), "{}", text);
+        }
+
+        #[test]
+        fn a_secret_after_its_name_is_never_shown(
+            name in "(db_|DB-|my)?(password|Token|SECRET|apiKey|credentials|auth)",
+            separator in "=|: |\": \"|=\"|\\\\\": \\\\\"|:",
+            before in "[a-z ,\"]{0,10}",
+            secret in secret(),
+        ) {
+            let text = Redactor::default().log(&format!("{before} {name}{separator}{secret}"));
+            prop_assert!(!text.contains(&secret), "{}", text);
+        }
+
+        #[test]
+        fn any_text_is_taken(text in "(.|\n){0,200}") {
+            let _ = (Redactor::default().log(&text), Redactor::default().text(&text));
+        }
     }
 }

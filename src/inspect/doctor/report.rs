@@ -142,14 +142,14 @@ impl Line {
             cells.push(Cell::of(format!(" {}", self.found)).tone(Tone::Faint));
         }
         page.line(&cells);
-        let mut below = |text: String, tone| {
-            text.lines().for_each(|line| page.line(&[Cell::of("       "), Cell::of(line).tone(tone)]));
-        };
         if failed {
-            below(self.found.clone(), Tone::Bad);
+            page.line(&[Cell::of("       "), Cell::of(&self.found).tone(Tone::Bad)]);
         }
-        if let Some(next) = &self.next {
-            below(format!("next: {next}"), Tone::Notable);
+        // Commands are in lines of their own; what was found is one line, for it holds text from elsewhere.
+        let next = self.next.iter().flat_map(|next| next.lines()).enumerate();
+        for (index, line) in next {
+            let label = if index == 0 { "next: " } else { "" };
+            page.line(&[Cell::of("       "), Cell::of(format!("{label}{line}")).tone(Tone::Notable)]);
         }
     }
 }
@@ -178,6 +178,7 @@ mod tests {
         let mut page = Page::new(false);
         list.write(&mut page);
         let text = page.into_text();
+        let text = text.as_str();
         assert!(text.starts_with("This node (k3s): 0 passed, 1 failed, 0 not checked\n\nNode\n"), "{text}");
         let lines: Vec<&str> = text.lines().skip(3).collect();
         assert_eq!(lines, ["  FAIL  c  it holds", "        c was found", "        next: mend it"]);

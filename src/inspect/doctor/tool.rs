@@ -20,12 +20,16 @@ pub(super) fn output(command: &mut Command) -> Result<String, String> {
     let mut child = command.spawn().map_err(|error| format!("can't be started: {error}"))?;
     let (to, text) = sync_channel(1);
     let stdout = child.stdout.take();
-    thread::spawn(move || {
+    let read = move || {
         let mut text = Vec::new();
         let read = stdout.map(|pipe| pipe.take(MOST).read_to_end(&mut text));
         // Nobody may wait any more.
         let _ = to.send(read.map(|_| text).unwrap_or_default());
-    });
+    };
+    if let Err(error) = thread::Builder::new().spawn(read) {
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(format!("a thread can't be started: {error}"));
+    }
     let text = text.recv_timeout(PATIENCE);
     if text.is_err() {
         // One that has ended by itself meanwhile is as good.

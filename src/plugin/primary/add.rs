@@ -6,16 +6,19 @@ use super::known_pod::KnownPod;
 use super::plan::Plan;
 use super::{Context, mesh, outcome, readiness, report};
 use crate::cni::result::AddResult;
-use crate::cni::{Error, NetConf};
+use crate::cni::{Code, Error, NetConf};
 use crate::plugin::add;
 use crate::sandbox::Sandbox;
+use crate::trusted_file;
 use serde_json::Value;
+use std::path::Path;
 
 /// The result for the runtime.
 ///
 /// # Errors
-/// Why it could not be done; then nothing of this call is left.
+/// Why it could not be done; then nothing of this call is left, or all that a DEL needs to remove it.
 pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
+    check_state_directory(&context.primary.cni_dir)?;
     let sandbox = add::sandbox(context.request)?;
     readiness::wait(context.primary)?;
     let known = KnownPod::of(context)?;
@@ -36,11 +39,24 @@ pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
         Err(error) => {
             let mut begun = Kept::of(&sandbox, plan.members);
             begun.members.retain(|member| member.result.is_some());
-            for undone in [context.take_away(&begun), store.remove(&attachment)] {
-                undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
-            }
+            // What can't be undone now is for the DEL that the runtime makes next.
+            let undone = context.take_away(&begun).and_then(|()| store.remove(&attachment));
+            undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
             Err(error)
         }
+    }
+}
+
+/// Refuses a directory in which another user could redirect what root writes: as long as it does not exist,
+/// the nearest one above it counts.
+fn check_state_directory(directory: &Path) -> Result<(), Error> {
+    let existing = directory.ancestors().map(trusted_file::check).find(|checked| match checked {
+        Ok(_) => true,
+        Err(error) => !error.is_not_found(),
+    });
+    match existing {
+        Some(Err(error)) => Err(Error::new(Code::InvalidConfig, format!("cniDir is not used: {error}"))),
+        Some(Ok(_)) | None => Ok(()),
     }
 }
 

@@ -3,20 +3,24 @@
 use super::Context;
 use super::kept::Kept;
 use super::member::Member;
-use crate::cni::Error;
+use crate::cni::{Code, Error};
 
 /// Takes away what the ADD made: in reverse, everything tried. It succeeds without a namespace,
 /// twice, and without an ADD; where nothing is kept, the networks that the configuration itself
 /// holds get their DEL all the same, so that no address stays taken.
 ///
 /// # Errors
-/// What failed; with `retryDeleteOnError` what is needed for another try is kept.
+/// What failed; with `retryDeleteOnError` what is needed for another try is kept. State that can't be read
+/// now is kept in any case.
 pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
     let (store, attachment) = (context.store(), context.attachment());
-    let kept = store.read::<Kept>(&attachment).unwrap_or_else(|error| {
-        tracing::warn!("DEL goes by the configuration alone: {error}");
-        None
-    });
+    let kept = match store.read::<Kept>(&attachment) {
+        Err(error) if error.code == Code::State => {
+            tracing::warn!("DEL goes by the configuration alone: {error}");
+            None
+        }
+        other => other?,
+    };
     let taken = context.take_away(&kept.unwrap_or_else(|| configured(context)));
     if taken.is_ok() || !context.primary.retry_delete_on_error {
         store.remove(&attachment).unwrap_or_else(|error| tracing::warn!("{error}"));

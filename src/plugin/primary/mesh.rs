@@ -3,7 +3,7 @@
 use super::Context;
 use super::known_pod::KnownPod;
 use crate::chain::{self, SubPlugin};
-use crate::cni::{Block, Code, Command, Dialect, Error, NetConf};
+use crate::cni::{Block, Code, Command, Dialect, Error, NetConf, primary_in_attachment};
 use crate::networks::PodNetwork;
 use crate::plugin::wish::{left_out, wish_by};
 use crate::pod::PodRef;
@@ -35,8 +35,7 @@ impl Attached {
         let about = |error: Error| Error { msg: format!("network {name}: {}", error.msg), ..error };
         let own = NetConf::parse(network.configuration.text.as_bytes(), Command::Add, "").map_err(about)?;
         if own.primary.is_some() {
-            let msg = format!("network {name}: clusterNetwork and delegates are for the runtime's own configuration");
-            return Err(Error::new(Code::InvalidConfig, msg));
+            return Err(about(primary_in_attachment()));
         }
         for warning in &own.warnings {
             tracing::warn!("network {name}: {warning}");
@@ -45,7 +44,10 @@ impl Attached {
         if conf.dialect == Dialect::Auto {
             conf.dialect = node.dialect;
         }
-        conf.kubernetes.exclude_namespaces.extend(own.kubernetes.exclude_namespaces);
+        // Of an attachment that the node's administrator did not write, these are the node's already.
+        let excluded = own.kubernetes.exclude_namespaces.into_iter();
+        let new: Vec<_> = excluded.filter(|name| !conf.kubernetes.exclude_namespaces.contains(name)).collect();
+        conf.kubernetes.exclude_namespaces.extend(new);
         if conf.kubernetes.cluster_dns.is_empty() {
             conf.kubernetes.cluster_dns = own.kubernetes.cluster_dns;
         }

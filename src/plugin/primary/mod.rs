@@ -7,6 +7,7 @@
 //! | `add`, `check`, `del`, `gc`, `status` | a verb each: what happens in which order |
 //! | `readiness` | waiting for the cluster's network |
 //! | `known_pod` | the pod, and what it costs to know it |
+//! | `definitions` | which keys of a definition are the node's |
 //! | `plan` | which of the pod's networks run where |
 //! | `mesh` | the policy that attachments and node ask for together |
 //! | `together` | what an ADD would ask for, without a call |
@@ -16,6 +17,7 @@
 
 mod add;
 mod check;
+mod definitions;
 mod del;
 mod gc;
 mod kept;
@@ -36,7 +38,7 @@ pub use together::{Together, Used, together};
 use crate::cluster::{self, Cluster};
 use crate::cni::{Command, Error, NetConf, Primary, Request};
 use crate::delegate::Call;
-use crate::networks::{PodNetwork, resolve};
+use crate::networks::PodNetwork;
 use crate::state::Store;
 use serde_json::Value;
 
@@ -83,6 +85,7 @@ impl Context<'_> {
     /// # Errors
     /// What is named is not there, or wrong.
     fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<Vec<PodNetwork>, Error> {
-        Ok(resolve(&self.primary.without_default_networks(), cluster, None, &self.request.ifname)?.networks)
+        let primary = self.primary.without_default_networks();
+        Ok(definitions::networks(self.conf, &primary, cluster, None, &self.request.ifname)?.networks)
     }
 }

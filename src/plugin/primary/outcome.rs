@@ -7,7 +7,7 @@ use super::plan::Plan;
 use crate::cni::Error;
 use crate::cni::result::AddResult;
 use crate::networks::{Selection, move_default_route};
-use crate::sandbox::{Sandbox, replace_default_routes};
+use crate::sandbox::{Access, Sandbox, replace_default_routes};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn move_route(plan: &mut Plan, results: &mut [AddResult], sandbox: &S
     if changes.is_empty() {
         return Ok(());
     }
-    sandbox.enter(PATIENCE, || {
+    sandbox.enter_to(Access::Change, PATIENCE, || {
         changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
     })?;
     members.iter_mut().zip(&*results).try_for_each(|(member, result): (&mut Member, _)| member.keep(result))

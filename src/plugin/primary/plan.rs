@@ -1,12 +1,12 @@
 //! Which of a pod's networks run where: as delegates, in this process, or on the default network's
 //! result. All is understood before anything runs.
 
-use super::Context;
 use super::known_pod::KnownPod;
 use super::member::Member;
 use super::mesh::Attached;
+use super::{Context, definitions};
 use crate::cni::{Code, Error, Primary};
-use crate::networks::{Configuration, PodNetwork, Selection, resolve};
+use crate::networks::{Configuration, PodNetwork, Selection};
 use crate::pod::Pod;
 use serde_json::Map;
 
@@ -29,7 +29,7 @@ impl Plan {
     /// A reference, a definition or an executable is wrong or missing.
     pub(super) fn of(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod>) -> Result<Self, Error> {
         let (request, conf, primary) = (context.request, context.conf, context.primary);
-        let resolved = resolve(primary, known.cluster(), pod, &request.ifname)?;
+        let resolved = definitions::networks(conf, primary, known.cluster(), pod, &request.ifname)?;
         for warning in &resolved.warnings {
             tracing::warn!("{warning}");
         }

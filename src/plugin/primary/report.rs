@@ -8,6 +8,10 @@ use crate::cni::result::AddResult;
 use crate::networks::{Added, added_interface, network_status};
 use crate::pod::Pod;
 
+/// How long the annotation may be, in bytes: all of a pod's annotations together may have 256 KiB
+/// (apimachinery, `TotalAnnotationSizeLimitB`).
+const STATUS_LIMIT: usize = 64 << 10;
+
 /// Writes the pod's network status and its events, where they are to be written. Nothing here fails
 /// an ADD.
 pub(super) fn tell(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod>, plan: &Plan, results: &[AddResult]) {
@@ -24,5 +28,13 @@ pub(super) fn tell(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod
         events.extend(added_interface(&member.interface, added));
     }
     let status = network_status(&networks);
-    cluster.report(pod, Some(&status), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
+    let fits = status.len() <= STATUS_LIMIT;
+    if !fits {
+        let (Pod { namespace, name, .. }, length) = (pod, status.len());
+        tracing::warn!(
+            "network-status not written: pod {namespace}/{name}: expected at most {STATUS_LIMIT} bytes, got {length}; \
+             see the results of its networks' plugins"
+        );
+    }
+    cluster.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
 }

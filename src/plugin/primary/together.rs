@@ -1,11 +1,11 @@
 //! What an ADD as the primary plugin would ask for, of a pod that no call was made for: nothing is run,
 //! and nothing on the node is looked at.
 
+use super::definitions;
 use super::mesh::{Attached, asking, dialect};
 use super::plan::{Place, placed};
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{DefaultNetwork, Error, NetConf, NetworkName, Primary};
-use crate::networks::resolve;
 use crate::pod::Pod;
 use serde_json::json;
 
@@ -53,7 +53,7 @@ pub fn together(
 ) -> Result<Together, Error> {
     let cluster = cluster.map(ReadOnly);
     let cluster = cluster.as_ref().map(|cluster| cluster as &dyn Cluster);
-    let resolved = resolve(&unseen(primary), cluster, Some(pod), IFNAME)?;
+    let resolved = definitions::networks(conf, &unseen(primary), cluster, Some(pod), IFNAME)?;
     let (mut networks, mut attached) = (Vec::new(), Vec::new());
     for (network, place) in placed(primary, resolved.networks)? {
         if place == Place::Here {

@@ -1,0 +1,246 @@
+//! The node configuration: the keys that belong to the node, so that the author of an attachment's
+//! configuration can't set them. It is a file on the node or, for the primary plugin, the runtime's own
+//! configuration.
+
+mod govern;
+
+use super::netconf::{Kubernetes, SUB_PLUGINS, absolute, delegate_timeout};
+use super::{Block, Code, Error, NetConf, wrong_type};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+
+/// The file that the plugin reads at every call. Its owner is root, and only root can change it.
+pub const NODE_CONFIGURATION: &str = "/var/lib/cni/detour/node.json";
+/// The size limit of that file, in bytes; one with a hundred namespaces has 3 KiB.
+pub const NODE_CONFIGURATION_LIMIT: u64 = 64 << 10;
+
+/// The node's keys of the block `kubernetes`, each with the key at the top level that istio-cni has for it.
+const KUBERNETES: [(&str, Option<&str>); 7] = [
+    ("kubeconfig", Some("cni_agent_run_dir")),
+    ("agent_socket", None),
+    ("manifests_dir", None),
+    ("cni_bin_dir", None),
+    ("timeout_seconds", None),
+    ("agent_namespace", Some("pod_namespace")),
+    ("agent_pod_prefixes", None),
+];
+/// Where facts come from: a node that states one of these states all of them.
+const SOURCES: [&str; 3] = ["kubeconfig", "agent_socket", "manifests_dir"];
+/// The node's keys at the top level.
+const TOP: [&str; 2] = ["log_file", "delegate_timeout_seconds"];
+const EXCLUDED: &str = "exclude_namespaces";
+const MAY_EXCLUDE: &str = "attachments_may_exclude_namespaces";
+
+/// What the node states, and what it leaves to its attachments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeConf {
+    /// Where it is stated, for messages.
+    place: String,
+    /// The keys of [`TOP`].
+    top: Map<String, Value>,
+    /// The keys of [`KUBERNETES`].
+    kubernetes: Map<String, Value>,
+    exclude_namespaces: Vec<String>,
+    /// Sub-plugins whose `pod_overrides` is false for every attachment.
+    pinned: Vec<String>,
+    attachments_may_exclude_namespaces: bool,
+    /// Whether the runtime calls this plugin as the primary plugin; `None` if that is unknown.
+    primary: Option<bool>,
+    /// Whether attachments can't set the keys that are not stated either.
+    complete: bool,
+}
+
+impl NodeConf {
+    /// What a configuration states that the node's administrator wrote. Attachments can't set other keys
+    /// of the node either.
+    #[must_use]
+    pub fn of(conf: &NetConf) -> Self {
+        let Kubernetes { timeout, agent_namespace, agent_pod_prefixes, exclude_namespaces, .. } = &conf.kubernetes;
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| json!(path.to_string_lossy()));
+        let kubernetes = [
+            ("kubeconfig", path(&conf.kubernetes.kubeconfig)),
+            ("agent_socket", path(&conf.kubernetes.agent_socket)),
+            ("manifests_dir", path(&conf.kubernetes.manifests_dir)),
+            ("cni_bin_dir", path(&conf.kubernetes.cni_bin_dir)),
+            ("timeout_seconds", Some(timeout.as_secs().into())),
+            ("agent_namespace", agent_namespace.as_deref().map(Value::from)),
+            ("agent_pod_prefixes", Some(json!(agent_pod_prefixes))),
+        ];
+        let top = [
+            ("log_file", path(&conf.log_file)),
+            ("delegate_timeout_seconds", Some(conf.delegate_timeout.as_secs().into())),
+        ];
+        let is_pinned = |kind: &&str| {
+            let of_kind = |block: &&Block| block.keys.get("type").is_some_and(|own| own == kind);
+            conf.chain.iter().filter(of_kind).any(|block| block.keys.get("pod_overrides") == Some(&Value::Bool(false)))
+        };
+        Self {
+            place: "the node's own configuration".to_owned(),
+            top: present(top),
+            kubernetes: present(kubernetes),
+            exclude_namespaces: exclude_namespaces.clone(),
+            pinned: SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect(),
+            attachments_may_exclude_namespaces: conf.attachments_may_exclude_namespaces,
+            primary: conf.primary.as_ref().map(|_| true),
+            complete: true,
+        }
+    }
+
+    /// The text of a node configuration file.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut keys = self.top.clone();
+        let mut kubernetes = self.kubernetes.clone();
+        kubernetes.insert(EXCLUDED.into(), json!(self.exclude_namespaces));
+        keys.insert("kubernetes".into(), kubernetes.into());
+        keys.insert("pinned".into(), json!(self.pinned));
+        keys.insert(MAY_EXCLUDE.into(), self.attachments_may_exclude_namespaces.into());
+        keys.extend(self.primary.map(|primary| ("primary".to_owned(), primary.into())));
+        format!("{:#}\n", Value::Object(keys))
+    }
+
+    /// Parses the text of a node configuration file; returns it with its warnings, one line each. Unknown
+    /// keys are ignored with a warning, so that a later version can add keys.
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`] with `place`, the key and the accepted values.
+    pub fn parse(place: &str, text: &[u8]) -> Result<(Self, Vec<String>), Error> {
+        let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
+        let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: it is not JSON: {error}"));
+        let value: Value = serde_json::from_slice(text).map_err(not_json)?;
+        let block = Block::new("", &value).map_err(|_| about(wrong_type("node configuration", &value, "an object")))?;
+        Self::read(place, &block).map_err(about)
+    }
+
+    fn read(place: &str, block: &Block) -> Result<(Self, Vec<String>), Error> {
+        let keys = block.reader();
+        let mut warnings = Vec::new();
+        let read = Kubernetes::read(&keys, &mut warnings)?;
+        absolute(&keys, "log_file")?;
+        delegate_timeout(&keys)?;
+        let written = keys.block("kubernetes")?.map(|block| block.keys).unwrap_or_default();
+        let stated = |from: &Map<String, Value>, key: &str| from.get(key).filter(|value| !value.is_null()).cloned();
+        let node = Self {
+            place: place.to_owned(),
+            top: present(TOP.map(|key| (key, stated(&block.keys, key)))),
+            kubernetes: present(KUBERNETES.map(|(key, _)| (key, stated(&written, key)))),
+            exclude_namespaces: read.exclude_namespaces,
+            pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),
+            attachments_may_exclude_namespaces: keys.boolean(MAY_EXCLUDE)?.unwrap_or(false),
+            primary: keys.boolean("primary")?,
+            complete: false,
+        };
+        // Keys that are attachments' to set, or istio-cni's spelling of the node's.
+        for key in ["cni_agent_run_dir", "pod_namespace"] {
+            if block.keys.contains_key(key) {
+                warnings.push(format!("{key}: unknown key, ignored"));
+            }
+        }
+        if written.contains_key("cluster_dns") {
+            warnings.push("kubernetes.cluster_dns: unknown key, ignored".to_owned());
+        }
+        warnings.extend(keys.unknown().into_iter().map(|key| format!("{key}: unknown key, ignored")));
+        let unknown = node.pinned.iter().filter(|kind| !SUB_PLUGINS.contains(&kind.as_str()));
+        let accepted = SUB_PLUGINS.join(", ");
+        warnings.extend(unknown.map(|kind| format!("pinned: {kind:?} is ignored; accepted: {accepted}")));
+        Ok((node, warnings.into_iter().map(|warning| format!("{place}: {warning}")).collect()))
+    }
+
+    /// The keys that it states, for people.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let kubernetes = self.kubernetes.keys().map(|key| format!("kubernetes.{key}"));
+        let keys: Vec<_> = self.top.keys().cloned().chain(kubernetes).collect();
+        let keys = if keys.is_empty() { "no paths".to_owned() } else { keys.join(", ") };
+        let excluded = match self.exclude_namespaces.as_slice() {
+            [] => String::new(),
+            names => format!("; excludes {}", names.join(", ")),
+        };
+        let pinned = if self.pinned.is_empty() { String::new() } else { format!("; pins {}", self.pinned.join(", ")) };
+        format!("{keys}{excluded}{pinned}")
+    }
+
+    /// The same for a node whose administrator knows whether the runtime calls this plugin as the primary plugin.
+    #[must_use]
+    pub fn with_primary(self, primary: Option<bool>) -> Self {
+        Self { primary: self.primary.or(primary), ..self }
+    }
+
+    /// Whether it states that the runtime does not call this plugin as the primary plugin of the node.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.primary == Some(false)
+    }
+}
+
+/// The error for an attachment's configuration that would make this the primary plugin, whose every key is the
+/// node's.
+#[must_use]
+pub fn primary_in_attachment() -> Error {
+    Error::new(Code::InvalidConfig, "clusterNetwork and delegates are for the runtime's own configuration")
+}
+
+fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::cni::Command;
+
+    pub(in crate::cni) fn node(text: &Value) -> NodeConf {
+        let (node, warnings) = NodeConf::parse("/node.json", text.to_string().as_bytes()).expect("accepted");
+        assert_eq!(warnings, [""; 0]);
+        node
+    }
+
+    #[test]
+    fn a_configuration_states_its_own_keys_and_its_text_is_read_back() {
+        let conf = json!({
+            "name": "n", "type": "detour", "log_file": "/var/log/d.log", "exclude_namespaces": ["a"],
+            "attachments_may_exclude_namespaces": true, "clusterNetwork": "ovn", "binDir": "/b", "kubeconfig": "/k",
+            "chain": [{"type": "uid-exclude", "pod_overrides": false}, {"type": "istio-redirect"}],
+        });
+        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "").expect("accepted");
+        let own = NodeConf::of(&conf);
+        let wanted = json!({
+            "log_file": "/var/log/d.log", "delegate_timeout_seconds": 60,
+            "kubernetes": {
+                "kubeconfig": "/k", "cni_bin_dir": "/b", "timeout_seconds": 10,
+                "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"], "exclude_namespaces": ["a"],
+            },
+            "pinned": ["uid-exclude"], "attachments_may_exclude_namespaces": true, "primary": true,
+        });
+        assert_eq!(serde_json::from_str::<Value>(&own.text()).expect("JSON"), wanted);
+        let read = node(&wanted);
+        assert_eq!(read, NodeConf { place: "/node.json".into(), complete: false, ..own });
+        assert!(!read.is_attached() && node(&json!({"primary": false})).is_attached());
+        assert_eq!(node(&json!({})).with_primary(Some(false)).primary, Some(false));
+        assert_eq!(read.with_primary(Some(false)).primary, Some(true), "by the configuration itself");
+    }
+
+    #[test]
+    fn a_broken_file_is_an_error_that_names_it_and_an_unknown_key_is_a_warning() {
+        for (text, wanted) in [
+            ("{", "/node.json: it is not JSON: EOF"),
+            ("[]", "/node.json: node configuration: [] is not accepted; accepted: an object"),
+            (r#"{"kubernetes": 1}"#, "/node.json: kubernetes: 1 is not accepted"),
+            (r#"{"kubernetes": {"cni_bin_dir": "b"}}"#, "/node.json: kubernetes.cni_bin_dir: \"b\" is not accepted"),
+            (r#"{"log_file": "b"}"#, "/node.json: log_file: \"b\" is not accepted; accepted: an absolute path"),
+            (r#"{"delegate_timeout_seconds": 0}"#, "/node.json: delegate_timeout_seconds: 0 is not accepted"),
+            (r#"{"pinned": {}}"#, "/node.json: pinned: {} is not accepted"),
+            (r#"{"primary": "yes"}"#, "/node.json: primary: \"yes\" is not accepted; accepted: true or false"),
+        ] {
+            let error = NodeConf::parse("/node.json", text.as_bytes()).expect_err(text);
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
+        }
+        let text = br#"{"later": 1, "kubernetes": {"node_name": "n", "cluster_dns": []}, "pinned": "istio-redirct"}"#;
+        let (_, warnings) = NodeConf::parse("/node.json", text).expect("accepted");
+        let unknown = |key: &str| format!("/node.json: {key}: unknown key, ignored");
+        let pinned =
+            "/node.json: pinned: \"istio-redirct\" is ignored; accepted: istio-redirect, uid-exclude, dns-exclude";
+        let wanted = [&unknown("kubernetes.node_name"), &unknown("kubernetes.cluster_dns"), &unknown("later"), pinned];
+        assert_eq!(warnings, wanted);
+    }
+}

@@ -1,0 +1,334 @@
+//! What the node states takes precedence over an attachment's configuration.
+
+use super::{EXCLUDED, KUBERNETES, MAY_EXCLUDE, NodeConf, SOURCES, TOP, primary_in_attachment};
+use crate::cni::list::shown;
+use crate::cni::netconf::{ISTIO_KUBECONFIG, default_chain, is_primary, kind};
+use crate::cni::{Block, Error, List};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+impl NodeConf {
+    /// Puts the node's keys into an attachment's configuration, in place of its own. Returns what is
+    /// ignored of those, one line each. `program` is the name under which the binary was started.
+    pub fn govern(&self, conf: &mut Map<String, Value>, program: &str) -> Vec<String> {
+        let mut ignored = Vec::new();
+        let mut kubernetes = match conf.get("kubernetes") {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(own)) => own.clone(),
+            // The plugin refuses the configuration.
+            Some(_) => return ignored,
+        };
+        for key in TOP.into_iter().filter(|key| self.complete || self.top.contains_key(*key)) {
+            let stated = self.top.get(key);
+            self.replace(conf, key, key, stated, &mut ignored);
+            conf.extend(stated.map(|value| (key.to_owned(), value.clone())));
+        }
+        let states_a_source = SOURCES.iter().any(|key| self.kubernetes.contains_key(*key));
+        for (key, alias) in KUBERNETES {
+            let is_the_nodes =
+                self.complete || self.kubernetes.contains_key(key) || (states_a_source && SOURCES.contains(&key));
+            if !is_the_nodes {
+                continue;
+            }
+            let stated = self.kubernetes.get(key);
+            self.replace(&mut kubernetes, key, &format!("kubernetes.{key}"), stated, &mut ignored);
+            if let Some(alias) = alias {
+                let stated = if key == "kubeconfig" { stated.and_then(directory) } else { stated.cloned() };
+                self.replace(conf, alias, alias, stated.as_ref(), &mut ignored);
+            }
+            kubernetes.extend(stated.map(|value| (key.to_owned(), value.clone())));
+        }
+        self.exclude(conf, &mut kubernetes, &mut ignored);
+        conf.insert("kubernetes".to_owned(), kubernetes.into());
+        self.pin(conf, program, &mut ignored);
+        ignored
+    }
+
+    /// Removes `key`; its value is worth a line if the node states another.
+    fn replace(
+        &self,
+        keys: &mut Map<String, Value>,
+        key: &str,
+        place: &str,
+        stated: Option<&Value>,
+        ignored: &mut Vec<String>,
+    ) {
+        let Some(written) = keys.shift_remove(key).filter(|value| !value.is_null() && *value != "") else { return };
+        if !stated.is_some_and(|stated| is_same(stated, &written)) {
+            let instead = stated.map_or_else(
+                || "does not let attachments set it".to_owned(),
+                |stated| format!("states {}", shown(stated)),
+            );
+            ignored.push(format!("{place}: {} is ignored: {} {instead}", shown(&written), self.place));
+        }
+    }
+
+    /// The node's excluded namespaces, and those of the attachment if it may exclude any.
+    fn exclude(&self, conf: &mut Map<String, Value>, kubernetes: &mut Map<String, Value>, ignored: &mut Vec<String>) {
+        let mut names = self.exclude_namespaces.clone();
+        for keys in [kubernetes as &mut Map<_, _>, conf] {
+            let Some(written) = keys.get(EXCLUDED).filter(|value| !value.is_null()) else { continue };
+            // The plugin refuses what is not a list.
+            let Ok(list) = List::from_json(EXCLUDED, written) else { return };
+            keys.shift_remove(EXCLUDED);
+            for name in list.items {
+                if names.contains(&name) || self.exclude_namespaces.iter().any(|all| all == "*") {
+                    continue;
+                }
+                if self.attachments_may_exclude_namespaces {
+                    names.push(name);
+                } else {
+                    ignored.push(format!(
+                        "{EXCLUDED}: {name:?} is ignored: {} does not exclude it; add it there, or set \
+                         \"{MAY_EXCLUDE}\": true",
+                        self.place
+                    ));
+                }
+            }
+        }
+        kubernetes.insert(EXCLUDED.to_owned(), json!(names));
+    }
+
+    /// Sets `pod_overrides` to false for the sub-plugins that the node pins.
+    fn pin(&self, conf: &mut Map<String, Value>, program: &str, ignored: &mut Vec<String>) {
+        if self.pinned.is_empty() {
+            return;
+        }
+        let mut chain = match conf.get("chain") {
+            Some(Value::Array(chain)) => chain.clone(),
+            None | Some(Value::Null) => {
+                let own = Block { path: String::new(), keys: conf.clone() };
+                let kind = kind(&own.reader(), program).ok();
+                let blocks = kind.and_then(|kind| default_chain(&kind)).unwrap_or_default();
+                blocks.into_iter().map(|block| Value::Object(block.keys)).collect()
+            }
+            // The plugin refuses the configuration.
+            Some(_) => return,
+        };
+        let is_pinned = |block: &Map<String, Value>| {
+            block.get("type").and_then(Value::as_str).is_some_and(|kind| self.pinned.iter().any(|own| own == kind))
+        };
+        for (i, block) in chain.iter_mut().enumerate() {
+            let Some(block) = block.as_object_mut().filter(|block| is_pinned(block)) else { continue };
+            if block.insert("pod_overrides".to_owned(), false.into()) == Some(Value::Bool(true)) {
+                let kind = block.get("type").map(shown).unwrap_or_default();
+                ignored.push(format!("chain[{i}].pod_overrides: true is ignored: {} pins {kind}", self.place));
+            }
+        }
+        if !chain.is_empty() {
+            conf.insert("chain".to_owned(), chain.into());
+        }
+    }
+
+    /// Does the same as [`Self::govern`] to every configuration whose type is `own` in an attachment's:
+    /// its own, those of its plugin list, and those of executables in their chains. Returns `None` if it has
+    /// none, so that nothing changes.
+    ///
+    /// # Errors
+    /// [`Code::InvalidConfig`]: one of them would make the plugin a primary plugin.
+    pub fn govern_all(&self, conf: &Value, own: &dyn Fn(&str) -> bool) -> Result<Option<(Value, Vec<String>)>, Error> {
+        let (mut conf, mut ignored, mut found) = (conf.clone(), Vec::new(), false);
+        let plugins = match conf.get("type") {
+            Some(Value::String(kind)) if !kind.is_empty() => vec![&mut conf],
+            _ => conf.get_mut("plugins").and_then(Value::as_array_mut).into_iter().flatten().collect(),
+        };
+        for plugin in plugins {
+            found |= self.govern_nested(plugin, own, &mut ignored)?;
+        }
+        Ok(found.then_some((conf, ignored)))
+    }
+
+    fn govern_nested(
+        &self,
+        plugin: &mut Value,
+        own: &dyn Fn(&str) -> bool,
+        ignored: &mut Vec<String>,
+    ) -> Result<bool, Error> {
+        let Some(keys) = plugin.as_object_mut() else { return Ok(false) };
+        let kind = keys.get("type").and_then(Value::as_str).unwrap_or_default();
+        let mut found = own(kind);
+        if found {
+            if is_primary(keys) {
+                return Err(primary_in_attachment());
+            }
+            ignored.extend(self.govern(keys, ""));
+        }
+        for nested in keys.get_mut("chain").and_then(Value::as_array_mut).into_iter().flatten() {
+            found |= self.govern_nested(nested, own, ignored)?;
+        }
+        Ok(found)
+    }
+}
+
+/// The directory in which istio-cni would look for this kubeconfig.
+fn directory(kubeconfig: &Value) -> Option<Value> {
+    let path = Path::new(kubeconfig.as_str()?);
+    (path.file_name()? == ISTIO_KUBECONFIG).then(|| Some(json!(path.parent()?.to_str()?)))?
+}
+
+/// Whether two values mean the same: a list can be written as a string, a number too.
+fn is_same(a: &Value, b: &Value) -> bool {
+    let items = |value| List::from_json("", value).map(|list| list.items);
+    a == b || matches!((items(a), items(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::node_conf::tests::node;
+
+    /// What `node` makes of an attachment's configuration, and what it ignores of that.
+    fn governed(node: &NodeConf, conf: &Value) -> (Value, Vec<String>) {
+        let mut keys = conf.as_object().expect("an object").clone();
+        let ignored = node.govern(&mut keys, "detour");
+        (Value::Object(keys), ignored)
+    }
+
+    /// A node that states all keys.
+    fn whole() -> Value {
+        json!({
+            "log_file": "/var/log/detour.log",
+            "delegate_timeout_seconds": 60,
+            "kubernetes": {
+                "kubeconfig": "/var/lib/cni/detour/kubeconfig", "agent_socket": "/run/detour/agent.sock",
+                "manifests_dir": "/m", "cni_bin_dir": "/opt/cni/bin", "timeout_seconds": 10,
+                "agent_namespace": "istio-system", "agent_pod_prefixes": ["detour-agent-"],
+                "exclude_namespaces": ["kube-system"],
+            },
+            "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false, "primary": false,
+        })
+    }
+
+    #[test]
+    fn every_stated_key_takes_precedence_and_names_what_it_ignores() {
+        for (at, key, attempt) in [
+            ("", "log_file", json!("/root/.ssh/authorized_keys")),
+            ("", "delegate_timeout_seconds", json!(300)),
+            ("kubernetes", "kubeconfig", json!("/home/a/kubeconfig")),
+            ("kubernetes", "agent_socket", json!("/home/a/socket")),
+            ("kubernetes", "manifests_dir", json!("/home/a")),
+            ("kubernetes", "cni_bin_dir", json!("/home/a/bin")),
+            ("kubernetes", "timeout_seconds", json!(300)),
+            ("kubernetes", "agent_namespace", json!("shop")),
+            ("kubernetes", "agent_pod_prefixes", json!("web-")),
+            ("", "cni_agent_run_dir", json!("/home/a")),
+            ("", "pod_namespace", json!("shop")),
+        ] {
+            let conf = if at.is_empty() { json!({key: attempt}) } else { json!({at: {key: attempt}}) };
+            let (governed, ignored) = governed(&node(&whole()), &conf);
+            assert_eq!(governed["kubernetes"], whole()["kubernetes"], "{key}");
+            assert_eq!(governed["log_file"], "/var/log/detour.log");
+            assert_eq!(governed["delegate_timeout_seconds"], 60);
+            assert!(governed.get("cni_agent_run_dir").or(governed.get("pod_namespace")).is_none(), "{governed}");
+            let place = if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") };
+            let wanted = format!("{place}: {attempt} is ignored: /node.json ");
+            assert!(ignored.len() == 1 && ignored[0].starts_with(&wanted), "{ignored:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_value_in_another_spelling_is_no_difference() {
+        let mut node_conf = whole();
+        node_conf["kubernetes"]["kubeconfig"] = json!("/var/run/istio-cni/istio-cni-kubeconfig");
+        let conf = json!({
+            "cni_agent_run_dir": "/var/run/istio-cni", "pod_namespace": "istio-system",
+            "exclude_namespaces": "kube-system", "log_file": "",
+            "kubernetes": {"timeout_seconds": "10", "agent_pod_prefixes": "detour-agent-", "exclude_namespaces": null},
+        });
+        assert_eq!(governed(&node(&node_conf), &conf).1, [""; 0]);
+    }
+
+    #[test]
+    fn keys_that_are_not_stated_count_as_written() {
+        let node = node(&json!({"kubernetes": {"cni_bin_dir": "/opt/cni/bin"}}));
+        let conf = json!({
+            "log_file": "/var/log/a", "cni_agent_run_dir": "/run/i", "other": [1],
+            "kubernetes": {"timeout_seconds": 3, "cni_bin_dir": "/opt/cni/bin", "node_name": "n"},
+        });
+        let (governed, ignored) = governed(&node, &conf);
+        let mut wanted = conf;
+        wanted["kubernetes"]["exclude_namespaces"] = json!([]);
+        assert_eq!((governed, ignored.len()), (wanted, 0));
+    }
+
+    #[test]
+    fn a_node_that_states_one_source_of_facts_states_all() {
+        let node = node(&json!({"kubernetes": {"agent_socket": "/run/detour/agent.sock"}}));
+        let conf = json!({"kubernetes": {"kubeconfig": "/k", "manifests_dir": "/m"}, "cni_agent_run_dir": "/i"});
+        let (governed, ignored) = governed(&node, &conf);
+        let wanted = json!({"agent_socket": "/run/detour/agent.sock", "exclude_namespaces": []});
+        assert_eq!(governed["kubernetes"], wanted);
+        assert_eq!(ignored.len(), 3, "{ignored:?}");
+        assert!(ignored[0].starts_with("kubernetes.kubeconfig: \"/k\" is ignored: /node.json does not let"));
+    }
+
+    #[test]
+    fn attachments_exclude_namespaces_only_if_the_node_lets_them() {
+        let conf = json!({"exclude_namespaces": ["shop", "kube-system"], "kubernetes": {"exclude_namespaces": "*"}});
+        let mut text = whole();
+        let (own, ignored) = governed(&node(&text), &conf);
+        assert_eq!(own["kubernetes"]["exclude_namespaces"], json!(["kube-system"]));
+        assert!(own.get("exclude_namespaces").is_none(), "{own}");
+        assert!(ignored.len() == 2 && ignored[1].starts_with("exclude_namespaces: \"shop\" is ignored"), "{ignored:?}");
+        text["attachments_may_exclude_namespaces"] = json!(true);
+        let (own, ignored) = governed(&node(&text), &conf);
+        assert_eq!(own["kubernetes"]["exclude_namespaces"], json!(["kube-system", "*", "shop"]));
+        assert_eq!(ignored, [""; 0]);
+        let all = node(&json!({"kubernetes": {"exclude_namespaces": "*"}}));
+        assert_eq!(governed(&all, &conf).1, [""; 0], "all are excluded already");
+    }
+
+    #[test]
+    fn a_pinned_sub_plugin_ignores_pods_whatever_the_attachment_says() {
+        let node = node(&whole());
+        let chain =
+            json!([{"type": "istio-redirect", "pod_overrides": true, "proxy_port": 1}, {"type": "uid-exclude"}]);
+        let (own, ignored) = governed(&node, &json!({"chain": chain}));
+        let wanted =
+            json!([{"type": "istio-redirect", "pod_overrides": false, "proxy_port": 1}, {"type": "uid-exclude"}]);
+        assert_eq!(own["chain"], wanted);
+        assert_eq!(ignored, ["chain[0].pod_overrides: true is ignored: /node.json pins \"istio-redirect\""]);
+        let (own, ignored) = governed(&node, &json!({"type": "istio-cni"}));
+        assert_eq!(own["chain"], json!([{"type": "istio-redirect", "pod_overrides": false}]), "the default chain");
+        assert_eq!(ignored, [""; 0]);
+        for left in [json!({"type": "excludedns", "chain": []}), json!({"type": "bridge"})] {
+            assert_eq!(governed(&node, &left).0.get("chain"), left.get("chain"));
+        }
+    }
+
+    #[test]
+    fn what_the_plugin_refuses_stays_for_it_to_refuse() {
+        for (conf, key) in [
+            (json!({"kubernetes": []}), "kubernetes"),
+            (json!({"chain": {}}), "chain"),
+            (json!({"exclude_namespaces": {"a": 1}}), "exclude_namespaces"),
+        ] {
+            assert_eq!(governed(&node(&whole()), &conf).0[key], conf[key]);
+        }
+    }
+
+    #[test]
+    fn a_list_and_executables_in_chains_are_governed_too() {
+        let node = NodeConf { complete: true, ..node(&json!({"kubernetes": {"cni_bin_dir": "/opt/cni/bin"}})) };
+        let own = |kind: &str| kind == "detour";
+        let evil = || json!({"type": "detour", "kubernetes": {"cni_bin_dir": "/evil"}});
+        let clean = json!({"cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": []});
+        let list = json!({"name": "n", "plugins": [{"type": "bridge", "kubernetes": {"cni_bin_dir": "/b"}}, evil()]});
+        let (list, ignored) = node.govern_all(&list, &own).expect("accepted").expect("changed");
+        assert_eq!((&list["plugins"][1]["kubernetes"], ignored.len()), (&clean, 1));
+        assert_eq!(list["plugins"][0]["kubernetes"]["cni_bin_dir"], "/b", "another's plugin");
+        let nested = json!({"type": "other", "chain": [{"type": "y"}, {"type": "detour", "chain": [evil()]}]});
+        let (nested, _) = node.govern_all(&nested, &own).expect("accepted").expect("changed");
+        assert_eq!(nested["chain"][1]["chain"][0]["kubernetes"], clean);
+        for none in
+            [json!({"type": "bridge"}), json!({"plugins": 1}), json!({"plugins": [1, {"chain": [2]}]}), json!(3)]
+        {
+            assert_eq!(node.govern_all(&none, &own), Ok(None));
+        }
+        for key in ["delegates", "clusterNetwork"] {
+            let list = json!({"plugins": [{"type": "bridge"}, {"type": "detour", key: "x"}]});
+            let error = node.govern_all(&list, &own).expect_err("refused");
+            assert_eq!(error, primary_in_attachment());
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Text from other sources in a form that terminals display and do not act on: chain and interface
+//! names of a pod, Events, log lines, messages of other plugins, manifests.
+//!
+//! Everything that this program prints for people passes through [`Text`]; it is the only type that
+//! `main` writes to stdout and stderr, and the only place that can write a color.
+
+use std::borrow::Cow;
+use std::fmt::{self, Display, Formatter, Write as _};
+
+/// Whether a terminal or a viewer acts on the character, or displays nothing for it.
+///
+/// These are the characters that [`char::escape_debug`] escapes: controls (C0, DEL, C1), format
+/// characters (bidi controls, zero-width characters), line and paragraph separators, blanks other than
+/// U+0020, combining marks, private and unassigned characters.
+#[must_use]
+pub fn acts(c: char) -> bool {
+    !matches!(c, ' '..='~') && c.escape_debug().len() > 1
+}
+
+/// The text in one line: characters that act are written as `\u{1b}`, `\n`, `\u{202e}`.
+#[must_use]
+pub fn line(text: &str) -> Cow<'_, str> {
+    escape(text, |_| false, |c, to| to.extend(c.escape_debug()))
+}
+
+/// The same, but line breaks and tabs remain.
+#[must_use]
+pub fn lines(text: &str) -> Cow<'_, str> {
+    escape(text, |c| matches!(c, '\n' | '\t'), |c, to| to.extend(c.escape_debug()))
+}
+
+/// A JSON document with the same meaning in which strings escape these characters.
+#[must_use]
+pub fn json(document: &str) -> Cow<'_, str> {
+    let escaped = |c: char, to: &mut String| {
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a string can't fail.
+            let _ = write!(to, "\\u{unit:04x}");
+        }
+    };
+    // Line breaks are between values only: JSON has none in strings.
+    escape(document, |c| c == '\n', escaped)
+}
+
+/// A YAML document with the same meaning, if each string with such a character is in double quotes.
+fn yaml(document: &str) -> Cow<'_, str> {
+    let escaped = |c: char, to: &mut String| {
+        // Writing to a string can't fail.
+        let _ = write!(to, "\\U{:08X}", u32::from(c));
+    };
+    escape(document, |c| c == '\n', escaped)
+}
+
+/// The text as the content of an XML element or attribute.
+#[must_use]
+pub fn xml(text: &str) -> String {
+    let text = line(text).replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// The text without the user and the password of URLs: `https://(redacted)@host/`.
+///
+/// A password with `/`, `?` or `#` is no valid URL, and hidden as well.
+#[must_use]
+pub fn without_userinfo(text: &str) -> Cow<'_, str> {
+    if !text.contains("://") {
+        return Cow::Borrowed(text);
+    }
+    let mut pieces = text.split("://");
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        out += "://";
+        let word =
+            piece.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '<' | '>')).unwrap_or(piece.len());
+        let authority = piece[..word].find(['/', '?', '#']).unwrap_or(word);
+        // `user:pass/word@host`: the password may go on behind the authority.
+        let end = if piece[..authority].contains(':') { word } else { authority };
+        match piece[..end].rfind('@') {
+            Some(at) => {
+                out += REDACTED;
+                out += &piece[at..];
+            }
+            None => out += piece,
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// At most so many bytes of the text, with `…` at the end of a text that was longer.
+#[must_use]
+pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
+    if text.len() <= bytes {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(bytes.saturating_sub('…'.len_utf8()));
+    Cow::Owned(format!("{}…", &text[..end]))
+}
+
+/// What is printed in place of a secret.
+pub const REDACTED: &str = "(redacted)";
+
+fn escape(text: &str, keep: impl Fn(char) -> bool, escaped: impl Fn(char, &mut String)) -> Cow<'_, str> {
+    let is_bad = |c: char| acts(c) && !keep(c);
+    if !text.contains(is_bad) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_bad(c) { escaped(c, &mut out) } else { out.push(c) }
+    }
+    Cow::Owned(out)
+}
+
+/// Text that a terminal displays and does not act on, but for line breaks, tabs and colors that this
+/// program adds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Text(String);
+
+impl Text {
+    /// One line, as [`line`] writes it.
+    #[must_use]
+    pub fn line(text: &str) -> Self {
+        Self(line(text).into_owned())
+    }
+
+    /// Lines of this program's own, as [`lines`] writes them.
+    #[must_use]
+    pub fn lines(text: &str) -> Self {
+        Self(lines(text).into_owned())
+    }
+
+    /// A message: as [`Self::lines`], its second and further lines indented, so that text from elsewhere
+    /// can't pass for another message.
+    #[must_use]
+    pub fn message(text: &str) -> Self {
+        Self(lines(text.trim_end()).replace('\n', "\n  "))
+    }
+
+    /// A JSON document, as [`json`] writes it.
+    #[must_use]
+    pub fn json(document: &str) -> Self {
+        Self(json(document).into_owned())
+    }
+
+    /// A YAML document in which each string with characters that act is in double quotes.
+    #[must_use]
+    pub fn yaml(document: &str) -> Self {
+        Self(yaml(document).into_owned())
+    }
+
+    /// Appends text, as [`line`] writes it.
+    pub fn push(&mut self, text: &str) {
+        self.0 += &line(text);
+    }
+
+    /// Appends text in a color (Select Graphic Rendition, ECMA-48, 8.3.117).
+    pub fn push_colored(&mut self, code: u8, text: &str) {
+        // Writing to a string can't fail.
+        let _ = write!(self.0, "\u{1b}[{code}m{}\u{1b}[0m", line(text));
+    }
+
+    /// Ends a line, without blanks at its end.
+    pub fn end_line(&mut self) {
+        self.0.truncate(self.0.trim_end_matches(' ').len());
+        self.0.push('\n');
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Display for Text {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// ESC, BEL, DEL, C1 (CSI), bidi controls, zero-width characters, separators, BOM, tags, noncharacters.
+    const BAD: &str = "\0\u{7}\u{8}\r\u{1b}\u{7f}\u{85}\u{9b}\u{61c}\u{200b}\u{200d}\u{200e}\u{200f}\u{2028}\u{2029}\
+        \u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2060}\u{2066}\u{2067}\u{2068}\u{2069}\u{ad}\u{feff}\u{fff9}\
+        \u{fffe}\u{ffff}\u{e0001}\u{e0041}\u{a0}\u{fe0f}";
+
+    #[test]
+    fn characters_that_act_are_escaped_and_others_remain() {
+        assert!(BAD.chars().all(acts));
+        for text in ["a-b_c.d/e", "\"it's\" \\ [x] {y} ~", "é ä 日本 → … ✓ 🦀"] {
+            assert!(matches!(line(text), Cow::Borrowed(same) if same == text), "{text}");
+        }
+        assert_eq!(line("a\u{1b}[2J\n\t\u{202e}\u{9b}b"), "a\\u{1b}[2J\\n\\t\\u{202e}\\u{9b}b");
+        assert_eq!(lines("a\n\tb\rc\u{7}"), "a\n\tb\\rc\\u{7}");
+        assert_eq!(xml("<a href=\"\u{ffff}\">&\u{1b}"), "&lt;a href=&quot;\\u{ffff}&quot;&gt;&amp;\\u{1b}");
+    }
+
+    #[test]
+    fn a_message_from_elsewhere_stays_one_message() {
+        let text = Text::message("pod a\ndetour: all is well\n");
+        assert_eq!(text.as_str(), "pod a\n  detour: all is well");
+    }
+
+    #[test]
+    fn documents_keep_their_meaning() {
+        let value = serde_json::json!({"k\u{202e}": BAD, "c": "\u{10ffff}\\\u{202e}\\"});
+        let text = Text::json(&serde_json::to_string_pretty(&value).expect("JSON"));
+        assert!(!text.as_str().chars().any(|c| acts(c) && c != '\n'), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(text.as_str()).expect("JSON"), value);
+        assert!(text.as_str().contains("\\u202e") && text.as_str().contains("\\udbff\\udfff"), "{text}");
+    }
+
+    #[test]
+    fn colors_are_written_around_text_that_can_have_none() {
+        let mut text = Text::default();
+        text.push_colored(31, "a\u{1b}[32mb");
+        text.push("  ");
+        text.end_line();
+        assert_eq!(text.as_str(), "\u{1b}[31ma\\u{1b}[32mb\u{1b}[0m\n");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!((cut("äbc", 4), cut("äääää", 8), cut("ä", 2)), ("äbc".into(), "ää…".into(), "ä".into()));
+    }
+
+    #[test]
+    fn urls_lose_their_user() {
+        for (text, wanted) in [
+            ("at https://u:pw@host:6443/x, no", "at https://(redacted)@host:6443/x, no"),
+            ("http://u@h and ftp://a:b@c", "http://(redacted)@h and ftp://(redacted)@c"),
+            ("\"http://u:p@h\" '://x:y@z'", "\"http://(redacted)@h\" '://(redacted)@z'"),
+            ("http://u:p/a@s?w@host/x", "http://(redacted)@host/x"),
+            ("http://u:p@w@host/", "http://(redacted)@host/"),
+            ("http://u:1/2@host/", "http://(redacted)@host/"),
+            ("https://host:6443/a and https://host/a@b", "https://host:6443/a and https://host/a@b"),
+            ("https://[2001:db8::1]:6443/a", "https://[2001:db8::1]:6443/a"),
+            ("docker://quay.io/x@sha256:0", "docker://quay.io/x@sha256:0"),
+            ("no url: a@b", "no url: a@b"),
+        ] {
+            assert_eq!(without_userinfo(text), wanted);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_has_no_character_that_acts(text in "\\PC{0,20}|(.|\n){0,40}", bad in proptest::sample::select(BAD.chars().collect::<Vec<_>>())) {
+            let text = format!("{text}{bad}{text}");
+            let harmless = |text: &str| !text.chars().any(acts);
+            prop_assert!(harmless(&line(&text)));
+            prop_assert!(harmless(&lines(&text).replace(['\n', '\t'], "")));
+            prop_assert!(harmless(&xml(&text)));
+            let escaped = line(&text);
+            prop_assert_eq!(line(&escaped), Cow::Borrowed(&*escaped), "twice is once");
+            // Log lines quote with it.
+            let quoted = format!("{text:?}");
+            prop_assert!(harmless(&quoted));
+            let document = serde_json::to_string(&text).expect("JSON");
+            prop_assert!(harmless(&json(&document)));
+            prop_assert_eq!(serde_json::from_str::<String>(&json(&document)).expect("JSON"), text);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The node configuration and the definitions on a node that has one: whose keys apply.
+
+use crate::pod::{Output, Pod};
+use crate::recorders::Recorders;
+use nix::unistd::{Uid, chown};
+use serde_json::{Value, json};
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// A node with a pod that has a sidecar, and with the state directory of the plugin.
+struct Node {
+    pod: Pod,
+    recorders: Recorders,
+    dir: PathBuf,
+}
+
+impl Node {
+    fn new() -> Self {
+        let (pod, recorders) = (Pod::new(), Recorders::new().with("first", ""));
+        let dir = std::env::temp_dir().join(format!("{}-node", pod.name));
+        for name in ["state", "manifests"] {
+            fs::create_dir_all(dir.join(name)).expect("made");
+        }
+        let annotations = json!({"detour.io/exclude-uids": "4321", "sidecar.istio.io/status": "{}"});
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web-0", "namespace": "shop", "uid": "u", "annotations": annotations},
+            "spec": {"containers": [{"name": "app"}, {"name": "istio-proxy"}]},
+        });
+        fs::write(dir.join("manifests/pod.json"), object.to_string()).expect("written");
+        Self { pod, recorders, dir }
+    }
+
+    /// One whose administrator states where facts and programs are, and `more`.
+    fn stating(more: &Value) -> Self {
+        let node = Self::new();
+        let kubernetes = json!({
+            "manifests_dir": node.dir.join("manifests"), "cni_bin_dir": node.recorders.bin(),
+            "exclude_namespaces": ["kube-system"],
+        });
+        node.states(&crate::pod::with(json!({"kubernetes": kubernetes}), more).to_string());
+        node
+    }
+
+    fn states(&self, text: &str) {
+        fs::write(self.file(), text).expect("written");
+        fs::set_permissions(self.file(), Permissions::from_mode(0o600)).expect("set");
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.join("state/node.json")
+    }
+
+    /// Calls the plugin where `/var/lib/cni/detour` is this node's, and no other test's.
+    fn call(&self, command: &str, conf: &Value) -> Output {
+        fs::create_dir_all("/var/lib/cni").expect("made");
+        let script = "mount -t tmpfs tmpfs /var/lib/cni && cp -rp \"$1\" /var/lib/cni/detour && exec \"$2\"";
+        let mut child = Command::new("/usr/bin/unshare")
+            .args(["--mount", "/bin/sh", "-c", script, "sh"])
+            .arg(self.dir.join("state"))
+            .arg(env!("CARGO_BIN_EXE_detour"))
+            .env_clear()
+            .envs(self.pod.environment(command, "/usr/lib/cni"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("unshare starts");
+        child.stdin.take().expect("piped").write_all(conf.to_string().as_bytes()).expect("written");
+        let output = child.wait_with_output().expect("it ends");
+        Output {
+            success: output.status.success(),
+            stdout: serde_json::from_slice(&output.stdout).unwrap_or_default(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    #[track_caller]
+    fn done(&self, command: &str, conf: &Value) -> String {
+        let output = self.call(command, conf);
+        assert!(output.success, "{command}: {output:?}");
+        output.stderr
+    }
+
+    #[track_caller]
+    fn refused(&self, command: &str, conf: &Value, code: u64, why: &str) {
+        let output = self.call(command, conf);
+        assert_eq!((output.success, output.stdout["code"].as_u64()), (false, Some(code)), "{output:?}");
+        assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains(why)), "{output:?}");
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn definition(more: &Value) -> Value {
+    crate::pod::with(json!({"cniVersion": "1.1.0", "name": "mesh", "type": "detour"}), more)
+}
+
+#[test]
+fn what_the_node_states_takes_precedence_and_the_log_names_what_is_ignored() {
+    let node = Node::stating(&json!({}));
+    let chain = json!([{"type": "uid-exclude", "uids": [7]}, {"type": "first"}]);
+    let evil = json!({
+        "cni_bin_dir": "/home/evil", "kubeconfig": "/home/evil/kubeconfig", "timeout_seconds": 7,
+        "exclude_namespaces": ["shop"],
+    });
+    let conf = definition(&json!({"chain": chain, "kubernetes": evil}));
+    let log = node.done("ADD", &conf);
+    for ignored in [
+        "kubernetes.cni_bin_dir: \"/home/evil\" is ignored: /var/lib/cni/detour/node.json states \"",
+        "kubernetes.kubeconfig: \"/home/evil/kubeconfig\" is ignored: /var/lib/cni/detour/node.json does not let",
+        "exclude_namespaces: \"shop\" is ignored: /var/lib/cni/detour/node.json does not exclude it",
+    ] {
+        let escaped = ignored.replace('"', "\\\"");
+        assert!(log.contains(ignored) || log.contains(&escaped), "{ignored}: {log}");
+    }
+    assert!(!log.contains("timeout_seconds"), "the node does not state it: {log}");
+    assert_eq!(node.recorders.order(), ["ADD first"], "of the node's directory");
+    assert_eq!(node.recorders.seen()[0].environment["CNI_PATH"].split(':').next(), node.recorders.bin().to_str());
+    assert!(node.pod.rules().iter().any(|rule| rule.contains("--uid-owner 7 ")), "{:?}", node.pod.rules());
+    node.done("CHECK", &conf);
+    node.done("DEL", &conf);
+    assert_eq!(node.pod.rules(), [""; 0]);
+}
+
+#[test]
+fn attachments_exclude_namespaces_if_the_node_lets_them() {
+    let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": [7]}], "exclude_namespaces": ["shop"]}));
+    let node = Node::stating(&json!({"attachments_may_exclude_namespaces": true}));
+    node.done("ADD", &conf);
+    assert_eq!(node.pod.rules(), [""; 0]);
+}
+
+#[test]
+fn a_pod_has_no_say_in_what_the_node_pins() {
+    let chain = json!([{"type": "uid-exclude", "uids": [7], "pod_overrides": true}]);
+    let has =
+        |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("--uid-owner {uid} ")));
+    for (pinned, heard) in [(json!([]), true), (json!(["uid-exclude"]), false)] {
+        let node = Node::stating(&json!({"pinned": pinned}));
+        node.done("ADD", &definition(&json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": [8]}}}})));
+        assert!(has(&node, "7"), "the attachment's own: {:?}", node.pod.rules());
+        assert_eq!((has(&node, "4321"), has(&node, "8")), (heard, heard), "{pinned}: {:?}", node.pod.rules());
+    }
+}
+
+#[test]
+fn existing_configurations_work_on_a_node_with_one() {
+    for (text, rule) in [
+        (include_str!("../../conf/99-exclude-dns.conf"), "--uid-owner 1337"),
+        (
+            r#"{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni",
+             "cni_agent_run_dir": "/var/run/istio-cni", "exclude_namespaces": ["istio-system"]}"#,
+            "ISTIO_REDIRECT",
+        ),
+        (
+            r#"{"cniVersion": "0.3.0", "name": "v2-5-istio-cni", "type": "istio-cni", "log_level": "info",
+             "kubernetes": {"kubeconfig": "/etc/cni/multus/net.d/v2-5-istio-cni.kubeconfig", "cni_bin_dir": "/opt/multus/bin",
+                            "exclude_namespaces": ["istio-operator"], "iptables_script": "istio-iptables.sh"}}"#,
+            "ISTIO_REDIRECT",
+        ),
+    ] {
+        let node = Node::stating(&json!({}));
+        let conf: Value = serde_json::from_str(text).expect("JSON");
+        node.done("ADD", &conf);
+        assert!(node.pod.rules().iter().any(|found| found.contains(rule)), "{text}: {:?}", node.pod.rules());
+        node.done("DEL", &conf);
+        assert_eq!(node.pod.rules(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_broken_or_untrusted_one_stops_add_and_check_and_no_del() {
+    let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": [7]}]}));
+    let node = Node::stating(&json!({}));
+    node.done("ADD", &conf);
+    let large = format!("{{\"a\": \"{}\"}}", "x".repeat(64 << 10));
+    for (text, owner, why) in [
+        ("{", 0, "/var/lib/cni/detour/node.json: it is not JSON"),
+        (r#"{"kubernetes": {"cni_bin_dir": "bin"}}"#, 0, "/var/lib/cni/detour/node.json: kubernetes.cni_bin_dir"),
+        ("{}", 12345, "node.json is owned by UID 12345; expected root: chown root:root /var/lib/cni/detour/node.json"),
+        (&large, 0, "node configuration /var/lib/cni/detour/node.json is not used: larger than 65536 bytes"),
+    ] {
+        node.states(text);
+        chown(&node.file(), Some(Uid::from_raw(owner)), None).expect("root");
+        node.refused("ADD", &conf, 7, why);
+        node.refused("CHECK", &conf, 7, why);
+        node.refused("STATUS", &conf, 50, why);
+        assert!(node.done("GC", &conf).contains("the node's keys are not applied"));
+        assert!(!node.pod.rules().is_empty(), "those of the first ADD");
+    }
+    assert!(node.done("DEL", &conf).contains("the node's keys are not applied"));
+    assert_eq!(node.pod.rules(), [""; 0]);
+}
+
+#[test]
+fn a_definition_is_no_primary_plugin_unless_the_runtime_calls_it() {
+    let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});
+    let node = Node::stating(&json!({"primary": false}));
+    let conf =
+        definition(&json!({"delegates": [network], "cniDir": node.dir.join("kept"), "binDir": node.recorders.bin()}));
+    node.refused("ADD", &conf, 7, "clusterNetwork and delegates are for the runtime's own configuration");
+    node.refused("STATUS", &conf, 50, "clusterNetwork and delegates are for the runtime's own configuration");
+    assert!(node.recorders.order().is_empty() && !node.dir.join("kept").exists());
+    node.done("DEL", &conf);
+    assert_eq!(node.recorders.order(), ["DEL first"], "of a time when it was one");
+    for text in [r#"{"primary": true}"#, "{}"] {
+        node.states(text);
+        node.done("ADD", &conf);
+        node.done("DEL", &conf);
+    }
+    assert_eq!(node.recorders.order()[1..], ["ADD first", "DEL first", "ADD first", "DEL first"]);
+}

@@ -1,0 +1,109 @@
+//! Attacks by the author of a definition: what it names is not executed as root if another user can change it.
+
+use crate::pod::{Output, Pod, conf, with};
+use crate::recorders::Recorders;
+use nix::unistd::{Uid, chown};
+use serde_json::json;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+const ATTACKER: u32 = 12345;
+
+fn give(path: &Path) {
+    chown(path, Some(Uid::from_raw(ATTACKER)), None).expect("root");
+}
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("set");
+}
+
+/// Calls the plugin as Multus does for a definition that names the directory and one executable there.
+fn attack(pod: &Pod, command: &str, bin_dir: &Path) -> Output {
+    let definition = with(conf("1.1.0", &[json!({"type": "evil"})]), &json!({"kubernetes": {"cni_bin_dir": bin_dir}}));
+    pod.call(command, Path::new("/usr/lib/cni"), &definition)
+}
+
+#[track_caller]
+fn refused(output: &Output, why: &str) {
+    let msg = output.stdout["msg"].as_str().unwrap_or_default();
+    assert_eq!((output.success, &output.stdout["code"]), (false, &json!(7)), "{output:?}");
+    assert!(msg.contains("plugin \"evil\" is not executed: ") && msg.contains(why), "{msg}");
+}
+
+/// The attack fails, and leaves nothing: no process, no rule, no state. DEL executes nothing either.
+#[track_caller]
+fn fails_without_a_trace(recorders: &Recorders, bin_dir: &Path, why: &str) {
+    let pod = Pod::new();
+    refused(&attack(&pod, "ADD", bin_dir), why);
+    assert!(!Path::new("/run/detour/attachments").join(&pod.name).exists());
+    refused(&attack(&pod, "DEL", bin_dir), why);
+    let status = attack(&pod, "STATUS", bin_dir);
+    assert!(!status.success && status.stdout.to_string().contains(why), "{status:?}");
+    assert_eq!(recorders.order(), [""; 0]);
+    assert_eq!(pod.rules(), [""; 0]);
+}
+
+#[test]
+fn a_file_of_another_user_is_not_executed() {
+    let recorders = Recorders::new().with("evil", "");
+    give(&recorders.bin().join("evil"));
+    fails_without_a_trace(&recorders, &recorders.bin(), "/bin/evil is owned by UID 12345; expected root: chown");
+}
+
+#[test]
+fn a_directory_that_others_can_write_to_is_not_used() {
+    let recorders = Recorders::new().with("evil", "");
+    mode(&recorders.bin(), 0o777);
+    fails_without_a_trace(&recorders, &recorders.bin(), "/bin has mode 0777; expected one that only root can write to");
+}
+
+#[test]
+fn a_parent_of_another_user_is_not_used() {
+    let recorders = Recorders::new().with("evil", "");
+    let parent = recorders.bin().parent().expect("a directory").to_owned();
+    give(&parent);
+    fails_without_a_trace(&recorders, &recorders.bin(), &format!("{} is owned by UID 12345", parent.display()));
+}
+
+#[test]
+fn a_link_of_root_to_a_file_of_another_user_is_not_followed() {
+    let recorders = Recorders::new().with("target", "");
+    let target = recorders.bin().join("target");
+    give(&target);
+    symlink(&target, recorders.bin().join("evil")).expect("a link");
+    fails_without_a_trace(&recorders, &recorders.bin(), "/bin/target is owned by UID 12345");
+}
+
+#[test]
+fn an_untrusted_file_is_not_skipped_for_one_in_a_later_directory() {
+    let (recorders, later) = (Recorders::new().with("evil", ""), Recorders::new().with("evil", ""));
+    give(&recorders.bin().join("evil"));
+    let pod = Pod::new();
+    let path = format!("{}:{}", recorders.bin().display(), later.bin().display());
+    let output = pod.call("ADD", Path::new(&path), &conf("1.0.0", &[json!({"type": "evil"})]));
+    refused(&output, "is owned by UID 12345");
+    assert_eq!((recorders.order(), later.order()), (vec![], vec![]));
+}
+
+/// `bridge` looks for its IPAM plugin in `CNI_PATH`, which has `cni_bin_dir` in it.
+#[test]
+fn a_trusted_plugin_does_not_look_for_others_in_an_untrusted_directory() {
+    let recorders = Recorders::new().with("evil-ipam", "");
+    give(&recorders.bin());
+    let pod = Pod::new();
+    let bridge = json!({"type": "bridge", "bridge": "dtrust0", "ipam": {"type": "evil-ipam"}});
+    let definition = with(conf("1.0.0", &[bridge]), &json!({"kubernetes": {"cni_bin_dir": recorders.bin()}}));
+    let output = pod.call("ADD", Path::new("/usr/lib/cni"), &definition);
+    let msg = output.stdout["msg"].as_str().unwrap_or_default();
+    assert!(msg.starts_with("plugin \"bridge\" is not executed: "), "{output:?}");
+    assert_eq!(recorders.order(), [""; 0]);
+    assert!(!Path::new("/sys/class/net/dtrust0").exists(), "nothing was made on the node");
+
+    // A directory that does not exist could be created while the plugin runs.
+    let missing = Recorders::new().with("first", "");
+    let absent = json!({"kubernetes": {"cni_bin_dir": "/tmp/detour-not-there"}});
+    let definition = with(conf("1.0.0", &[json!({"type": "first"})]), &absent);
+    assert!(pod.call("ADD", &missing.bin(), &definition).success);
+    assert_eq!(missing.seen()[0].environment["CNI_PATH"], missing.bin().display().to_string());
+}

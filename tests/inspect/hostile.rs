@@ -1,0 +1,125 @@
+//! Names that a pod's author, or a process in the pod, chose to act on the terminal of the user who looks at
+//! them: escape sequences, line breaks, bidi controls. Needs root.
+
+use crate::run::{Run, detour, file};
+use detour_cni::firewall::nfnetlink::Socket;
+use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table, Target};
+use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
+use detour_cni::printable::acts;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// ESC, BEL, a line break, C1's CSI, U+202E, a zero-width space.
+const HOSTILE: &str = "X\u{1b}]0;t\u{7}\ndetour:\u{9b}2J\u{202e}\u{200b}";
+/// An interface's name has no line breaks and at most 15 bytes.
+const INTERFACE: &str = "e\u{1b}[31m\u{7}\u{9b}\u{202e}";
+
+/// Fails if a terminal acts on something in the text; its own line breaks are none of `HOSTILE`.
+#[track_caller]
+fn harmless(text: &str, what: &str) {
+    let bad = text.chars().find(|c| acts(*c) && *c != '\n');
+    assert!(bad.is_none() && !text.lines().any(|line| line.starts_with("detour:\\u")), "{what}: {bad:?}: {text}");
+}
+
+/// Runs it in every form; what programs read has the same value as what was there.
+fn in_every_form(arguments: &[&str], stdin: &str, contains: &str) {
+    let run = |more: &[&str]| -> Run {
+        let run = detour(&[arguments, more].concat(), stdin, &[]);
+        assert_eq!(run.code, 0, "{run:?}");
+        harmless(&run.stdout, &more.join(" "));
+        harmless(&run.stderr, &more.join(" "));
+        run
+    };
+    let table = run(&[]).stdout;
+    assert!(table.contains("\\u{1b}") && table.contains("\\u{202e}") && table.contains("\\u{9b}"), "{table}");
+    let json = run(&["-o", "json"]).json();
+    let yaml: Value = serde_saphyr::from_str(&run(&["-o", "yaml"]).stdout).expect("YAML");
+    assert_eq!(json, yaml);
+    assert!(strings(&json).iter().any(|text| text.contains(contains)), "{json:#}");
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    match value {
+        Value::String(text) => vec![text],
+        Value::Array(items) => items.iter().flat_map(strings).collect(),
+        Value::Object(members) => members.values().flat_map(strings).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Rules and interfaces of a network namespace in which a process of the pod has CAP_NET_ADMIN.
+fn commit_hostile_rules() {
+    let mut rules = Ruleset::default();
+    let table = rules.tables.entry((Family::Ip, Table::Nat)).or_default();
+    table.append(HOSTILE, Rule::new(Target::Return).out_interface(Is { not: false, value: INTERFACE }));
+    table.hook(Hook::Output, Rule::jump(HOSTILE).out_interface(Is { not: false, value: INTERFACE }));
+    let mut socket = Socket::open().expect("nfnetlink");
+    let before = Live::read(&mut socket).expect("readable");
+    let plan = Dialect::Iptables.plan(&before, &Ruleset::default(), &rules, &Made::default());
+    plan.commit(&mut socket, &before).expect("the kernel takes any name");
+    let veth = ["link", "add", INTERFACE, "type", "veth", "peer", "name", "far"];
+    assert!(Command::new("ip").args(veth).status().expect("ip starts").success());
+}
+
+#[test]
+fn names_in_a_pods_network_namespace_are_escaped() {
+    std::thread::scope(|scope| {
+        let work = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
+            commit_hostile_rules();
+            let netns = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+            in_every_form(&["rules", &netns], "", "detour:\u{9b}2J\u{202e}");
+            let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp", "--interface", INTERFACE];
+            in_every_form(&[&["trace", "--netns", &netns], &packet[..]].concat(), "", INTERFACE);
+        };
+        scope.spawn(work).join().expect("it holds");
+    });
+}
+
+/// YAML takes a C1 control only where it is escaped.
+fn manifest(pod: &Value) -> String {
+    detour_cni::printable::json(&pod.to_string()).into_owned()
+}
+
+fn pod() -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": {"name": HOSTILE, "namespace": "shop", "annotations": {"sidecar.istio.io/status": "{}"}},
+        "spec": {"containers": [{"name": HOSTILE, "securityContext": {"runAsUser": 7}}, {"name": "istio-proxy"}]},
+    })
+}
+
+#[test]
+fn names_in_a_manifest_are_escaped() {
+    in_every_form(&["explain", "-f", "-"], &manifest(&pod()), HOSTILE);
+    let svg = detour(&["explain", "-f", "-", "--format", "svg"], &manifest(&pod()), &[]).stdout;
+    harmless(&svg, "svg");
+    assert!(svg.contains("<title>Pod shop/X\\u{1b}]0;t\\u{7}\\ndetour:\\u{9b}2J\\u{202e}"), "{svg}");
+    for dialect in ["iptables", "nft"] {
+        let rules = detour(&["explain", "-f", "-", "--rules", dialect], &manifest(&pod()), &[]).stdout;
+        harmless(&rules.replace('\t', ""), dialect);
+    }
+}
+
+#[test]
+fn names_in_errors_are_escaped() {
+    let mut pod = pod();
+    pod["metadata"]["annotations"]["detour.io/exclude-uids"] = HOSTILE.into();
+    let conf = file("c.conf", &json!({"name": HOSTILE, "type": HOSTILE, "chain": [{"type": HOSTILE}]}).to_string());
+    for (arguments, stdin) in [
+        (&["explain", "-f", "-"][..], manifest(&pod)),
+        (&["explain", "-f", "-", "--config", &conf], manifest(&pod)),
+        (&["explain", "-f", "-"], format!("kind: Pod\nmetadata: {{name: [\"{}\"]}}", "\\e[2J\\u202e")),
+        (&["explain", "-f", "-"], "a: \u{9b}\u{202e}: [".to_owned()),
+        (&["rules", HOSTILE], String::new()),
+        (&["install", "--root", HOSTILE], String::new()),
+        (&["uninstall", "--root", HOSTILE, "--dry-run"], String::new()),
+    ] {
+        let run = detour(arguments, &stdin, &[]);
+        harmless(&run.stderr, &arguments.join(" "));
+        harmless(&run.stdout, &arguments.join(" "));
+        let starts: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("detour:")).collect();
+        assert!(starts.len() == 1 || run.code == 0, "{arguments:?}: {run:?}");
+    }
+}

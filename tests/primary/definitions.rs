@@ -1,0 +1,173 @@
+//! What the author of a definition can't do on a node whose primary plugin this is: the node's keys are the
+//! node's, in this process and in plugins that it starts.
+
+use crate::node::{Node, istio_cni, made};
+use crate::recorders::add_prints;
+use nix::unistd::{Uid, chown};
+use serde_json::{Value, json};
+use std::fs;
+
+/// A node with `namespaceIsolation` on which `detour`, as an executable, is a recorder.
+fn node() -> Node {
+    let mut node = Node::new();
+    let recorders = std::mem::replace(&mut node.recorders, crate::recorders::Recorders::new());
+    node.recorders = recorders.with("detour", &add_prints(&made("net1", "10.1.0.2/24"))).with("evil", "");
+    node
+}
+
+fn conf(node: &Node, more: &Value) -> Value {
+    let mut conf = node.recording(&json!({"namespaceIsolation": true, "delegate_timeout_seconds": 50}));
+    conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    conf
+}
+
+/// The node's keys, as an attacker would have them.
+fn evil() -> Value {
+    json!({
+        "cni_bin_dir": "/home/evil", "kubeconfig": "/home/evil/kubeconfig", "agent_socket": "/home/evil/socket",
+        "exclude_namespaces": ["shop"], "timeout_seconds": 300,
+    })
+}
+
+#[test]
+fn a_list_with_this_plugin_has_the_nodes_keys_in_place_of_its_own() {
+    let node = node();
+    node.pod_selects("list");
+    let own = json!({
+        "type": "detour", "kubernetes": evil(), "log_file": "/root/.ssh/authorized_keys", "cni_agent_run_dir": "/home/evil",
+        "chain": [{"type": "uid-exclude", "pod_overrides": true}, {"type": "detour", "kubernetes": evil()}],
+    });
+    let list = json!({"cniVersion": "1.0.0", "name": "list", "plugins": [{"type": "a", "kubernetes": 1}, own]});
+    node.definition("shop", "list", &list);
+    let chain = json!([{"type": "uid-exclude", "pod_overrides": false}]);
+    let conf = conf(&node, &json!({"chain": chain}));
+    let log = node.call("ADD", &conf).stderr;
+    for key in
+        ["kubernetes.cni_bin_dir", "kubernetes.kubeconfig", "log_file", "cni_agent_run_dir", "exclude_namespaces"]
+    {
+        assert!(log.contains(&format!("network shop/list: {key}: ")), "{key}: {log}");
+    }
+    let seen = node.recorders.seen();
+    assert_eq!(node.recorders.order(), ["ADD default", "ADD a", "ADD detour"]);
+    assert_eq!(seen[1].stdin["kubernetes"], 1, "another's plugin has what its author wrote");
+    let kubernetes = json!({
+        "manifests_dir": node.dir.join("manifests"), "cni_bin_dir": node.recorders.bin(), "timeout_seconds": 10,
+        "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"], "exclude_namespaces": [],
+    });
+    let child = &seen[2].stdin;
+    let equal = |found: &Value| found.as_object() == kubernetes.as_object();
+    assert!(equal(&child["kubernetes"]) && equal(&child["chain"][1]["kubernetes"]), "{child:#}");
+    assert_eq!((child.get("log_file"), child.get("cni_agent_run_dir")), (None, None));
+    assert_eq!((&child["delegate_timeout_seconds"], &child["chain"][0]["pod_overrides"]), (&json!(50), &json!(false)));
+    node.done("DEL", &conf);
+    let deleted = node.recorders.seen();
+    assert!(deleted[3].kind == "detour" && equal(&deleted[3].stdin["kubernetes"]), "{:?}", deleted[3]);
+}
+
+#[test]
+fn an_executable_of_another_user_is_not_found_and_nothing_is_left() {
+    let node = node();
+    node.pod_selects("mesh");
+    let evil_dir = node.dir.join("evil");
+    fs::create_dir(&evil_dir).expect("made");
+    fs::copy(node.recorders.bin().join("evil"), evil_dir.join("other")).expect("copied");
+    for path in [evil_dir.clone(), evil_dir.join("other")] {
+        chown(&path, Some(Uid::from_raw(12345)), None).expect("root");
+    }
+    let chain =
+        |kind: &str| json!({"type": "detour", "kubernetes": {"cni_bin_dir": evil_dir}, "chain": [{"type": kind}]});
+    for (config, why) in [
+        (chain("other"), "failed to find plugin \"other\""),
+        (json!({"name": "mesh", "plugins": [{"type": "other"}, {"type": "a"}]}), "failed to find plugin \"other\""),
+    ] {
+        node.definition("shop", "mesh", &config);
+        let (code, msg) = node.refused("ADD", &conf(&node, &json!({})));
+        assert!(code == 7 && msg.contains(why), "{code} {msg}");
+        assert!(!msg.contains("evil"), "its directory is not looked at: {msg}");
+    }
+    assert_eq!(node.recorders.order(), [""; 0]);
+    assert!(!node.keeps() && node.pod.rules().is_empty());
+    // As under Multus, a definition may name any plugin that is installed.
+    node.definition("shop", "mesh", &chain("evil"));
+    node.done("ADD", &conf(&node, &json!({})));
+    assert_eq!(node.recorders.order(), ["ADD default", "ADD evil"]);
+    node.done("DEL", &conf(&node, &json!({})));
+    // That must be a file that only root can change.
+    chown(&node.recorders.bin().join("evil"), Some(Uid::from_raw(12345)), None).expect("root");
+    let (code, msg) = node.refused("ADD", &conf(&node, &json!({})));
+    assert!(code == 7 && msg.contains("plugin \"evil\" is not executed") && msg.contains("UID 12345"), "{code} {msg}");
+    assert!(!node.keeps());
+}
+
+#[test]
+fn a_definition_does_not_make_this_a_primary_plugin() {
+    let node = node();
+    node.pod_selects("mesh");
+    let own = json!({"type": "detour", "delegates": [{"name": "x", "type": "evil"}], "binDir": "/home/evil"});
+    for config in [own.clone(), json!({"name": "mesh", "plugins": [{"type": "a"}, own]})] {
+        node.definition("shop", "mesh", &config);
+        for more in [json!({}), json!({"in_process_types": []})] {
+            let (code, msg) = node.refused("ADD", &conf(&node, &more));
+            let wanted = "network shop/mesh: clusterNetwork and delegates are for the runtime's own configuration";
+            assert!(code == 7 && msg.starts_with(wanted), "{msg}");
+        }
+    }
+    assert_eq!(node.recorders.order(), [""; 0]);
+}
+
+#[test]
+fn a_definition_does_not_weaken_the_nodes_chain() {
+    let has =
+        |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("--uid-owner {uid} ")));
+    for (pinned, heard) in [(false, true), (true, false)] {
+        let node = node();
+        let mut pod = crate::node::pod_object("mesh");
+        pod["metadata"]["annotations"]["detour.io/exclude-uids"] = "4321".into();
+        node.manifest("pod", &pod);
+        let block = json!({"type": "uid-exclude", "uids": [7], "pod_overrides": true});
+        node.definition("shop", "mesh", &json!({"type": "detour", "chain": [block]}));
+        let chain = json!([{"type": "uid-exclude", "pod_overrides": !pinned}]);
+        node.done("ADD", &conf(&node, &json!({"chain": chain})));
+        assert!(has(&node, "7") && has(&node, "4321") == heard, "{pinned}: {:?}", node.pod.rules());
+    }
+}
+
+#[test]
+fn a_definition_excludes_namespaces_only_if_the_node_lets_it_or_wrote_it() {
+    let excluding = json!({"exclude_namespaces": ["shop"]});
+    let mut attachment = istio_cni();
+    attachment.as_object_mut().expect("an object").extend(excluding.as_object().expect("an object").clone());
+    let redirected = |node: &Node| node.pod.rules().iter().any(|rule| rule.contains("ISTIO_REDIRECT"));
+    for (allowed, is_file, wanted) in [(false, false, true), (true, false, false), (false, true, false)] {
+        let node = node();
+        node.pod_selects("istio-cni");
+        let conf_dir = node.dir.join("net.d");
+        fs::create_dir(&conf_dir).expect("made");
+        fs::write(conf_dir.join("istio-cni.conf"), attachment.to_string()).expect("written");
+        node.definition("shop", "istio-cni", if is_file { &Value::Null } else { &attachment });
+        let conf = conf(&node, &json!({"attachments_may_exclude_namespaces": allowed, "confDir": conf_dir}));
+        node.done("ADD", &conf);
+        assert_eq!(redirected(&node), wanted, "allowed: {allowed}, of the node's file: {is_file}");
+        if is_file {
+            node.done("DEL", &conf);
+            chown(&conf_dir.join("istio-cni.conf"), Some(Uid::from_raw(12345)), None).expect("root");
+            node.done("ADD", &conf);
+            assert!(redirected(&node), "a file of another user is as good as a definition");
+        }
+    }
+}
+
+#[test]
+fn state_is_not_written_where_another_user_can_redirect_it() {
+    let node = node();
+    node.pod_selects("");
+    let directory = node.dir.join("of-another");
+    fs::create_dir(&directory).expect("made");
+    chown(&directory, Some(Uid::from_raw(12345)), None).expect("root");
+    for cni_dir in [directory.clone(), directory.join("not/there")] {
+        let (code, msg) = node.refused("ADD", &conf(&node, &json!({"cniDir": cni_dir})));
+        assert!(code == 7 && msg.starts_with("cniDir is not used: ") && msg.contains("UID 12345"), "{code} {msg}");
+    }
+    assert_eq!(fs::read_dir(&directory).expect("readable").count(), 0);
+    assert_eq!(node.recorders.order(), [""; 0]);
+}
