@@ -3,6 +3,7 @@
 
 use super::facts::Answers;
 use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
+use crate::trusted_file::open_lock;
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::future::pending;
@@ -152,9 +153,10 @@ impl Drop for Bound {
     }
 }
 
-/// Keeps other agents from changing what is in the socket's directory.
+/// Keeps other agents from changing what is in the socket's directory. The directory itself is not the
+/// lock: every user can open it, and so hold its lock.
 fn locked(path: &Path) -> io::Result<File> {
-    let lock = File::open(path.parent().unwrap_or(Path::new("/")))?;
+    let lock = open_lock(&path.with_file_name("agent.lock"))?;
     lock.lock()?;
     Ok(lock)
 }

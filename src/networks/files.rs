@@ -4,6 +4,7 @@
 use super::Configuration;
 use super::configuration::{json, with_plugins};
 use crate::cni::{Code, Error};
+use crate::trusted_file::{self, read_trusted};
 use serde_json::Value;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -12,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// What the name of a configuration file ends with (libcni's `ConfFiles`, as Multus calls it).
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
+/// A configuration is larger only by mistake.
+const LARGEST: u64 = 1 << 20;
+
 /// The configuration called `name` in `dir`: the first one in the order of the files' names. A file
 /// that can't be understood is a warning: it is another network's.
 ///
@@ -19,10 +23,12 @@ const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 /// [`Code::InvalidConfig`]: there is none, or it is wrong.
 pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<Configuration, Error> {
     let mut found = Vec::new();
-    let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error));
+    let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error.into()));
     for file in files? {
-        let read = fs::read_to_string(&file).map_err(|error| unread(&file, &error));
-        match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
+        match text(&file)
+            .map_err(|error| unread(&file, &error))
+            .and_then(|text| Ok((json(&shown(&file), &text)?, text)))
+        {
             Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
             Ok((value, text)) if value["name"] == name => return Configuration::parse(&shown(&file), &text, None),
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
@@ -51,13 +57,13 @@ pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
         Error::new(Code::TryAgain, msg)
     };
     let file = if path.is_dir() {
-        let files = files(path, &EXTENSIONS).map_err(|error| unread(path, &error))?;
+        let files = files(path, &EXTENSIONS).map_err(|error| unread(path, &error.into()))?;
         files.into_iter().next().ok_or_else(|| absent(&path.join("*.conf, *.json or *.conflist")))?
     } else {
         path.to_owned()
     };
-    let text = fs::read_to_string(&file).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => absent(&file),
+    let text = text(&file).map_err(|error| match &error {
+        trusted_file::Error::Io(why) if why.kind() == ErrorKind::NotFound => absent(&file),
         _ => unread(&file, &error),
     })?;
     let place = shown(&file);
@@ -81,10 +87,16 @@ fn beside(file: &Path, name: &str) -> Result<Vec<Value>, Error> {
     let dir = file.with_file_name(name);
     let files = match files(&dir, &["conf"]) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
-        files => files.map_err(|error| unread(&dir, &error))?,
+        files => files.map_err(|error| unread(&dir, &error.into()))?,
     };
-    let plugin = |file: &PathBuf| json(&shown(file), &fs::read_to_string(file).map_err(|error| unread(file, &error))?);
+    let plugin = |file: &PathBuf| json(&shown(file), &text(file).map_err(|error| unread(file, &error))?);
     files.iter().map(plugin).collect()
+}
+
+/// The text of a file that only trusted users can change: it decides what root executes.
+fn text(file: &Path) -> Result<String, trusted_file::Error> {
+    let contents = read_trusted(file, LARGEST)?;
+    Ok(String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "not UTF-8"))?)
 }
 
 /// The files with one of these extensions, sorted by name; subdirectories are left out.
@@ -105,9 +117,13 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn unread(path: &Path, error: &io::Error) -> Error {
-    let code = if error.kind() == ErrorKind::NotFound { Code::InvalidConfig } else { Code::Io };
-    Error::new(code, format!("{} can't be read: {error}", path.display()))
+fn unread(path: &Path, error: &trusted_file::Error) -> Error {
+    let (code, what) = match error {
+        trusted_file::Error::Io(why) if why.kind() != ErrorKind::NotFound => (Code::Io, "can't be read"),
+        trusted_file::Error::Io(_) => (Code::InvalidConfig, "can't be read"),
+        _ => (Code::InvalidConfig, "is not used"),
+    };
+    Error::new(code, format!("{} {what}: {error}", path.display()))
 }
 
 #[cfg(test)]

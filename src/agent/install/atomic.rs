@@ -1,9 +1,10 @@
 //! Files that are there whole or not at all, whatever kills the writer.
 
+use crate::trusted_file::{create_new, open_directory};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = ".detour-";
@@ -36,7 +37,7 @@ fn fill_file(
     mode: u32,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
+    let mut file = create_new(temporary)?;
     fill(&mut file)?;
     if let Ok(there) = fs::metadata(path) {
         let own = file.metadata()?;
@@ -78,5 +79,5 @@ fn beside(path: &Path) -> PathBuf {
 
 /// A name lasts when its directory is on the disk.
 fn flush(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+    open_directory(directory)?.sync_all()
 }

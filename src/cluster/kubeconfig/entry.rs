@@ -1,8 +1,9 @@
 //! One entry of a kubeconfig, for what is wrong in it and for the files that it names.
 
+use super::access::Files;
 use crate::cni::{Code, Error};
+use crate::trusted_file;
 use std::fmt::Display;
-use std::fs;
 use std::path::Path;
 
 /// Where keys stand.
@@ -12,6 +13,8 @@ pub(super) struct Entry<'a> {
     pub(super) kubeconfig: &'a Path,
     /// Where the file system is mounted to which absolute paths in it belong.
     pub(super) root: &'a Path,
+    /// The files that it may name.
+    pub(super) files: Files,
     /// For example `clusters[local].cluster`; empty for the top level.
     pub(super) place: String,
 }
@@ -33,14 +36,18 @@ impl Entry<'_> {
         path.display().to_string()
     }
 
-    /// The text of the file that `key` names.
+    /// The text of the file that `key` names, of at most `limit` bytes.
     ///
     /// # Errors
-    /// It can't be read.
-    pub(super) fn read(&self, key: &str, file: &str) -> Result<String, Error> {
+    /// It can't be read, or may not be used.
+    pub(super) fn read(&self, key: &str, file: &str, limit: u64) -> Result<String, Error> {
         let path = self.near(file);
-        fs::read_to_string(&path)
-            .map_err(|error| self.wrong(key, format!("{path} can't be read")).with_details(error.to_string()))
+        let unread = |why: String| self.wrong(key, format!("{path} can't be read")).with_details(why);
+        let contents = self.files.read(Path::new(&path), limit).map_err(|error| match error {
+            trusted_file::Error::Io(error) => unread(error.to_string()),
+            refused => self.wrong(key, format!("{path} is not used: {refused}")),
+        })?;
+        String::from_utf8(contents).map_err(|_| unread("not UTF-8".to_owned()))
     }
 }
 

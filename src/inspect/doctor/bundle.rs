@@ -10,10 +10,13 @@ use crate::host_path::HostPath;
 use crate::inspect::format::{Format, render};
 use crate::inspect::restore::restore_text;
 use crate::state::ROOT;
+use crate::trusted_file::{read, read_nofollow};
 use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// The largest file that goes into it: as large as the largest record of an attachment.
+const LARGEST: u64 = 4 << 20;
 /// What the kernel tells of itself that matters (proc(5)).
 const KERNEL: [&str; 3] = ["/proc/version", "/proc/modules", "/proc/sys/net/netfilter/nf_conntrack_max"];
 
@@ -48,7 +51,8 @@ impl Examination {
         let kept = HostPath::new(ROOT).and_then(|root| case.reach(&root).ok());
         files
             .extend(kept.iter().flat_map(|kept| below(kept)).map(|(name, text)| (format!("attachments/{name}"), text)));
-        files.extend(KERNEL.iter().filter_map(|path| Some((named("kernel", path.as_ref()), text(path.as_ref())?))));
+        let of_kernel = |path: &&str| Some((named("kernel", path.as_ref()), lossy(read(path.as_ref(), LARGEST).ok()?)));
+        files.extend(KERNEL.iter().filter_map(of_kernel));
         if !self.said.is_empty() {
             files.push(("log.txt".to_owned(), self.said.join("\n")));
         }
@@ -63,15 +67,21 @@ fn named(directory: &str, path: &Path) -> String {
     format!("{directory}{}", path.display())
 }
 
+/// A file whose path has been resolved: a link that takes its place leads elsewhere.
 fn text(path: &Path) -> Option<String> {
-    fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    read_nofollow(path, LARGEST).ok().map(lossy)
 }
 
-/// The files of each directory in `directory`.
+fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The files of each directory in `directory`; links to directories and files are left out.
 fn below(directory: &Path) -> Vec<(String, String)> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().collect::<Vec<_>>();
+    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
     let mut files = Vec::new();
-    for container in entries(directory) {
+    for container in entries(directory).into_iter().filter(is_directory) {
         for file in entries(&container.path()) {
             let name = format!("{}/{}", container.file_name().display(), file.file_name().display());
             files.extend(text(&file.path()).map(|text| (name, text)));

@@ -8,7 +8,8 @@ use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::sandbox::find::Found;
-use std::fs;
+use crate::trusted_file::read_text;
+use std::path::Path;
 use std::time::Duration;
 
 pub(super) const LISTENING: Check =
@@ -19,6 +20,8 @@ const USER: Check = Check::of(Group::Sandbox, "proxy-user", "it runs as the UID 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Where the proxy takes captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
 const DNS_PORT: u16 = 15053;
+/// A line has 150 bytes, and a pod can have as many sockets as it likes.
+const LARGEST: u64 = 16 << 20;
 /// `TCP_LISTEN` (include/net/tcp_states.h), in hexadecimal.
 const LISTEN: &str = "0A";
 
@@ -91,7 +94,7 @@ fn listeners() -> Result<Vec<Listener>, Error> {
     let mut all = Vec::new();
     for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
         let path = format!("/proc/thread-self/net/{file}");
-        match fs::read_to_string(&path) {
+        match read_text(Path::new(&path), LARGEST) {
             Ok(text) => all.extend(text.lines().skip(1).filter_map(|line| listener(line, tcp))),
             // IPv6 may be off.
             Err(_) if file.ends_with('6') => {}
