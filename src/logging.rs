@@ -41,8 +41,10 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], not
         return;
     }
     let opened = file.filter(|_| level != LevelFilter::OFF);
-    let opened =
-        opened.map(|path| append_below(Path::new(DIRECTORY), path).map(Arc::new).map_err(|error| (path, error)));
+    let opened = opened.map(|path| {
+        let opened = accepted(path).map_err(io::Error::other);
+        opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map(Arc::new).map_err(|error| (path, error))
+    });
     let opened = opened.transpose();
     let writer = match &opened {
         Ok(Some(file)) => BoxMakeWriter::new(io::stderr.and(Arc::clone(file))),

@@ -8,7 +8,7 @@
 //! | [`read_with_owner`] | a file that may name only files of its owner |
 //! | [`check`] | a path that root is about to execute or to use: only trusted users can change it |
 //! | [`create_new`], [`overwrite`], [`append_below`] | a file that is written: never through a link that another user made |
-//! | [`open_lock`], [`open_directory`] | a file that is locked, a directory that is flushed |
+//! | [`open_lock`], [`open_directory`], [`create_directories`] | a file that is locked, a directory that is flushed, or made |
 //!
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
 //! `sudo_secure_path`: the archives of the CNI plugins up to 1.4 make `/opt/cni/bin` writable for it.
@@ -16,12 +16,13 @@
 //! Everything else in `src` is forbidden to open files (`clippy.toml`, `disallowed-methods`).
 #![allow(clippy::disallowed_methods, reason = "the one place that opens files")]
 
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::geteuid;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 /// As many symbolic links as the kernel follows (path_resolution(7)).
@@ -70,10 +71,13 @@ const NEVER_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
 /// part of the path, and never waits for the other end of a FIFO.
 ///
 /// # Errors
-/// The file can't be opened ([`ELOOP`](nix::errno::Errno::ELOOP) for a symbolic link), or it is not a
-/// regular file.
+/// The file can't be opened; [`ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    regular(options.custom_flags((NEVER_WAIT | OFlag::O_NOFOLLOW).bits()).open(path)?)
+    let opened = options.custom_flags((NEVER_WAIT | OFlag::O_NOFOLLOW).bits()).open(path);
+    regular(opened.map_err(|error| match error.raw_os_error() {
+        Some(errno) if errno == Errno::ELOOP as i32 && path.is_symlink() => not_regular("a symbolic link"),
+        _ => error,
+    })?)
 }
 
 /// Opens the regular file at `path` for reading; follows symbolic links, also those of proc(5) whose
@@ -152,7 +156,7 @@ pub fn check(path: &Path) -> Result<PathBuf, Error> {
         if here.is_symlink() {
             links += 1;
             if links > MAX_LINKS {
-                return Err(io::Error::from(nix::errno::Errno::ELOOP).into());
+                return Err(io::Error::from(Errno::ELOOP).into());
             }
             verify_owner(&next, &here)?;
             let target = fs::read_link(&next)?;
@@ -238,13 +242,25 @@ pub fn append_below(directory: &Path, path: &Path) -> io::Result<File> {
             false => OFlag::O_RDONLY | OFlag::O_DIRECTORY,
         };
         let flags = flags | NEVER_WAIT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = File::from(openat(&parent, name, flags, Mode::from_bits_truncate(0o640))?);
+        let file = File::from(
+            openat(&parent, name, flags, Mode::from_bits_truncate(0o640))
+                .map_err(|errno| if errno == Errno::ELOOP { not_regular("a symbolic link") } else { errno.into() })?,
+        );
         if last {
             return own(regular(file)?);
         }
         parent = file;
     }
     Err(refused())
+}
+
+/// Creates the directory at `path`, and those that it is in, writable for this process's user only,
+/// whatever the umask is: a runtime's may be 0.
+///
+/// # Errors
+/// A directory can't be created.
+pub fn create_directories(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
 /// Opens the directory at `path`; follows symbolic links.
@@ -316,12 +332,10 @@ fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
 
 fn regular(file: File) -> io::Result<File> {
     let metadata = file.metadata()?;
-    if metadata.is_file() { Ok(file) } else { Err(not_regular(&metadata)) }
-}
-
-fn not_regular(metadata: &Metadata) -> io::Error {
     let kind = metadata.file_type();
-    let name = if kind.is_dir() {
+    Err(not_regular(if kind.is_file() {
+        return Ok(file);
+    } else if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {
         "a FIFO"
@@ -329,99 +343,12 @@ fn not_regular(metadata: &Metadata) -> io::Error {
         "a socket"
     } else {
         "a device"
-    };
-    io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, got {name}"))
+    }))
+}
+
+fn not_regular(kind: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, got {kind}"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sys::stat::Mode;
-    use nix::unistd::{Gid, Uid, chown, mkfifo};
-    use std::fs::Permissions;
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    const LIMIT: u64 = 100;
-
-    /// A directory that goes with the test.
-    struct Directory(PathBuf);
-
-    impl Directory {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("detour-trusted-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("created");
-            Self(path)
-        }
-
-        fn file(&self, name: &str) -> PathBuf {
-            let path = self.0.join(name);
-            fs::create_dir_all(path.parent().expect("a directory")).expect("created");
-            fs::write(&path, "text").expect("written");
-            path
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[test]
-    fn only_regular_files_are_opened_and_nothing_waits() {
-        let directory = Directory::new("kinds");
-        let file = directory.file("file");
-        assert_eq!(read(&file, LIMIT).expect("read"), b"text");
-        assert_eq!(read(&file, 4).expect("read"), b"text");
-        assert_eq!(read(&file, 3).expect_err("larger").kind(), ErrorKind::FileTooLarge);
-        let (fifo, link) = (directory.0.join("fifo"), directory.0.join("link"));
-        mkfifo(&fifo, Mode::S_IRWXU).expect("made");
-        symlink(&file, &link).expect("linked");
-        for (path, wanted) in [(&fifo, "a FIFO"), (&directory.0, "a directory"), (&"/dev/null".into(), "a device")] {
-            let error = read(path, LIMIT).expect_err("refused").to_string();
-            assert_eq!(error, format!("expected a regular file, got {wanted}"));
-        }
-        let refused = open(&link, OpenOptions::new().read(true)).expect_err("a link");
-        assert_eq!(refused.raw_os_error(), Some(nix::errno::Errno::ELOOP as i32));
-        assert_eq!(read(&link, LIMIT).expect("followed"), b"text");
-    }
-
-    #[test]
-    fn a_file_that_only_trusted_users_can_change_is_trusted() {
-        let directory = Directory::new("trusted");
-        let file = directory.file("a/file");
-        symlink("a/file", directory.0.join("link")).expect("linked");
-        assert_eq!(check(&directory.0.join("link")).expect("trusted"), fs::canonicalize(&file).expect("resolved"));
-        assert_eq!(read_trusted(&file, LIMIT).expect("read"), b"text");
-        assert!(check(&directory.0.join("missing")).expect_err("missing").is_not_found());
-    }
-
-    #[test]
-    fn each_part_of_the_path_counts() {
-        type Change = fn(&Path) -> io::Result<()>;
-        let mode = |mode| move |path: &Path| fs::set_permissions(path, Permissions::from_mode(mode));
-        let (own, group): (Change, Change) = (
-            |path| Ok(chown(path, Some(Uid::from_raw(12345)), None)?),
-            |path| Ok(chown(path, None, Some(Gid::from_raw(12345)))?),
-        );
-        for part in ["a/file", "a", ""] {
-            let directory = Directory::new("parts");
-            let file = directory.file("a/file");
-            let changed = if part.is_empty() { directory.0.clone() } else { directory.0.join(part) };
-            own(&changed).expect("needs root");
-            let error = check(&file).expect_err("refused").to_string();
-            let shown = changed.display();
-            assert_eq!(error, format!("{shown} is owned by UID 12345; expected root: chown root:root {shown}"));
-            chown(&changed, Some(Uid::from_raw(0)), None).expect("changed");
-            mode(0o775)(&changed).expect("changed");
-            check(&file).expect("group root counts as root");
-            group(&changed).expect("changed");
-            assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
-            mode(0o757)(&changed).expect("changed");
-            assert!(matches!(check(&file), Err(Error::Writable { mode: 0o757, .. })));
-            mode(0o1777)(&changed).expect("changed");
-            assert_eq!(check(&file).is_ok(), part != "a/file", "sticky directories are fine, on the way");
-        }
-    }
-}
+mod tests;

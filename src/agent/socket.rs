@@ -3,7 +3,7 @@
 
 use super::facts::Answers;
 use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
-use crate::trusted_file::open_lock;
+use crate::trusted_file::{create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::future::pending;
@@ -122,8 +122,7 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 /// moment without a socket, and none at which it is open to others.
 fn bind(path: &Path) -> io::Result<Bound> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    // Whatever the umask is: a runtime's may be 0.
-    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    create_directories(directory)?;
     let _lock = locked(path)?;
     let apart = directory.join(".agent-socket");
     match fs::remove_dir_all(&apart) {

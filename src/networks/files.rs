@@ -4,7 +4,7 @@
 use super::Configuration;
 use super::configuration::{json, with_plugins};
 use crate::cni::{Code, Error};
-use crate::trusted_file::{self, read_trusted};
+use crate::trusted_file::read_text;
 use serde_json::Value;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -22,13 +22,11 @@ const LARGEST: u64 = 1 << 20;
 /// # Errors
 /// [`Code::InvalidConfig`]: there is none, or it is wrong.
 pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<Configuration, Error> {
-    let mut found = Vec::new();
-    let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error.into()));
+    let (mut found, before) = (Vec::new(), warnings.len());
+    let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error));
     for file in files? {
-        match text(&file)
-            .map_err(|error| unread(&file, &error))
-            .and_then(|text| Ok((json(&shown(&file), &text)?, text)))
-        {
+        let read = read_text(&file, LARGEST).map_err(|error| unread(&file, &error));
+        match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
             Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
             Ok((value, text)) if value["name"] == name => return Configuration::parse(&shown(&file), &text, None),
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
@@ -39,7 +37,8 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
         "{}: there is no configuration with \"name\": {name:?} (*.conf, *.json, *.conflist); found: {found}",
         dir.display()
     );
-    Err(Error::new(Code::InvalidConfig, msg))
+    // It may be in one of those.
+    Err(Error::new(Code::InvalidConfig, msg).with_details(warnings[before..].join("; ")))
 }
 
 /// The configuration in the file `path` or, where it is a directory, in its first file. A list has
@@ -57,13 +56,13 @@ pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
         Error::new(Code::TryAgain, msg)
     };
     let file = if path.is_dir() {
-        let files = files(path, &EXTENSIONS).map_err(|error| unread(path, &error.into()))?;
+        let files = files(path, &EXTENSIONS).map_err(|error| unread(path, &error))?;
         files.into_iter().next().ok_or_else(|| absent(&path.join("*.conf, *.json or *.conflist")))?
     } else {
         path.to_owned()
     };
-    let text = text(&file).map_err(|error| match &error {
-        trusted_file::Error::Io(why) if why.kind() == ErrorKind::NotFound => absent(&file),
+    let text = read_text(&file, LARGEST).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => absent(&file),
         _ => unread(&file, &error),
     })?;
     let place = shown(&file);
@@ -87,16 +86,10 @@ fn beside(file: &Path, name: &str) -> Result<Vec<Value>, Error> {
     let dir = file.with_file_name(name);
     let files = match files(&dir, &["conf"]) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
-        files => files.map_err(|error| unread(&dir, &error.into()))?,
+        files => files.map_err(|error| unread(&dir, &error))?,
     };
-    let plugin = |file: &PathBuf| json(&shown(file), &text(file).map_err(|error| unread(file, &error))?);
+    let plugin = |file: &PathBuf| json(&shown(file), &read_text(file, LARGEST).map_err(|error| unread(file, &error))?);
     files.iter().map(plugin).collect()
-}
-
-/// The text of a file that only trusted users can change: it decides what root executes.
-fn text(file: &Path) -> Result<String, trusted_file::Error> {
-    let contents = read_trusted(file, LARGEST)?;
-    Ok(String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "not UTF-8"))?)
 }
 
 /// The files with one of these extensions, sorted by name; subdirectories are left out.
@@ -117,13 +110,9 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn unread(path: &Path, error: &trusted_file::Error) -> Error {
-    let (code, what) = match error {
-        trusted_file::Error::Io(why) if why.kind() != ErrorKind::NotFound => (Code::Io, "can't be read"),
-        trusted_file::Error::Io(_) => (Code::InvalidConfig, "can't be read"),
-        _ => (Code::InvalidConfig, "is not used"),
-    };
-    Error::new(code, format!("{} {what}: {error}", path.display()))
+fn unread(path: &Path, error: &io::Error) -> Error {
+    let code = if error.kind() == ErrorKind::NotFound { Code::InvalidConfig } else { Code::Io };
+    Error::new(code, format!("{} can't be read: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -2,13 +2,12 @@
 //! attachment, one directory a container, written whole or not at all.
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{create_new, open_directory, read_nofollow};
+use crate::trusted_file::{create_directories, create_new, open_directory, read_nofollow};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Where state lives unless told otherwise: it goes with a reboot, as the namespaces do.
@@ -37,7 +36,7 @@ impl std::fmt::Display for Attachment {
 pub struct Store {
     root: PathBuf,
     /// Whether a record must survive a crash of the node.
-    lasting: bool,
+    durable: bool,
 }
 
 /// A record is larger only by mistake: it holds the configurations and results of one pod's networks.
@@ -50,13 +49,13 @@ const SUFFIX: &str = ".json";
 impl Store {
     /// State below `root`, which need not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), lasting: false }
+        Self { root: root.into(), durable: false }
     }
 
     /// State below `root` of which a crash of the node leaves whole records: [`Self::write`] returns when the
     /// record is on the disk.
-    pub fn lasting(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), lasting: true }
+    pub fn durable(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), durable: true }
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {
@@ -133,22 +132,20 @@ impl Store {
             let _ = fs::remove_file(&temporary);
         }
         written?;
-        if self.lasting { flush(path.parent().unwrap_or(&self.root)) } else { Ok(()) }
+        if self.durable { flush(path.parent().unwrap_or(&self.root)) } else { Ok(()) }
     }
 
     /// Another call may remove the directory just after it was made, so it is made as often as needed.
     /// There may be secrets in the text: a delegate's configuration is its own affair.
     fn write_in_directory(&self, path: &Path, text: &[u8]) -> io::Result<()> {
-        // Whatever the umask is: a runtime's may be 0.
-        let make = |directory| DirBuilder::new().recursive(true).mode(0o755).create(directory);
         let fill = |mut file: File| {
             file.write_all(text)?;
-            if self.lasting { file.sync_all() } else { Ok(()) }
+            if self.durable { file.sync_all() } else { Ok(()) }
         };
         let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
         loop {
             match create_new(path).and_then(fill) {
-                Err(error) if error.kind() == ErrorKind::NotFound => make(directory)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => create_directories(directory)?,
                 other => return other,
             }
         }

@@ -1,17 +1,17 @@
 //! A node's file system: looked at, and changed as a plan says.
 
-use super::atomic;
+use super::atomic::{self, Owner};
 use super::digest::Digest;
 use super::plan::{Action, Plan};
 use super::reconcile::{Configuration, Desired, Found, FoundFile};
 use super::record::{Before, Record};
 use super::target::{ConfFile, is_configuration};
 use super::{Error, HostPath, Root};
-use crate::trusted_file::{self, open_lock, read_nofollow};
+use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// No configuration is larger; what is, is a program, or a mistake.
@@ -69,7 +69,7 @@ impl Node {
     fn locked(&self, path: &HostPath) -> Result<Lock, Error> {
         let lock = || {
             let reached = self.root.reach_entry(path)?;
-            fs::create_dir_all(reached.parent().unwrap_or(Path::new("/")))?;
+            create_directories(reached.parent().unwrap_or(Path::new("/")))?;
             let file = open_lock(&reached)?;
             file.lock()?;
             Ok(Lock(file))
@@ -211,7 +211,8 @@ impl Node {
             Read::by_ref(&mut file).take(LARGEST_TEXT).read_to_end(&mut contents)?;
             (Digest::of(&contents), String::from_utf8(contents).ok())
         };
-        Ok(Some(FoundFile { digest, text, mode: there.permissions().mode() & 0o7777 }))
+        let (mode, trusted) = (there.mode() & 0o7777, is_trusted(there.uid()));
+        Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
     /// Does what the plan says, `program` being the file that is copied. The log comes first, and goes when
@@ -241,7 +242,7 @@ impl Node {
         }
         let write = || {
             let text = serde_json::to_vec(record).map_err(io::Error::from)?;
-            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, |file| file.write_all(&text))
+            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, Owner::Own, |file| file.write_all(&text))
         };
         write().map_err(|why| Error::file("write", &self.log(), &why))
     }
@@ -250,12 +251,14 @@ impl Node {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
             Action::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
-            Action::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, |file| {
+            Action::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, Owner::Own, |file| {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
             Action::Write { path, text, mode, follow, .. } => {
-                let path = if *follow { self.root.reach(path)? } else { entry(path)? };
-                atomic::write(&path, *mode, |file| file.write_all(text.as_bytes()))
+                // A file that is followed is another's.
+                let (path, owner) =
+                    if *follow { (self.root.reach(path)?, Owner::Kept) } else { (entry(path)?, Owner::Own) };
+                atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
             }
             Action::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
             Action::Remove { path, .. } => atomic::remove(&entry(path)?),

@@ -2,9 +2,11 @@
 
 use super::access::Files;
 use crate::cni::{Code, Error};
+use crate::host_path::{HostPath, Root};
 use crate::trusted_file;
 use std::fmt::Display;
-use std::path::Path;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 
 /// Where keys stand.
 #[derive(Debug, Clone)]
@@ -27,13 +29,15 @@ impl Entry<'_> {
         Error::new(Code::InvalidConfig, format!("kubeconfig {kubeconfig}: {place}{dot}{key}: {what}"))
     }
 
-    /// The path of a file that this entry names; a relative one is relative to the kubeconfig.
-    pub(super) fn near(&self, file: &str) -> String {
-        let path = match file.strip_prefix('/') {
-            Some(within) => self.root.join(within),
-            None => self.kubeconfig.parent().unwrap_or(Path::new("")).join(file),
-        };
-        path.display().to_string()
+    /// The path of a file that this entry names; a relative one is relative to the kubeconfig. Links below
+    /// another root lead to where that file system's own processes find them; on the node itself, who owns
+    /// them counts as well.
+    fn near(&self, file: &str) -> io::Result<PathBuf> {
+        if self.root == Path::new("/") || !file.starts_with('/') {
+            return Ok(self.kubeconfig.parent().unwrap_or(Path::new("")).join(file));
+        }
+        let refused = || io::Error::new(ErrorKind::InvalidInput, "expected a path without \"..\"");
+        Root::new(self.root).reach(&HostPath::new(file).ok_or_else(refused)?)
     }
 
     /// The text of the file that `key` names, of at most `limit` bytes.
@@ -41,13 +45,14 @@ impl Entry<'_> {
     /// # Errors
     /// It can't be read, or may not be used.
     pub(super) fn read(&self, key: &str, file: &str, limit: u64) -> Result<String, Error> {
-        let path = self.near(file);
-        let unread = |why: String| self.wrong(key, format!("{path} can't be read")).with_details(why);
-        let contents = self.files.read(Path::new(&path), limit).map_err(|error| match error {
-            trusted_file::Error::Io(error) => unread(error.to_string()),
-            refused => self.wrong(key, format!("{path} is not used: {refused}")),
+        let unread =
+            |path: &Path, why: String| self.wrong(key, format!("{} can't be read", path.display())).with_details(why);
+        let path = self.near(file).map_err(|error| unread(Path::new(file), error.to_string()))?;
+        let contents = self.files.read(&path, limit).map_err(|error| match error {
+            trusted_file::Error::Io(error) => unread(&path, error.to_string()),
+            refused => self.wrong(key, format!("{} is not used: {refused}", path.display())),
         })?;
-        String::from_utf8(contents).map_err(|_| unread("not UTF-8".to_owned()))
+        String::from_utf8(contents).map_err(|_| unread(&path, "not UTF-8".to_owned()))
     }
 }
 

@@ -73,7 +73,7 @@ impl Context<'_> {
     }
 
     fn store(&self) -> Store {
-        Store::lasting(&self.primary.cni_dir)
+        Store::durable(&self.primary.cni_dir)
     }
 
     /// The default network of pods that select no other, and `delegates` after the first: what is the
