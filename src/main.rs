@@ -1,5 +1,7 @@
 //! The `detour` binary: a CNI plugin where a runtime calls it, a command line where a person does.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod cli;
 
 use detour_cni::printable::Text;

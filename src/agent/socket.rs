@@ -3,6 +3,7 @@
 
 use super::facts::Answers;
 use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
+use crate::trusted_file::{create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::future::pending;
@@ -121,8 +122,7 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 /// moment without a socket, and none at which it is open to others.
 fn bind(path: &Path) -> io::Result<Bound> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    // Whatever the umask is: a runtime's may be 0.
-    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    create_directories(directory)?;
     let _lock = locked(path)?;
     let apart = directory.join(".agent-socket");
     match fs::remove_dir_all(&apart) {
@@ -152,9 +152,10 @@ impl Drop for Bound {
     }
 }
 
-/// Keeps other agents from changing what is in the socket's directory.
+/// Keeps other agents from changing what is in the socket's directory. The directory itself is not the
+/// lock: every user can open it, and so hold its lock.
 fn locked(path: &Path) -> io::Result<File> {
-    let lock = File::open(path.parent().unwrap_or(Path::new("/")))?;
+    let lock = open_lock(&path.with_file_name("agent.lock"))?;
     lock.lock()?;
     Ok(lock)
 }

@@ -33,6 +33,8 @@ pub use token::Token;
 
 use crate::cni;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// A source of facts.
 pub trait Cluster {
@@ -88,6 +90,12 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
 #[must_use]
 pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     source_or(conf, || ServiceAccount::of_environment().map(|account| account.api(conf.timeout)))
+}
+
+/// The API server of a kubeconfig that the user of the command line names: it may belong to any user.
+#[must_use]
+pub fn source_of_user(kubeconfig: PathBuf, timeout: Duration) -> Box<dyn Cluster> {
+    Box::new(api::Api::new(kubeconfig, timeout).of_user())
 }
 
 fn source_or(conf: &cni::Kubernetes, other: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {

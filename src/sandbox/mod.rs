@@ -58,6 +58,7 @@ impl Sandbox {
         let wrong =
             |why: String| Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", path.display()));
         // To open a pipe would wait for whoever writes to it.
+        #[expect(clippy::disallowed_methods, reason = "a namespace, checked below, is no regular file everywhere")]
         let file = match File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),

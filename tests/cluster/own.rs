@@ -5,7 +5,8 @@ use crate::server::{Answer, Server};
 use detour_cni::cluster::{ObjectRef, ServiceAccount};
 use detour_cni::cni::Code;
 use serde_json::json;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::time::{Duration, Instant};
 
 /// A service account for which `server` is the API.
@@ -19,6 +20,32 @@ fn account(test: &str, server: &Server) -> ServiceAccount {
 
 fn daemon_set() -> ObjectRef {
     ObjectRef { namespace: "kube-system".into(), name: "detour-agent".into() }
+}
+
+/// As the kubelet mounts it: a directory that all may write to, with links that it turns (`AtomicWriter`).
+#[test]
+fn a_service_account_as_the_kubelet_mounts_it_is_used_unless_another_user_owns_a_file() {
+    let object = json!({"metadata": {"name": "detour-agent", "resourceVersion": "1"}});
+    let server = Server::plain(move |_| Answer::json(200, &object));
+    let account = account("mounted", &server);
+    let data = account.directory.join("..2026_11_22");
+    fs::create_dir(&data).expect("made");
+    fs::set_permissions(&account.directory, Permissions::from_mode(0o1777)).expect("set");
+    symlink("..2026_11_22", account.directory.join("..data")).expect("linked");
+    for name in ["token", "ca.crt"] {
+        fs::rename(account.directory.join(name), data.join(name)).expect("moved");
+        symlink(format!("..data/{name}"), account.directory.join(name)).expect("linked");
+    }
+    assert!(account.has(&daemon_set(), Duration::from_secs(10)).expect("an answer"));
+    let asked = server.lines().len();
+    for name in ["token", "ca.crt"] {
+        chown(data.join(name), Some(12345), None).expect("needs root");
+        let error = account.has(&daemon_set(), Duration::from_secs(10)).expect_err("refused");
+        assert_eq!(error.code, Code::InvalidConfig, "{error}");
+        assert!(error.msg.contains(&format!("{name} is owned by UID 12345; expected root")), "{error}");
+        chown(data.join(name), Some(0), None).expect("needs root");
+    }
+    assert_eq!(server.lines().len(), asked, "nothing was sent");
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod own;
 mod session;
 mod writes;
 
-use super::kubeconfig::Kubeconfig;
+use super::kubeconfig::{Access, Kubeconfig};
 use super::query::{Object, Query};
 use super::retry::{Failure, retry};
 use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, body, wire};
@@ -32,6 +32,8 @@ pub(super) struct Api {
     kubeconfig: PathBuf,
     /// Where the file system is mounted to which absolute paths in it belong.
     root: PathBuf,
+    /// Who names the kubeconfig.
+    access: Access,
     /// A service account's server; a kubeconfig names its own.
     server: Option<String>,
     /// How long facts may take, all tries together.
@@ -108,7 +110,7 @@ impl Api {
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, root: "/".into(), server: None, timeout, session: OnceLock::new() }
+        Self { kubeconfig, root: "/".into(), access: Access::Node, server: None, timeout, session: OnceLock::new() }
     }
 
     /// This server, asked as the service account whose files are in `directory`.
@@ -121,12 +123,17 @@ impl Api {
         Self { root: root.to_owned(), ..self }
     }
 
+    /// The same, with a kubeconfig that the user of the command line names.
+    pub(super) fn of_user(self) -> Self {
+        Self { access: Access::User, ..self }
+    }
+
     fn session(&self) -> Result<&Session, Error> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let session = Session::open(match &self.server {
-            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig, self.access)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         })?;
         Ok(self.session.get_or_init(|| session))

@@ -82,7 +82,7 @@ impl Cluster {
                 let pem = pem.map_err(|e| entry.wrong(key, "is not base64").with_details(e.to_string()))?;
                 (key, String::from_utf8_lossy(&pem).into_owned())
             }
-            (None, Some(file)) => ("certificate-authority", entry.read("certificate-authority", file)?),
+            (None, Some(file)) => ("certificate-authority", entry.read("certificate-authority", file, pem::LARGEST)?),
             (None, None) => return Ok(None),
         };
         if self.insecure_skip_tls_verify {
