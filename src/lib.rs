@@ -15,6 +15,7 @@
 //! | facts | [`cluster`] | the node's agent behind its socket, the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
 //! | the node's files | [`host_path`], [`trusted_file`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process |
+//! | the process's streams | [`streams`] | stdin, stdout and stderr of a call, none of which blocks it forever |
 //! | values | [`policy`], [`pod`], [`cni`] | what is redirected and who is exempt; facts of a pod; the CNI protocol |
 //!
 //! # One ADD
@@ -108,4 +109,5 @@ pub mod pod;
 pub mod policy;
 pub mod sandbox;
 pub mod state;
+pub mod streams;
 pub mod trusted_file;

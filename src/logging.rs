@@ -6,6 +6,7 @@ mod noticed;
 pub use noticed::Noticed;
 
 use crate::cni::LogLevel;
+use crate::streams::Stderr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -44,8 +45,8 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], not
     let opened = file.filter(|_| level != LevelFilter::OFF);
     let opened = opened.map(|path| open(path).map_err(|error| (path, error))).transpose();
     let writer = match &opened {
-        Ok(Some(file)) => BoxMakeWriter::new(io::stderr.and(Arc::clone(file))),
-        Ok(None) | Err(_) => BoxMakeWriter::new(io::stderr),
+        Ok(Some(file)) => BoxMakeWriter::new((|| Stderr).and(Arc::clone(file))),
+        Ok(None) | Err(_) => BoxMakeWriter::new(|| Stderr),
     };
     let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
     // What they say of a request, our own errors say with the pod's name.

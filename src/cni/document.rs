@@ -2,7 +2,7 @@
 //! answer at all, even with an error.
 
 use super::list::wrong_type;
-use super::{Block, Code, Error, version};
+use super::{Block, Code, Error, excess, version};
 use serde_json::{Map, Value};
 
 /// A network configuration as it came.
@@ -17,8 +17,12 @@ impl Document {
     /// Reads stdin's text.
     ///
     /// # Errors
-    /// [`Code::Decode`]: it is not a JSON object; [`Code::InvalidConfig`]: `cniVersion` is no string.
+    /// [`Code::Decode`]: it is not a JSON object; [`Code::InvalidConfig`]: it is too large, or `cniVersion`
+    /// is no string.
     pub fn parse(stdin: &[u8]) -> Result<Self, Error> {
+        if let Some(excess) = excess(stdin) {
+            return Err(Error::new(Code::InvalidConfig, format!("network configuration on stdin: {excess}")));
+        }
         let keys: Map<String, Value> = serde_json::from_slice(stdin)
             .map_err(|error| Error::new(Code::Decode, format!("error unmarshall network config: {error}")))?;
         let cni_version = match keys.get("cniVersion") {

@@ -2,6 +2,7 @@
 
 mod stderr;
 
+use crate::streams::Stderr;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -96,7 +97,7 @@ struct Watch {
     child: Child,
     events: Receiver<Event>,
     stdout: Vec<u8>,
-    stderr: Relay<io::Stderr>,
+    stderr: Relay<Stderr>,
     open_streams: u32,
     ended: Option<Instant>,
 }
@@ -125,7 +126,7 @@ impl Watch {
             while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
             to.send(Event::Ended)
         });
-        Self { child, events, stdout: Vec::new(), stderr: Relay::new(io::stderr()), open_streams, ended: None }
+        Self { child, events, stdout: Vec::new(), stderr: Relay::new(Stderr), open_streams, ended: None }
     }
 
     fn until(mut self, deadline: Instant, timeout: Duration) -> Result<Ended, Failure> {

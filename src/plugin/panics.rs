@@ -1,16 +1,17 @@
 //! A panic is answered like any other failure: with one error object on stdout and exit code 1.
 
 use crate::cni::{Code, Error};
+use crate::streams::Stdout;
 use std::io::Write;
 use std::panic::{self, PanicHookInfo};
-use std::{io, process};
+use std::process;
 
 /// From now on, panics are answered in this version of the protocol.
 pub(super) fn answer_in(cni_version: &str) {
     let cni_version = cni_version.to_owned();
     panic::set_hook(Box::new(move |panic| {
         // Where stdout can't be written to there is nobody to tell.
-        let _ = writeln!(io::stdout(), "{}", error(panic).to_json(&cni_version));
+        let _ = Stdout.write_all(format!("{}\n", error(panic).to_json(&cni_version)).as_bytes());
         process::exit(1);
     }));
 }
