@@ -49,7 +49,11 @@ pub(crate) struct DefinitionSpec {
 }
 
 impl From<Definition> for cluster::Definition {
-    fn from(Definition { metadata, spec }: Definition) -> Self {
+    fn from(Definition { metadata, mut spec }: Definition) -> Self {
+        if spec.config.len() > cluster::Definition::MAX_CONFIG {
+            spec.config.truncate(spec.config.ceil_char_boundary(cluster::Definition::MAX_CONFIG + 1));
+            spec.config.shrink_to_fit();
+        }
         let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
         let object = cluster::ObjectRef { namespace, name: metadata.name };
         Self { object, annotations: metadata.annotations, config: spec.config }

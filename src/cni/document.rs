@@ -21,7 +21,7 @@ impl Document {
     /// is no string.
     pub fn parse(stdin: &[u8]) -> Result<Self, Error> {
         if let Some(excess) = excess(stdin) {
-            return Err(Error::new(Code::InvalidConfig, format!("network configuration on stdin: {excess}")));
+            return Err(Error::new(Code::InvalidConfig, format!("network configuration on stdin: {excess}, got more")));
         }
         let keys: Map<String, Value> = serde_json::from_slice(stdin)
             .map_err(|error| Error::new(Code::Decode, format!("error unmarshall network config: {error}")))?;

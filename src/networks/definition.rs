@@ -24,6 +24,10 @@ pub fn configuration(
         );
         return Err(Error::new(Code::InvalidConfig, msg));
     }
+    if definition.config.len() > Definition::MAX_CONFIG {
+        let msg = format!("{place}: spec.config: expected at most {} bytes, got more", Definition::MAX_CONFIG);
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
     if definition.config.trim().is_empty() {
         files::named(conf_dir, &definition.object.name, warnings).map_err(|error| Error {
             msg: format!("{place}: spec.config is empty, so confDir counts: {}", error.msg),

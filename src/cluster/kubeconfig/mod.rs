@@ -13,10 +13,11 @@ pub use summary::{Authority, Credentials, Summary};
 
 pub(super) use pem::base64;
 
+use super::limited;
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use credentials::User;
-use endpoint::Cluster;
+use endpoint::{Cluster, without_userinfo};
 use entry::Entry;
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
@@ -132,9 +133,9 @@ impl<'a> Kubeconfig<'a> {
         Ok(read)
     }
 
-    /// The API server's address, without a slash at its end.
+    /// The API server's address for messages, without a slash at its end.
     pub(super) fn server(&self) -> String {
-        self.config.cluster_url.to_string().trim_end_matches('/').to_owned()
+        shown(&self.config)
     }
 
     /// A client, which connects when it is first used. Needs a runtime around it.
@@ -143,7 +144,7 @@ impl<'a> Kubeconfig<'a> {
     /// 7 where a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
         let Self { config, cluster, user } = self;
-        Client::try_from(config).map_err(|error| {
+        limited::client(config).map_err(|error| {
             let (entry, key) = match &error {
                 kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
                     (cluster, "certificate-authority(-data)")
@@ -159,6 +160,11 @@ impl<'a> Kubeconfig<'a> {
             entry.wrong(key, "can't be used").with_details(cause)
         })
     }
+}
+
+/// The API server's address for messages, without a slash at its end.
+fn shown(config: &Config) -> String {
+    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
 }
 
 /// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
