@@ -349,6 +349,18 @@ mod tests {
     }
 
     #[test]
+    fn of_a_definition_that_is_too_large_only_the_beginning_is_kept() {
+        let read = |config: &str| {
+            let object = json!({"metadata": {"name": "d"}, "spec": {"config": config}});
+            cluster::Definition::from(serde_json::from_value::<Definition>(object).expect("a definition"))
+        };
+        const LIMIT: usize = cluster::Definition::MAX_CONFIG;
+        assert_eq!(read(&"x".repeat(LIMIT)).config.len(), LIMIT);
+        assert_eq!(read(&"x".repeat(5 * LIMIT)).config.len(), LIMIT + 1);
+        assert_eq!(read(&"\u{1f300}".repeat(LIMIT)).config.len(), LIMIT + 4);
+    }
+
+    #[test]
     fn an_object_without_a_name_is_none() {
         assert!(serde_json::from_value::<Pod>(json!({"kind": "Status", "metadata": {}, "code": 200})).is_err());
         assert!(serde_json::from_value::<Namespace>(json!({"metadata": {}})).is_err());

@@ -75,6 +75,16 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_that_is_too_large_is_refused() {
+        let padded =
+            |length: usize| format!("{{\"type\":\"bridge\"{}}}", " ".repeat(length - "{\"type\":\"bridge\"}".len()));
+        assert!(read(&definition(&padded(Definition::MAX_CONFIG))).is_ok());
+        let error = read(&definition(&padded(Definition::MAX_CONFIG + 1))).expect_err("refused");
+        let wanted = "NetworkAttachmentDefinition shop/a.b: spec.config: expected at most 262144 bytes, got more";
+        assert_eq!(error, Error::new(Code::InvalidConfig, wanted));
+    }
+
+    #[test]
     fn devices_are_refused() {
         let mut sriov = definition("{\"type\":\"sriov\"}");
         sriov.annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
