@@ -7,6 +7,7 @@ pub use noticed::Noticed;
 
 use crate::cni::LogLevel;
 use crate::printable;
+use crate::streams::Stderr;
 use crate::trusted_file::append_below;
 use std::fmt;
 use std::io;
@@ -48,8 +49,8 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], not
     });
     let opened = opened.transpose();
     let writer = match &opened {
-        Ok(Some(file)) => BoxMakeWriter::new(io::stderr.and(Arc::clone(file))),
-        Ok(None) | Err(_) => BoxMakeWriter::new(io::stderr),
+        Ok(Some(file)) => BoxMakeWriter::new((|| Stderr).and(Arc::clone(file))),
+        Ok(None) | Err(_) => BoxMakeWriter::new(|| Stderr),
     };
     let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
     // What they say of a request, our own errors say with the pod's name.

@@ -10,6 +10,7 @@ use super::watch::{Watch, Woken};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::time::{Duration, Instant};
 
 /// Files are looked at this often even if nothing seems to change: not every file system tells.
@@ -18,6 +19,8 @@ const RESYNC: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(5);
 /// How long one turn may take before the agent counts as stuck.
 const SLACK: Duration = Duration::from_secs(30);
+/// How often the watchdog looks whether it is.
+const CHECK: Duration = Duration::from_secs(10);
 
 /// What happens to the plugin when the agent ends.
 #[derive(Debug, Clone)]
@@ -89,6 +92,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             .serve(address, job.metrics.clone())
             .map_err(|error| format!("{address}: can't answer there: {error}"))?;
         tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
+        health.supervise(CHECK, end_stuck).map_err(|error| format!("can't start the watchdog: {error}"))?;
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
@@ -137,6 +141,12 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             return ended;
         }
     }
+}
+
+/// Ends the process as a failed liveness probe would: the kubelet starts the container again.
+fn end_stuck() {
+    tracing::error!("the agent is stuck: the file system does not answer; it ends, to be started again");
+    process::exit(1);
 }
 
 impl OnExit {

@@ -10,9 +10,11 @@
 //! | [`repair`] | pods that bypass the mesh |
 //! | [`taint`] | pods that are to wait |
 //! | `health`, `metrics` | what a kubelet and Prometheus ask |
+//! | `connections` | how many clients `health` and `socket` serve, and which of them make room for others |
 
 mod backoff;
 mod calls;
+mod connections;
 mod daemon_set;
 mod facts;
 mod health;

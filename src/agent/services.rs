@@ -104,11 +104,11 @@ impl Services {
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
-            let asked = Asked::nobody();
+            let mut asked = Asked::nobody();
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}
-                () = serve(socket, &answers, &asked) => {}
+                () = serve(socket, &answers, &mut asked) => {}
             }
             asked.are_answered().await;
         });
@@ -118,7 +118,7 @@ impl Services {
 }
 
 /// Answers for ever; where there is no socket, nobody.
-async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &Asked) {
+async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut Asked) {
     match socket {
         Some(socket) => socket::serve(&socket, answers, asked).await,
         None => pending().await,

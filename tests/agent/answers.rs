@@ -195,3 +195,22 @@ fn definitions_are_known_and_their_absence_is() {
         assert_eq!(scene.api.requests(), [""; 0]);
     });
 }
+
+#[test]
+fn idle_connections_delay_no_add() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let idle: Vec<_> = (0..300).map(|_| UnixStream::connect(scene.socket()).expect("it listens")).collect();
+        let half: Vec<_> = (0..100)
+            .map(|_| {
+                let mut stream = UnixStream::connect(scene.socket()).expect("it listens");
+                stream.write_all(b"{\"wait_ms\":").expect("sent");
+                stream
+            })
+            .collect();
+        let called = scene.done("ADD", &scene.conf(), Some(UID));
+        assert!(!called.stderr.contains("the agent does not answer"), "{called:?}");
+        assert_eq!(scene.api.requests(), [""; 0]);
+        drop((idle, half));
+    });
+}

@@ -4,7 +4,7 @@ use super::Facts;
 use super::cache::Cache;
 use super::objects::Kind;
 use crate::agent::Metrics;
-use crate::cluster::{ServiceAccount, causes};
+use crate::cluster::{PAGE, ServiceAccount, causes};
 use futures_util::StreamExt;
 use kube::runtime::watcher::{Config, DefaultBackoff, Error, Event, watcher};
 use kube::{Api, Client};
@@ -12,8 +12,6 @@ use std::pin::pin;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// A list is read in pages of so many objects: their JSON is what takes memory, not what is kept.
-const PAGE: u32 = 100;
 /// What the API does not have or does not allow changes seldom.
 const SLOWLY: Duration = Duration::from_secs(60);
 /// A watch that was begun again and has not failed for so long has gone on: the API says nothing until

@@ -15,12 +15,13 @@ pub use summary::{Authority, Credentials, Summary};
 pub(super) use access::Access;
 pub(super) use pem::base64;
 
+use super::limited;
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use crate::trusted_file;
 use access::Files;
 use credentials::{TOKEN, User};
-use endpoint::Cluster;
+use endpoint::{Cluster, without_userinfo};
 use entry::Entry;
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
@@ -140,9 +141,9 @@ impl<'a> Kubeconfig<'a> {
         Ok(read)
     }
 
-    /// The API server's address, without a slash at its end.
+    /// The API server's address for messages, without a slash at its end.
     pub(super) fn server(&self) -> String {
-        self.config.cluster_url.to_string().trim_end_matches('/').to_owned()
+        shown(&self.config)
     }
 
     /// A client, which connects when it is first used. Needs a runtime around it.
@@ -151,7 +152,7 @@ impl<'a> Kubeconfig<'a> {
     /// 7 where a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
         let Self { config, cluster, user } = self;
-        Client::try_from(config).map_err(|error| {
+        limited::client(config).map_err(|error| {
             let (entry, key) = match &error {
                 kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
                     (cluster, "certificate-authority(-data)")
@@ -167,6 +168,11 @@ impl<'a> Kubeconfig<'a> {
             entry.wrong(key, "can't be used").with_details(cause)
         })
     }
+}
+
+/// The API server's address for messages, without a slash at its end.
+fn shown(config: &Config) -> String {
+    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
 }
 
 /// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
