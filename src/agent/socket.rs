@@ -139,9 +139,11 @@ fn bind(path: &Path) -> io::Result<Bound> {
 /// Takes the socket away, where it still is this one.
 impl Drop for Bound {
     fn drop(&mut self) {
-        let removed = locked(&self.path).and_then(|_lock| match identity(&self.path) {
-            Ok(file) if file == self.file => fs::remove_file(&self.path),
-            _ => Ok(()),
+        let removed = locked(&self.path).and_then(|_lock| {
+            if identity(&self.path).is_ok_and(|file| file == self.file) {
+                fs::remove_file(&self.path)?;
+            }
+            fs::remove_file(lock_of(&self.path))
         });
         if let Err(error) = removed {
             tracing::warn!(socket = %self.path.display(), %error, "can't take the socket away");
@@ -152,9 +154,18 @@ impl Drop for Bound {
 /// Keeps other agents from changing what is in the socket's directory. The directory itself is not the
 /// lock: every user can open it, and so hold its lock.
 fn locked(path: &Path) -> io::Result<File> {
-    let lock = open_lock(&path.with_file_name("agent.lock"))?;
-    lock.lock()?;
-    Ok(lock)
+    loop {
+        let lock = open_lock(&lock_of(path))?;
+        lock.lock()?;
+        // An agent that ended has removed it meanwhile: the next one locks another file.
+        if lock.metadata()?.nlink() > 0 {
+            return Ok(lock);
+        }
+    }
+}
+
+fn lock_of(socket: &Path) -> PathBuf {
+    socket.with_file_name("agent.lock")
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

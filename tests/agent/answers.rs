@@ -43,6 +43,20 @@ fn a_node_whose_agent_knows_its_pods_is_ready() {
     });
 }
 
+/// Every user can open the socket's directory and hold its lock.
+#[test]
+fn no_other_user_can_keep_the_agent_from_its_socket() {
+    Scene::run(|scene| {
+        let directory = scene.root.join("run/detour");
+        std::fs::create_dir_all(&directory).expect("made");
+        let held = std::fs::File::open(&directory).expect("opened");
+        held.lock().expect("locked");
+        let _agent = scene.agent();
+        let lock = std::fs::metadata(directory.join("agent.lock")).expect("there");
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&lock) & 0o777, 0o600);
+    });
+}
+
 #[test]
 fn the_configuration_that_it_installs_names_its_socket() {
     Scene::run(|scene| {
