@@ -10,11 +10,14 @@ use super::{Error, HostPath, Root};
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// No configuration is larger; what is, is a program, or a mistake.
 const LARGEST_TEXT: u64 = 1 << 20;
+
+/// The end of the name of a file that an agent holds locked while it runs.
+const PRESENT: &str = ".present";
 
 /// The node.
 #[derive(Debug, Clone)]
@@ -68,12 +71,17 @@ impl Node {
             let reached = self.root.reach_entry(path)?;
             fs::create_dir_all(reached.parent().unwrap_or(Path::new("/")))?;
             // One that is written to wakes whoever watches the directory, this agent first of all.
-            let file = match File::open(&reached) {
-                Err(why) if why.kind() == ErrorKind::NotFound => File::create(&reached),
-                opened => opened,
-            }?;
-            file.lock()?;
-            Ok(Lock(file))
+            loop {
+                let file = match File::open(&reached) {
+                    Err(why) if why.kind() == ErrorKind::NotFound => File::create(&reached),
+                    opened => opened,
+                }?;
+                file.lock()?;
+                // Another process may have removed it meanwhile, as `forget_absent` does.
+                if is_at(&file, &reached)? {
+                    return Ok(Lock(file));
+                }
+            }
         };
         lock().map_err(|why| Error::file("lock", path, &why))
     }
@@ -99,8 +107,28 @@ impl Node {
         let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
     }
 
+    /// Removes what [`Node::be_present`] left of agents that were killed.
+    pub fn forget_absent(&self) {
+        let forget = |name: &str| -> io::Result<()> {
+            let path = self.root.reach_entry(&self.state.join(name))?;
+            let file = File::open(&path)?;
+            // The lock is held until the file is gone: an agent of that name that starts now makes a new one.
+            if file.try_lock().is_ok() && is_at(&file, &path)? {
+                atomic::remove(&path)?;
+            }
+            Ok(())
+        };
+        for name in self.names(&self.state).unwrap_or_default() {
+            if name.ends_with(PRESENT)
+                && let Err(why) = forget(&name)
+            {
+                tracing::warn!("remove {}: {why}", self.state.join(&name));
+            }
+        }
+    }
+
     fn presence(&self, installer: &str) -> HostPath {
-        self.state.join(&format!("{}.present", installer.replace('/', "_")))
+        self.state.join(&format!("{}{PRESENT}", installer.replace('/', "_")))
     }
 
     /// What is there, as far as `desired` and the log speak of it.
@@ -263,6 +291,16 @@ impl Node {
             Action::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
             Action::Remove { path, .. } => atomic::remove(&entry(path)?),
         }
+    }
+}
+
+/// Whether `path` still leads to `file`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Err(why) if why.kind() == ErrorKind::NotFound => Ok(false),
+        Err(why) => Err(why),
     }
 }
 
