@@ -15,6 +15,11 @@ use tokio::time::timeout;
 const WATCH_SECONDS: u32 = 240;
 /// A server that has not ended a watch so long after its time is gone.
 const SLACK: Duration = Duration::from_secs(10);
+/// Whatever the API server has, and all changes from there on (kubernetes.io, "API Concepts", "Get State and
+/// Start at Any"). The server must not wait for anything: a watch without a version waits for etcd's latest,
+/// and both forms, if bookmarks are asked for, are refused with 500 where etcd reports no progress on request
+/// (kube-apiserver 1.35 with etcd 3.4.23).
+const ANY: &str = "0";
 /// How long a watch may take to begin with the object, before a request tells whether there is one.
 const BEGINNING: Duration = Duration::from_secs(3);
 
@@ -41,17 +46,18 @@ impl Api {
 
     /// Follows whether it is.
     ///
-    /// The watch names no `resourceVersion`: that of the object may be older than the API server's
-    /// watch cache, which begins anew with each start of the server. Such a watch begins with the object
-    /// as it is, so no change is missed. Where it does not, a request tells whether there is one.
+    /// The watch begins at [`ANY`] version: the object's own may be older than the API server's watch
+    /// cache, which begins anew with each start of the server. Such a watch begins with the object, so no
+    /// change is missed. Where it does not, a request tells whether there is one.
     pub(in crate::cluster) fn watch(&self, daemon_set: &ObjectRef, mut tell: impl FnMut(bool)) -> Result<(), Error> {
         check_names("DaemonSet", [&daemon_set.namespace, &daemon_set.name])?;
         let session = self.session()?;
         let query = self.query(session, Object::DaemonSet(daemon_set));
         session.run(async {
-            let params = WatchParams::default().fields(&format!("metadata.name={}", daemon_set.name));
+            let params =
+                WatchParams::default().disable_bookmarks().fields(&format!("metadata.name={}", daemon_set.name));
             let request = Request::new(query.object.collection())
-                .watch_metadata(&params.timeout(WATCH_SECONDS), "")
+                .watch_metadata(&params.timeout(WATCH_SECONDS), ANY)
                 .map_err(|e| Error::new(Code::Internal, e.to_string()))?;
             let started = Instant::now();
             let ended = |last| query.gave_up(GaveUp { last, tries: 1, waited: started.elapsed() });
