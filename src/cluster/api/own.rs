@@ -84,7 +84,7 @@ impl Api {
                     Some(WatchEvent::Bookmark(_)) => continue,
                     Some(WatchEvent::Error(status)) => {
                         let cause = format!("the watch ended: {}, {}", status.code, status.message);
-                        return Err(ended(Failure::Trouble { cause, after: None }));
+                        return Err(ended(query.not_again(&cause)));
                     }
                     None => return Ok(()),
                 }
