@@ -126,13 +126,13 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut Asked) {
 }
 
 impl Running {
-    /// The plugin has been seen to; whether it is ready on the node.
-    pub(super) fn tell(&mut self, is_ready: bool) {
+    /// The plugin has been seen to. Whether it is ready on the node; `None`: the taint stays as it is.
+    pub(super) fn tell(&mut self, is_ready: Option<bool>) {
         if let Some(begin) = self.repair.take() {
             // Where the thread is gone, nobody is left to begin.
             let _ = begin.send(());
         }
-        if let Some(taint) = &self.taint {
+        if let (Some(taint), Some(is_ready)) = (&self.taint, is_ready) {
             taint.tell(is_ready);
         }
     }

@@ -131,9 +131,23 @@ fn bind(path: &Path) -> io::Result<Bound> {
     let listener = UnixListener::bind(&made)?;
     fs::set_permissions(&made, Permissions::from_mode(0o600))?;
     let file = identity(&made)?;
-    fs::rename(&made, path)?;
+    put(&made, path)?;
     fs::remove_dir(&apart)?;
     Ok(Bound { listener, path: path.to_owned(), file })
+}
+
+/// Gives the socket its place. An empty directory gives way: a pod that mounts the socket before there is
+/// one makes that (hostPath, type `DirectoryOrCreate`).
+fn put(made: &Path, path: &Path) -> io::Result<()> {
+    match fs::rename(made, path) {
+        Err(error) if error.kind() == ErrorKind::IsADirectory => {
+            let step = "a directory is in the socket's place and can't be removed";
+            fs::remove_dir(path).map_err(|why| io::Error::new(why.kind(), format!("{step}: {why}; remove it")))?;
+            tracing::warn!(socket = %path.display(), "an empty directory in the socket's place was removed");
+            fs::rename(made, path)
+        }
+        moved => moved,
+    }
 }
 
 /// Takes the socket away, where it still is this one.

@@ -206,9 +206,6 @@ impl Query<'_> {
                     self.right()
                 ),
             )),
-            409 if matches!(self.object, Object::Taints(_)) => {
-                hopeless(self.error(Code::TryAgain, "409, somebody else changed it at the same time"))
-            }
             409 | 422 => hopeless(
                 self.error(Code::PodUnknown, format!("{status}, it is not as it was, or another one of its name")),
             ),

@@ -253,16 +253,13 @@ pub(super) struct Owner {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct OwnerMetadata {
-    resource_version: String,
     deletion_timestamp: Option<IgnoredAny>,
 }
 
 impl Owner {
-    /// Its `resourceVersion`, where nobody has deleted it: with `--cascade=foreground` it stays until
-    /// its pods are gone.
-    pub(super) fn staying(self) -> Option<String> {
-        let OwnerMetadata { resource_version, deletion_timestamp } = self.metadata;
-        deletion_timestamp.is_none().then_some(resource_version)
+    /// Whether it is not being deleted: with `--cascade=foreground` it exists until its pods are gone.
+    pub(super) fn stays(&self) -> bool {
+        self.metadata.deletion_timestamp.is_none()
     }
 }
 

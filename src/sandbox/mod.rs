@@ -166,6 +166,7 @@ struct Inside {
 impl Inside {
     fn of(sandbox: &Sandbox) -> Result<Self, Error> {
         let refused = |why: &dyn std::fmt::Display| sandbox.error(&format!("can't be entered: {why}"));
+        #[expect(clippy::disallowed_methods, reason = "a namespace is no regular file everywhere")]
         let own = File::open(OWN).map_err(|e| refused(&format!("{OWN}: {e}")))?;
         // That the way back is permitted is known before it is needed.
         for namespace in [&own, &sandbox.file] {

@@ -103,6 +103,7 @@ impl Way {
             SFlag::S_IFSOCK => Self::Socket,
             SFlag::S_IFIFO => {
                 let path = format!("/proc/self/fd/{}", stream.as_raw_fd());
+                #[expect(clippy::disallowed_methods, reason = "a pipe, and this process's own")]
                 let opened = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
                 // Without a reader it can't be opened; a write then fails at once.
                 opened.map_or(Self::Other, Self::Pipe)

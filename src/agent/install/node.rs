@@ -19,6 +19,9 @@ const LARGEST_TEXT: u64 = 1 << 20;
 /// The log of an installation is larger only by mistake: it holds the texts of a few configurations.
 const LARGEST_LOG: u64 = 4 << 20;
 
+/// The end of the name of a file that an agent holds locked while it runs.
+const PRESENT: &str = ".present";
+
 /// The node.
 #[derive(Debug, Clone)]
 pub struct Node {
@@ -70,9 +73,14 @@ impl Node {
         let lock = || {
             let reached = self.root.reach_entry(path)?;
             create_directories(reached.parent().unwrap_or(Path::new("/")))?;
-            let file = open_lock(&reached)?;
-            file.lock()?;
-            Ok(Lock(file))
+            loop {
+                let file = open_lock(&reached)?;
+                file.lock()?;
+                // Another process may have removed it meanwhile, as `forget_absent` does.
+                if is_at(&file, &reached)? {
+                    return Ok(Lock(file));
+                }
+            }
         };
         lock().map_err(|why| Error::file("lock", path, &why))
     }
@@ -98,8 +106,28 @@ impl Node {
         let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
     }
 
+    /// Removes what [`Node::be_present`] left of agents that were killed.
+    pub fn forget_absent(&self) {
+        let forget = |name: &str| -> io::Result<()> {
+            let path = self.root.reach_entry(&self.state.join(name))?;
+            let file = File::open(&path)?;
+            // The lock is held until the file is gone: an agent of that name that starts now makes a new one.
+            if file.try_lock().is_ok() && is_at(&file, &path)? {
+                atomic::remove(&path)?;
+            }
+            Ok(())
+        };
+        for name in self.names(&self.state).unwrap_or_default() {
+            if name.ends_with(PRESENT)
+                && let Err(why) = forget(&name)
+            {
+                tracing::warn!("remove {}: {why}", self.state.join(&name));
+            }
+        }
+    }
+
     fn presence(&self, installer: &str) -> HostPath {
-        self.state.join(&format!("{}.present", installer.replace('/', "_")))
+        self.state.join(&format!("{}{PRESENT}", installer.replace('/', "_")))
     }
 
     /// What is there, as far as `desired` and the log speak of it.
@@ -281,6 +309,16 @@ impl Node {
 /// Opens a file whose path [`Root`] has resolved, for reading.
 fn open(reached: &Path) -> io::Result<File> {
     trusted_file::open(reached, OpenOptions::new().read(true))
+}
+
+/// Whether `path` still leads to `file`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Err(why) if why.kind() == ErrorKind::NotFound => Ok(false),
+        Err(why) => Err(why),
+    }
 }
 
 fn verb(action: &Action) -> &'static str {

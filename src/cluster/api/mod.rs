@@ -10,7 +10,7 @@ mod writes;
 
 use super::kubeconfig::{Access, Kubeconfig};
 use super::query::{Object, Query};
-use super::retry::{Failure, retry};
+use super::retry::{Failure, GaveUp, retry};
 use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, body, wire};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -38,6 +38,8 @@ pub(super) struct Api {
     server: Option<String>,
     /// How long facts may take, all tries together.
     timeout: Duration,
+    /// Whether facts are asked for again after a failure of the server.
+    persists: bool,
     /// Opened by the first request; a handshake costs more than a request.
     session: OnceLock<Session>,
 }
@@ -110,12 +112,25 @@ impl Api {
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, root: "/".into(), access: Access::Node, server: None, timeout, session: OnceLock::new() }
+        Self {
+            kubeconfig,
+            root: "/".into(),
+            access: Access::Node,
+            server: None,
+            timeout,
+            persists: true,
+            session: OnceLock::new(),
+        }
     }
 
     /// This server, asked as the service account whose files are in `directory`.
     pub(super) fn as_account(server: String, directory: PathBuf, timeout: Duration) -> Self {
         Self { server: Some(server), ..Self::new(directory, timeout) }
+    }
+
+    /// The same without a second try where the server fails.
+    pub(super) fn once(self) -> Self {
+        Self { persists: false, ..self }
     }
 
     /// The same, where the absolute paths in the kubeconfig are those of the file system mounted at `root`.
@@ -175,13 +190,27 @@ impl Api {
             let pod = Pod::from(get::<wire::Pod>(session, &query).await?);
             if pod.is(wanted) { Ok(pod) } else { Err(Failure::Missing(another_uid(&pod, wanted))) }
         };
-        retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+        self.retry(started, &query, attempt).await.map_err(|end| query.gave_up(end))
     }
 
     async fn namespace_of(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
         let query = self.query(session, object);
         let attempt = async || Ok(get::<wire::Namespace>(session, &query).await?.into());
-        retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+        self.retry(started, &query, attempt).await.map_err(|end| query.gave_up(end))
+    }
+
+    /// Tries to get facts.
+    async fn retry<T>(
+        &self,
+        started: Instant,
+        query: &Query<'_>,
+        mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
+    ) -> Result<T, GaveUp> {
+        let attempt = async || match attempt().await {
+            Err(Failure::Trouble { cause, .. }) if !self.persists => Err(query.not_again(&cause)),
+            other => other,
+        };
+        retry(started, self.timeout, attempt).await
     }
 }
 
