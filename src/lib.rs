@@ -87,6 +87,7 @@
 //! | path | what |
 //! |---|---|
 //! | `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json` | what an attachment asked for; it goes with a reboot, as the namespaces do |
+//! | `/run/detour/locks/DEVICE-INODE` | the lock of a network namespace that a call works in now; for root alone, removed with the call |
 //! | `/run/detour/agent.sock` | where the agent answers; for root alone; beside it its lock, `agent.lock` |
 //! | `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`) | what the primary plugin ran for a pod; DEL must find it after a reboot |
 //! | `/var/lib/cni/detour/install.json` | what was put on the node; beside it locks: `install.lock`, and of each agent that runs `NAME.present` |
