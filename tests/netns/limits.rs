@@ -136,13 +136,21 @@ fn rules_in_other_tables_do_not_count() {
 }
 
 #[test]
-fn del_succeeds_beside_more_addresses_than_are_read() {
-    let (world, configuration) = attached();
-    let addresses: String = (0..21_000).map(|n| format!("addr add fd01::{n:x}/128 dev lo nodad\n")).collect();
-    let file = world.manifests(&[&addresses]).join("0.yaml");
+fn del_succeeds_beside_more_policy_rules_than_are_read() {
+    let world = World::new(Families::V4);
+    let configuration = exclude_1337(&story(&world, Dns::Left, &[("sidecar.istio.io/interceptionMode", "TPROXY")]));
+    world.add(&configuration);
+    let rules = (0..21_000).map(|n| format!("rule add pref {} fwmark {} lookup 100\n", 32_000 - n, n + 10));
+    let file = world.manifests(&[&rules.collect::<String>()]).join("0.yaml");
     world.ip(&["-batch", file.to_str().expect("text")]);
-    assert_eq!(soon(&world, "ADD", &configuration).expect_code(), 107);
+    for verb in ["CHECK", "ADD"] {
+        let output = soon(&world, verb, &configuration);
+        assert_eq!(output.expect_code(), 107);
+        let msg = output.stdout["msg"].as_str().expect("text");
+        assert!(msg.contains("policy rules") && msg.contains("expected at most 20000 objects and 16 MiB"), "{msg}");
+    }
     soon(&world, "DEL", &configuration).expect_success();
+    assert_eq!(rules_of(&world), (0, 0));
     assert!(!state_of(&world));
 }
 
