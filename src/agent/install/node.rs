@@ -110,7 +110,7 @@ impl Node {
     pub fn forget_absent(&self) {
         let forget = |name: &str| -> io::Result<()> {
             let path = self.root.reach_entry(&self.state.join(name))?;
-            let file = File::open(&path)?;
+            let file = open(&path)?;
             // The lock is held until the file is gone: an agent of that name that starts now makes a new one.
             if file.try_lock().is_ok() && is_at(&file, &path)? {
                 atomic::remove(&path)?;
