@@ -15,6 +15,7 @@
 //! | facts | [`cluster`] | the node's agent behind its socket, the API, or a directory of manifests |
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process; the kernel's socket protocol |
+//! | the process's streams | [`streams`] | stdin, stdout and stderr of a call, none of which blocks it forever |
 //! | values | [`policy`], [`pod`], [`cni`], [`printable`] | what is redirected and who is exempt; facts of a pod; the CNI protocol; text that terminals display and do not act on |
 //!
 //! # One ADD
@@ -86,13 +87,16 @@
 //! | path | what |
 //! |---|---|
 //! | `/run/detour/attachments/CONTAINER/NETWORK@IFNAME.json` | what an attachment asked for; it goes with a reboot, as the namespaces do |
-//! | `/run/detour/agent.sock` | where the agent answers; for root alone |
+//! | `/run/detour/locks/DEVICE-INODE` | the lock of a network namespace that a call works in now; for root alone, removed with the call |
+//! | `/run/detour/agent.sock` | where the agent answers; for root alone; beside it its lock, `agent.lock` |
 //! | `/var/lib/cni/detour/CONTAINER/NETWORK@IFNAME.json` (`cniDir`) | what the primary plugin ran for a pod; DEL must find it after a reboot |
 //! | `/var/lib/cni/detour/install.json` | what was put on the node; beside it locks: `install.lock`, and of each agent that runs `NAME.present` |
 //! | `/var/lib/cni/detour/node.json` | the node configuration: the keys that no attachment can set ([`cni::NodeConf`]) |
 //! | `/var/lib/cni/detour/kubeconfig` | by which the plugin reaches the API, where the agent or `detour install` wrote it |
 //!
 //! Error codes: [`cni::Code`].
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod agent;
 pub mod chain;
@@ -111,4 +115,5 @@ pub mod policy;
 pub mod printable;
 pub mod sandbox;
 pub mod state;
+pub mod streams;
 pub mod trusted_file;

@@ -7,11 +7,11 @@ pub use noticed::Noticed;
 
 use crate::cni::LogLevel;
 use crate::printable;
+use crate::streams::Stderr;
+use crate::trusted_file::append_below;
 use std::fmt;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::sync::Arc;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -29,8 +29,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// pairs of `context`. Events of dependencies are logged at level debug only. What `noticed` keeps, it
 /// keeps at any level.
 ///
-/// A file that can't be opened is a warning on stderr: a full or missing disk must not keep pods
-/// from starting.
+/// A file that can't be opened, or is not [`accepted`], is a warning on stderr: a full or missing disk must
+/// not keep pods from starting, nor must a path that an earlier version accepted.
 pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], noticed: Option<&Noticed>) {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
@@ -43,10 +43,14 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], not
         return;
     }
     let opened = file.filter(|_| level != LevelFilter::OFF);
-    let opened = opened.map(|path| open(path).map_err(|error| (path, error))).transpose();
+    let opened = opened.map(|path| {
+        let opened = accepted(path).map_err(io::Error::other);
+        opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map(Arc::new).map_err(|error| (path, error))
+    });
+    let opened = opened.transpose();
     let writer = match &opened {
-        Ok(Some(file)) => BoxMakeWriter::new(io::stderr.and(Arc::clone(file))),
-        Ok(None) | Err(_) => BoxMakeWriter::new(io::stderr),
+        Ok(Some(file)) => BoxMakeWriter::new((|| Stderr).and(Arc::clone(file))),
+        Ok(None) | Err(_) => BoxMakeWriter::new(|| Stderr),
     };
     let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
     // What they say of a request, our own errors say with the pod's name.
@@ -66,8 +70,21 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], not
     }
 }
 
-fn open(path: &Path) -> io::Result<Arc<File>> {
-    OpenOptions::new().create(true).append(true).mode(0o640).open(path).map(Arc::new)
+/// Where log files are: a path elsewhere would let the author of a configuration append to any file of
+/// the node.
+const DIRECTORY: &str = "/var/log";
+
+/// Whether the plugin appends its log to a file of that path.
+///
+/// # Errors
+/// It does not: why, and what is accepted.
+pub fn accepted(file: &Path) -> Result<(), String> {
+    let within = file.strip_prefix(DIRECTORY).ok().filter(|within| within.iter().next().is_some());
+    let plain = |within: &Path| within.components().all(|part| matches!(part, Component::Normal(_)));
+    if within.is_some_and(plain) {
+        return Ok(());
+    }
+    Err(format!("{:?} is not accepted; accepted: a path below {DIRECTORY} without \"..\"", file.display().to_string()))
 }
 
 fn pairs(context: &[(&str, &str)]) -> String {

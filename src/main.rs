@@ -1,13 +1,16 @@
 //! The `detour` binary: a CNI plugin where a runtime calls it, a command line where a person does.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod cli;
 
 use detour_cni::printable::Text;
+use detour_cni::streams::{Stderr, Stdin, Stdout};
 use detour_cni::{cni, plugin};
 use serde_json::Value;
 use std::env;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -22,10 +25,10 @@ fn main() -> ExitCode {
     let mut arguments = env::args_os();
     let program = arguments.next().unwrap_or_default();
     if called_by_runtime {
-        answer(plugin::call(env::vars_os(), io::stdin(), &file_name(&program)))
+        answer(plugin::call(env::vars_os(), Stdin::default(), &file_name(&program)))
     } else if arguments.len() == 0 {
         let about = format!("CNI plugin detour v{}\n{}", env!("CARGO_PKG_VERSION"), protocols());
-        print(io::stderr(), &Text::lines(&about), ExitCode::SUCCESS)
+        print(Stderr, &Text::lines(&about), ExitCode::SUCCESS)
     } else {
         cli::run()
     }
@@ -35,8 +38,8 @@ fn main() -> ExitCode {
 fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
     match answer {
         Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(result)) => print(io::stdout(), &Text::json(&result.to_string()), ExitCode::SUCCESS),
-        Err(error) => print(io::stdout(), &Text::json(&error.to_string()), ExitCode::FAILURE),
+        Ok(Some(result)) => print(Stdout, &Text::json(&result.to_string()), ExitCode::SUCCESS),
+        Err(error) => print(Stdout, &Text::json(&error.to_string()), ExitCode::FAILURE),
     }
 }
 

@@ -1,19 +1,28 @@
-//! Files of the node that this process reads as root, opened so that their owner can't harm it.
+//! Files of the node that this process reads or writes as root, opened so that their owner can't harm it.
 //!
 //! | function | for |
 //! |---|---|
-//! | [`open`], [`read`] | a file whose contents are checked elsewhere: regular, never waited for, of limited size |
+//! | [`read`], [`read_text`], [`follow`] | a file whose contents are checked elsewhere: regular, never waited for, of limited size. The files of proc(5) are such files too |
+//! | [`open`], [`read_nofollow`] | the same where a symbolic link has no business: state, and paths that [`crate::host_path`] has resolved |
 //! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
+//! | [`read_with_owner`] | a file that may name only files of its owner |
 //! | [`check`] | a path that root is about to execute or to use: only trusted users can change it |
+//! | [`create_new`], [`overwrite`], [`append_below`] | a file that is written: never through a link that another user made |
+//! | [`open_lock`], [`open_directory`], [`create_directories`] | a file that is locked, a directory that is flushed, or made |
 //!
 //! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
 //! `sudo_secure_path`: the archives of the CNI plugins up to 1.4 make `/opt/cni/bin` writable for it.
+//!
+//! Everything else in `src` is forbidden to open files (`clippy.toml`, `disallowed-methods`).
+#![allow(clippy::disallowed_methods, reason = "the one place that opens files")]
 
-use nix::fcntl::OFlag;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 use nix::unistd::geteuid;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 /// As many symbolic links as the kernel follows (path_resolution(7)).
@@ -55,17 +64,29 @@ impl Error {
     }
 }
 
+/// What keeps an open from waiting for the other end of a FIFO, and from becoming the process's terminal.
+const NEVER_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
+
 /// Opens the regular file at `path` as `options` say. It never follows a symbolic link in the last
 /// part of the path, and never waits for the other end of a FIFO.
 ///
 /// # Errors
-/// The file can't be opened ([`ELOOP`](nix::errno::Errno::ELOOP) for a symbolic link), or it is not a
-/// regular file.
+/// The file can't be opened; [`ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    let file = options.custom_flags(flags.bits()).open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_file() { Ok(file) } else { Err(not_regular(&metadata)) }
+    let opened = options.custom_flags((NEVER_WAIT | OFlag::O_NOFOLLOW).bits()).open(path);
+    regular(opened.map_err(|error| match error.raw_os_error() {
+        Some(errno) if errno == Errno::ELOOP as i32 && path.is_symlink() => not_regular("a symbolic link"),
+        _ => error,
+    })?)
+}
+
+/// Opens the regular file at `path` for reading; follows symbolic links, also those of proc(5) whose
+/// target has no name any more, such as `/proc/self/exe`.
+///
+/// # Errors
+/// The file can't be opened, or is not a regular file.
+pub fn follow(path: &Path) -> io::Result<File> {
+    regular(OpenOptions::new().read(true).custom_flags(NEVER_WAIT.bits()).open(path)?)
 }
 
 /// Reads the regular file at `path`, of at most `limit` bytes; follows symbolic links.
@@ -73,7 +94,32 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// # Errors
 /// The file can't be read, is not a regular file, or is larger.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    read_up_to(&open(&fs::canonicalize(path)?, OpenOptions::new().read(true))?, limit)
+    read_up_to(&follow(path)?, limit)
+}
+
+/// Reads the text of a file as [`read`] does.
+///
+/// # Errors
+/// As [`read`]; [`ErrorKind::InvalidData`] if it is not UTF-8.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    text(read(path, limit)?)
+}
+
+/// Reads the regular file at `path`, of at most `limit` bytes, unless its last part is a symbolic link.
+///
+/// # Errors
+/// As [`open`]; the file is larger.
+pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_up_to(&open(path, OpenOptions::new().read(true))?, limit)
+}
+
+/// Reads a file as [`read`] does, and returns the UID of its owner with the contents.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_with_owner(path: &Path, limit: u64) -> io::Result<(Vec<u8>, u32)> {
+    let file = follow(path)?;
+    Ok((read_up_to(&file, limit)?, file.metadata()?.uid()))
 }
 
 /// Reads the file at `path`, of at most `limit` bytes, if only trusted users can change it or the path
@@ -110,7 +156,7 @@ pub fn check(path: &Path) -> Result<PathBuf, Error> {
         if here.is_symlink() {
             links += 1;
             if links > MAX_LINKS {
-                return Err(io::Error::from(nix::errno::Errno::ELOOP).into());
+                return Err(io::Error::from(Errno::ELOOP).into());
             }
             verify_owner(&next, &here)?;
             let target = fs::read_link(&next)?;
@@ -128,6 +174,101 @@ pub fn check(path: &Path) -> Result<PathBuf, Error> {
         resolved = next;
     }
     Ok(resolved)
+}
+
+/// Creates the file at `path` for writing, readable for its owner only. A file, link or FIFO of that name
+/// is removed first: the name is that of a temporary file, whose writer was killed.
+///
+/// # Errors
+/// The file can't be created; the name is taken by a directory, or again by another process.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    // O_EXCL follows no symbolic link (open(2)).
+    let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match create() {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create()
+        }
+        created => created,
+    }
+}
+
+/// Opens the file at `path` to write it anew, readable for its owner only.
+///
+/// # Errors
+/// The file can't be written; it exists and is a symbolic link, not a regular file, of a user who is not
+/// trusted, or has another name, which may be the one that counts.
+pub fn overwrite(path: &Path) -> io::Result<File> {
+    let file = own(open(path, OpenOptions::new().write(true).create(true).truncate(false).mode(0o600))?)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// Opens the file at `path` to lock it (flock(2)); creates it where it is missing. Only its owner can open
+/// it then, since a user who can open a file can also hold its lock.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    // Opening it for writing wakes a process that watches the directory.
+    let file = match open(path, OpenOptions::new().read(true)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            open(path, OpenOptions::new().write(true).create(true).truncate(false).mode(0o600))?
+        }
+        opened => opened?,
+    };
+    if file.metadata()?.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+/// Opens the file at `path`, which is below `directory`, to append to it; creates it where it is missing.
+/// No symbolic link is followed below `directory`, so a user who can write to one on the way (`/var/log`
+/// belongs to group syslog on some systems) can't direct the writer elsewhere.
+///
+/// # Errors
+/// `path` is not below `directory` or has `..`; the file can't be opened; it is not a regular file, of a
+/// user who is not trusted, or has another name, which may be the one that counts.
+pub fn append_below(directory: &Path, path: &Path) -> io::Result<File> {
+    let refused = || io::Error::new(ErrorKind::InvalidInput, format!("expected a path below {}", directory.display()));
+    let mut names = path.strip_prefix(directory).map_err(|_| refused())?.components().peekable();
+    let mut parent = open_directory(directory)?;
+    while let Some(Component::Normal(name)) = names.next() {
+        let last = names.peek().is_none();
+        let flags = match last {
+            true => OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT,
+            false => OFlag::O_RDONLY | OFlag::O_DIRECTORY,
+        };
+        let flags = flags | NEVER_WAIT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = File::from(
+            openat(&parent, name, flags, Mode::from_bits_truncate(0o640))
+                .map_err(|errno| if errno == Errno::ELOOP { not_regular("a symbolic link") } else { errno.into() })?,
+        );
+        if last {
+            return own(regular(file)?);
+        }
+        parent = file;
+    }
+    Err(refused())
+}
+
+/// Creates the directory at `path`, and those that it is in, writable for this process's user only,
+/// whatever the umask is: a runtime's may be 0.
+///
+/// # Errors
+/// A directory can't be created.
+pub fn create_directories(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+/// Opens the directory at `path`; follows symbolic links.
+///
+/// # Errors
+/// The directory can't be opened.
+pub fn open_directory(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path)
 }
 
 /// Names and `..`, the last one first.
@@ -149,12 +290,39 @@ fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), Error> {
 
 fn verify_owner(path: &Path, metadata: &Metadata) -> Result<(), Error> {
     let uid = metadata.uid();
-    let trusted = uid == 0 || uid == geteuid().as_raw();
-    if trusted { Ok(()) } else { Err(Error::Owner { path: path.to_owned(), uid }) }
+    if is_trusted(uid) { Ok(()) } else { Err(Error::Owner { path: path.to_owned(), uid }) }
+}
+
+/// Whether the user is root or the user of this process.
+#[must_use]
+pub fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// The file, if what is written to it ends up nowhere else and belongs to no other user.
+fn own(file: File) -> io::Result<File> {
+    let metadata = file.metadata()?;
+    if !is_trusted(metadata.uid()) {
+        return Err(denied(format!("owned by UID {}; expected root: remove it first", metadata.uid())));
+    }
+    match metadata.nlink() {
+        0 | 1 => Ok(file),
+        names => Err(denied(format!("the file has {names} names (hard links), expected one: remove it first"))),
+    }
+}
+
+fn denied(why: String) -> io::Error {
+    io::Error::new(ErrorKind::PermissionDenied, why)
+}
+
+fn text(contents: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "not UTF-8"))
 }
 
 fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
-    let mut contents = Vec::new();
+    // proc(5) states no sizes.
+    let expected = file.metadata()?.len().min(limit) + 1;
+    let mut contents = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     file.take(limit + 1).read_to_end(&mut contents)?;
     if contents.len() as u64 > limit {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
@@ -162,9 +330,12 @@ fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-fn not_regular(metadata: &Metadata) -> io::Error {
+fn regular(file: File) -> io::Result<File> {
+    let metadata = file.metadata()?;
     let kind = metadata.file_type();
-    let name = if kind.is_dir() {
+    Err(not_regular(if kind.is_file() {
+        return Ok(file);
+    } else if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {
         "a FIFO"
@@ -172,99 +343,12 @@ fn not_regular(metadata: &Metadata) -> io::Error {
         "a socket"
     } else {
         "a device"
-    };
-    io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, got {name}"))
+    }))
+}
+
+fn not_regular(kind: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, got {kind}"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sys::stat::Mode;
-    use nix::unistd::{Gid, Uid, chown, mkfifo};
-    use std::fs::Permissions;
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    const LIMIT: u64 = 100;
-
-    /// A directory that goes with the test.
-    struct Directory(PathBuf);
-
-    impl Directory {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("detour-trusted-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("created");
-            Self(path)
-        }
-
-        fn file(&self, name: &str) -> PathBuf {
-            let path = self.0.join(name);
-            fs::create_dir_all(path.parent().expect("a directory")).expect("created");
-            fs::write(&path, "text").expect("written");
-            path
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[test]
-    fn only_regular_files_are_opened_and_nothing_waits() {
-        let directory = Directory::new("kinds");
-        let file = directory.file("file");
-        assert_eq!(read(&file, LIMIT).expect("read"), b"text");
-        assert_eq!(read(&file, 4).expect("read"), b"text");
-        assert_eq!(read(&file, 3).expect_err("larger").kind(), ErrorKind::FileTooLarge);
-        let (fifo, link) = (directory.0.join("fifo"), directory.0.join("link"));
-        mkfifo(&fifo, Mode::S_IRWXU).expect("made");
-        symlink(&file, &link).expect("linked");
-        for (path, wanted) in [(&fifo, "a FIFO"), (&directory.0, "a directory"), (&"/dev/null".into(), "a device")] {
-            let error = read(path, LIMIT).expect_err("refused").to_string();
-            assert_eq!(error, format!("expected a regular file, got {wanted}"));
-        }
-        let refused = open(&link, OpenOptions::new().read(true)).expect_err("a link");
-        assert_eq!(refused.raw_os_error(), Some(nix::errno::Errno::ELOOP as i32));
-        assert_eq!(read(&link, LIMIT).expect("followed"), b"text");
-    }
-
-    #[test]
-    fn a_file_that_only_trusted_users_can_change_is_trusted() {
-        let directory = Directory::new("trusted");
-        let file = directory.file("a/file");
-        symlink("a/file", directory.0.join("link")).expect("linked");
-        assert_eq!(check(&directory.0.join("link")).expect("trusted"), fs::canonicalize(&file).expect("resolved"));
-        assert_eq!(read_trusted(&file, LIMIT).expect("read"), b"text");
-        assert!(check(&directory.0.join("missing")).expect_err("missing").is_not_found());
-    }
-
-    #[test]
-    fn each_part_of_the_path_counts() {
-        type Change = fn(&Path) -> io::Result<()>;
-        let mode = |mode| move |path: &Path| fs::set_permissions(path, Permissions::from_mode(mode));
-        let (own, group): (Change, Change) = (
-            |path| Ok(chown(path, Some(Uid::from_raw(12345)), None)?),
-            |path| Ok(chown(path, None, Some(Gid::from_raw(12345)))?),
-        );
-        for part in ["a/file", "a", ""] {
-            let directory = Directory::new("parts");
-            let file = directory.file("a/file");
-            let changed = if part.is_empty() { directory.0.clone() } else { directory.0.join(part) };
-            own(&changed).expect("needs root");
-            let error = check(&file).expect_err("refused").to_string();
-            let shown = changed.display();
-            assert_eq!(error, format!("{shown} is owned by UID 12345; expected root: chown root:root {shown}"));
-            chown(&changed, Some(Uid::from_raw(0)), None).expect("changed");
-            mode(0o775)(&changed).expect("changed");
-            check(&file).expect("group root counts as root");
-            group(&changed).expect("changed");
-            assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
-            mode(0o757)(&changed).expect("changed");
-            assert!(matches!(check(&file), Err(Error::Writable { mode: 0o757, .. })));
-            mode(0o1777)(&changed).expect("changed");
-            assert_eq!(check(&file).is_ok(), part != "a/file", "sticky directories are fine, on the way");
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@ use netns_rs::NetNs;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -323,7 +324,7 @@ fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
 
 #[test]
 fn log_lines_go_to_stderr_and_to_the_file() {
-    let file = std::env::temp_dir().join(format!("protocol-test-{}.log", std::process::id()));
+    let file = Path::new("/var/log").join(format!("detour-protocol-test-{}.log", std::process::id()));
     let stdin = json!({
         "cniVersion": "1.1.0", "name": "n", "type": "detour", "log_file": file, "kubernetes": {"odd": 1},
         "exclude_namespaces": "kube-system",

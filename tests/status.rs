@@ -32,8 +32,10 @@ fn refused(conf: Value) -> String {
 
 #[test]
 fn all_is_well_with_facts_at_hand_or_without_need_of_them() {
-    let manifests = std::env::temp_dir();
+    let manifests = std::env::temp_dir().join(format!("detour-status-{}", std::process::id()));
+    std::fs::create_dir_all(&manifests).expect("made");
     assert_eq!(status(json!({"kubernetes": {"manifests_dir": manifests}})), (Some(0), String::new()));
+    std::fs::remove_dir(&manifests).expect("removed");
     assert_eq!(status(json!({"chain": [{"type": "uid-exclude", "uids": [1337]}]})), (Some(0), String::new()));
 }
 

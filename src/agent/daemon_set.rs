@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// From the end of a watch to the next one.
+/// From the failure of a watch to the next one.
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an agent that ends waits to know it, the watch's lag behind the signal included.
 const LAG: Duration = Duration::from_secs(3);
@@ -46,12 +46,17 @@ impl DaemonSet {
         thread::Builder::new().name("daemonset".into()).spawn(move || {
             let mut told = false;
             loop {
+                let begun = Instant::now();
                 let trouble = watched.account.watch(&watched.object, |there| watched.tell(there)).err();
                 if let Some(why) = trouble.as_ref().filter(|_| !told) {
                     tracing::warn!("{why}; meanwhile a deletion of it can go unseen");
                 }
                 told = trouble.is_some();
-                thread::park_timeout(PAUSE);
+                // One that has ended after its time is followed by the next at once: a deletion between
+                // two watches is seen only while the agent still has its rights.
+                if told || begun.elapsed() < PAUSE {
+                    thread::park_timeout(PAUSE);
+                }
             }
         })?;
         Ok(())

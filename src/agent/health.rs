@@ -1,21 +1,43 @@
-//! What a kubelet asks (`/healthz`: does it live, `/readyz`: is the node ready) and what Prometheus
+//! What a kubelet asks (`/healthz`: is the agent alive, `/readyz`: is the node ready) and what Prometheus
 //! collects (`/metrics`).
+//!
+//! Every pod that reaches the port can occupy it, so no restart depends on it: the agent itself notices
+//! that it is stuck, and ends ([`Health::supervise`]).
 
+use super::connections::Connections;
 use super::metrics::{self, Metrics};
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::{Backlog, listen};
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Builder;
+use tokio::time::{sleep, timeout};
 
-/// Kubelets wait for a second unless told otherwise.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// After a connection that could not be taken.
-const AGAIN: Duration = Duration::from_millis(100);
-/// As many are answered at the same time: whoever says nothing keeps no kubelet waiting.
-const AT_ONCE: usize = 8;
-
-const OK: &str = "200 OK";
+/// The most connections; at this limit a new one replaces the oldest.
+const CONNECTIONS: usize = 64;
+/// The most connections that wait in the kernel; a burst beyond it makes clients wait for a second.
+const BACKLOG: i32 = 1024;
+/// How long the head of a request may take. Kubelets send it at once and wait for one second by default.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a connection may take from its start to its end.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The size of a request's head, in bytes: the least that hyper allows.
+const HEAD_SIZE: usize = 8192;
+/// The pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often the agent must be found overdue, one check after another, to count as stuck. A process that
+/// was frozen is overdue until its next turn.
+const CHECKS: u32 = 3;
 
 /// What is known, shared with who answers.
 #[derive(Debug, Clone)]
@@ -42,135 +64,226 @@ impl Health {
         *state = State { obstacle, alive_until: Instant::now() + patience };
     }
 
-    /// Answers at `address` from now on, a few at the same time. Gives the address that it has.
+    /// Looks every `interval`, on a thread of its own, whether the agent is stuck; if so, calls `end`.
+    ///
+    /// # Errors
+    /// The kernel has no thread left.
+    pub(super) fn supervise(&self, interval: Duration, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let health = self.clone();
+        let work = move || {
+            let mut overdue = 0;
+            while overdue < CHECKS {
+                thread::park_timeout(interval);
+                overdue = if health.status("/healthz", Instant::now()).0.is_success() { 0 } else { overdue + 1 };
+            }
+            end();
+        };
+        thread::Builder::new().name("watchdog".into()).spawn(work).map(drop)
+    }
+
+    /// Answers at `address` from now on, on a thread of its own. Gives the address that it has.
+    ///
+    /// # Errors
+    /// The address can't be had; the kernel has no thread or no event queue left.
     pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics) -> io::Result<SocketAddr> {
         // A node can have IPv6 switched off.
         let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
-        let listener = TcpListener::bind(address).or_else(|error| {
-            if address.ip() == Ipv6Addr::UNSPECIFIED { TcpListener::bind(every_v4) } else { Err(error) }
+        let listener = std::net::TcpListener::bind(address).or_else(|error| {
+            let any = address.ip() == Ipv6Addr::UNSPECIFIED;
+            if any { std::net::TcpListener::bind(every_v4) } else { Err(error) }
         })?;
+        listener.set_nonblocking(true)?;
+        listen(&listener, Backlog::new(BACKLOG)?)?;
         let bound = listener.local_addr()?;
-        for _ in 0..AT_ONCE {
-            let (listener, health, metrics) = (listener.try_clone()?, self.clone(), metrics.clone());
-            thread::Builder::new().name("health".into()).spawn(move || {
-                for connection in listener.incoming() {
-                    match connection {
-                        Ok(connection) => {
-                            if let Err(error) = health.answer(connection, &metrics) {
-                                tracing::debug!(%error, "a probe went away");
-                            }
-                        }
-                        // Out of descriptors, most of all: some are given back soon.
-                        Err(_) => thread::park_timeout(AGAIN),
-                    }
-                }
-            })?;
-        }
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener)?
+        };
+        let health = self.clone();
+        let work = move || runtime.block_on(health.answer_all(&listener, &metrics));
+        thread::Builder::new().name("health".into()).spawn(work)?;
         Ok(bound)
     }
 
-    fn answer(&self, mut connection: TcpStream, metrics: &Metrics) -> io::Result<()> {
-        connection.set_write_timeout(Some(PATIENCE))?;
-        let request = head_of(&mut Timed { connection: &connection, until: Instant::now() + PATIENCE })?;
-        let line = String::from_utf8_lossy(&request);
-        let (status, kind, text) = match line.split_whitespace().nth(1).unwrap_or_default() {
-            "/metrics" => (OK, metrics::CONTENT_TYPE, metrics.text()),
+    async fn answer_all(&self, listener: &TcpListener, metrics: &Metrics) {
+        let mut connections = Connections::new(CONNECTIONS);
+        loop {
+            connections.room().await;
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let (health, metrics) = (self.clone(), metrics.clone());
+                    // None counts as busy: an answer is ready as soon as its request is read.
+                    connections.serve(|_| async move { health.answer(stream, &metrics).await });
+                }
+                // Out of descriptors, most of all: some are given back soon.
+                Err(_) => sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    }
+
+    /// Answers one request, whose body is not read.
+    async fn answer(&self, stream: TcpStream, metrics: &Metrics) {
+        let service = service_fn(async |request: Request<Incoming>| {
+            Ok::<_, Infallible>(self.response(request.uri().path(), metrics))
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(HEAD_SIZE)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(stream), service);
+        match timeout(TIMEOUT, connection).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "a request for the agent's health failed"),
+            Err(_) => tracing::debug!("a request for the agent's health took too long"),
+        }
+    }
+
+    fn response(&self, path: &str, metrics: &Metrics) -> Response<String> {
+        let (status, kind, text) = match path {
+            "/metrics" => (StatusCode::OK, metrics::CONTENT_TYPE, metrics.text()),
             path => {
                 let (status, text) = self.status(path, Instant::now());
                 (status, "text/plain; charset=utf-8", text + "\n")
             }
         };
-        let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n");
-        write!(connection, "{head}Content-Length: {}\r\n\r\n{text}", text.len())
+        let mut response = Response::new(text);
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response
     }
 
-    fn status(&self, path: &str, now: Instant) -> (&'static str, String) {
-        const UNAVAILABLE: &str = "503 Service Unavailable";
+    fn status(&self, path: &str, now: Instant) -> (StatusCode, String) {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match (path, &state.obstacle) {
-            ("/healthz", _) if now <= state.alive_until => (OK, "alive".into()),
-            ("/healthz", _) => (UNAVAILABLE, "stuck: the file system does not answer".into()),
-            ("/readyz", None) => (OK, "installed".into()),
-            ("/readyz", Some(why)) => (UNAVAILABLE, why.clone()),
-            _ => ("404 Not Found", "there are /healthz, /readyz and /metrics".into()),
+            ("/healthz", _) if now <= state.alive_until => (StatusCode::OK, "alive".into()),
+            ("/healthz", _) => (StatusCode::SERVICE_UNAVAILABLE, "stuck: the file system does not answer".into()),
+            ("/readyz", None) => (StatusCode::OK, "installed".into()),
+            ("/readyz", Some(why)) => (StatusCode::SERVICE_UNAVAILABLE, why.clone()),
+            _ => (StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics".into()),
         }
     }
-}
-
-/// A connection that is read from until a moment.
-struct Timed<'a> {
-    connection: &'a TcpStream,
-    until: Instant,
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        self.connection.set_read_timeout(Some(left))?;
-        self.connection.read(piece)
-    }
-}
-
-/// A request up to its empty line, however many pieces it comes in: an answer to part of it would
-/// be lost with the connection.
-fn head_of(connection: &mut impl Read) -> io::Result<Vec<u8>> {
-    const LONGEST: usize = 4096;
-    let mut head = Vec::new();
-    let mut piece = [0; 1024];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < LONGEST {
-        match connection.read(&mut piece)? {
-            0 => break,
-            read => head.extend_from_slice(&piece[..read]),
-        }
-    }
-    Ok(head)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpStream;
+    use std::sync::mpsc::channel;
 
-    #[test]
-    fn a_request_in_pieces_is_read_to_its_end() {
-        let mut pieces = "GET ".as_bytes().chain("/readyz HTTP/1.1\r\n".as_bytes()).chain("\r\nrest".as_bytes());
-        assert_eq!(head_of(&mut pieces).expect("readable"), b"GET /readyz HTTP/1.1\r\n\r\nrest");
+    /// More than any answer takes, less than a kubelet with `timeoutSeconds: 5` waits.
+    const SOON: Duration = Duration::from_secs(4);
+    const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+
+    fn server() -> SocketAddr {
+        let health = Health::new(Duration::from_secs(600));
+        health.tell(None, Duration::from_secs(600));
+        health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default()).expect("bound")
+    }
+
+    fn connect(address: SocketAddr) -> TcpStream {
+        let stream = TcpStream::connect_timeout(&address, SOON).expect("it listens");
+        stream.set_read_timeout(Some(SOON)).expect("set");
+        stream
+    }
+
+    /// The answer to `request`; empty where there is none.
+    fn answer(mut stream: TcpStream, request: &[u8]) -> String {
+        let mut answer = String::new();
+        // A server that closes with unread data resets the connection.
+        let _ = stream.write_all(request).and_then(|()| stream.read_to_string(&mut answer));
+        answer
+    }
+
+    fn answers_all(address: SocketAddr) {
+        for path in PATHS {
+            let started = Instant::now();
+            let answer = answer(connect(address), format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}: {answer:?}");
+            assert!(started.elapsed() < SOON, "{path}: {:?}", started.elapsed());
+        }
     }
 
     #[test]
-    fn whoever_says_nothing_or_little_keeps_nobody_waiting() {
-        let health = Health::new(Duration::from_secs(60));
-        let address = health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default()).expect("bound");
-        let started = Instant::now();
-        let silent: Vec<_> = (1..AT_ONCE).map(|_| TcpStream::connect(address).expect("it listens")).collect();
-        let mut probe = TcpStream::connect(address).expect("it listens");
-        probe.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").expect("sent");
-        let mut answer = String::new();
-        probe.read_to_string(&mut answer).expect("answered");
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && started.elapsed() < PATIENCE, "{answer}");
-        drop(silent);
-
-        let mut drips = TcpStream::connect(address).expect("it listens");
-        drips.set_read_timeout(Some(PATIENCE / 10)).expect("set");
-        let ended = |drips: &mut TcpStream| {
-            let read = drips.write_all(b"x").and_then(|()| drips.read(&mut [0]));
-            !matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock)
-        };
-        while !ended(&mut drips) {
-            assert!(started.elapsed() < 5 * PATIENCE, "it is still read from");
+    fn silent_connections_delay_no_answer() {
+        let address = server();
+        for count in [64, 500] {
+            let silent: Vec<_> = (0..count).map(|_| connect(address)).collect();
+            answers_all(address);
+            drop(silent);
         }
+        // Each of them has begun a request.
+        let slow: Vec<_> = (0..200).map(|_| connect(address)).collect();
+        slow.iter().for_each(|mut stream| drop(stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ")));
+        answers_all(address);
+    }
+
+    #[test]
+    fn clients_that_read_nothing_delay_no_answer() {
+        let address = server();
+        let deaf: Vec<_> = (0..200).map(|_| connect(address)).collect();
+        deaf.iter().for_each(|mut stream| drop(stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")));
+        answers_all(address);
+    }
+
+    #[test]
+    fn a_request_that_never_ends_is_cut_off() {
+        let started = Instant::now();
+        let mut drips = connect(server());
+        drips.set_read_timeout(Some(Duration::from_millis(50))).expect("set");
+        let is_open = |drips: &mut TcpStream| {
+            let read = drips.write_all(b"x").and_then(|()| drips.read(&mut [0; 1000]));
+            matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock)
+        };
+        while is_open(&mut drips) {
+            assert!(started.elapsed() < 5 * HEAD_TIMEOUT, "it is still open");
+        }
+    }
+
+    #[test]
+    fn a_request_in_pieces_is_read_to_its_end() {
+        let mut stream = connect(server());
+        for piece in ["GET ", "/readyz HT", "TP/1.1\r\n"] {
+            stream.write_all(piece.as_bytes()).expect("sent");
+            stream.flush().expect("sent");
+            thread::yield_now();
+        }
+        assert!(answer(stream, b"\r\n").starts_with("HTTP/1.1 200 OK\r\n"));
+    }
+
+    #[test]
+    fn large_requests_are_refused_or_not_read() {
+        let address = server();
+        let head = format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * HEAD_SIZE));
+        let refused = answer(connect(address), head.as_bytes());
+        assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431 "), "{refused:?}");
+        let body = "POST /healthz HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n";
+        let answered = answer(connect(address), body.as_bytes());
+        assert!(answered.starts_with("HTTP/1.1 200 OK\r\n"), "{answered:?}");
+        answers_all(address);
     }
 
     #[test]
     fn alive_while_turns_come_and_ready_once_nothing_is_in_the_way() {
         let health = Health::new(Duration::from_secs(60));
         let now = Instant::now();
-        let code = |path: &str, at: Instant| health.status(path, at).0[..3].to_owned();
-        assert_eq!((code("/healthz", now), code("/readyz", now)), ("200".into(), "503".into()));
-        assert_eq!(code("/healthz", now + Duration::from_secs(120)), "503");
+        let code = |path: &str, at: Instant| health.status(path, at).0.as_u16();
+        assert_eq!((code("/healthz", now), code("/readyz", now)), (200, 503));
+        assert_eq!(code("/healthz", now + Duration::from_secs(120)), 503);
         health.tell(None, Duration::ZERO);
-        assert_eq!((code("/readyz", now), code("/else", now)), ("200".into(), "404".into()));
+        assert_eq!((code("/readyz", now), code("/else", now)), (200, 404));
+    }
+
+    #[test]
+    fn an_agent_that_is_stuck_is_ended() {
+        let interval = Duration::from_millis(20);
+        let (ends, ended) = channel();
+        let health = Health::new(Duration::from_secs(600));
+        health.supervise(interval, move || ends.send(()).expect("awaited")).expect("a thread");
+        ended.recv_timeout(10 * interval).expect_err("it is alive");
+        health.tell(None, Duration::ZERO);
+        ended.recv_timeout(SOON).expect("it is stuck");
     }
 }

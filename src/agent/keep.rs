@@ -1,15 +1,16 @@
 //! Keeping the plugin on the node: whatever changes, what is wanted is compared with what is found.
 
-use super::backoff::Backoff;
 use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
 use super::metrics::Metrics;
 use super::services::Services;
+use super::stability::{HOLD, Stability};
 use super::watch::{Watch, Woken};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::time::{Duration, Instant};
 
 /// Files are looked at this often even if nothing seems to change: not every file system tells.
@@ -18,6 +19,8 @@ const RESYNC: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(5);
 /// How long one turn may take before the agent counts as stuck.
 const SLACK: Duration = Duration::from_secs(30);
+/// How often the watchdog looks whether it is.
+const CHECK: Duration = Duration::from_secs(10);
 
 /// What happens to the plugin when the agent ends.
 #[derive(Debug, Clone)]
@@ -73,6 +76,16 @@ enum Turn {
     Failed(String),
 }
 
+/// What a turn means for the node.
+#[derive(Debug, PartialEq, Eq)]
+enum Readiness {
+    Ready,
+    /// Everything is in place, but not for long enough.
+    Confirming,
+    /// In words.
+    Not(String),
+}
+
 /// Installs, repairs what drifts, and ends with SIGTERM or SIGINT. Nothing that is wrong on the
 /// node ends it: `/readyz` and the log say what is.
 ///
@@ -89,6 +102,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             .serve(address, job.metrics.clone())
             .map_err(|error| format!("{address}: can't answer there: {error}"))?;
         tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
+        health.supervise(CHECK, end_stuck).map_err(|error| format!("can't start the watchdog: {error}"))?;
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
         daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
@@ -98,13 +112,15 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         Some(services) => Some(services.start(job.node, &job.metrics)?),
         None => None,
     };
-    let (mut backoff, mut said, mut standing, mut present) = (Backoff::default(), String::new(), Standing::New, None);
+    let (mut stability, mut said) = (Stability::default(), Said::default());
+    let (mut standing, mut present) = (Standing::New, None);
     loop {
         watch.forget();
         let desired = (job.desired)();
         watch.directories(&job.directories(desired.as_ref().ok()));
         if let (None, Ok(desired)) = (&present, &desired) {
             present = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
+            job.node.forget_absent();
         }
         let turn = job.turn(desired, standing);
         standing = match turn {
@@ -112,18 +128,13 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             Turn::Failed(_) => standing,
             _ => Standing::Leads,
         };
-        let (time, deaf) = match &turn {
-            Turn::Repaired(_) => (backoff.after_repair(Instant::now()), true),
-            Turn::Failed(_) => (RETRY, true),
-            Turn::Yields(_) => (RETRY, false),
-            Turn::Settled(_) | Turn::Waits(_) => (RESYNC, false),
-        };
+        let (readiness, time, deaf) = turn.assess(&mut stability, Instant::now());
         if let Some(services) = &mut services {
-            services.tell(turn.obstacle().is_none());
+            services.tell(turn.decides(&readiness));
         }
-        job.count(&turn);
-        health.tell(turn.obstacle(), time + SLACK);
-        report(&turn, &mut said, &backoff, time);
+        job.count(&turn, &readiness);
+        health.tell(readiness.obstacle(), time + SLACK);
+        said.report(&turn, &readiness, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
             let removes = job.on_exit.removes();
@@ -137,6 +148,12 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             return ended;
         }
     }
+}
+
+/// Ends the process as a failed liveness probe would: the kubelet starts the container again.
+fn end_stuck() {
+    tracing::error!("the agent is stuck: the file system does not answer; it ends, to be started again");
+    process::exit(1);
 }
 
 impl OnExit {
@@ -178,8 +195,8 @@ impl Job<'_> {
         })
     }
 
-    fn count(&self, turn: &Turn) {
-        self.metrics.installed(turn.obstacle().is_none());
+    fn count(&self, turn: &Turn, readiness: &Readiness) {
+        self.metrics.installed(*readiness == Readiness::Ready);
         match turn {
             Turn::Repaired(_) => self.metrics.install("done"),
             Turn::Failed(_) => self.metrics.install("failed"),
@@ -211,6 +228,7 @@ impl Job<'_> {
             if !plan.actions.is_empty() {
                 self.node.apply(&plan, self.program, &lock)?;
             }
+            self.node.forget_absent();
             Ok(plan)
         };
         let plan = if removes { remove().map_err(|error: Error| error.to_string())? } else { Plan::default() };
@@ -223,38 +241,147 @@ impl Job<'_> {
 }
 
 impl Turn {
-    fn obstacle(&self) -> Option<String> {
+    /// What it means for the node, the time to the next turn, and whether changes until then are ignored.
+    fn assess(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
         match self {
-            Self::Settled(_) | Self::Yields(_) => None,
-            Self::Repaired(plan) => plan.waits_for.clone(),
-            Self::Waits(why) | Self::Failed(why) => Some(why.clone()),
+            Self::Settled(_) => match stability.in_place(now) {
+                Duration::ZERO => (Readiness::Ready, RESYNC, false),
+                left if stability.is_ready() => (Readiness::Ready, left, false),
+                left => (Readiness::Confirming, left, false),
+            },
+            Self::Repaired(plan) => {
+                let pause = stability.repaired();
+                let readiness = match &plan.waits_for {
+                    Some(what) => {
+                        stability.incomplete();
+                        Readiness::Not(what.clone())
+                    }
+                    None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
+                    None if stability.is_ready() => Readiness::Ready,
+                    None => Readiness::Confirming,
+                };
+                (readiness, pause, true)
+            }
+            Self::Yields(_) => (Readiness::Ready, RETRY, false),
+            Self::Waits(why) => {
+                stability.incomplete();
+                (Readiness::Not(why.clone()), RESYNC, false)
+            }
+            Self::Failed(why) => {
+                stability.incomplete();
+                (Readiness::Not(why.clone()), RETRY, true)
+            }
         }
     }
 }
 
-/// One line for each thing that was done, and for each new state.
-fn report(turn: &Turn, said: &mut String, backoff: &Backoff, time: Duration) {
-    let state = match turn {
-        Turn::Repaired(plan) => {
-            plan.actions.iter().for_each(|action| tracing::info!("{action}"));
-            if !time.is_zero() {
-                let (count, seconds) = (backoff.count(), time.as_secs());
-                let what = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                tracing::warn!(
-                    "somebody undoes it: {count} repairs of late, the last to {what}; next look in {seconds} s"
-                );
+impl Turn {
+    /// Whether the node's taint comes off; `None`: it stays as it is. That of an agent that yields is up to
+    /// the one that leads, and one that has just replaced the program, as in an upgrade, changes nothing yet.
+    fn decides(&self, readiness: &Readiness) -> Option<bool> {
+        match (self, readiness) {
+            (Self::Yields(_), _) | (_, Readiness::Confirming) => None,
+            (_, readiness) => Some(*readiness == Readiness::Ready),
+        }
+    }
+}
+
+impl Readiness {
+    /// What `/readyz` reports; `None` for a node that is ready.
+    fn obstacle(&self) -> Option<String> {
+        match self {
+            Self::Ready => None,
+            Self::Confirming => {
+                Some(format!("installed, but not yet confirmed: ready after {} s in place", HOLD.as_secs()))
             }
-            return said.clear();
+            Self::Not(why) => Some(why.clone()),
         }
-        Turn::Settled(state) | Turn::Waits(state) | Turn::Failed(state) => state.clone(),
-        Turn::Yields(other) => format!("{other} has taken over; this one only watches"),
-    };
-    if *said != state {
-        match turn {
-            Turn::Failed(_) => tracing::error!("{state}"),
-            Turn::Waits(_) => tracing::warn!("{state}"),
-            _ => tracing::info!("{state}"),
+    }
+}
+
+/// Why a node is not ready although everything was just put in place.
+fn contested(plan: &Plan, stability: &Stability) -> String {
+    let what = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    format!(
+        "another process keeps reverting the installation: {} repairs in a row did not last {} s, the latest: {what}; \
+         stop that process (Cilium: set cni.exclusive=false)",
+        stability.repairs(),
+        HOLD.as_secs()
+    )
+}
+
+/// What the log said last.
+#[derive(Debug, Default)]
+struct Said {
+    state: String,
+    ready: bool,
+}
+
+impl Said {
+    /// One line for each thing that was done, for each new state, and when the node becomes ready.
+    fn report(&mut self, turn: &Turn, readiness: &Readiness, time: Duration) {
+        let state = match turn {
+            Turn::Repaired(plan) => {
+                plan.actions.iter().for_each(|action| tracing::info!("{action}"));
+                if let Readiness::Not(why) = readiness
+                    && plan.waits_for.is_none()
+                {
+                    tracing::warn!("{why}; next check in {} s", time.as_secs());
+                }
+                String::new()
+            }
+            Turn::Settled(state) | Turn::Waits(state) | Turn::Failed(state) => state.clone(),
+            Turn::Yields(other) => format!("{other} has taken over; this one only watches"),
+        };
+        if self.state != state && !state.is_empty() {
+            match turn {
+                Turn::Failed(_) => tracing::error!("{state}"),
+                Turn::Waits(_) => tracing::warn!("{state}"),
+                _ => tracing::info!("{state}"),
+            }
         }
-        *said = state;
+        self.state = state;
+        let ready = *readiness == Readiness::Ready;
+        if ready && !self.ready {
+            tracing::info!("the plugin is ready on this node");
+        }
+        self.ready = ready;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a turn means for the node's taint and for `/readyz`.
+    fn assessed(turn: &Turn, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
+        let (readiness, ..) = turn.assess(stability, now);
+        (turn.decides(&readiness), readiness.obstacle())
+    }
+
+    #[test]
+    fn the_taint_comes_off_when_the_node_is_ready_and_goes_on_when_it_is_known_not_to_be() {
+        let (now, settled) = (Instant::now(), || Turn::Settled(String::new()));
+        let repaired = || Turn::Repaired(Plan::default());
+        let fresh = &mut Stability::default();
+        for turn in [repaired(), settled()] {
+            let (taint, obstacle) = assessed(&turn, fresh, now);
+            assert!(taint.is_none() && obstacle.is_some_and(|why| why.contains("not yet confirmed")), "as it was");
+        }
+        assert_eq!(assessed(&settled(), fresh, now + HOLD), (Some(true), None));
+        assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
+        assert_eq!(assessed(&Turn::Yields("later".into()), fresh, now), (None, None));
+        for turn in [Turn::Waits("why".into()), Turn::Failed("why".into())] {
+            assert_eq!(assessed(&turn, fresh, now), (Some(false), Some("why".into())));
+        }
+        let missing = Plan { waits_for: Some("a list".into()), ..Plan::default() };
+        assert_eq!(assessed(&Turn::Repaired(missing), fresh, now), (Some(false), Some("a list".into())));
+        let contested = &mut Stability::default();
+        for _ in 0..4 {
+            contested.repaired();
+        }
+        let (taint, obstacle) = assessed(&repaired(), contested, now);
+        assert!(taint == Some(false) && obstacle.is_some_and(|why| why.contains("keeps reverting")));
+        assert_eq!(assessed(&settled(), contested, now).0, None, "not off before it has held");
     }
 }

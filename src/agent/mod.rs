@@ -3,16 +3,17 @@
 //! | file | what it knows |
 //! |---|---|
 //! | [`install`] | what is wanted on a node, what is found, and the difference |
-//! | `keep` (`watch`, `backoff`) | doing that again whenever something changes |
+//! | `keep` (`watch`, `stability`) | doing that again whenever something changes |
 //! | `plugin_token`, `daemon_set` | the plugin's credentials; whether it stays when the agent ends |
 //! | `services` | what runs beside, where the node's name is known |
 //! | `facts` (`known`), `socket`, `calls` | what is known of the node's pods, who asks for it, and what came of their calls |
 //! | [`repair`] | pods that bypass the mesh |
 //! | [`taint`] | pods that are to wait |
 //! | `health`, `metrics` | what a kubelet and Prometheus ask |
+//! | `connections` | how many clients `health` and `socket` serve, and which of them make room for others |
 
-mod backoff;
 mod calls;
+mod connections;
 mod daemon_set;
 mod facts;
 mod health;
@@ -24,6 +25,7 @@ mod plugin_token;
 pub mod repair;
 mod services;
 mod socket;
+mod stability;
 pub mod taint;
 mod watch;
 

@@ -104,11 +104,11 @@ impl Services {
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
-            let asked = Asked::nobody();
+            let mut asked = Asked::nobody();
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}
-                () = serve(socket, &answers, &asked) => {}
+                () = serve(socket, &answers, &mut asked) => {}
             }
             asked.are_answered().await;
         });
@@ -118,7 +118,7 @@ impl Services {
 }
 
 /// Answers for ever; where there is no socket, nobody.
-async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &Asked) {
+async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut Asked) {
     match socket {
         Some(socket) => socket::serve(&socket, answers, asked).await,
         None => pending().await,
@@ -126,13 +126,13 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &Asked) {
 }
 
 impl Running {
-    /// The plugin has been seen to; whether it is ready on the node.
-    pub(super) fn tell(&mut self, is_ready: bool) {
+    /// The plugin has been seen to. Whether it is ready on the node; `None`: the taint stays as it is.
+    pub(super) fn tell(&mut self, is_ready: Option<bool>) {
         if let Some(begin) = self.repair.take() {
             // Where the thread is gone, nobody is left to begin.
             let _ = begin.send(());
         }
-        if let Some(taint) = &self.taint {
+        if let (Some(taint), Some(is_ready)) = (&self.taint, is_ready) {
             taint.tell(is_ready);
         }
     }

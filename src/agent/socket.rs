@@ -1,22 +1,23 @@
-//! The socket on which the plugin asks: nobody but root gets to it, the later of two agents has it,
-//! and whoever is slow or talks nonsense keeps nobody else waiting.
+//! The socket on which the plugin asks: only root can connect to it, the later of two agents has it, and
+//! clients that are slow or send garbage delay no other client.
 
+use super::connections::{Busy, Connections};
 use super::facts::Answers;
 use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
+use crate::trusted_file::{create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::future::pending;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-/// As many are served at the same time; more wait in the kernel.
+/// The most connections. At this limit a new one replaces the oldest that has sent no question yet; if all
+/// have, it waits in the kernel.
 const CONNECTIONS: usize = 64;
 /// How long a question or an answer may be under way. The plugin sends at once.
 const TRANSFER: Duration = Duration::from_secs(2);
@@ -26,18 +27,17 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Those who are served now.
-pub(super) struct Asked(Arc<Semaphore>);
+pub(super) struct Asked(Connections);
 
 impl Asked {
     /// Nobody so far.
     pub(super) fn nobody() -> Self {
-        Self(Arc::new(Semaphore::new(CONNECTIONS)))
+        Self(Connections::new(CONNECTIONS))
     }
 
-    /// Waits until everybody has an answer, for a moment at the longest.
-    pub(super) async fn are_answered(&self) {
-        let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
-        let _ = timeout(TRANSFER, self.0.acquire_many(all)).await;
+    /// Waits until every question has an answer, for a moment at the longest.
+    pub(super) async fn are_answered(&mut self) {
+        let _ = timeout(TRANSFER, self.0.finish()).await;
     }
 }
 
@@ -51,7 +51,7 @@ struct Bound {
 
 /// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
 /// later agent has taken it leaves, until that one is gone.
-pub(super) async fn serve(path: &Path, answers: &Answers, Asked(slots): &Asked) {
+pub(super) async fn serve(path: &Path, answers: &Answers, Asked(connections): &mut Asked) {
     let (mut bound, mut said) = (None, String::new());
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -72,27 +72,25 @@ pub(super) async fn serve(path: &Path, answers: &Answers, Asked(slots): &Asked) 
                     }
                 }
             },
-            (stream, slot) = accept(bound.as_ref(), slots) => {
+            stream = accept(bound.as_ref(), connections) => {
                 let answers = answers.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = talk(stream, &answers).await {
+                connections.serve(|busy| async move {
+                    if let Err(error) = talk(stream, &answers, &busy).await {
                         tracing::debug!(%error, "a question got lost");
                     }
-                    drop(slot);
                 });
             }
         }
     }
 }
 
-/// The next who asks, once there is room for one more; waits for ever where there is nothing to listen on.
-async fn accept(bound: Option<&Bound>, slots: &Arc<Semaphore>) -> (UnixStream, OwnedSemaphorePermit) {
-    let (Some(Bound { listener, .. }), Ok(slot)) = (bound, Arc::clone(slots).acquire_owned().await) else {
-        return pending().await;
-    };
+/// The next connection, once there is room for it; waits for ever where there is nothing to listen on.
+async fn accept(bound: Option<&Bound>, connections: &mut Connections) -> UnixStream {
+    let Some(Bound { listener, .. }) = bound else { return pending().await };
+    connections.room().await;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, slot),
+            Ok((stream, _)) => return stream,
             Err(error) => {
                 tracing::warn!(%error, "can't take a connection");
                 // Out of descriptors, most of all: some are given back soon.
@@ -121,8 +119,7 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 /// moment without a socket, and none at which it is open to others.
 fn bind(path: &Path) -> io::Result<Bound> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    // Whatever the umask is: a runtime's may be 0.
-    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    create_directories(directory)?;
     let _lock = locked(path)?;
     let apart = directory.join(".agent-socket");
     match fs::remove_dir_all(&apart) {
@@ -134,17 +131,33 @@ fn bind(path: &Path) -> io::Result<Bound> {
     let listener = UnixListener::bind(&made)?;
     fs::set_permissions(&made, Permissions::from_mode(0o600))?;
     let file = identity(&made)?;
-    fs::rename(&made, path)?;
+    put(&made, path)?;
     fs::remove_dir(&apart)?;
     Ok(Bound { listener, path: path.to_owned(), file })
+}
+
+/// Gives the socket its place. An empty directory gives way: a pod that mounts the socket before there is
+/// one makes that (hostPath, type `DirectoryOrCreate`).
+fn put(made: &Path, path: &Path) -> io::Result<()> {
+    match fs::rename(made, path) {
+        Err(error) if error.kind() == ErrorKind::IsADirectory => {
+            let step = "a directory is in the socket's place and can't be removed";
+            fs::remove_dir(path).map_err(|why| io::Error::new(why.kind(), format!("{step}: {why}; remove it")))?;
+            tracing::warn!(socket = %path.display(), "an empty directory in the socket's place was removed");
+            fs::rename(made, path)
+        }
+        moved => moved,
+    }
 }
 
 /// Takes the socket away, where it still is this one.
 impl Drop for Bound {
     fn drop(&mut self) {
-        let removed = locked(&self.path).and_then(|_lock| match identity(&self.path) {
-            Ok(file) if file == self.file => fs::remove_file(&self.path),
-            _ => Ok(()),
+        let removed = locked(&self.path).and_then(|_lock| {
+            if identity(&self.path).is_ok_and(|file| file == self.file) {
+                fs::remove_file(&self.path)?;
+            }
+            fs::remove_file(lock_of(&self.path))
         });
         if let Err(error) = removed {
             tracing::warn!(socket = %self.path.display(), %error, "can't take the socket away");
@@ -152,11 +165,21 @@ impl Drop for Bound {
     }
 }
 
-/// Keeps other agents from changing what is in the socket's directory.
+/// Keeps other agents from changing what is in the socket's directory. The directory itself is not the
+/// lock: every user can open it, and so hold its lock.
 fn locked(path: &Path) -> io::Result<File> {
-    let lock = File::open(path.parent().unwrap_or(Path::new("/")))?;
-    lock.lock()?;
-    Ok(lock)
+    loop {
+        let lock = open_lock(&lock_of(path))?;
+        lock.lock()?;
+        // An agent that ended has removed it meanwhile: the next one locks another file.
+        if lock.metadata()?.nlink() > 0 {
+            return Ok(lock);
+        }
+    }
+}
+
+fn lock_of(socket: &Path) -> PathBuf {
+    socket.with_file_name("agent.lock")
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -165,7 +188,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// One question and its answer.
-async fn talk(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
+async fn talk(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Result<()> {
     let asker = stream.peer_cred()?.uid();
     if asker != 0 {
         tracing::warn!(uid = asker, "refuses to answer anybody but root");
@@ -175,6 +198,7 @@ async fn talk(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     let mut line = Vec::new();
     let mut reader = BufReader::new(&mut stream).take(LONGEST_QUESTION);
     timeout_at(arrived + TRANSFER, reader.read_until(b'\n', &mut line)).await??;
+    busy.begin();
     if line.is_empty() {
         // An earlier agent looks whether anybody is here.
         return Ok(());

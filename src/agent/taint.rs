@@ -1,7 +1,7 @@
 //! The taint that keeps pods off a node whose plugin isn't ready.
 
 use crate::cluster::{Node, ServiceAccount};
-use crate::cni::Error;
+use crate::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,9 +11,12 @@ use std::time::{Duration, Instant};
 /// New pods are not scheduled onto the node; those that run are left alone (k8s.io/api, `core/v1`:
 /// `TaintEffectNoSchedule`).
 const EFFECT: &str = "NoSchedule";
-/// The pause after a first failure; somebody else may only have changed the node at the same time.
+/// The pause after a first failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The number of conflicts in a row that are no failure: another process changed the node at the same time,
+/// as kubelets and controllers do on a node that joins.
+const CONFLICTS: u32 = 10;
 /// After so long the node is looked at again: one that is registered anew has what its kubelet gives it.
 const AGAIN: Duration = Duration::from_secs(600);
 /// How long an agent that ends waits for its last change.
@@ -54,9 +57,10 @@ impl Taint {
     }
 
     fn follow(&self, told: &Receiver<bool>) {
-        let (mut wanted, mut shown, mut pause, mut said) = (None, None, FIRST_PAUSE, String::new());
+        let (mut wanted, mut shown, mut failures, mut said) = (None, None, 0, String::new());
         let mut looked = Instant::now();
         loop {
+            let pause = pause(failures);
             let news = if wanted == shown {
                 told.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
@@ -65,12 +69,8 @@ impl Taint {
             match news {
                 Ok(news) => wanted = Some(news),
                 Err(RecvTimeoutError::Disconnected) if wanted == shown => return,
-                Err(ending) => {
-                    if ending == RecvTimeoutError::Disconnected {
-                        thread::park_timeout(pause);
-                    }
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
+                Err(RecvTimeoutError::Disconnected) => thread::park_timeout(pause),
+                Err(RecvTimeoutError::Timeout) => {}
             }
             // Only the last of what was told meanwhile counts.
             wanted = told.try_iter().last().or(wanted);
@@ -80,28 +80,39 @@ impl Taint {
             let Some(is_wanted) = wanted.filter(|_| wanted != shown) else { continue };
             match self.show(is_wanted) {
                 Ok(changed) => {
-                    (shown, pause, looked) = (wanted, FIRST_PAUSE, Instant::now());
+                    (shown, failures, looked) = (wanted, 0, Instant::now());
                     said.clear();
                     if changed {
                         let what = if is_wanted { "put on" } else { "taken off" };
                         tracing::info!("taint {} is {what} node {}", self.key, self.node);
                     }
                 }
-                Err(error) if said != error.to_string() => {
-                    tracing::warn!("taint {}: {error}", self.key);
-                    said = error.to_string();
+                Err(error) => {
+                    failures += 1;
+                    if said != error.to_string() {
+                        tracing::warn!("taint {}: {error}", self.key);
+                        said = error.to_string();
+                    }
                 }
-                Err(_) => {}
             }
         }
     }
 
     /// Has the node show it or not; gives whether that was a change.
     fn show(&self, wanted: bool) -> Result<bool, Error> {
-        let node = self.account.node(&self.node)?;
-        let Some(taints) = changed(&node.taints, &self.key, wanted) else { return Ok(false) };
-        self.account.taint(&Node { taints, ..node })?;
-        Ok(true)
+        let mut conflicts = 0;
+        loop {
+            let node = self.account.node(&self.node)?;
+            let Some(taints) = changed(&node.taints, &self.key, wanted) else { return Ok(false) };
+            match self.account.taint(&Node { taints, ..node }) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.code == Code::PodUnknown && conflicts < CONFLICTS => {
+                    conflicts += 1;
+                    thread::park_timeout(FIRST_PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
@@ -120,6 +131,11 @@ impl Keeper {
             tracing::warn!("the node's taint could not be taken off in {} s; see kubectl taint", LAST.as_secs());
         }
     }
+}
+
+/// The pause before the next try, after so many failures in a row.
+fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
 }
 
 /// The taints with ours or without it; `None` where they are so already. All others stay, as and where they

@@ -9,8 +9,8 @@ use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, 
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
+use detour_cni::trusted_file::read_trusted;
 use std::env;
-use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,7 +45,13 @@ istio-validation has ended with 126, their rules are no longer what was asked fo
 never been attached. In place, the plugin's own ADD is made (again) in the pod's network namespace,
 and the rules are read back. Each pod gets an Event of it. A pod is tried five times, with pauses.
 
+With --health-address it ends by itself, with exit code 1, if the file system has not answered for two
+minutes: let it be started again.
+
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
+
+/// The agent's own kubeconfig has a few KiB.
+const LARGEST_KUBECONFIG: u64 = 1 << 20;
 
 /// Puts the plugin on a node and keeps it there.
 #[derive(Debug, Args)]
@@ -126,7 +132,10 @@ impl Agent {
         let token = || match &plugin_token {
             None => self.wanted.token(),
             Some(token) => {
-                let written = || fs::read_to_string(node.reach(&self.wanted.own_kubeconfig()).ok()?).ok();
+                let written = || {
+                    let reached = node.reach(&self.wanted.own_kubeconfig()).ok()?;
+                    String::from_utf8(read_trusted(&reached, LARGEST_KUBECONFIG).ok()?).ok()
+                };
                 token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
             }
         };

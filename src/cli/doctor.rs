@@ -5,12 +5,11 @@ use super::output::Output;
 use super::{Answer, Failure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{Platform, Record, Role, changed};
-use detour_cni::host_path::HostPath;
+use detour_cni::host_path::{HostPath, Root};
 use detour_cni::inspect::doctor::{Case, Installation, examine};
 use detour_cni::pod::PodRef;
-use std::fs::{self, File, OpenOptions};
+use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, io};
@@ -34,6 +33,9 @@ bundle is /run/detour, the node's own. The pod is asked for with --kubeconfig, e
 else, in a pod, as its service account, else with the plugin's own kubeconfig, which may not see
 everything.
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
+
+/// A name has at most 64 bytes (gethostname(2)); hostname(5) allows comments beside it.
+const LARGEST_NAME: u64 = 4 << 10;
 
 /// What is wrong with a node or a pod, as a list of checks
 ///
@@ -87,7 +89,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
         return Err(Failure::Usage(format!("--root {}: there is no such directory", root.display())));
     }
     // Before packets are sent for nothing.
-    let bundle = arguments.bundle.as_deref().map(|path| open(path).map_err(|why| unwritten(path, &why)));
+    let bundle = arguments.bundle.as_deref().map(|path| overwrite(path).map_err(|why| unwritten(path, &why)));
     let bundle = bundle.transpose()?;
     let case = arguments.case();
     let examination = examine(&case);
@@ -97,10 +99,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
     let answer = arguments.output.answer(&examination.checklist)?;
     let code = if examination.checklist.healthy { answer.code } else { ExitCode::FAILURE };
     Ok(Answer { code, ..answer })
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 fn unwritten(path: &Path, why: &io::Error) -> Failure {
@@ -163,9 +161,12 @@ fn of_environment() -> Option<PathBuf> {
 /// The name that a kubelet takes unless told otherwise. The running kernel's is this process's own, which in
 /// a pod is the pod's.
 fn host_name(root: &Path) -> Option<String> {
-    let own = (root == Path::new("/")).then_some(PathBuf::from("/proc/sys/kernel/hostname"));
-    let files = own.into_iter().chain([root.join("etc/hostname")]);
-    let of_file = |file: PathBuf| fs::read_to_string(file).ok().map(|text| text.trim().to_lowercase());
-    let given = env::var("NODE_NAME").ok();
-    given.into_iter().chain(files.filter_map(of_file)).find(|name| !name.is_empty())
+    let of_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), LARGEST_NAME).ok();
+    let own = (root == Path::new("/")).then(of_kernel).flatten();
+    let of_file = || {
+        let reached = Root::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
+        String::from_utf8(read_nofollow(&reached, LARGEST_NAME).ok()?).ok()
+    };
+    let names = own.into_iter().chain(of_file()).map(|text| text.trim().to_lowercase());
+    env::var("NODE_NAME").ok().into_iter().chain(names).find(|name| !name.is_empty())
 }

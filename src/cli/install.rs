@@ -9,10 +9,11 @@ use detour_cni::agent::install::{
 use detour_cni::cluster::ServiceAccount;
 use detour_cni::cni::NODE_CONFIGURATION;
 use detour_cni::printable::Text;
+use detour_cni::trusted_file::{follow, read, read_trusted};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs, io};
+use std::{env, io};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,6 +32,11 @@ The node configuration, /var/lib/cni/detour/node.json, states which program dire
 log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
 
 Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage.";
+
+/// The largest file of --config, which becomes a part of the plugin's configuration.
+const LARGEST_CONFIG: u64 = 1 << 20;
+/// The largest file of a service account: the authorities in ca.crt.
+const LARGEST_CREDENTIAL: u64 = 1 << 20;
 
 /// Puts this program, a kubeconfig and the plugin's configuration on a node.
 ///
@@ -161,7 +167,7 @@ pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
 
 /// What tells this program from others.
 pub(super) fn program() -> Result<Digest> {
-    let digest = fs::File::open(PROGRAM_FILE).and_then(Digest::read);
+    let digest = follow(Path::new(PROGRAM_FILE)).and_then(Digest::read);
     digest.with_context(|| format!("{PROGRAM_FILE}: this program can't be read, so it can't be copied"))
 }
 
@@ -259,7 +265,7 @@ impl Wanted {
     fn given(&self, names: &[&str]) -> Result<Map<String, Value>> {
         let Some(path) = &self.config else { return Ok(Map::new()) };
         let file = path.display();
-        let text = fs::read(path).with_context(|| format!("--config {file} can't be read"))?;
+        let text = read(path, LARGEST_CONFIG).with_context(|| format!("--config {file} can't be read"))?;
         let keys: Map<String, Value> =
             serde_json::from_slice(&text).with_context(|| format!("--config {file} is no JSON object"))?;
         match keys.get("type").and_then(Value::as_str) {
@@ -322,6 +328,7 @@ impl Wanted {
 
     fn read(&self, name: &str) -> Result<Vec<u8>> {
         let path: &Path = &self.service_account.join(name);
-        fs::read(path).with_context(|| format!("{}: the service account's file can't be read", path.display()))
+        let read = read_trusted(path, LARGEST_CREDENTIAL);
+        read.with_context(|| format!("{}: the service account's file can't be read", path.display()))
     }
 }

@@ -4,9 +4,11 @@ use super::Failure;
 use clap::Args;
 use detour_cni::cni::{Command, NetConf};
 use detour_cni::inspect::{Subject, configuration};
+use std::env;
+use std::fmt::Display;
+use std::fs::{self, File};
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
-use std::{env, fs};
 
 /// The configuration where none is named.
 const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
@@ -15,6 +17,9 @@ const ATTACHMENTS: &str =
     r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 /// What a file's name ends with when it is read.
 const MANIFESTS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// The largest file: kubectl's list of all definitions of a large cluster is smaller.
+const LARGEST: u64 = 16 << 20;
 
 /// A pod and a configuration.
 #[derive(Debug, Args)]
@@ -100,12 +105,7 @@ impl ClusterArguments {
         let Some(namespace) = &self.namespace else {
             return Err(Failure::Usage("name the pod's namespace with -n".to_owned()));
         };
-        let mut conf = self.conf(PLAIN)?;
-        if let Some(kubeconfig) = self.kubeconfig()? {
-            conf.kubernetes.kubeconfig = Some(kubeconfig);
-            conf.kubernetes.manifests_dir = None;
-        }
-        Ok(Subject::of_cluster(conf, namespace, pod)?)
+        Ok(Subject::of_cluster(self.conf(PLAIN)?, self.kubeconfig()?, (namespace, pod))?)
     }
 
     /// KUBECONFIG may be a list; its first member counts.
@@ -137,12 +137,16 @@ fn manifests(place: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let read = match path.as_os_str() == "-" {
-        true => stdin().read_to_end(&mut bytes).map(|_| bytes),
-        false => fs::read(path),
+    let unread = |why: &dyn Display| Failure::Usage(format!("{} can't be read: {why}", path.display()));
+    // The user names it, and waits for it if need be: `<(kubectl get …)` is a pipe.
+    #[expect(clippy::disallowed_methods, reason = "a pipe of the user's own is accepted")]
+    let source: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(stdin()),
+        false => Box::new(File::open(path).map_err(|error| unread(&error))?),
     };
-    read.map_err(|error| Failure::Usage(format!("{} can't be read: {error}", path.display())))
+    let mut bytes = Vec::new();
+    source.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unread(&error))?;
+    if bytes.len() as u64 > LARGEST { Err(unread(&format!("larger than {LARGEST} bytes"))) } else { Ok(bytes) }
 }
 
 fn text(path: &Path) -> Result<String, Failure> {

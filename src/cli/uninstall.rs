@@ -43,6 +43,7 @@ impl Uninstall {
         let found = node.look(None)?;
         let plan = undo(&found);
         node.apply(&plan, Path::new(install::PROGRAM_FILE), &lock)?;
+        node.forget_absent();
         let code = install::done(&plan);
         Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
     }

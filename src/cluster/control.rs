@@ -59,7 +59,8 @@ impl ServiceAccount {
     /// Gives a node these taints, all of them, if it still has its `resource_version` (`patch nodes`).
     ///
     /// # Errors
-    /// [`crate::cni::Code::TryAgain`]: somebody else changed it meanwhile, or the API can't be reached.
+    /// [`crate::cni::Code::PodUnknown`]: another process changed it meanwhile, or it is gone; else as
+    /// [`ServiceAccount::node`].
     pub fn taint(&self, node: &Node) -> Result<(), Error> {
         self.api(PATIENCE).taint(node)
     }

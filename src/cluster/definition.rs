@@ -37,6 +37,10 @@ pub struct Definition {
 }
 
 impl Definition {
+    /// The largest `spec.config`, in bytes: as much as all annotations of an object may have. One byte more
+    /// is kept of a larger one, which shows that it is too large.
+    pub const MAX_CONFIG: usize = 256 << 10;
+
     /// The device plugin's resource that it asks for.
     #[must_use]
     pub fn resource_name(&self) -> Option<&str> {

@@ -4,17 +4,22 @@
 use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::trusted_file::{self, check, read_trusted};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What a file's name ends with when it is read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// [`EXTENSIONS`], for messages.
 const FILES: &str = "*.yaml, *.yml, *.json";
+
+/// A file is larger only by mistake: an object has at most 1.5 MiB (etcd, `--max-request-bytes`).
+const LARGEST: u64 = 4 << 20;
 
 /// A kind of objects: `apiVersion` and `kind`.
 pub(super) type Kind = (&'static str, &'static str);
@@ -34,6 +39,8 @@ pub(super) struct Manifests {
 #[derive(Debug)]
 pub(super) struct Manifest {
     file: PathBuf,
+    /// What the file holds.
+    text: Arc<str>,
     /// Which of the file's documents, counted from 0.
     document: usize,
     /// Whether it is an item of a `List`.
@@ -112,13 +119,18 @@ impl Manifests {
 
     /// All objects, in the order of the files' names, and what can't be read.
     fn read(&self) -> Result<(Vec<Manifest>, Vec<Error>), Error> {
-        let failed = |error: io::Error| {
-            let msg = format!("kubernetes.manifests_dir: {} can't be read; accepted: a directory", self.dir.display());
-            Error::new(Code::InvalidConfig, msg).with_details(error.to_string())
+        let wrong = |what: &str| {
+            Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
+        let failed = |error: io::Error| wrong("can't be read; accepted: a directory").with_details(error.to_string());
+        // Whoever can change it decides which pods have a sidecar, and what is excluded.
+        let trusted = check(&self.dir).map_err(|error| match error {
+            trusted_file::Error::Io(error) => failed(error),
+            refused => wrong(&format!("is not used: {refused}")),
+        });
         let mut files = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
+        for entry in fs::read_dir(trusted?).map_err(failed)? {
+            let path = self.dir.join(entry.map_err(failed)?.file_name());
             if path.extension().is_some_and(|e| EXTENSIONS.iter().any(|known| e == *known)) {
                 files.push(path);
             }
@@ -126,7 +138,8 @@ impl Manifests {
         files.sort();
         let (mut manifests, mut broken) = (Vec::new(), Vec::new());
         for file in &files {
-            let text = fs::read_to_string(file).map_err(|error| self::broken(file, error));
+            let text = read_trusted(file, LARGEST).map_err(|error| self::broken(file, error));
+            let text = text.and_then(|text| String::from_utf8(text).map_err(|_| self::broken(file, "not UTF-8")));
             broken.extend(text.and_then(|text| documents(file, &text, &mut manifests)).err());
         }
         Ok((manifests, broken))
@@ -196,8 +209,7 @@ impl Manifest {
 
     /// What is wrong and in which line: an error in a value knows no line, so the text is read again.
     fn line<T: DeserializeOwned>(&self) -> Option<String> {
-        let text = fs::read_to_string(&self.file).ok()?;
-        let result = yaml::<T>(&mut text.as_bytes()).nth(self.document)?;
+        let result = yaml::<T>(&mut self.text.as_bytes()).nth(self.document)?;
         result.err().map(|error| error.to_string())
     }
 }
@@ -208,9 +220,11 @@ fn find_definition<'a>(manifests: &'a [Manifest], wanted: &ObjectRef) -> Option<
 
 /// Adds a file's objects to `all`, those of a list one by one.
 pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<Manifest>) -> Result<(), Error> {
+    let whole: Arc<str> = text.into();
     for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
         let mut object = result.map_err(|error| broken(file, error))?;
-        let manifest = |listed, object| Manifest { file: file.to_owned(), document, listed, object };
+        let manifest =
+            |listed, object| Manifest { file: file.to_owned(), text: Arc::clone(&whole), document, listed, object };
         let is_list = object["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
         match object.get_mut("items") {
             Some(Value::Array(items)) if is_list => all.extend(items.drain(..).map(|item| manifest(true, item))),

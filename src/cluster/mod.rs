@@ -8,6 +8,7 @@ mod control;
 mod definition;
 mod event;
 mod kubeconfig;
+mod limited;
 mod manifests;
 mod own;
 mod query;
@@ -24,6 +25,7 @@ pub use control::Node;
 pub use definition::{Definition, Lookup, ObjectRef, Sought};
 pub use event::{Event, Told};
 pub use kubeconfig::{Authority, Credentials, Summary};
+pub(crate) use limited::PAGE;
 pub(crate) use query::causes;
 pub use read_only::ReadOnly;
 pub use right::Right;
@@ -33,6 +35,8 @@ pub use token::Token;
 
 use crate::cni;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// A source of facts.
 pub trait Cluster {
@@ -88,6 +92,12 @@ pub fn source(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
 #[must_use]
 pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> {
     source_or(conf, || ServiceAccount::of_environment().map(|account| account.api(conf.timeout)))
+}
+
+/// The API server of a kubeconfig that the user of the command line names: it may belong to any user.
+#[must_use]
+pub fn source_of_user(kubeconfig: PathBuf, timeout: Duration) -> Box<dyn Cluster> {
+    Box::new(api::Api::new(kubeconfig, timeout).of_user())
 }
 
 fn source_or(conf: &cni::Kubernetes, other: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {

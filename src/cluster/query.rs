@@ -1,5 +1,6 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
+use super::limited::TooLarge;
 use super::retry::{Failure, GaveUp};
 use super::{Event, Node, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
@@ -205,9 +206,6 @@ impl Query<'_> {
                     self.right()
                 ),
             )),
-            409 if matches!(self.object, Object::Taints(_)) => {
-                hopeless(self.error(Code::TryAgain, "409, somebody else changed it at the same time"))
-            }
             409 | 422 => hopeless(
                 self.error(Code::PodUnknown, format!("{status}, it is not as it was, or another one of its name")),
             ),
@@ -244,6 +242,11 @@ impl Query<'_> {
 
     /// No response.
     pub(super) fn failed(&self, error: &kube::Error) -> Failure {
+        if let Some(too_large) = TooLarge::of(error) {
+            let step =
+                format!("this is not the answer of a Kubernetes API: correct server in {}", self.kubeconfig.display());
+            return Failure::Hopeless(self.error(Code::InvalidConfig, format!("{too_large}; {step}")));
+        }
         let cause = causes(error);
         match certificate::next_step(&cause) {
             Some(step) => Failure::Hopeless(self.error(Code::InvalidConfig, step).with_details(cause)),

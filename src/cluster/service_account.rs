@@ -39,6 +39,12 @@ impl ServiceAccount {
         Box::new(self.api(timeout))
     }
 
+    /// The same without a second try where the API server fails: for those who have another source.
+    #[must_use]
+    pub fn source_once(&self, timeout: Duration) -> Box<dyn Cluster> {
+        Box::new(self.api(timeout).once())
+    }
+
     pub(super) fn api(&self, timeout: Duration) -> Api {
         Api::as_account(self.server.clone(), self.directory.clone(), timeout)
     }

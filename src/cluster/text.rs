@@ -118,4 +118,18 @@ metadata: {name: alone}
         assert!(error.msg.starts_with("manifest pod.yaml: "), "{error}");
         assert!(objects(Path::new("-"), "a: [").is_err());
     }
+    /// Aliases that multiply, an alias of a long text, many values, many levels.
+    #[test]
+    fn a_short_text_can_not_become_large() {
+        let started = std::time::Instant::now();
+        let levels =
+            (1..12).map(|level| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(",")));
+        let multiplied = format!("a0: &a0 [1]\n{}", levels.collect::<String>());
+        let long = format!("x: &a {}\ny: [{}]\n", "z".repeat(65536), vec!["*a"; 40_000].join(","));
+        for bomb in [multiplied, long, format!("y: [{}]\n", "[],".repeat(300_000)), "[".repeat(100_000)] {
+            let error = objects(Path::new("-"), &bomb).expect_err("a bomb");
+            assert_eq!(error.code, Code::InvalidConfig);
+        }
+        assert!(started.elapsed() < std::time::Duration::from_secs(20), "{:?}", started.elapsed());
+    }
 }

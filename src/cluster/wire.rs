@@ -49,7 +49,11 @@ pub(crate) struct DefinitionSpec {
 }
 
 impl From<Definition> for cluster::Definition {
-    fn from(Definition { metadata, spec }: Definition) -> Self {
+    fn from(Definition { metadata, mut spec }: Definition) -> Self {
+        if spec.config.len() > cluster::Definition::MAX_CONFIG {
+            spec.config.truncate(spec.config.ceil_char_boundary(cluster::Definition::MAX_CONFIG + 1));
+            spec.config.shrink_to_fit();
+        }
         let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
         let object = cluster::ObjectRef { namespace, name: metadata.name };
         Self { object, annotations: metadata.annotations, config: spec.config }
@@ -249,16 +253,13 @@ pub(super) struct Owner {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct OwnerMetadata {
-    resource_version: String,
     deletion_timestamp: Option<IgnoredAny>,
 }
 
 impl Owner {
-    /// Its `resourceVersion`, where nobody has deleted it: with `--cascade=foreground` it stays until
-    /// its pods are gone.
-    pub(super) fn staying(self) -> Option<String> {
-        let OwnerMetadata { resource_version, deletion_timestamp } = self.metadata;
-        deletion_timestamp.is_none().then_some(resource_version)
+    /// Whether it is not being deleted: with `--cascade=foreground` it exists until its pods are gone.
+    pub(super) fn stays(&self) -> bool {
+        self.metadata.deletion_timestamp.is_none()
     }
 }
 
@@ -342,6 +343,18 @@ mod tests {
             ]}
         }));
         assert_eq!(null.containers[0].env, [("A".to_owned(), String::new())]);
+    }
+
+    #[test]
+    fn of_a_definition_that_is_too_large_only_the_beginning_is_kept() {
+        let read = |config: &str| {
+            let object = json!({"metadata": {"name": "d"}, "spec": {"config": config}});
+            cluster::Definition::from(serde_json::from_value::<Definition>(object).expect("a definition"))
+        };
+        const LIMIT: usize = cluster::Definition::MAX_CONFIG;
+        assert_eq!(read(&"x".repeat(LIMIT)).config.len(), LIMIT);
+        assert_eq!(read(&"x".repeat(5 * LIMIT)).config.len(), LIMIT + 1);
+        assert_eq!(read(&"\u{1f300}".repeat(LIMIT)).config.len(), LIMIT + 4);
     }
 
     #[test]

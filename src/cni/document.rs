@@ -3,7 +3,7 @@
 
 use super::list::wrong_type;
 use super::netconf::is_primary;
-use super::{Block, Code, Error, NodeConf, version};
+use super::{Block, Code, Error, NodeConf, excess, version};
 use serde_json::{Map, Value};
 
 /// A network configuration as it came.
@@ -18,8 +18,12 @@ impl Document {
     /// Reads stdin's text.
     ///
     /// # Errors
-    /// [`Code::Decode`]: it is not a JSON object; [`Code::InvalidConfig`]: `cniVersion` is no string.
+    /// [`Code::Decode`]: it is not a JSON object; [`Code::InvalidConfig`]: it is too large, or `cniVersion`
+    /// is no string.
     pub fn parse(stdin: &[u8]) -> Result<Self, Error> {
+        if let Some(excess) = excess(stdin) {
+            return Err(Error::new(Code::InvalidConfig, format!("network configuration on stdin: {excess}, got more")));
+        }
         let keys: Map<String, Value> = serde_json::from_slice(stdin)
             .map_err(|error| Error::new(Code::Decode, format!("error unmarshall network config: {error}")))?;
         let cni_version = match keys.get("cniVersion") {

@@ -5,6 +5,7 @@ mod block;
 mod document;
 mod error;
 mod file;
+mod json;
 mod list;
 mod names;
 mod nameservers;
@@ -19,6 +20,7 @@ pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
 pub use file::{OWN_TYPES, PROGRAM, configuration};
+pub use json::{MAX_CONFIGURATION, excess};
 pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{

@@ -8,6 +8,7 @@ mod stderr;
 pub(super) use group::kill_running;
 
 use crate::netlink::again;
+use crate::streams::Stderr;
 use group::Group;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -133,7 +134,7 @@ struct Watch<'a> {
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
     printed: Vec<u8>,
-    relay: Relay<io::Stderr>,
+    relay: Relay<Stderr>,
     ended: Option<Instant>,
 }
 
@@ -157,7 +158,7 @@ impl<'a> Watch<'a> {
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
             printed: Vec::new(),
-            relay: Relay::new(io::stderr()),
+            relay: Relay::new(Stderr),
             ended: None,
             child,
         }

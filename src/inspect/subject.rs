@@ -4,7 +4,7 @@ use crate::cluster::{self, Cluster, Objects};
 use crate::cni::{Code, Error, NetConf};
 use crate::plugin::primary::{Together, together};
 use crate::pod::{Facts, PodRef};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A pod under a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,15 +55,27 @@ impl Subject {
         Ok(Self { networks: networks.transpose()?, conf, facts })
     }
 
-    /// From the source of facts that the configuration names, else as a pod of the cluster asks.
+    /// From the API server of `kubeconfig`, which the user names; else from the source of facts that the
+    /// configuration names; else as a pod of the cluster asks.
     ///
     /// # Errors
-    /// There is neither, or the pod can't be had from it.
-    pub fn of_cluster(conf: NetConf, namespace: &str, name: &str) -> Result<Self, Error> {
-        let source = cluster::source_or_in_cluster(&conf.kubernetes).ok_or_else(|| {
-            let msg = "no kubeconfig: give --kubeconfig or set KUBECONFIG";
-            Error::new(Code::InvalidConfig, msg)
-        })?;
+    /// There is none of them, or the pod can't be had from it.
+    pub fn of_cluster(
+        mut conf: NetConf,
+        kubeconfig: Option<PathBuf>,
+        (namespace, name): (&str, &str),
+    ) -> Result<Self, Error> {
+        let source = match kubeconfig {
+            Some(path) => {
+                conf.kubernetes.kubeconfig = Some(path.clone());
+                conf.kubernetes.manifests_dir = None;
+                cluster::source_of_user(path, conf.kubernetes.timeout)
+            }
+            None => cluster::source_or_in_cluster(&conf.kubernetes).ok_or_else(|| {
+                let msg = "no kubeconfig: give --kubeconfig or set KUBECONFIG";
+                Error::new(Code::InvalidConfig, msg)
+            })?,
+        };
         let wanted = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
         let facts = source.facts(&wanted, true)?;
         Self::of(conf, facts, Some(source.as_ref()))

@@ -1,7 +1,7 @@
 //! A network's configuration: one plugin's, or a list of plugins.
 
 use super::json_text::members;
-use crate::cni::{Block, Code, Error, Reader, is_identifier, version, wrong_type};
+use crate::cni::{Block, Code, Error, Reader, excess, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
 
 /// A configuration that can be run.
@@ -79,6 +79,9 @@ impl Configuration {
 
 /// The JSON of a configuration's text.
 pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
+    if let Some(excess) = excess(text.as_bytes()) {
+        return Err(Error::new(Code::InvalidConfig, format!("{place}: {excess}, got more")));
+    }
     serde_json::from_str(text).map_err(|error| {
         Error::new(Code::InvalidConfig, format!("{place}: it is not JSON: {error}; accepted: {ACCEPTED}"))
     })

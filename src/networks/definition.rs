@@ -24,6 +24,10 @@ pub fn configuration(
         );
         return Err(Error::new(Code::InvalidConfig, msg));
     }
+    if definition.config.len() > Definition::MAX_CONFIG {
+        let msg = format!("{place}: spec.config: expected at most {} bytes, got more", Definition::MAX_CONFIG);
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
     if definition.config.trim().is_empty() {
         files::named(conf_dir, &definition.object.name, warnings).map_err(|error| Error {
             msg: format!("{place}: spec.config is empty, so confDir counts: {}", error.msg),
@@ -68,6 +72,16 @@ mod tests {
             let error = read(&definition(config)).expect_err(config);
             assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn a_configuration_that_is_too_large_is_refused() {
+        let padded =
+            |length: usize| format!("{{\"type\":\"bridge\"{}}}", " ".repeat(length - "{\"type\":\"bridge\"}".len()));
+        assert!(read(&definition(&padded(Definition::MAX_CONFIG))).is_ok());
+        let error = read(&definition(&padded(Definition::MAX_CONFIG + 1))).expect_err("refused");
+        let wanted = "NetworkAttachmentDefinition shop/a.b: spec.config: expected at most 262144 bytes, got more";
+        assert_eq!(error, Error::new(Code::InvalidConfig, wanted));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::Configuration;
 use super::configuration::{json, with_plugins};
 use crate::cni::{Code, Error};
-use crate::trusted_file;
+use crate::trusted_file::{self, read_text};
 use serde_json::Value;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,16 +13,19 @@ use std::path::{Path, PathBuf};
 /// What the name of a configuration file ends with (libcni's `ConfFiles`, as Multus calls it).
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
+/// A configuration is larger only by mistake.
+const LARGEST: u64 = 1 << 20;
+
 /// The configuration called `name` in `dir`: the first one in the order of the files' names. A file
 /// that can't be understood is a warning: it is another network's.
 ///
 /// # Errors
 /// [`Code::InvalidConfig`]: there is none, or it is wrong.
 pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<Configuration, Error> {
-    let mut found = Vec::new();
+    let (mut found, before) = (Vec::new(), warnings.len());
     let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error));
     for file in files? {
-        let read = fs::read_to_string(&file).map_err(|error| unread(&file, &error));
+        let read = read_text(&file, LARGEST).map_err(|error| unread(&file, &error));
         match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
             Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
             Ok((value, text)) if value["name"] == name => {
@@ -37,7 +40,8 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
         "{}: there is no configuration with \"name\": {name:?} (*.conf, *.json, *.conflist); found: {found}",
         dir.display()
     );
-    Err(Error::new(Code::InvalidConfig, msg))
+    // It may be in one of those.
+    Err(Error::new(Code::InvalidConfig, msg).with_details(warnings[before..].join("; ")))
 }
 
 /// The configuration in the file `path` or, where it is a directory, in its first file. A list has
@@ -60,7 +64,7 @@ pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
     } else {
         path.to_owned()
     };
-    let text = fs::read_to_string(&file).map_err(|error| match error.kind() {
+    let text = read_text(&file, LARGEST).map_err(|error| match error.kind() {
         ErrorKind::NotFound => absent(&file),
         _ => unread(&file, &error),
     })?;
@@ -87,7 +91,7 @@ fn beside(file: &Path, name: &str) -> Result<Vec<Value>, Error> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
         files => files.map_err(|error| unread(&dir, &error))?,
     };
-    let plugin = |file: &PathBuf| json(&shown(file), &fs::read_to_string(file).map_err(|error| unread(file, &error))?);
+    let plugin = |file: &PathBuf| json(&shown(file), &read_text(file, LARGEST).map_err(|error| unread(file, &error))?);
     files.iter().map(plugin).collect()
 }
 

@@ -370,6 +370,11 @@ fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {
     if matches!(error, TooMany(_) | TooManyDeletions { .. }) {
         return firewall::failed("changing", *error);
     }
+    let lacking = [Errno::EAGAIN, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    if matches!(error, nfnetlink::Error::Socket(errno) if lacking.contains(errno)) {
+        let msg = format!("the pod's rules: {error}: the node lacks memory or file descriptors; try again");
+        return Error::new(Code::TryAgain, msg);
+    }
     let at = match error {
         nfnetlink::Error::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
         _ => None,

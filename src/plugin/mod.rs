@@ -26,7 +26,7 @@ pub mod wish;
 pub use standing::{Standing, forget_gone, restore, standing};
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, NetConf, Request, variables};
+use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, variables};
 use crate::logging::{self, Noticed};
 use executables::InChain;
 use serde_json::Value;
@@ -56,9 +56,10 @@ pub fn call(
     serve(&request, &mut document, program).map_err(|error| error.to_json(document.spoken_version()))
 }
 
-fn read(mut stdin: impl Read) -> Result<Vec<u8>, Error> {
+/// Reads stdin, and of a text that is too large no more than shows it.
+fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
     let mut text = Vec::with_capacity(4096);
-    match stdin.read_to_end(&mut text) {
+    match stdin.take(MAX_CONFIGURATION as u64 + 1).read_to_end(&mut text) {
         Ok(_) => Ok(text),
         Err(error) => Err(Error::new(Code::Io, format!("error reading from stdin: {error}"))),
     }

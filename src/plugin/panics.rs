@@ -3,9 +3,10 @@
 use crate::cni::{Code, Error};
 use crate::delegate;
 use crate::printable::Text;
+use crate::streams::Stdout;
 use std::io::Write;
 use std::panic::{self, PanicHookInfo};
-use std::{io, process};
+use std::process;
 
 /// From now on, panics are answered in this version of the protocol.
 pub(super) fn answer_in(cni_version: &str) {
@@ -15,7 +16,7 @@ pub(super) fn answer_in(cni_version: &str) {
         delegate::kill_running();
         let answer = Text::json(&error(panic).to_json(&cni_version).to_string());
         // Where stdout can't be written to there is nobody to tell.
-        let _ = writeln!(io::stdout(), "{answer}");
+        let _ = Stdout.write_all(format!("{answer}\n").as_bytes());
         process::exit(1);
     }));
 }

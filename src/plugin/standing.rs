@@ -71,7 +71,15 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let mut forgotten = Vec::new();
     for container_id in store.containers()? {
         for attachment in store.of_container(&container_id)? {
-            let Some(Record { sandbox: Some(id), netns: Some(netns), .. }) = store.read(&attachment)? else { continue };
+            let record = match store.read(&attachment) {
+                // It must not keep all others.
+                Err(error) if error.code == Code::State => {
+                    tracing::warn!("{error}");
+                    None
+                }
+                other => other?,
+            };
+            let Some(Record { sandbox: Some(id), netns: Some(netns), .. }) = record else { continue };
             let gone = || Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id));
             if netns.starts_with(root) && gone() {
                 take_away(&store, &attachment, None)?;

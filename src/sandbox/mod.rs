@@ -58,6 +58,7 @@ impl Sandbox {
         let wrong =
             |why: String| Error::new(Code::InvalidNetns, format!("network namespace {}: {why}", path.display()));
         // To open a pipe would wait for whoever writes to it.
+        #[expect(clippy::disallowed_methods, reason = "a namespace, checked below, is no regular file everywhere")]
         let file = match File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
             Ok(file) => file,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -165,6 +166,7 @@ struct Inside {
 impl Inside {
     fn of(sandbox: &Sandbox) -> Result<Self, Error> {
         let refused = |why: &dyn std::fmt::Display| sandbox.error(&format!("can't be entered: {why}"));
+        #[expect(clippy::disallowed_methods, reason = "a namespace is no regular file everywhere")]
         let own = File::open(OWN).map_err(|e| refused(&format!("{OWN}: {e}")))?;
         // That the way back is permitted is known before it is needed.
         for namespace in [&own, &sandbox.file] {

@@ -2,12 +2,12 @@
 //! attachment, one directory a container, written whole or not at all.
 
 use crate::cni::{Code, Error};
+use crate::trusted_file::{create_directories, create_new, open_directory, read_nofollow};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where state lives unless told otherwise: it goes with a reboot, as the namespaces do.
@@ -35,7 +35,12 @@ impl std::fmt::Display for Attachment {
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
+    /// Whether a record must survive a crash of the node.
+    durable: bool,
 }
+
+/// A record is larger only by mistake: it holds the configurations and results of one pod's networks.
+const LARGEST: u64 = 4 << 20;
 
 /// Between network and interface in a file's name: no network's name can hold it.
 const SEPARATOR: char = '@';
@@ -44,7 +49,13 @@ const SUFFIX: &str = ".json";
 impl Store {
     /// State below `root`, which need not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), durable: false }
+    }
+
+    /// State below `root` of which a crash of the node leaves whole records: [`Self::write`] returns when the
+    /// record is on the disk.
+    pub fn durable(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), durable: true }
     }
 
     fn directory(&self, container_id: &str) -> PathBuf {
@@ -62,7 +73,7 @@ impl Store {
     /// It can't be read or understood.
     pub fn read<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
         let path = self.file(attachment);
-        let text = match fs::read(&path) {
+        let text = match read_nofollow(&path, LARGEST) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) if is_lasting(&error) => return Err(not_understood(&path, attachment, &error)),
@@ -106,7 +117,7 @@ impl Store {
     fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
         let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(path)));
         let written = loop {
-            match write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path)) {
+            match self.write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path)) {
                 // Whoever removed the container's last attachment in between took this for a leftover.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 other => break other,
@@ -115,7 +126,24 @@ impl Store {
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
         }
-        written
+        written?;
+        if self.durable { flush(path.parent().unwrap_or(&self.root)) } else { Ok(()) }
+    }
+
+    /// Another call may remove the directory just after it was made, so it is made as often as needed.
+    /// There may be secrets in the text: a delegate's configuration is its own affair.
+    fn write_in_directory(&self, path: &Path, text: &[u8]) -> io::Result<()> {
+        let fill = |mut file: File| {
+            file.write_all(text)?;
+            if self.durable { file.sync_all() } else { Ok(()) }
+        };
+        let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
+        loop {
+            match create_new(path).and_then(fill) {
+                Err(error) if error.kind() == ErrorKind::NotFound => create_directories(directory)?,
+                other => return other,
+            }
+        }
     }
 
     /// Forgets an attachment, and the container's directory with the last of them.
@@ -151,7 +179,7 @@ impl Store {
     /// The directory can't be made or written to.
     pub fn probe(&self) -> Result<(), Error> {
         let path = self.root.join(format!(".probe.{}", std::process::id()));
-        let written = write_in_directory(&path, b"").and_then(|()| fs::remove_file(&path));
+        let written = self.write_in_directory(&path, b"").and_then(|()| fs::remove_file(&path));
         written.map_err(|e| failed("write", &path, &e))
     }
 }
@@ -166,18 +194,11 @@ fn file_name(path: &Path) -> &str {
     path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Another call may remove the directory just after it was made, so it is made as often as needed.
-/// There may be secrets in the text: a delegate's configuration is its own affair.
-fn write_in_directory(path: &Path, text: &[u8]) -> io::Result<()> {
-    let open = || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
-    // Whatever the umask is: a runtime's may be 0.
-    let make = |directory| DirBuilder::new().recursive(true).mode(0o755).create(directory);
-    let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
-    loop {
-        match open().and_then(|mut file| file.write_all(text)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => make(directory)?,
-            other => return other,
-        }
+/// A name lasts when its directory is on the disk; another call may have removed both meanwhile.
+fn flush(directory: &Path) -> io::Result<()> {
+    match open_directory(directory).and_then(|directory| directory.sync_all()) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

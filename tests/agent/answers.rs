@@ -43,6 +43,20 @@ fn a_node_whose_agent_knows_its_pods_is_ready() {
     });
 }
 
+/// Every user can open the socket's directory and hold its lock.
+#[test]
+fn no_other_user_can_keep_the_agent_from_its_socket() {
+    Scene::run(|scene| {
+        let directory = scene.root.join("run/detour");
+        std::fs::create_dir_all(&directory).expect("made");
+        let held = std::fs::File::open(&directory).expect("opened");
+        held.lock().expect("locked");
+        let _agent = scene.agent();
+        let lock = std::fs::metadata(directory.join("agent.lock")).expect("there");
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&lock) & 0o777, 0o600);
+    });
+}
+
 #[test]
 fn the_configuration_that_it_installs_names_its_socket() {
     Scene::run(|scene| {
@@ -119,9 +133,10 @@ fn changes_arrive() {
 
 /// Asks until it is so: a change takes as long as it takes.
 fn until(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "it is not so");
+        std::thread::park_timeout(Duration::from_millis(10));
     }
 }
 
@@ -137,6 +152,114 @@ fn with_the_api_down_what_is_known_is_answered() {
         let (code, text) = scene.call("ADD", &scene.conf(), Some("uid-2")).refused();
         assert_eq!(code, 11, "{text}");
         assert!(text.contains("shop/web-0"), "{text}");
+    });
+}
+
+/// The pod with the annotation `a`.
+fn annotated(value: &str) -> Value {
+    let mut pod = pod(UID);
+    pod["metadata"]["annotations"]["a"] = json!(value);
+    pod
+}
+
+#[test]
+fn what_changed_while_the_watch_is_broken_is_asked_for() {
+    Scene::run(|scene| {
+        scene.api.put(PODS, &annotated("before"));
+        let agent = scene.agent();
+        scene.api.refuse_watches(403);
+        agent.says("can't watch pods");
+        scene.api.put_quietly(PODS, &annotated("after"));
+        let answer = answer(&scene.ask(question(UID).as_bytes()));
+        assert_eq!(answer["pod"]["annotations"]["a"], "after", "{answer}");
+        assert!(scene.api.requests().contains(&GET_POD.to_owned()));
+    });
+}
+
+#[test]
+fn with_the_api_down_what_is_known_is_answered_after_one_try() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        scene.api.go_down();
+        agent.says_all(&["can't watch pods", "can't watch namespaces"]);
+        let answer = answer(&scene.ask(question(UID).as_bytes()));
+        assert_eq!((&answer["pod"]["uid"], &answer["namespace"]["name"]), (&json!(UID), &json!("shop")), "{answer}");
+        agent.says("answers with what was known last");
+        for object in [GET_POD, GET_NAMESPACE] {
+            let tries = scene.api.requests().iter().filter(|request| *request == object).count();
+            // hyper repeats a request whose connection ends before an answer begins.
+            assert!(tries <= 2, "{:?}", scene.api.requests());
+        }
+    });
+}
+
+#[test]
+fn a_silent_api_is_waited_for_once() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        scene.api.refuse_watches(500);
+        agent.says_all(&["can't watch pods", "can't watch namespaces"]);
+        scene.api.go_silent();
+        let known = || answer(&scene.ask(question(UID).as_bytes()))["pod"]["uid"] == UID;
+        assert!(known());
+        let asked = scene.api.requests();
+        assert!(asked.contains(&GET_POD.to_owned()), "{asked:?}");
+        for _ in 0..10 {
+            assert!(known());
+        }
+        assert_eq!(scene.api.requests(), asked, "ten more cost no time");
+    });
+}
+
+#[test]
+fn a_silent_api_does_not_mend_the_watch() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        scene.api.refuse_watches(500);
+        agent.says_all(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
+        scene.api.go_silent();
+        // Once a watch that was begun again has not failed for long enough.
+        until(|| scene.api.asks_whether_it_answers() > 3);
+        assert!(!agent.said().iter().any(|line| line.contains("again")));
+    });
+}
+
+#[test]
+fn a_refusal_that_lasts_a_moment_costs_a_moment() {
+    Scene::run(|scene| {
+        scene.api.refuse_watches(403);
+        let agent = scene.agent_that_starts("first");
+        agent.says_all(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
+        scene.api.grant_watches();
+        let granted = Instant::now();
+        agent.says_all(&["watches pods", "watches namespaces", "watches network"]);
+        assert!(granted.elapsed() < Duration::from_secs(20), "{:?}", granted.elapsed());
+    });
+}
+
+#[test]
+fn a_watch_whose_version_is_refused_begins_anew() {
+    Scene::run(|scene| {
+        let agent = scene.agent();
+        scene.api.forget_versions();
+        scene.api.put_quietly(PODS, &annotated("after"));
+        agent.says_all(&["can't watch pods", "watches pods"]);
+        until(|| answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
+    });
+}
+
+#[test]
+fn a_directory_in_the_sockets_place_gives_way_if_it_is_empty() {
+    Scene::run(|scene| {
+        std::fs::create_dir_all(scene.socket()).expect("made");
+        let agent = scene.agent();
+        scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
+        drop(agent);
+        std::fs::remove_file(scene.socket()).expect("removed");
+        std::fs::create_dir_all(scene.socket().join("mine")).expect("made");
+        let line = scene.agent_that_starts("second").says("can't listen there");
+        assert!(line.contains("a directory is in the socket's place") && line.contains("remove it"), "{line}");
+        assert!(scene.socket().join("mine").exists());
     });
 }
 
@@ -193,5 +316,24 @@ fn definitions_are_known_and_their_absence_is() {
         let found = answer(&scene.ask((question.to_string() + "\n").as_bytes()));
         assert_eq!(found["names"], json!(["default", "shop"]));
         assert_eq!(scene.api.requests(), [""; 0]);
+    });
+}
+
+#[test]
+fn idle_connections_delay_no_add() {
+    Scene::run(|scene| {
+        let _agent = scene.agent();
+        let idle: Vec<_> = (0..300).map(|_| UnixStream::connect(scene.socket()).expect("it listens")).collect();
+        let half: Vec<_> = (0..100)
+            .map(|_| {
+                let mut stream = UnixStream::connect(scene.socket()).expect("it listens");
+                stream.write_all(b"{\"wait_ms\":").expect("sent");
+                stream
+            })
+            .collect();
+        let called = scene.done("ADD", &scene.conf(), Some(UID));
+        assert!(!called.stderr.contains("the agent does not answer"), "{called:?}");
+        assert_eq!(scene.api.requests(), [""; 0]);
+        drop((idle, half));
     });
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,7 +29,13 @@ struct State {
     watches: Vec<(&'static str, Sender<Value>)>,
     /// What watches and lists are answered instead.
     refuses_watches: Option<u16>,
+    /// Whether a watch from a version is answered 410.
+    forgets_versions: bool,
     down: bool,
+    /// Whether requests are taken and never answered.
+    silent: bool,
+    /// Lists of one object at the most.
+    asks: usize,
 }
 
 impl Api {
@@ -98,12 +104,36 @@ impl Api {
         state.watches.clear();
     }
 
+    /// Answers lists and watches again.
+    pub(crate) fn grant_watches(&self) {
+        self.state().refuses_watches = None;
+    }
+
+    /// Ends every watch; each that would go on where it ended is answered 410 until there was a list.
+    pub(crate) fn forget_versions(&self) {
+        let mut state = self.state();
+        state.forgets_versions = true;
+        state.watches.clear();
+    }
+
+    /// Ends every watch, and answers nobody any more, but keeps the connections.
+    pub(crate) fn go_silent(&self) {
+        let mut state = self.state();
+        state.silent = true;
+        state.watches.clear();
+    }
+
     /// What was asked so far that is neither a list nor a watch: method and path.
     pub(crate) fn requests(&self) -> Vec<String> {
         let whole = [PODS, NAMESPACES, DEFINITIONS].map(|path| format!("GET {path}"));
         let mut requests = self.state().requests.clone();
         requests.retain(|request| !whole.contains(request));
         requests
+    }
+
+    /// How many times a list of one object was asked for, which only shows whether there is an answer.
+    pub(crate) fn asks_whether_it_answers(&self) -> usize {
+        self.state().asks
     }
 
     /// What was written so far.
@@ -128,6 +158,8 @@ enum Answer {
     Json(u16, Value),
     Events(Receiver<Value>),
     Nothing,
+    /// For ever.
+    Silence,
 }
 
 fn serve(stream: &TcpStream, state: &Mutex<State>) {
@@ -136,6 +168,10 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) {
         let answer = answer(&mut state.lock().expect("no panic while locked"), &method, &target, body);
         let sent = match answer {
             Answer::Nothing => return,
+            Answer::Silence => {
+                let _ = reader.read(&mut [0]);
+                return;
+            }
             Answer::Json(status, body) => respond(stream, status, &body),
             Answer::Events(events) => return stream_events(stream, &events),
         };
@@ -147,10 +183,11 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) {
 
 fn answer(state: &mut State, method: &str, target: &str, body: Option<Value>) -> Answer {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    if state.down {
-        return Answer::Nothing;
-    }
     state.requests.push(format!("{method} {path}"));
+    state.asks += usize::from(query.split('&').any(|pair| pair == "limit=1"));
+    if state.down || state.silent {
+        return if state.down { Answer::Nothing } else { Answer::Silence };
+    }
     if method != "GET" {
         state.bodies.extend(body);
         return Answer::Json(200, json!({}));
@@ -167,10 +204,17 @@ fn answer(state: &mut State, method: &str, target: &str, body: Option<Value>) ->
         return Answer::Json(status, json!({"kind": "Status", "message": "refused", "code": status}));
     }
     if parameter("watch").is_some() {
+        if state.forgets_versions {
+            return Answer::Json(
+                410,
+                json!({"kind": "Status", "message": "too old", "reason": "Expired", "code": 410}),
+            );
+        }
         let (sender, events) = channel();
         state.watches.push((collection, sender));
         return Answer::Events(events);
     }
+    state.forgets_versions = false;
     let all: Vec<&Value> = state.objects.get(collection).into_iter().flat_map(BTreeMap::values).collect();
     let number = |name: &str, usual: usize| parameter(name).map_or(usual, |text| text.parse().expect("a number"));
     let (from, limit) = (number("continue", 0), number("limit", usize::MAX));

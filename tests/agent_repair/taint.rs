@@ -63,6 +63,19 @@ fn it_comes_and_goes_beside_foreign_ones() {
 }
 
 #[test]
+fn conflicts_do_not_add_up() {
+    // With a pause that doubles after each, the last try would come after 25 s.
+    let (script, changes) = node(&Value::Null, 8);
+    let changes = Arc::new(Mutex::new(changes));
+    scene_with(script, move |scene| {
+        let keeper = keeper(scene, "node-1");
+        keeper.tell(false);
+        let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
+        assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
+    });
+}
+
+#[test]
 fn a_node_that_has_none_and_is_ready_is_not_written_to() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));

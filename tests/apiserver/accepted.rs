@@ -39,4 +39,5 @@ fn every_manifest_is_accepted() {
 /// All that can be switched on.
 const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true,podMonitor.enabled=true,\
                           podMonitor.labels.a=b,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
-                          nodeSelector.a=b,global.imagePullSecrets={a}";
+                          nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\
+                          metricsFrom[0].namespaceSelector.matchLabels.a=b";

@@ -1,6 +1,7 @@
 //! Whether the plugin stays when its agent ends: the DaemonSet decides.
 
 use crate::client::Client;
+use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, on_a_node};
 use crate::shipped::{base, cluster, of_kind};
 use serde_json::{Value, json};
@@ -54,6 +55,30 @@ fn with_the_daemonset_it_goes_in_whatever_order_the_rest_goes() {
     }
 }
 
+/// A server that starts again remembers no change from before: the DaemonSet's own version is too old for a
+/// watch.
+#[test]
+fn after_a_restart_of_the_api_it_goes_with_the_daemonset_too() {
+    let plane = cluster("restart", "kubernetes");
+    let (admin, objects) = (plane.admin(), base("kubernetes"));
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.start_agent("a");
+        agent.says(SETTLED);
+        until_watched(&plane);
+        for number in 0..30 {
+            let change = json!({"metadata": {"annotations": {"number": number.to_string()}}});
+            admin.merge(of_kind(&objects, "ServiceAccount"), &change).expect("changed");
+        }
+        plane.kill_api();
+        let before = watches(&plane);
+        plane.start_api();
+        plane.until(|plane| watches(plane) > before);
+        delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
+        let (status, said) = agent.end();
+        assert!(status.success() && !node.is_installed(), "{said:#?}");
+    });
+}
+
 #[test]
 fn one_that_waits_for_its_pods_counts_as_gone() {
     let plane = cluster("foreground", "kubernetes");
@@ -87,9 +112,14 @@ fn where_nobody_can_say_it_stays_and_that_is_said() {
     });
 }
 
-/// Waits until a watch was granted.
-fn until_watched(plane: &crate::control_plane::ControlPlane) {
-    plane.until(|plane| {
-        plane.audit().iter().any(|event| event["verb"] == "watch" && event["stage"] == "ResponseStarted")
-    });
+/// Waits until a watch of the DaemonSet was granted.
+fn until_watched(plane: &ControlPlane) {
+    plane.until(|plane| watches(plane) > 0);
+}
+
+/// How many watches of the DaemonSet were granted.
+fn watches(plane: &ControlPlane) -> usize {
+    let of_daemon_set = |event: &&Value| event["objectRef"]["resource"] == "daemonsets" && event["verb"] == "watch";
+    let granted = |event: &Value| event["stage"] == "ResponseStarted" && event["responseStatus"]["code"] == 200;
+    plane.audit().iter().filter(of_daemon_set).filter(|event| granted(event)).count()
 }

@@ -3,9 +3,12 @@
 use crate::scene::directory;
 use crate::server::{Answer, Server};
 use detour_cni::cluster::{ObjectRef, ServiceAccount};
-use detour_cni::cni::Code;
-use serde_json::json;
-use std::fs;
+use detour_cni::cni::{Code, Error};
+use serde_json::{Value, json};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// A service account for which `server` is the API.
@@ -21,6 +24,32 @@ fn daemon_set() -> ObjectRef {
     ObjectRef { namespace: "kube-system".into(), name: "detour-agent".into() }
 }
 
+/// As the kubelet mounts it: a directory that all may write to, with links that it turns (`AtomicWriter`).
+#[test]
+fn a_service_account_as_the_kubelet_mounts_it_is_used_unless_another_user_owns_a_file() {
+    let object = json!({"metadata": {"name": "detour-agent", "resourceVersion": "1"}});
+    let server = Server::plain(move |_| Answer::json(200, &object));
+    let account = account("mounted", &server);
+    let data = account.directory.join("..2026_11_22");
+    fs::create_dir(&data).expect("made");
+    fs::set_permissions(&account.directory, Permissions::from_mode(0o1777)).expect("set");
+    symlink("..2026_11_22", account.directory.join("..data")).expect("linked");
+    for name in ["token", "ca.crt"] {
+        fs::rename(account.directory.join(name), data.join(name)).expect("moved");
+        symlink(format!("..data/{name}"), account.directory.join(name)).expect("linked");
+    }
+    assert!(account.has(&daemon_set(), Duration::from_secs(10)).expect("an answer"));
+    let asked = server.lines().len();
+    for name in ["token", "ca.crt"] {
+        chown(data.join(name), Some(12345), None).expect("needs root");
+        let error = account.has(&daemon_set(), Duration::from_secs(10)).expect_err("refused");
+        assert_eq!(error.code, Code::InvalidConfig, "{error}");
+        assert!(error.msg.contains(&format!("{name} is owned by UID 12345; expected root")), "{error}");
+        chown(data.join(name), Some(0), None).expect("needs root");
+    }
+    assert_eq!(server.lines().len(), asked, "nothing was sent");
+}
+
 #[test]
 fn a_daemon_set_is_missing_where_the_api_says_it_of_this_one() {
     let missing = json!({
@@ -31,6 +60,62 @@ fn a_daemon_set_is_missing_where_the_api_says_it_of_this_one() {
     let has = account("missing", &server).has(&daemon_set(), Duration::from_secs(10));
     assert!(!has.expect("an answer"));
     assert_eq!(server.lines(), ["GET /apis/apps/v1/namespaces/kube-system/daemonsets/detour-agent HTTP/1.1"]);
+}
+
+const WATCH: &str = "GET /apis/apps/v1/namespaces/kube-system/daemonsets?";
+
+/// What a watch of the DaemonSet tells, and how it ends, where it is answered with these events.
+fn watched(test: &str, events: &[Value]) -> (Vec<bool>, Result<(), Error>, Vec<String>) {
+    let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
+    let server = Server::plain(move |request| match request.line.starts_with(WATCH) {
+        true => Answer::text(200, &lines),
+        false => Answer::json(404, &json!({"kind": "Status", "message": "no such thing"})),
+    });
+    let mut told = Vec::new();
+    let ended = account(test, &server).watch(&daemon_set(), |there| told.push(there));
+    (told, ended, server.lines())
+}
+
+fn event(kind: &str, metadata: &Value) -> Value {
+    json!({"type": kind, "object": {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}})
+}
+
+#[test]
+fn a_watch_begins_with_what_is_there_whatever_version_that_has() {
+    let metadata = json!({"name": "detour-agent", "resourceVersion": "7"});
+    let deleted = json!({"name": "detour-agent", "resourceVersion": "9", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+    let events = [event("ADDED", &metadata), event("MODIFIED", &deleted), event("DELETED", &deleted)];
+    let (told, ended, requests) = watched("begins", &events);
+    assert_eq!((told, ended), (vec![true, false, false], Ok(())));
+    let [request] = requests.as_slice() else { panic!("one request: {requests:?}") };
+    let version = request.split(['?', '&', ' ']).find_map(|part| part.strip_prefix("resourceVersion="));
+    assert_eq!(version, Some("0"), "the object's own may be too old for the server: {request}");
+}
+
+#[test]
+fn a_watch_that_ends_with_an_error_is_no_normal_end() {
+    let status =
+        json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version: 1 (30)"});
+    let (told, ended, _) = watched("expired", &[json!({"type": "ERROR", "object": status})]);
+    let error = ended.expect_err("an error");
+    assert!(told.is_empty(), "{told:?}");
+    let text = error.to_string();
+    assert!(text.contains("410") && text.contains("too old") && text.contains("detour-agent"), "{text}");
+}
+
+#[test]
+fn a_watch_that_begins_with_nothing_asks_whether_there_is_nothing() {
+    let missing = json!({
+        "kind": "Status", "message": "not found", "reason": "NotFound", "details": {"name": "detour-agent"}, "code": 404
+    });
+    let server = Server::plain(move |request| match request.line.starts_with(WATCH) {
+        true => Answer::Reply(200, "transfer-encoding: chunked\r\n".into(), Vec::new()),
+        false => Answer::json(404, &missing),
+    });
+    let account = account("nothing", &server);
+    let (told, tells) = channel();
+    thread::spawn(move || account.watch(&daemon_set(), |there| told.send(there).expect("somebody listens")));
+    assert_eq!(tells.recv_timeout(Duration::from_secs(20)), Ok(false));
 }
 
 #[test]

@@ -57,11 +57,14 @@ fn give(scene: &Scene, path: &str) {
     std::os::unix::fs::chown(scene.path(path), Some(1001), None).expect("root");
 }
 
-const CLUSTER: [Fault; 8] = [
+const CLUSTER: [Fault; 9] = [
     ("kubeconfig-missing", "kubeconfig-present", AS_IS, |scene| {
         fs::remove_file(scene.path(KUBECONFIG)).expect("removed")
     }),
     ("kubeconfig-open-to-all", "kubeconfig-private", AS_IS, |scene| mode(scene, KUBECONFIG, 0o644)),
+    ("kubeconfig-of-another-user", "kubeconfig-valid", AS_IS, |scene| {
+        std::os::unix::fs::chown(scene.path(KUBECONFIG), Some(12345), None).expect("root")
+    }),
     ("kubeconfig-broken", "kubeconfig-valid", AS_IS, |scene| scene.write(KUBECONFIG, "clusters: [")),
     ("token-expired", "token-valid", |plan| plan.token = token(1_700_000_000), NOTHING),
     ("api-down", "api-reachable", |plan| (plan.api_is_up, plan.is_added) = (false, false), NOTHING),

@@ -116,6 +116,8 @@ impl Scene {
         symlink(format!("/proc/{}/ns/net", std::process::id()), root.join("proc/1/ns/net")).expect("linked");
         let state = root.join("run/detour");
         mount(Some("/run/detour"), &state, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
+        let logs = root.join("var/log");
+        mount(Some(&logs), "/var/log", None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
         let netns = Netns::new(&root.join("run/netns/pod"), plan.is_dual, plan.root_is);
         let (uid, ports) = plan.proxy;
         agent(&root.join("run/detour/agent.sock"));
@@ -208,8 +210,6 @@ impl Scene {
             None => conf,
         };
         conf["kubernetes"]["kubeconfig"] = self.path(KUBECONFIG).display().to_string().into();
-        let log = conf.as_object_mut().expect("an object");
-        log.insert("log_file".into(), self.path("var/log/detour.log").display().to_string().into());
         let netns = self.path("run/netns/pod").display().to_string();
         let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID={UID}");
         let environment = [

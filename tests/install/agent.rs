@@ -8,8 +8,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
+/// What it says when the node becomes ready.
+const READY: &str = "the plugin is ready on this node";
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const PROGRAM: &str = "opt/cni/bin/detour";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
@@ -106,6 +112,9 @@ fn it_is_ready_once_the_cluster_network_is_there_and_says_what_is_missing_until_
     assert_eq!(get(&address, "/healthz").0, "200");
     scene.write(LIST, CALICO);
     agent.says(SETTLED);
+    let (status, body) = get(&address, "/readyz");
+    assert!(status == "200" || body.contains("not yet confirmed"), "it must stay in place first: {status} {body}");
+    agent.says(READY);
     assert_eq!(get(&address, "/readyz"), ("200".into(), "installed".into()));
     assert_eq!(get(&address, "/else").0, "404");
 }
@@ -131,7 +140,7 @@ fn metrics_tell_what_was_done_to_the_node_and_whether_it_is_ready() {
     }
 
     scene.write(LIST, CALICO);
-    agent.says(SETTLED);
+    agent.says(READY);
     let metrics = scrape(&address);
     assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(1.0));
     assert_eq!(done(&metrics), Some(before + 1.0));
@@ -213,8 +222,94 @@ fn a_fight_is_named_and_slows_down() {
         agent.says("write /etc/cni/net.d/10-calico.conflist");
         scene.write(LIST, CALICO);
     }
-    let line = agent.says("somebody undoes it");
-    assert!(line.contains("10-calico.conflist") && line.contains("next look in 1 s"), "{line}");
+    let line = agent.says("another process keeps reverting");
+    assert!(line.contains("10-calico.conflist") && line.contains("next check in 1 s"), "{line}");
+    assert!(line.contains("cni.exclusive=false"), "{line}");
     agent.says("write /etc/cni/net.d/10-calico.conflist");
     agent.says(SETTLED);
+}
+
+/// As Cilium does by default: its own file comes back as it was, and every other is renamed.
+struct Exclusive {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Exclusive {
+    fn start(list: PathBuf) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&ends);
+        let thread = thread::spawn(move || {
+            let new = list.with_file_name("new.cilium_bak");
+            while !ended.load(Ordering::Relaxed) {
+                if fs::read_to_string(&list).is_ok_and(|text| text != CALICO) {
+                    fs::write(&new, CALICO).expect("written");
+                    fs::rename(&new, &list).expect("renamed");
+                }
+                thread::park_timeout(Duration::from_millis(1));
+            }
+        });
+        Self { ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+#[test]
+fn a_node_on_which_another_process_reverts_the_file_is_not_ready_until_that_ends() {
+    let scene = Scene::with("agent-exclusive", "10-calico.conflist", CALICO);
+    let exclusive = Exclusive::start(scene.path(LIST));
+    let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
+    let address = agent.address();
+    agent.says("another process keeps reverting");
+    let (status, body) = get(&address, "/readyz");
+    assert!(status == "503" && body.contains("10-calico.conflist") && body.contains("cni.exclusive=false"), "{body}");
+    assert_eq!(scrape(&address).value("detour_install_ready", "", &[]), Some(0.0));
+    // And it was not so for a moment before.
+    agent.says("another process keeps reverting");
+    assert!(!agent.said().iter().any(|line| line.contains(READY)));
+    drop(exclusive);
+    agent.says(READY);
+    assert_eq!(get(&address, "/readyz").0, "200");
+    assert!(scene.read(LIST).contains("\"detour\""));
+}
+
+#[test]
+fn a_few_honest_repairs_leave_the_node_ready() {
+    let scene = Scene::with("agent-honest", "10-calico.conflist", CALICO);
+    let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
+    let address = agent.address();
+    agent.says(READY);
+    for _ in 0..3 {
+        fs::remove_file(scene.path(PROGRAM)).expect("removed");
+        while !scene.path(PROGRAM).exists() {
+            assert_eq!(get(&address, "/readyz").0, "200");
+        }
+        agent.says(SETTLED);
+        assert_eq!(get(&address, "/readyz").0, "200");
+    }
+    assert!(!agent.said().iter().any(|line| line.contains("keeps reverting")));
+}
+
+#[test]
+fn what_a_killed_agent_left_is_removed_by_the_next_and_by_uninstalling() {
+    let scene = Scene::with("agent-killed", "10-calico.conflist", CALICO);
+    let present = |name: &str| scene.path("var/lib/cni/detour").join(format!("{name}.present")).exists();
+    let alive = Agent::start(&scene, "alive", &[]);
+    alive.says(SETTLED);
+    let killed = Agent::start(&scene, "killed", &[]);
+    killed.says(SETTLED);
+    killed.end(Signal::SIGKILL);
+    assert!(present("killed"), "nothing could remove it");
+    let next = Agent::start(&scene, "a", &[]);
+    next.says(SETTLED);
+    assert!(!present("killed") && present("alive") && present("a"));
+    next.end(Signal::SIGKILL);
+    scene.ok("uninstall", &[]);
+    assert!(!present("a") && present("alive"));
 }

@@ -59,7 +59,9 @@ fn after(mut found: Found, plan: &Plan) -> Found {
                 let contents = text.as_bytes().to_owned();
                 found.configurations.push(ConfFile { name: path.name(), contents, mode: *mode });
                 let digest = Digest::of(text.as_bytes());
-                found.files.insert(path.clone(), FoundFile { digest, text: Some(text.clone()), mode: *mode });
+                found
+                    .files
+                    .insert(path.clone(), FoundFile { digest, text: Some(text.clone()), mode: *mode, trusted: true });
             }
             Action::Remove { path, .. } => {
                 found.configurations.retain(|file| file.name != path.name());

@@ -7,8 +7,8 @@ use crate::agent::{KnownPod, Metrics, calls};
 use crate::cluster::agent::{Answer, Ask, Called};
 use crate::cluster::{Cluster, Event, Lookup, ObjectRef, ServiceAccount, Sought};
 use crate::cni::{Code, Error};
-use crate::pod::{Namespace, Pod, PodRef};
-use std::sync::Arc;
+use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
@@ -17,6 +17,9 @@ use tokio::time::{Instant, timeout_at};
 const BRIEFLY: Duration = Duration::from_millis(300);
 /// How long the API may take where what was known last would serve as well.
 const SHORTLY: Duration = Duration::from_secs(1);
+/// For so long after the API was silent all that time it is not asked again where what was known last
+/// serves.
+const SILENT: Duration = Duration::from_secs(5);
 /// So long before the plugin stops waiting, the answer is on its way.
 const MARGIN: Duration = Duration::from_millis(100);
 
@@ -26,12 +29,14 @@ pub(in crate::agent) struct Answers {
     facts: Facts,
     account: Arc<ServiceAccount>,
     metrics: Metrics,
+    /// Until when the API counts as silent.
+    silent: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Answers {
     /// Where `facts` are not enough, the API is asked as `account`.
     pub(in crate::agent) fn new(facts: Facts, account: ServiceAccount, metrics: Metrics) -> Self {
-        Self { facts, account: Arc::new(account), metrics }
+        Self { facts, account: Arc::new(account), metrics, silent: Arc::default() }
     }
 
     /// Takes note of a call that has ended.
@@ -68,24 +73,43 @@ impl Answers {
                 let more = with_namespace && namespace.is_none();
                 let unknown = if wanted.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
                 self.count_fallback(&self.facts.0.pods, unknown);
-                let asked = self.ask(until, move |api| api.facts(&wanted, more)).await?;
+                let last = self.last_facts(&wanted, more);
+                let asked = self.ask_or(last, until, move |api| api.facts(&wanted, more)).await?;
                 (asked.pod, namespace.or(asked.namespace))
             }
         };
         Ok(Answer::Facts { pod: pod.into(), namespace })
     }
 
-    /// The pod, where the caller's UID tells that it is the one that is meant: a name alone may be that of
-    /// one that is gone.
+    /// The pod, where the watch works. Where that is broken, its annotations may have changed since.
     async fn known_pod(&self, wanted: &PodRef) -> Option<Arc<KnownPod>> {
         wanted.uid.as_ref()?;
-        let object = ObjectRef { namespace: wanted.namespace.clone(), name: wanted.name.clone() };
         let pods = &self.facts.0.pods;
-        let same = || pods.get(&object).filter(|known| known.pod.uid.is_some() && known.pod.is(wanted));
-        match same() {
-            Some(known) => Some(known),
-            None => pods.find_within(BRIEFLY, same).await,
+        if !pods.is_whole() {
+            return None;
         }
+        match self.last_pod(wanted) {
+            Some(known) => Some(known),
+            None => pods.find_within(BRIEFLY, || self.last_pod(wanted)).await,
+        }
+    }
+
+    /// The pod as it was known last, where the caller's UID tells that it is the one that is meant: a name
+    /// alone may be that of one that is gone.
+    fn last_pod(&self, wanted: &PodRef) -> Option<Arc<KnownPod>> {
+        wanted.uid.as_ref()?;
+        let object = ObjectRef { namespace: wanted.namespace.clone(), name: wanted.name.clone() };
+        self.facts.0.pods.get(&object).filter(|known| known.pod.uid.is_some() && known.pod.is(wanted))
+    }
+
+    /// What was known last of the pod and, where `with_namespace`, of its namespace.
+    fn last_facts(&self, wanted: &PodRef, with_namespace: bool) -> Option<PodFacts> {
+        let pod = self.last_pod(wanted)?.pod.clone();
+        let namespace = match with_namespace {
+            true => Some(last_known(&self.facts.0.namespaces, "", &wanted.namespace)?),
+            false => None,
+        };
+        Some(PodFacts { pod, namespace })
     }
 
     fn known_namespace(&self, name: &str) -> Option<Namespace> {
@@ -159,7 +183,8 @@ impl Answers {
         self.metrics.api_fallback(if cache.is_whole() { unknown } else { "broken-watch" });
     }
 
-    /// What the API says, or what was known last where it says nothing.
+    /// What the API says, or what was known last where it gives no answer. It is tried once: one that is
+    /// down costs no time, and one that is silent a second, once in a while.
     async fn ask_or<T: Send + 'static>(
         &self,
         last: Option<T>,
@@ -167,18 +192,36 @@ impl Answers {
         question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let Some(last) = last else { return self.ask(until, question).await };
-        match self.ask(until.min(Instant::now() + SHORTLY), question).await {
+        let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
+        if silent().is_some_and(|until| begun < until) {
+            tracing::warn!("answers with what was known last: the API server does not answer");
+            return Ok(last);
+        }
+        match self.ask_through(ServiceAccount::source_once, until.min(begun + SHORTLY), question).await {
             Err(error) if error.code == Code::TryAgain => {
                 tracing::warn!(%error, "answers with what was known last");
+                let now = Instant::now();
+                *silent() = (now - begun >= SHORTLY).then_some(now + SILENT);
                 Ok(last)
             }
             other => other,
         }
     }
 
-    /// What the API says, on a thread that waits for it.
+    /// What the API says.
     async fn ask<T: Send + 'static>(
         &self,
+        until: Instant,
+        question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.ask_through(ServiceAccount::source, until, question).await
+    }
+
+    /// What the API says, on a thread that waits for it.
+    async fn ask_through<T: Send + 'static>(
+        &self,
+        source: fn(&ServiceAccount, Duration) -> Box<dyn Cluster>,
         until: Instant,
         question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
@@ -188,7 +231,7 @@ impl Answers {
         let answer = spawn_blocking(move || {
             // It may have waited for a thread, while others waited for the API.
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() { Err(too_late()) } else { question(&*account.source(left)) }
+            if left.is_zero() { Err(too_late()) } else { question(&*source(&account, left)) }
         });
         match timeout_at(until + MARGIN / 2, answer).await {
             Ok(answer) => answer.map_err(|error| late(error.to_string()))?,

@@ -4,20 +4,19 @@ use super::Facts;
 use super::cache::Cache;
 use super::objects::Kind;
 use crate::agent::Metrics;
-use crate::cluster::{ServiceAccount, causes};
+use crate::cluster::{PAGE, ServiceAccount, causes};
 use futures_util::StreamExt;
+use kube::api::ListParams;
 use kube::runtime::watcher::{Config, DefaultBackoff, Error, Event, watcher};
 use kube::{Api, Client};
 use std::pin::pin;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// A list is read in pages of so many objects: their JSON is what takes memory, not what is kept.
-const PAGE: u32 = 100;
-/// What the API does not have or does not allow changes seldom.
+/// The pause where a backoff gives none.
 const SLOWLY: Duration = Duration::from_secs(60);
-/// A watch that was begun again and has not failed for so long has gone on: the API says nothing until
-/// something changes.
+/// A watch that was begun again and has not failed for so long has gone on, if the API answers: it says
+/// nothing of a watch until something changes.
 const PROBATION: Duration = ServiceAccount::CONNECT.saturating_add(Duration::from_secs(1));
 
 impl Facts {
@@ -52,8 +51,12 @@ async fn client(account: &ServiceAccount) -> Client {
 }
 
 async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics: &Metrics) {
-    let mut events = pin!(watcher(Api::<T::Sent>::all(client), config.page_size(PAGE)));
-    let mut backoff = DefaultBackoff::default();
+    let config = config.page_size(PAGE);
+    let begin = || watcher(Api::<T::Sent>::all(client.clone()), config.clone());
+    let mut events = pin!(begin());
+    // An API server that starts refuses for a moment what it grants later, after it was away for long:
+    // its refusals have a backoff of their own.
+    let (mut broken, mut refused) = (DefaultBackoff::default(), DefaultBackoff::default());
     let (mut on_probation, mut said) = (false, String::new());
     loop {
         let next = events.next();
@@ -61,8 +64,8 @@ async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics
             match timeout(PROBATION, next).await {
                 Ok(event) => event,
                 Err(_) => {
-                    on_probation = false;
-                    if cache.goes_on() {
+                    on_probation = !answers::<T>(&client).await;
+                    if !on_probation && cache.goes_on() {
                         tracing::info!(count = cache.len(), "watches {} again", T::NAME);
                     }
                     continue;
@@ -90,7 +93,12 @@ async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics
                     said.clone_from(&trouble.why);
                 }
                 on_probation = true;
-                sleep(if trouble.lasting { SLOWLY } else { backoff.next().unwrap_or(SLOWLY) }).await;
+                if trouble.expired {
+                    // kube begins with a list only where an event says so, not where the request is refused.
+                    events.set(begin());
+                }
+                let backoff = if trouble.refused { &mut refused } else { &mut broken };
+                sleep(backoff.next().unwrap_or(SLOWLY)).await;
             }
             // It has no end.
             None => return,
@@ -98,13 +106,22 @@ async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics
     }
 }
 
+/// Whether the API answers: a server that hangs takes requests, too.
+async fn answers<T: Kind>(client: &Client) -> bool {
+    let one = ListParams::default().limit(1);
+    let listed = timeout(ServiceAccount::CONNECT, Api::<T::Sent>::all(client.clone()).list(&one)).await;
+    listed.is_ok_and(|listed| listed.is_ok())
+}
+
 /// What is wrong with a watch.
 struct Trouble {
     why: String,
     /// The API has no such kind.
     unknown: bool,
-    /// Somebody must change something first.
-    lasting: bool,
+    /// The API does not allow it, or not yet.
+    refused: bool,
+    /// The version from which the watch should go on is too old.
+    expired: bool,
 }
 
 impl Trouble {
@@ -124,14 +141,14 @@ impl Trouble {
             (None, other) => other.to_string(),
         };
         let code = status.map_or(0, |status| status.code);
-        Self { why, unknown: code == 404, lasting: matches!(code, 401 | 403 | 404) }
+        Self { why, unknown: code == 404, refused: matches!(code, 401 | 403 | 404), expired: code == 410 }
     }
 
     fn say<T: Kind>(&self) {
         let why = self.why.as_str();
         if self.unknown {
             tracing::info!("this cluster has no {}", T::NAME);
-        } else if self.lasting {
+        } else if self.refused {
             tracing::warn!(
                 why,
                 "can't watch {}: grant the right to {}; until then the API is asked",
@@ -141,7 +158,7 @@ impl Trouble {
         } else {
             tracing::warn!(
                 why,
-                "can't watch {} for now: the API is asked, and what was known serves without it",
+                "can't watch {} for now: the API is asked, and what was known serves while it gives no answer",
                 T::NAME
             );
         }

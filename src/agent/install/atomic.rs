@@ -1,9 +1,10 @@
 //! Files that are there whole or not at all, whatever kills the writer.
 
+use crate::trusted_file::{create_directories, create_new, open_directory};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = ".detour-";
@@ -15,14 +16,29 @@ pub(super) fn is_leftover(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(SUFFIX)
 }
 
+/// Whose a file is that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// This process's user: the plugin uses its own files only if root owns them.
+    Own,
+    /// That of the file that is replaced.
+    Kept,
+}
+
 /// Writes `path` anew: a file beside it, flushed to the disk and closed (one that is still open for
 /// writing can't be executed: ETXTBSY), takes its place. Runtimes see that (containerd overlooks a
-/// rename from another directory). The owner stays, the permission bits become `mode`.
-pub(super) fn write(path: &Path, mode: u32, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+/// rename from another directory). The permission bits become `mode`.
+pub(super) fn write(
+    path: &Path,
+    mode: u32,
+    owner: Owner,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(directory)?;
+    create_directories(directory)?;
     let temporary = beside(path);
-    let written = fill_file(&temporary, path, mode, fill).and_then(|()| fs::rename(&temporary, path));
+    let of = (owner == Owner::Kept).then(|| fs::symlink_metadata(path).ok()).flatten();
+    let written = fill_file(&temporary, of.as_ref(), mode, fill).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
@@ -32,16 +48,16 @@ pub(super) fn write(path: &Path, mode: u32, fill: impl FnOnce(&mut File) -> io::
 
 fn fill_file(
     temporary: &Path,
-    path: &Path,
+    owner: Option<&Metadata>,
     mode: u32,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
+    let mut file = create_new(temporary)?;
     fill(&mut file)?;
-    if let Ok(there) = fs::metadata(path) {
+    if let Some(owner) = owner {
         let own = file.metadata()?;
-        if (own.uid(), own.gid()) != (there.uid(), there.gid()) {
-            fchown(&file, Some(there.uid()), Some(there.gid()))?;
+        if (own.uid(), own.gid()) != (owner.uid(), owner.gid()) {
+            fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
         }
     }
     file.set_permissions(Permissions::from_mode(mode))?;
@@ -78,5 +94,5 @@ fn beside(path: &Path) -> PathBuf {
 
 /// A name lasts when its directory is on the disk.
 fn flush(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+    open_directory(directory)?.sync_all()
 }

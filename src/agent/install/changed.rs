@@ -22,6 +22,8 @@ fn file(path: &HostPath, owned: &Owned, there: Option<&FoundFile>) -> Option<Str
         Some(format!("{path} is not what was written there"))
     } else if there.mode != mode {
         Some(format!("{path} has mode {:04o}, not {mode:04o}", there.mode))
+    } else if !there.trusted {
+        Some(format!("{path} is owned by another user than root"))
     } else {
         None
     }
@@ -54,7 +56,7 @@ mod tests {
     }
 
     fn there(text: &str, mode: u32) -> FoundFile {
-        FoundFile { digest: Digest::of(text.as_bytes()), text: Some(text.to_owned()), mode }
+        FoundFile { digest: Digest::of(text.as_bytes()), text: Some(text.to_owned()), mode, trusted: true }
     }
 
     fn node(program: FoundFile, list: &Value) -> Found {
@@ -86,7 +88,9 @@ mod tests {
     fn each_difference_is_named_with_its_file() {
         let fine = || list(&json!([{"type": "bridge"}, {"type": "detour"}]));
         let program = || there("program", 0o755);
+        let foreign = FoundFile { trusted: false, ..program() };
         let rows = [
+            (node(foreign, &fine()), "/bin/detour is owned by another user than root"),
             (node(there("older", 0o755), &fine()), "/bin/detour is not what was written there"),
             (node(there("program", 0o700), &fine()), "/bin/detour has mode 0700, not 0755"),
             (node(program(), &list(&json!([{"type": "bridge"}]))), "/net.d/1.conflist has lost the plugin detour"),

@@ -146,7 +146,7 @@ fn object(text: &str) -> Result<Map<String, Value>, Unfit> {
 struct List {
     keys: Map<String, Value>,
     plugins: Vec<Value>,
-    /// Where the plugins stand; `None` where that can't be told (a key that is written with escapes).
+    /// Where the plugins stand; `None` where that can't be told.
     spans: Option<Vec<Range<usize>>>,
 }
 
@@ -291,12 +291,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_whose_key_is_escaped_is_written_anew_in_its_order() {
-        let text = r#"{"z":1,"name":"n","plug\u0069ns":[{"type":"a"}],"a":2}"#;
-        let written = rewrite(text, &entry()).expect("a list");
-        let value: Value = serde_json::from_str(&written).expect("JSON");
-        assert_eq!(value["plugins"], json!([{"type": "a"}, entry()]));
-        assert_eq!(value.as_object().expect("an object").keys().collect::<Vec<_>>(), ["z", "name", "plugins", "a"]);
+    fn a_list_whose_keys_are_escaped_or_doubled_is_restored_byte_for_byte() {
+        for text in [
+            r#"{"z":1,"name":"n", "pl\u0075gins" : [{"\u0074ype":"a"}],"a":2}"#,
+            r#"{"name":"n","plugins":[{"type":"b"}],"\u0070lugins":[{"type":"a"}]}"#,
+            r#"{"name":"n","\u0070lugins":[{"type":"b"}],"plugins":[{"type":"a"}]}"#,
+        ] {
+            let written = rewrite(text, &entry()).expect("a list");
+            let value: Value = serde_json::from_str(&written).expect("JSON");
+            assert_eq!(value["plugins"], json!([{"type": "a"}, entry()]), "{written}");
+            assert_eq!(without(&written, "detour"), Ok(Some(text.to_owned())));
+        }
     }
 
     #[test]
@@ -321,11 +326,13 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn putting_in_twice_changes_nothing_and_taking_out_gives_the_text_back(
-            types in proptest::collection::vec("[a-z]{1,4}", 1..4), pretty: bool, extra in "[ -~]{0,6}",
+            types in proptest::collection::vec("[a-z]{1,4}", 1..4), pretty: bool, extra in "[ -~]{0,6}", escaped in 0..7_usize,
         ) {
             let plugins: Vec<_> = types.iter().map(|kind| json!({"type": kind, "k": extra})).collect();
             let value = json!({"cniVersion": "1.0.0", "name": "n", "plugins": plugins, "z": {"plugins": [extra]}});
             let text = if pretty { format!("{value:#}\n") } else { value.to_string() };
+            let key = format!("\"{}\\u{:04x}{}\"", &"plugins"[..escaped], u32::from("plugins".as_bytes()[escaped]), &"plugins"[escaped + 1..]);
+            let text = text.replacen("\"plugins\"", &key, 1);
             let with = rewrite(&text, &entry()).expect("a list");
             proptest::prop_assert_eq!(&rewrite(&with, &entry()).expect("a list"), &with);
             proptest::prop_assert_eq!(without(&with, "detour").expect("a list"), Some(text));

@@ -2,6 +2,7 @@
 
 use super::{Error, HostPath};
 use crate::cni::{Command, NetConf, NodeConf};
+use crate::logging;
 use serde_json::{Map, Value, json};
 
 /// What goes into the configuration.
@@ -101,5 +102,8 @@ impl Settings {
 
 fn accepted(conf: &Value) -> Result<NetConf, Error> {
     let parsed = NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM);
-    parsed.map_err(|error| Error::Configuration(error.to_string()))
+    let parsed = parsed.map_err(|error| Error::Configuration(error.to_string()))?;
+    let log_file = parsed.log_file.as_deref().map_or(Ok(()), logging::accepted);
+    log_file.map_err(|why| Error::Configuration(format!("log_file: {why}")))?;
+    Ok(parsed)
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// A member of an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Member {
-    /// As written between its quotes.
+    /// What the text between its quotes means: `"pl\u0075gins"` is `plugins`.
     pub(super) key: String,
     /// From the key's quote to the end of the value.
     pub(super) whole: Range<usize>,
@@ -23,7 +23,9 @@ pub(super) fn members(text: &str, at: usize) -> Vec<Member> {
         let value = value..value_end(text, value);
         at = skip(text, value.end);
         let whole = key.start..value.end;
-        found.push(Member { key: text[key.start + 1..key.end - 1].to_owned(), whole, value });
+        // A key that no parser accepts is none of those that are looked for.
+        let key = serde_json::from_str(&text[key]).unwrap_or_default();
+        found.push(Member { key, whole, value });
     }
     found
 }
@@ -79,14 +81,14 @@ fn value_end(text: &str, at: usize) -> usize {
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#" { "a\"}" : [ 1,"],[" , {"b":[]},null ],"c":{},"d": -1e5 } "#;
+    const TEXT: &str = r#" { "a\"}" : [ 1,"],[" , {"b":[]},null ],"c":{},"\u0064": -1e5 } "#;
 
     #[test]
     fn members_and_elements_are_found_where_they_stand() {
         let members = members(TEXT, 0);
         let shown: Vec<_> = members.iter().map(|m| (m.key.as_str(), &TEXT[m.value.clone()])).collect();
         let list = r#"[ 1,"],[" , {"b":[]},null ]"#;
-        assert_eq!(shown, [(r#"a\"}"#, list), ("c", "{}"), ("d", "-1e5")]);
+        assert_eq!(shown, [("a\"}", list), ("c", "{}"), ("d", "-1e5")]);
         assert_eq!(&TEXT[members[1].whole.clone()], r#""c":{}"#);
         let elements: Vec<_> = elements(TEXT, members[0].value.start).into_iter().map(|e| &TEXT[e]).collect();
         assert_eq!(elements, ["1", r#""],[""#, r#"{"b":[]}"#, "null"]);

@@ -1,21 +1,26 @@
 //! A node's file system: looked at, and changed as a plan says.
 
-use super::atomic;
+use super::atomic::{self, Owner};
 use super::digest::Digest;
 use super::plan::{Action, Plan};
 use super::reconcile::{Configuration, Desired, Found, FoundFile};
 use super::record::{Before, Record};
 use super::target::{ConfFile, is_configuration};
 use super::{Error, HostPath, Root};
-use crate::trusted_file;
+use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
-use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// No configuration is larger; what is, is a program, or a mistake.
 const LARGEST_TEXT: u64 = 1 << 20;
+/// The log of an installation is larger only by mistake: it holds the texts of a few configurations.
+const LARGEST_LOG: u64 = 4 << 20;
+
+/// The end of the name of a file that an agent holds locked while it runs.
+const PRESENT: &str = ".present";
 
 /// The node.
 #[derive(Debug, Clone)]
@@ -67,14 +72,15 @@ impl Node {
     fn locked(&self, path: &HostPath) -> Result<Lock, Error> {
         let lock = || {
             let reached = self.root.reach_entry(path)?;
-            fs::create_dir_all(reached.parent().unwrap_or(Path::new("/")))?;
-            // One that is written to wakes whoever watches the directory, this agent first of all.
-            let file = match File::open(&reached) {
-                Err(why) if why.kind() == ErrorKind::NotFound => File::create(&reached),
-                opened => opened,
-            }?;
-            file.lock()?;
-            Ok(Lock(file))
+            create_directories(reached.parent().unwrap_or(Path::new("/")))?;
+            loop {
+                let file = open_lock(&reached)?;
+                file.lock()?;
+                // Another process may have removed it meanwhile, as `forget_absent` does.
+                if is_at(&file, &reached)? {
+                    return Ok(Lock(file));
+                }
+            }
         };
         lock().map_err(|why| Error::file("lock", path, &why))
     }
@@ -90,7 +96,7 @@ impl Node {
     /// Whether `installer` is still here.
     #[must_use]
     pub fn is_present(&self, installer: &str) -> bool {
-        let file = self.root.reach_entry(&self.presence(installer)).and_then(File::open);
+        let file = self.root.reach_entry(&self.presence(installer)).and_then(|path| open(&path));
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
@@ -100,8 +106,28 @@ impl Node {
         let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
     }
 
+    /// Removes what [`Node::be_present`] left of agents that were killed.
+    pub fn forget_absent(&self) {
+        let forget = |name: &str| -> io::Result<()> {
+            let path = self.root.reach_entry(&self.state.join(name))?;
+            let file = open(&path)?;
+            // The lock is held until the file is gone: an agent of that name that starts now makes a new one.
+            if file.try_lock().is_ok() && is_at(&file, &path)? {
+                atomic::remove(&path)?;
+            }
+            Ok(())
+        };
+        for name in self.names(&self.state).unwrap_or_default() {
+            if name.ends_with(PRESENT)
+                && let Err(why) = forget(&name)
+            {
+                tracing::warn!("remove {}: {why}", self.state.join(&name));
+            }
+        }
+    }
+
     fn presence(&self, installer: &str) -> HostPath {
-        self.state.join(&format!("{}.present", installer.replace('/', "_")))
+        self.state.join(&format!("{}{PRESENT}", installer.replace('/', "_")))
     }
 
     /// What is there, as far as `desired` and the log speak of it.
@@ -159,7 +185,7 @@ impl Node {
 
     pub(super) fn record(&self) -> Result<Record, Error> {
         let path = self.log();
-        match self.root.reach(&path).and_then(fs::read) {
+        match self.root.reach(&path).and_then(|path| read_nofollow(&path, LARGEST_LOG)) {
             Ok(text) => serde_json::from_slice(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
             Err(why) if why.kind() == ErrorKind::NotFound => Ok(Record::default()),
             Err(why) => Err(Error::file("read", &path, &why)),
@@ -210,24 +236,23 @@ impl Node {
     /// A regular file, or what a link leads to; `None` where there is none.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
         let reached = self.root.reach(path)?;
-        let there = match fs::metadata(&reached) {
-            Ok(there) if there.is_file() => there,
-            Ok(_) => return Ok(None),
+        let is_file = |there: &fs::Metadata| there.is_file();
+        let mut file = match open(&reached) {
+            Ok(file) => file,
             Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(_) if fs::symlink_metadata(&reached).is_ok_and(|there| !is_file(&there)) => return Ok(None),
             Err(why) => return Err(why),
         };
-        let read = || -> io::Result<(Digest, Option<String>)> {
-            if there.len() > LARGEST_TEXT {
-                return Ok((Digest::read(File::open(&reached)?)?, None));
-            }
-            let contents = fs::read(&reached)?;
-            Ok((Digest::of(&contents), String::from_utf8(contents).ok()))
+        let there = file.metadata()?;
+        let (digest, text) = if there.len() > LARGEST_TEXT {
+            (Digest::read(file)?, None)
+        } else {
+            let mut contents = Vec::new();
+            Read::by_ref(&mut file).take(LARGEST_TEXT).read_to_end(&mut contents)?;
+            (Digest::of(&contents), String::from_utf8(contents).ok())
         };
-        let (digest, text) = match read() {
-            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
-            read => read?,
-        };
-        Ok(Some(FoundFile { digest, text, mode: there.permissions().mode() & 0o7777 }))
+        let (mode, trusted) = (there.mode() & 0o7777, is_trusted(there.uid()));
+        Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
     /// Does what the plan says, `program` being the file that is copied. The log comes first, and goes when
@@ -257,7 +282,7 @@ impl Node {
         }
         let write = || {
             let text = serde_json::to_vec(record).map_err(io::Error::from)?;
-            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, |file| file.write_all(&text))
+            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, Owner::Own, |file| file.write_all(&text))
         };
         write().map_err(|why| Error::file("write", &self.log(), &why))
     }
@@ -266,16 +291,33 @@ impl Node {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
             Action::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
-            Action::CopyProgram { path } => {
-                atomic::write(&entry(path)?, 0o755, |file| io::copy(&mut File::open(program)?, file).map(|_| ()))
-            }
+            Action::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, Owner::Own, |file| {
+                io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
+            }),
             Action::Write { path, text, mode, follow, .. } => {
-                let path = if *follow { self.root.reach(path)? } else { entry(path)? };
-                atomic::write(&path, *mode, |file| file.write_all(text.as_bytes()))
+                // A file that is followed is another's.
+                let (path, owner) =
+                    if *follow { (self.root.reach(path)?, Owner::Kept) } else { (entry(path)?, Owner::Own) };
+                atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
             }
             Action::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
             Action::Remove { path, .. } => atomic::remove(&entry(path)?),
         }
+    }
+}
+
+/// Opens a file whose path [`Root`] has resolved, for reading.
+fn open(reached: &Path) -> io::Result<File> {
+    trusted_file::open(reached, OpenOptions::new().read(true))
+}
+
+/// Whether `path` still leads to `file`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Err(why) if why.kind() == ErrorKind::NotFound => Ok(false),
+        Err(why) => Err(why),
     }
 }
 

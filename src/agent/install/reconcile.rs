@@ -71,6 +71,8 @@ pub struct FoundFile {
     pub text: Option<String>,
     /// Permission bits.
     pub mode: u32,
+    /// Whether root owns it: the plugin uses no other file of its own.
+    pub trusted: bool,
 }
 
 pub(super) const PROGRAM_MODE: u32 = 0o755;
@@ -127,7 +129,7 @@ fn program(path: &HostPath, wanted: &Digest, found: &Found, plan: &mut Plan) {
     {
         plan.actions.push(Action::SetAside { path: path.clone(), aside: aside.clone() });
     }
-    if there.is_none_or(|file| file.digest != *wanted || file.mode != PROGRAM_MODE) {
+    if there.is_none_or(|file| file.digest != *wanted || file.mode != PROGRAM_MODE || !file.trusted) {
         plan.actions.push(Action::CopyProgram { path: path.clone() });
     }
     own(path, Role::Program, wanted.clone(), before, found, plan);
@@ -136,7 +138,7 @@ fn program(path: &HostPath, wanted: &Digest, found: &Found, plan: &mut Plan) {
 fn own_text(path: &HostPath, role: Role, text: &str, before: Before, found: &Found, plan: &mut Plan) {
     let wanted = Digest::of(text.as_bytes());
     let there = found.files.get(path);
-    if there.is_none_or(|file| file.digest != wanted || file.mode != PRIVATE) {
+    if there.is_none_or(|file| file.digest != wanted || file.mode != PRIVATE || !file.trusted) {
         plan.actions.push(Action::Write {
             path: path.clone(),
             text: text.to_owned(),

@@ -26,7 +26,7 @@ impl Api {
                 Err(Failure::Missing(cause)) if !sought.awaited => Ok(Lookup::Missing(format!("{query}: {cause}"))),
                 Err(failure) => Err(failure),
             };
-            match retry(started, self.timeout, attempt).await {
+            match self.retry(started, &query, attempt).await {
                 Ok(lookup) => Ok(lookup),
                 Err(end @ GaveUp { last: Failure::Missing(_), .. }) => Ok(Lookup::Missing(query.missing(end))),
                 Err(end) => Err(query.gave_up(end)),

@@ -18,11 +18,17 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Inquiry(Api);
 
 impl Inquiry {
-    /// The server that the kubeconfig at `path` names; absolute paths in that are those of the file
+    /// The server that the plugin's kubeconfig at `path` names; absolute paths in that are those of the file
     /// system mounted at `root`.
     #[must_use]
     pub fn new(root: &Path, path: PathBuf) -> Self {
         Self(Api::new(path, PATIENCE).within(root))
+    }
+
+    /// The server that a kubeconfig names which the user of the command line names.
+    #[must_use]
+    pub fn of_user(path: PathBuf) -> Self {
+        Self(Api::new(path, PATIENCE).of_user())
     }
 
     /// The server of the cluster that this process is a pod of, asked as that pod's service account; `None`

@@ -8,9 +8,9 @@ mod own;
 mod session;
 mod writes;
 
-use super::kubeconfig::Kubeconfig;
+use super::kubeconfig::{Access, Kubeconfig};
 use super::query::{Object, Query};
-use super::retry::{Failure, retry};
+use super::retry::{Failure, GaveUp, retry};
 use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, body, wire};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
@@ -32,10 +32,14 @@ pub(super) struct Api {
     kubeconfig: PathBuf,
     /// Where the file system is mounted to which absolute paths in it belong.
     root: PathBuf,
+    /// Who names the kubeconfig.
+    access: Access,
     /// A service account's server; a kubeconfig names its own.
     server: Option<String>,
     /// How long facts may take, all tries together.
     timeout: Duration,
+    /// Whether facts are asked for again after a failure of the server.
+    persists: bool,
     /// Opened by the first request; a handshake costs more than a request.
     session: OnceLock<Session>,
 }
@@ -108,7 +112,15 @@ impl Api {
 impl Api {
     /// The server that the kubeconfig names; facts may take `timeout`, all tries together.
     pub(super) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
-        Self { kubeconfig, root: "/".into(), server: None, timeout, session: OnceLock::new() }
+        Self {
+            kubeconfig,
+            root: "/".into(),
+            access: Access::Node,
+            server: None,
+            timeout,
+            persists: true,
+            session: OnceLock::new(),
+        }
     }
 
     /// This server, asked as the service account whose files are in `directory`.
@@ -116,9 +128,19 @@ impl Api {
         Self { server: Some(server), ..Self::new(directory, timeout) }
     }
 
+    /// The same without a second try where the server fails.
+    pub(super) fn once(self) -> Self {
+        Self { persists: false, ..self }
+    }
+
     /// The same, where the absolute paths in the kubeconfig are those of the file system mounted at `root`.
     pub(super) fn within(self, root: &Path) -> Self {
         Self { root: root.to_owned(), ..self }
+    }
+
+    /// The same, with a kubeconfig that the user of the command line names.
+    pub(super) fn of_user(self) -> Self {
+        Self { access: Access::User, ..self }
     }
 
     fn session(&self) -> Result<&Session, Error> {
@@ -126,7 +148,7 @@ impl Api {
             return Ok(session);
         }
         let session = Session::open(match &self.server {
-            None => Kubeconfig::load(&self.root, &self.kubeconfig)?,
+            None => Kubeconfig::load(&self.root, &self.kubeconfig, self.access)?,
             Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
         })?;
         Ok(self.session.get_or_init(|| session))
@@ -168,13 +190,27 @@ impl Api {
             let pod = Pod::from(get::<wire::Pod>(session, &query).await?);
             if pod.is(wanted) { Ok(pod) } else { Err(Failure::Missing(another_uid(&pod, wanted))) }
         };
-        retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+        self.retry(started, &query, attempt).await.map_err(|end| query.gave_up(end))
     }
 
     async fn namespace_of(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
         let query = self.query(session, object);
         let attempt = async || Ok(get::<wire::Namespace>(session, &query).await?.into());
-        retry(started, self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+        self.retry(started, &query, attempt).await.map_err(|end| query.gave_up(end))
+    }
+
+    /// Tries to get facts.
+    async fn retry<T>(
+        &self,
+        started: Instant,
+        query: &Query<'_>,
+        mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
+    ) -> Result<T, GaveUp> {
+        let attempt = async || match attempt().await {
+            Err(Failure::Trouble { cause, .. }) if !self.persists => Err(query.not_again(&cause)),
+            other => other,
+        };
+        retry(started, self.timeout, attempt).await
     }
 }
 

@@ -15,6 +15,13 @@ use tokio::time::timeout;
 const WATCH_SECONDS: u32 = 240;
 /// A server that has not ended a watch so long after its time is gone.
 const SLACK: Duration = Duration::from_secs(10);
+/// Whatever the API server has, and all changes from there on (kubernetes.io, "API Concepts", "Get State and
+/// Start at Any"). The server must not wait for anything: a watch without a version waits for etcd's latest,
+/// and both forms, if bookmarks are asked for, are refused with 500 where etcd reports no progress on request
+/// (kube-apiserver 1.35 with etcd 3.4.23).
+const ANY: &str = "0";
+/// How long a watch may take to begin with the object, before a request tells whether there is one.
+const BEGINNING: Duration = Duration::from_secs(3);
 
 impl Api {
     /// A new token of a service account.
@@ -34,21 +41,23 @@ impl Api {
         check_names("DaemonSet", [&daemon_set.namespace, &daemon_set.name])?;
         let session = self.session()?;
         let query = self.query(session, Object::DaemonSet(daemon_set));
-        session.run(async { Ok(self.version(session, &query).await?.is_some()) })
+        session.run(self.is_staying(session, &query))
     }
 
     /// Follows whether it is.
+    ///
+    /// The watch begins at [`ANY`] version: the object's own may be older than the API server's watch
+    /// cache, which begins anew with each start of the server. Such a watch begins with the object, so no
+    /// change is missed. Where it does not, a request tells whether there is one.
     pub(in crate::cluster) fn watch(&self, daemon_set: &ObjectRef, mut tell: impl FnMut(bool)) -> Result<(), Error> {
         check_names("DaemonSet", [&daemon_set.namespace, &daemon_set.name])?;
         let session = self.session()?;
         let query = self.query(session, Object::DaemonSet(daemon_set));
         session.run(async {
-            let version = self.version(session, &query).await?;
-            tell(version.is_some());
-            let Some(version) = version else { return Ok(()) };
-            let params = WatchParams::default().fields(&format!("metadata.name={}", daemon_set.name));
+            let params =
+                WatchParams::default().disable_bookmarks().fields(&format!("metadata.name={}", daemon_set.name));
             let request = Request::new(query.object.collection())
-                .watch_metadata(&params.timeout(WATCH_SECONDS), &version)
+                .watch_metadata(&params.timeout(WATCH_SECONDS), ANY)
                 .map_err(|e| Error::new(Code::Internal, e.to_string()))?;
             let started = Instant::now();
             let ended = |last| query.gave_up(GaveUp { last, tries: 1, waited: started.elapsed() });
@@ -57,26 +66,38 @@ impl Api {
             let events = events.await.map_err(|_| ended(silent()))?.map_err(broken)?;
             let mut events = pin!(events);
             let longest = Duration::from_secs(WATCH_SECONDS.into()) + SLACK;
-            while let Some(event) =
-                timeout(longest, events.try_next()).await.map_err(|_| ended(silent()))?.map_err(broken)?
-            {
+            let mut known = false;
+            loop {
+                let event = match timeout(if known { longest } else { BEGINNING }, events.try_next()).await {
+                    Ok(event) => event.map_err(broken)?,
+                    Err(_) if known => return Err(ended(silent())),
+                    Err(_) => {
+                        let there = self.is_staying(session, &query).await?;
+                        tell(there);
+                        known = !there;
+                        continue;
+                    }
+                };
                 match event {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) => tell(object.staying().is_some()),
-                    WatchEvent::Deleted(_) => tell(false),
-                    // What it began with is too old by now.
-                    WatchEvent::Error(_) => break,
-                    WatchEvent::Bookmark(_) => {}
+                    Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => tell(object.stays()),
+                    Some(WatchEvent::Deleted(_)) => tell(false),
+                    Some(WatchEvent::Bookmark(_)) => continue,
+                    Some(WatchEvent::Error(status)) => {
+                        let cause = format!("the watch ended: {}, {}", status.code, status.message);
+                        return Err(ended(query.not_again(&cause)));
+                    }
+                    None => return Ok(()),
                 }
+                known = true;
             }
-            Ok(())
         })
     }
 
-    /// The version of a DaemonSet that stays.
-    async fn version(&self, session: &Session, query: &Query<'_>) -> Result<Option<String>, Error> {
+    /// Whether the DaemonSet is there to stay.
+    async fn is_staying(&self, session: &Session, query: &Query<'_>) -> Result<bool, Error> {
         let attempt = async || match get::<wire::Owner>(session, query).await {
-            Ok(object) => Ok(object.staying()),
-            Err(Failure::Missing(_)) => Ok(None),
+            Ok(object) => Ok(object.stays()),
+            Err(Failure::Missing(_)) => Ok(false),
             Err(failure) => Err(failure),
         };
         retry(Instant::now(), self.timeout, attempt).await.map_err(|end| query.gave_up(end))

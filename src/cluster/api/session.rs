@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 pub(super) struct Session {
     /// There until the session ends.
     runtime: Option<Runtime>,
-    /// Where the server is, without a slash at its end.
+    /// Where the server is, for messages.
     pub(super) server: String,
     /// Who asks it.
     pub(super) client: Client,

@@ -1,13 +1,16 @@
 //! `users[].user`: who asks.
 
-use super::Credentials;
 use super::entry::{Entry, present};
+use super::{Credentials, pem};
 use crate::cluster::wire::null_is_empty;
 use crate::cni::Error;
 use kube::config::AuthInfo;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::path::Path;
+
+/// The largest token file: the header of a request, of which a server accepts no more.
+pub(super) const TOKEN: u64 = 64 << 10;
 
 const ACCEPTED: &str = "token, tokenFile, client-certificate(-data) together with client-key(-data)";
 
@@ -42,7 +45,7 @@ impl User {
         Self { token_file: file.display().to_string(), ..Self::default() }
     }
 
-    /// What a client needs of it. The token's file is read now, those of certificates later.
+    /// What a client needs of it, with the contents of the files that it names.
     ///
     /// # Errors
     /// A key that can't be served, a value that is none, half of a pair.
@@ -52,15 +55,15 @@ impl User {
         }
         let info = AuthInfo {
             token: self.token(entry)?.map(Into::into),
-            client_certificate_data: present(&self.client_certificate_data).map(without_blanks),
-            client_certificate: present(&self.client_certificate).map(|file| entry.near(file)),
-            client_key_data: present(&self.client_key_data).map(|data| without_blanks(data).into()),
-            client_key: present(&self.client_key).map(|file| entry.near(file)),
+            client_certificate_data: embedded(
+                entry,
+                &self.client_certificate_data,
+                ("client-certificate", &self.client_certificate),
+            )?,
+            client_key_data: embedded(entry, &self.client_key_data, ("client-key", &self.client_key))?.map(Into::into),
             ..AuthInfo::default()
         };
-        let certificate = info.client_certificate.is_some() || info.client_certificate_data.is_some();
-        let private_key = info.client_key.is_some() || info.client_key_data.is_some();
-        match (certificate, private_key) {
+        match (info.client_certificate_data.is_some(), info.client_key_data.is_some()) {
             (true, false) => Err(entry.wrong("client-key(-data)", "is missing beside client-certificate(-data)")),
             (false, true) => Err(entry.wrong("client-certificate(-data)", "is missing beside client-key(-data)")),
             _ => Ok(info),
@@ -77,9 +80,7 @@ impl User {
         let kind = match (&token, present(&self.token_file)) {
             (Some(_), Some(file)) => Credentials::TokenFile(file.into()),
             (Some(_), None) => Credentials::Token,
-            (None, _) if info.client_certificate.is_some() || info.client_certificate_data.is_some() => {
-                Credentials::Certificate
-            }
+            (None, _) if info.client_certificate_data.is_some() => Credentials::Certificate,
             (None, _) => Credentials::Nothing,
         };
         Ok((kind, token))
@@ -88,7 +89,7 @@ impl User {
     /// The token. One in a file wins while the file can be read (client-go, `transport`,
     /// `NewBearerAuthWithRefreshRoundTripper`).
     fn token(&self, entry: &Entry<'_>) -> Result<Option<String>, Error> {
-        let file = present(&self.token_file).map(|file| entry.read("tokenFile", file));
+        let file = present(&self.token_file).map(|file| entry.read("tokenFile", file, TOKEN));
         let (key, token) = match (file, present(&self.token)) {
             (Some(Ok(text)), _) => ("tokenFile", text),
             (_, Some(token)) => ("token", token.to_owned()),
@@ -116,6 +117,15 @@ impl User {
             ("as-user-extra", &self.as_user_extra),
         ];
         keys.into_iter().find_map(|(key, value)| value.as_ref().map(|_| key))
+    }
+}
+
+/// The base64 of `data`, else of the file that a key names.
+fn embedded(entry: &Entry<'_>, data: &str, (key, file): (&str, &str)) -> Result<Option<String>, Error> {
+    match (present(data), present(file)) {
+        (Some(data), _) => Ok(Some(without_blanks(data))),
+        (None, Some(file)) => Ok(Some(pem::to_base64(entry.read(key, file, pem::LARGEST)?.as_bytes()))),
+        (None, None) => Ok(None),
     }
 }
 

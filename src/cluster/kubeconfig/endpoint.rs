@@ -49,13 +49,13 @@ impl Cluster {
     pub(super) fn config(&self, entry: &Entry<'_>) -> Result<Config, Error> {
         const ACCEPTED: &str = "is not accepted; accepted: https://HOST:PORT or http://HOST:PORT";
         let is_http = |scheme: Option<&str>| matches!(scheme, Some("http" | "https"));
-        let refused = || entry.wrong("server", format!("{:?} {ACCEPTED}", self.server));
+        let refused = || entry.wrong("server", format!("{:?} {ACCEPTED}", without_userinfo(&self.server)));
         let mut config = Config::new(self.server.parse().map_err(|_| refused())?);
         if !is_http(config.cluster_url.scheme_str()) {
             return Err(refused());
         }
         if let Some(proxy) = present(&self.proxy_url) {
-            let refused = || entry.wrong("proxy-url", format!("{proxy:?} {ACCEPTED}"));
+            let refused = || entry.wrong("proxy-url", format!("{:?} {ACCEPTED}", without_userinfo(proxy)));
             config.proxy_url = Some(proxy.parse().map_err(|_| refused())?);
             if !is_http(config.proxy_url.as_ref().and_then(|url| url.scheme_str())) {
                 return Err(refused());
@@ -82,7 +82,7 @@ impl Cluster {
                 let pem = pem.map_err(|e| entry.wrong(key, "is not base64").with_details(e.to_string()))?;
                 (key, String::from_utf8_lossy(&pem).into_owned())
             }
-            (None, Some(file)) => ("certificate-authority", entry.read("certificate-authority", file)?),
+            (None, Some(file)) => ("certificate-authority", entry.read("certificate-authority", file, pem::LARGEST)?),
             (None, None) => return Ok(None),
         };
         if self.insecure_skip_tls_verify {
@@ -91,5 +91,38 @@ impl Cluster {
         let ders = pem::certificates(&pem);
         let ders = ders.map_err(|e| entry.wrong(key, "is not PEM").with_details(e.to_string()))?;
         if ders.is_empty() { Err(entry.wrong(key, "holds no PEM certificate")) } else { Ok(Some(ders)) }
+    }
+}
+
+/// A URL less its user and password, which are not for messages: all before the last `@` of the authority
+/// (RFC 3986, section 3.2), also in what is not quite a URL.
+pub(super) fn without_userinfo(url: &str) -> String {
+    let start = url.find("//").map_or(0, |slashes| slashes + "//".len());
+    let end = url[start..].find(['/', '?', '#']).map_or(url.len(), |length| start + length);
+    // An unescaped separator in a password ends the authority too early.
+    let end = if url[start..end].contains('@') { end } else { url.len() };
+    match url[start..end].rfind('@') {
+        Some(at) => format!("{}{}", &url[..start], &url[start + at + 1..]),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_userinfo;
+
+    #[test]
+    fn a_shown_url_has_no_user_and_no_password() {
+        for (url, shown) in [
+            ("https://user:pw@host:6443/a@b", "https://host:6443/a@b"),
+            ("https://user:p@w@host", "https://host"),
+            ("user:pw@host", "host"),
+            ("https://user:p/w@host:1", "https://host:1"),
+            ("socks5://user:pw@[fd00::1]:1080", "socks5://[fd00::1]:1080"),
+            ("https://host:6443", "https://host:6443"),
+            ("", ""),
+        ] {
+            assert_eq!(without_userinfo(url), shown);
+        }
     }
 }

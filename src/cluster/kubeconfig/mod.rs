@@ -2,6 +2,7 @@
 //! (k8s.io/client-go, `tools/clientcmd`), less what would run a program. Nothing of the environment
 //! counts: neither `KUBECONFIG` nor the proxy variables, which runtimes hand down to plugins.
 
+mod access;
 mod credentials;
 mod endpoint;
 mod entry;
@@ -11,19 +12,22 @@ mod token;
 
 pub use summary::{Authority, Credentials, Summary};
 
+pub(super) use access::Access;
 pub(super) use pem::base64;
 
+use super::limited;
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
-use credentials::User;
-use endpoint::Cluster;
+use crate::trusted_file;
+use access::Files;
+use credentials::{TOKEN, User};
+use endpoint::{Cluster, without_userinfo};
 use entry::Entry;
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
 use kube::{Client, Config};
 use serde::Deserialize;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -81,12 +85,12 @@ struct NamedUser {
 
 impl<'a> Kubeconfig<'a> {
     /// Reads the file at `path`, and the files of authorities and tokens that it names; absolute paths
-    /// in it are those of the file system mounted at `root`.
+    /// in it are those of the file system mounted at `root`. `access` states which files are accepted.
     ///
     /// # Errors
-    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong.
-    pub(super) fn load(root: &'a Path, path: &'a Path) -> Result<Self, Error> {
-        let (cluster, of_cluster, user, of_user) = current(root, path)?;
+    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
+    pub(super) fn load(root: &'a Path, path: &'a Path, access: Access) -> Result<Self, Error> {
+        let (cluster, of_cluster, user, of_user) = current(root, path, access)?;
         let mut config = cluster.config(&of_cluster)?;
         config.auth_info = user.credentials(&of_user)?;
         // Time limits and retries are the caller's.
@@ -101,7 +105,12 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// As [`Self::load`].
     pub(super) fn of_service_account(server: &str, account: &'a Path) -> Result<Self, Error> {
-        let entry = |place: &str| Entry { kubeconfig: account, root: Path::new("/"), place: place.to_owned() };
+        let entry = |place: &str| Entry {
+            kubeconfig: account,
+            root: Path::new("/"),
+            files: Files::Trusted,
+            place: place.to_owned(),
+        };
         let (of_cluster, of_user) = (entry("ca.crt"), entry("token"));
         let mut config = Cluster::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
         config.auth_info = User::with_token_file(&account.join("token")).credentials(&of_user)?;
@@ -119,7 +128,7 @@ impl<'a> Kubeconfig<'a> {
         const READ: Duration = Duration::from_secs(300);
         let mut read = Self::of_service_account(server, account)?;
         let token = account.join("token").display().to_string();
-        if read.user.read("tokenFile", &token)?.ends_with(|c: char| c.is_ascii_whitespace()) {
+        if read.user.read("tokenFile", &token, TOKEN)?.ends_with(|c: char| c.is_ascii_whitespace()) {
             return Err(read
                 .user
                 .wrong("tokenFile", format!("{token} ends with a blank or a new line: write the token alone")));
@@ -132,9 +141,9 @@ impl<'a> Kubeconfig<'a> {
         Ok(read)
     }
 
-    /// The API server's address, without a slash at its end.
+    /// The API server's address for messages, without a slash at its end.
     pub(super) fn server(&self) -> String {
-        self.config.cluster_url.to_string().trim_end_matches('/').to_owned()
+        shown(&self.config)
     }
 
     /// A client, which connects when it is first used. Needs a runtime around it.
@@ -143,7 +152,7 @@ impl<'a> Kubeconfig<'a> {
     /// 7 where a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
         let Self { config, cluster, user } = self;
-        Client::try_from(config).map_err(|error| {
+        limited::client(config).map_err(|error| {
             let (entry, key) = match &error {
                 kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
                     (cluster, "certificate-authority(-data)")
@@ -161,12 +170,19 @@ impl<'a> Kubeconfig<'a> {
     }
 }
 
+/// The API server's address for messages, without a slash at its end.
+fn shown(config: &Config) -> String {
+    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
+}
+
 /// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
 /// whoever asks is anonymous.
-fn current<'a>(root: &'a Path, path: &'a Path) -> Result<(Cluster, Entry<'a>, User, Entry<'a>), Error> {
-    let text = fs::read_to_string(path).map_err(|error| unread(path, &error))?;
-    let mut file = parse(path, &text)?;
-    let entry = |place: String| Entry { kubeconfig: path, root, place };
+fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluster, Entry<'a>, User, Entry<'a>), Error> {
+    let (contents, files) = access.read(path).map_err(|error| unread(path, &error))?;
+    let text = str::from_utf8(&contents);
+    let text = text.map_err(|_| Error::new(Code::InvalidConfig, format!("kubeconfig {} is not text", path.display())));
+    let mut file = parse(path, text?)?;
+    let entry = |place: String| Entry { kubeconfig: path, root, files, place };
 
     let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
         .map_err(|what| entry(String::new()).wrong("current-context", what))?;
@@ -186,18 +202,20 @@ fn current<'a>(root: &'a Path, path: &'a Path) -> Result<(Cluster, Entry<'a>, Us
     Ok((cluster, of_cluster, user, of_user))
 }
 
-fn unread(path: &Path, error: &io::Error) -> Error {
+fn unread(path: &Path, error: &trusted_file::Error) -> Error {
     let path = path.display();
-    match error.kind() {
-        ErrorKind::NotFound => Error::new(
+    match error {
+        trusted_file::Error::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
             Code::TryAgain,
             format!(
                 "kubeconfig {path} is not written yet: the node agent (detour's, or istio-cni's install-cni) writes \
                  it; see whether its pod runs on this node, or correct kubernetes.kubeconfig"
             ),
         ),
-        ErrorKind::InvalidData => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not text")),
-        _ => Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string()),
+        trusted_file::Error::Io(error) => {
+            Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())
+        }
+        refused => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not used: {refused}")),
     }
 }
 

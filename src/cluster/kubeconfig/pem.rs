@@ -5,6 +5,9 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 
+/// A file of certificates is larger only by mistake: the system's own bundle has 150 in 220 KiB.
+pub(super) const LARGEST: u64 = 1 << 20;
+
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
@@ -15,6 +18,12 @@ const END: &str = "-----END CERTIFICATE-----";
 pub(in crate::cluster) fn base64(text: &str) -> Result<Vec<u8>, Error> {
     let text: String = text.split_ascii_whitespace().collect();
     Ok(ByteString::deserialize(text.into_deserializer())?.0)
+}
+
+/// The base64 of these bytes.
+pub(super) fn to_base64(bytes: &[u8]) -> String {
+    let encoded = serde_json::to_value(ByteString(bytes.to_owned()));
+    encoded.ok().and_then(|text| text.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// The DER of each certificate in `text`; what stands around them is ignored (RFC 7468, section 2).

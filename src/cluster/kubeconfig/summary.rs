@@ -1,7 +1,7 @@
 //! What a kubeconfig says, for people and for checks: without its secrets, but for the token, which
 //! must be known to be kept out of what is shown.
 
-use super::{current, token};
+use super::{Access, current, shown, token};
 use crate::cni::Error;
 use std::path::{Path, PathBuf};
 
@@ -50,10 +50,10 @@ impl Summary {
     /// paths in it are those of the file system mounted at `root`.
     ///
     /// # Errors
-    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong.
+    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
     pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
-        let (cluster, of_cluster, user, of_user) = current(root, path)?;
-        let server = cluster.config(&of_cluster)?.cluster_url.to_string().trim_end_matches('/').to_owned();
+        let (cluster, of_cluster, user, of_user) = current(root, path, Access::Node)?;
+        let server = shown(&cluster.config(&of_cluster)?);
         let (credentials, token) = user.kind(&of_user)?;
         let expires = token.as_deref().and_then(token::expiry);
         Ok(Self { server, authority: cluster.authority(), credentials, token, expires })

@@ -11,9 +11,10 @@ use crate::inspect::format::{Format, render};
 use crate::inspect::restore::restore_text;
 use crate::printable::{cut, line};
 use crate::state::ROOT;
-use crate::trusted_file;
+use crate::trusted_file::{read, read_nofollow};
 use serde_json::Value;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -74,7 +75,7 @@ impl Examination {
             files.push((format!("attachments/{}", name.display()), text));
         }
         for path in KERNEL.map(Path::new) {
-            let text = text(path).map_or_else(|why| why, |text| redactor.text(&text));
+            let text = kernel_text(path).map_or_else(|why| why, |text| redactor.text(&text));
             files.push((named("kernel", path), text));
         }
         if !self.said.is_empty() {
@@ -97,16 +98,28 @@ fn named(directory: &str, path: &Path) -> String {
     format!("{directory}{}", path.display())
 }
 
-/// A file's text, or why it has none.
+/// The text of a file, or why it has none. Its path has been resolved: a link that takes its place leads
+/// elsewhere.
 fn text(path: &Path) -> Result<String, String> {
-    let bytes = trusted_file::read(path, FILE_LIMIT).map_err(|why| format!("(left out: {why})\n"))?;
+    contents(read_nofollow(path, FILE_LIMIT))
+}
+
+fn kernel_text(path: &Path) -> Result<String, String> {
+    contents(read(path, FILE_LIMIT))
+}
+
+fn contents(read: io::Result<Vec<u8>>) -> Result<String, String> {
+    let bytes = read.map_err(|why| format!("(left out: {why})\n"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The first files of each directory in `directory`, in the order of their names.
+/// The first files of each directory in `directory`, in the order of their names; links are left out.
 fn below(directory: &Path) -> Vec<PathBuf> {
-    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<PathBuf> = entries(directory).flat_map(|container| entries(&container)).take(FILES).collect();
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let containers = entries(directory).filter(is_directory).map(|entry| entry.path());
+    let files = containers.flat_map(|container| entries(&container).map(|entry| entry.path()).collect::<Vec<_>>());
+    let mut files: Vec<PathBuf> = files.take(FILES).collect();
     files.sort();
     files
 }

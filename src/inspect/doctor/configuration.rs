@@ -6,6 +6,7 @@ use super::node_configuration;
 use super::report::Group;
 use crate::cni::{NetConf, OWN_TYPES};
 use crate::host_path::HostPath;
+use crate::trusted_file::read_nofollow;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -17,6 +18,8 @@ pub(super) const AMBIENT: Check = Check::of(Group::Node, "ambient", "nothing is 
 /// All of them.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
 
+/// A configuration is larger only by mistake.
+const LARGEST: u64 = 1 << 20;
 const INSTALL: &str =
     "detour install writes it (see detour install --help), or see why the agent on this node does not";
 
@@ -149,7 +152,7 @@ fn picked(case: &Case, files: &[File], ours: &[Configured]) -> Verdict {
 fn files(case: &Case) -> Result<Vec<File>, String> {
     let reached = case.reach(&case.conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
-        return Ok(vec![read(case.conf.clone(), &reached)?]);
+        return Ok(vec![read(case.conf.clone(), &reached)]);
     }
     let entries = fs::read_dir(&reached).map_err(|why| why.to_string())?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -158,14 +161,20 @@ fn files(case: &Case) -> Result<Vec<File>, String> {
     let file = |name: &String| {
         let path = case.conf.join(name);
         let reached = case.reach(&path).map_err(|why| format!("{path}: {why}"))?;
-        read(path, &reached)
+        Ok(read(path, &reached))
     };
     names.iter().map(file).collect()
 }
 
-fn read(path: HostPath, reached: &Path) -> Result<File, String> {
-    let bytes = fs::read(reached).map_err(|why| format!("{path}: {why}"))?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    let json = serde_json::from_str(&text).map_err(|why| format!("it is not JSON: {why}"));
-    Ok(File { path, text, json })
+/// One that can't be read is passed over by runtimes as one is that is not JSON.
+fn read(path: HostPath, reached: &Path) -> File {
+    let (text, json) = match read_nofollow(reached, LARGEST) {
+        Err(why) => (String::new(), Err(format!("it can't be read: {why}"))),
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            let json = serde_json::from_str(&text).map_err(|why| format!("it is not JSON: {why}"));
+            (text, json)
+        }
+    };
+    File { path, text, json }
 }

@@ -9,7 +9,7 @@ use crate::cni::NetConf;
 use k8s_openapi::jiff::Timestamp;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub(super) const PRESENT: Check = Check::of(Group::Node, "kubeconfig-present", "the plugin's kubeconfig is there");
 pub(super) const PRIVATE: Check = Check::of(Group::Node, "kubeconfig-private", "only root may read it");
@@ -63,7 +63,9 @@ pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup
             ),
         },
     );
-    match Summary::read(&case.mount, &reached) {
+    // On the node itself, who owns the links in the path counts as well.
+    let named = if case.mount == Path::new("/") { path } else { &reached };
+    match Summary::read(&case.mount, named) {
         Ok(summary) => {
             checkup.add(&VALID, valid(&summary));
             checkup.add(&TOKEN, token(&summary, Timestamp::now().as_second()));

@@ -8,8 +8,9 @@ use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::policy::{DnsCapture, Policy, Redirect};
 use crate::sandbox::find::Found;
-use std::fs::File;
+use crate::trusted_file::follow;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::time::Duration;
 
 pub(super) const LISTENING: Check =
@@ -95,7 +96,7 @@ fn listeners() -> Result<Vec<Listener>, Error> {
     for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
         let path = format!("/proc/thread-self/net/{file}");
         let failed = |error| Error::new(Code::Io, format!("reading the sockets failed: {path}: {error}"));
-        let table = match File::open(&path) {
+        let table = match follow(Path::new(&path)) {
             Ok(table) => BufReader::new(table.take(READ_LIMIT)),
             // IPv6 may be off.
             Err(_) if file.ends_with('6') => continue,

@@ -8,8 +8,10 @@ use super::report::Group;
 use super::{complaint, tool};
 use crate::cluster::{Inquiry, Told};
 use crate::cni::NetConf;
+use crate::logging;
 use crate::pod::PodRef;
-use std::fs::File;
+use crate::trusted_file;
+use std::fs::OpenOptions;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::Command;
@@ -25,6 +27,7 @@ const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer
 const UNITS: [&str; 2] = ["crio", "containerd"];
 /// How much of the plugin's log is read, from its end.
 const TAIL: u64 = 1 << 20;
+const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 /// How long a line may be that is shown.
 const LONGEST: usize = 1000;
 
@@ -100,6 +103,10 @@ pub(super) fn plugin(case: &Case, conf: Option<&NetConf>, pod: &PodRef, checkup:
         return Vec::new();
     };
     let shown = file.display();
+    if let Err(why) = logging::accepted(file) {
+        checkup.add(&PLUGIN, Verdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
+        return Vec::new();
+    }
     let about = format!("pod={namespace}/{name}");
     let is_about = |line: &&str| line.split(' ').any(|word| word == about);
     let text = case.reach_named(file).and_then(|file| tail(&file));
@@ -138,7 +145,7 @@ fn shown(text: &str) -> String {
 }
 
 fn tail(file: &Path) -> std::io::Result<String> {
-    let mut file = File::open(file)?;
+    let mut file = trusted_file::open(file, OpenOptions::new().read(true))?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     let mut bytes = Vec::new();

@@ -193,7 +193,7 @@ fn in_sandbox(
 /// plugin does.
 fn inquiry(case: &Case, seen: &Examination, checkup: &Checkup) -> Result<Inquiry, String> {
     if let Some(path) = &case.kubeconfig {
-        return Ok(Inquiry::new("/".as_ref(), path.clone()));
+        return Ok(Inquiry::of_user(path.clone()));
     }
     if let Some(inquiry) = Inquiry::in_cluster() {
         return Ok(inquiry);

@@ -97,6 +97,7 @@ fn counted(report: &RulesReport) -> u64 {
 impl<'a> Range<'a> {
     fn of(policy: &'a Policy, facts: Option<&Facts>) -> Result<Self, Error> {
         let mut token = [0; 16];
+        #[expect(clippy::disallowed_methods, reason = "a device of the kernel's own")]
         let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
         random.map_err(|error| Error::new(Code::Io, format!("/dev/urandom can't be read: {error}")))?;
         let known = facts.iter().flat_map(|facts| facts.pod.all_containers().map(|c| (&facts.pod, c)));

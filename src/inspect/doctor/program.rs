@@ -6,7 +6,7 @@ use super::elf;
 use super::report::Group;
 use super::tool;
 use crate::host_path::HostPath;
-use crate::trusted_file;
+use crate::trusted_file::{self, read, read_nofollow};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::env::consts::ARCH;
@@ -27,6 +27,8 @@ pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECT
 /// How many files that are not trusted are named; the rest is counted.
 const NAMED: usize = 3;
 
+/// A program is larger only by mistake: this one has 10 MB, and 100 MB with debugging information.
+const LARGEST: u64 = 256 << 20;
 const REINSTALL: &str = "install it again: detour install, or see why the agent on this node does not";
 
 /// A program that is there.
@@ -76,7 +78,7 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
         }
     });
     // One that can't be run can't say what it is.
-    let own = fs::read("/proc/self/exe").unwrap_or_default();
+    let own = read(Path::new("/proc/self/exe"), LARGEST).unwrap_or_default();
     each(checkup, &[&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| {
         version(program, &own)
     });
@@ -138,10 +140,7 @@ fn on_node(case: &Case, error: &trusted_file::Error) -> String {
 fn open(case: &Case, path: &HostPath) -> Result<Program, String> {
     let reached = case.reach(path).map_err(|why| why.to_string())?;
     let metadata = fs::metadata(&reached).map_err(|why| why.to_string())?;
-    if !metadata.is_file() {
-        return Err("it is no regular file".to_owned());
-    }
-    let bytes = fs::read(&reached).map_err(|why| why.to_string())?;
+    let bytes = read_nofollow(&reached, LARGEST).map_err(|why| why.to_string())?;
     Ok(Program { path: path.clone(), reached, bytes, mode: metadata.permissions().mode() & 0o7777 })
 }
 

@@ -11,6 +11,8 @@ use crate::plugin::add;
 use crate::sandbox::Sandbox;
 use crate::trusted_file;
 use serde_json::Value;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 /// The result for the runtime.
@@ -47,18 +49,26 @@ pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
     }
 }
 
-/// Refuses a directory in which another user could redirect what root writes: as long as it does not exist,
-/// the nearest one above it counts.
+/// Refuses a directory in which another user could redirect what root writes. One that does not exist is
+/// created if the nearest one above it is fine; that may be sticky, such as `/tmp`.
 fn check_state_directory(directory: &Path) -> Result<(), Error> {
-    let existing = directory.ancestors().map(trusted_file::check).find(|checked| match checked {
-        Ok(_) => true,
-        Err(error) => !error.is_not_found(),
-    });
-    match existing {
-        Some(Err(error)) => Err(Error::new(Code::InvalidConfig, format!("cniDir is not used: {error}"))),
-        Some(Ok(_)) | None => Ok(()),
+    let refused = |error| Err(Error::new(Code::InvalidConfig, format!("cniDir is not used: {error}")));
+    for existing in directory.ancestors() {
+        match trusted_file::check(existing) {
+            Ok(_) if existing == directory => return Ok(()),
+            Err(error) if error.is_not_found() => continue,
+            Err(trusted_file::Error::Writable { mode, .. }) if existing != directory && mode & STICKY != 0 => {}
+            Err(error) => return refused(error),
+            Ok(_) => {}
+        }
+        break;
     }
+    let made = DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(trusted_file::Error::from);
+    made.and_then(|()| trusted_file::check(directory)).map(drop).or_else(refused)
 }
+
+/// Only the owner of an entry and of the directory can replace the entry (inode(7)).
+const STICKY: u32 = 0o1000;
 
 /// What an ADD came to.
 struct Done {

@@ -75,7 +75,7 @@ impl Context<'_> {
     }
 
     fn store(&self) -> Store {
-        Store::new(&self.primary.cni_dir)
+        Store::durable(&self.primary.cni_dir)
     }
 
     /// The default network of pods that select no other, and `delegates` after the first: what is the

@@ -71,7 +71,7 @@ fn wait_for(file: &Path, deadline: Instant) -> Result<bool, Errno> {
                 other?;
                 // What has changed does not matter, but that it has.
                 match inotify.read_events() {
-                    Ok(_) | Err(Errno::EAGAIN) => {}
+                    Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
                     Err(errno) => return Err(errno),
                 }
             }

@@ -3,6 +3,7 @@
 use super::cgroup::Owner;
 use crate::cni::{Code, Error};
 use crate::sandbox::Sandbox;
+use crate::trusted_file::read_text;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,10 @@ pub(super) struct Inhabitant {
     pub(super) owner: Owner,
     pub(super) sandbox: Sandbox,
 }
+
+/// The kernel writes one page of each of these files; of control groups a line for each hierarchy, whose path
+/// has at most 4 KiB.
+const LARGEST: u64 = 256 << 10;
 
 /// The names of the sandbox's process: Kubernetes' image has `pause`, OpenShift's `pod`.
 const PAUSE: [&str; 2] = ["pause", "pod"];
@@ -69,11 +74,11 @@ impl Process {
     /// `None` where it is no process of a container, or has ended meanwhile.
     fn read(directory: PathBuf) -> Option<Self> {
         let pid = directory.file_name()?.to_str()?.parse().ok()?;
-        let owner = Owner::of(&fs::read_to_string(directory.join("cgroup")).ok()?)?;
+        let owner = Owner::of(&read_text(&directory.join("cgroup"), LARGEST).ok()?)?;
         if owner.is_monitor {
             return None;
         }
-        let stat = fs::read_to_string(directory.join("stat")).ok()?;
+        let stat = read_text(&directory.join("stat"), LARGEST).ok()?;
         Some(Self { pid, started: started(&stat)?, owner, directory })
     }
 
@@ -83,7 +88,7 @@ impl Process {
     /// Its namespace can't be opened.
     pub(super) fn inhabits(&self) -> Result<Option<Inhabitant>, Error> {
         let Some(sandbox) = Sandbox::open(&self.directory.join("ns/net"))? else { return Ok(None) };
-        let name = fs::read_to_string(self.directory.join("comm")).unwrap_or_default();
+        let name = read_text(&self.directory.join("comm"), LARGEST).unwrap_or_default();
         let name = name.trim_end();
         let is_pause = PAUSE.contains(&name);
         Ok(Some(Inhabitant {

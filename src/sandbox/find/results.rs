@@ -3,6 +3,7 @@
 
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, Root};
+use crate::trusted_file::read_nofollow;
 use serde::Deserialize;
 use serde_json::Value;
 use std::fs;
@@ -11,6 +12,8 @@ use std::path::PathBuf;
 
 /// Where they are: the library's default, which containerd and CRI-O keep, and Multus's.
 const DIRECTORIES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
+/// A result is larger only by mistake.
+const LARGEST: u64 = 4 << 20;
 /// What makes a file one of them.
 const KIND: &str = "cniCacheV1";
 
@@ -94,7 +97,7 @@ pub(super) fn kept(node: &Root) -> Result<Vec<Kept>, Error> {
         files.sort();
         all.extend(files.into_iter().filter_map(|path| {
             let file = directory.join(path.file_name()?.to_str()?);
-            Kept::parse(file.to_string(), &fs::read(path).ok()?)
+            Kept::parse(file.to_string(), &read_nofollow(&path, LARGEST).ok()?)
         }));
     }
     Ok(all)

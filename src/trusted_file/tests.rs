@@ -1,0 +1,172 @@
+use super::*;
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, chown, mkfifo};
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+const LIMIT: u64 = 100;
+
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("detour-trusted-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("created");
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("created");
+        fs::write(&path, "text").expect("written");
+        path
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn only_regular_files_are_opened_and_nothing_waits() {
+    let directory = Directory::new("kinds");
+    let file = directory.file("file");
+    assert_eq!(read(&file, LIMIT).expect("read"), b"text");
+    assert_eq!(read(&file, 4).expect("read"), b"text");
+    assert_eq!(read(&file, 3).expect_err("larger").kind(), ErrorKind::FileTooLarge);
+    let (fifo, link) = (directory.0.join("fifo"), directory.0.join("link"));
+    mkfifo(&fifo, Mode::S_IRWXU).expect("made");
+    symlink(&file, &link).expect("linked");
+    for (path, wanted) in [(&fifo, "a FIFO"), (&directory.0, "a directory"), (&"/dev/null".into(), "a device")] {
+        let error = read(path, LIMIT).expect_err("refused").to_string();
+        assert_eq!(error, format!("expected a regular file, got {wanted}"));
+    }
+    let refused = open(&link, OpenOptions::new().read(true)).expect_err("a link");
+    assert_eq!(refused.to_string(), "expected a regular file, got a symbolic link");
+    assert_eq!(read(&link, LIMIT).expect("followed"), b"text");
+}
+
+#[test]
+fn a_file_that_only_trusted_users_can_change_is_trusted() {
+    let directory = Directory::new("trusted");
+    let file = directory.file("a/file");
+    symlink("a/file", directory.0.join("link")).expect("linked");
+    assert_eq!(check(&directory.0.join("link")).expect("trusted"), fs::canonicalize(&file).expect("resolved"));
+    assert_eq!(read_trusted(&file, LIMIT).expect("read"), b"text");
+    assert!(check(&directory.0.join("missing")).expect_err("missing").is_not_found());
+}
+
+#[test]
+fn each_part_of_the_path_counts() {
+    type Change = fn(&Path) -> io::Result<()>;
+    let mode = |mode| move |path: &Path| fs::set_permissions(path, Permissions::from_mode(mode));
+    let (own, group): (Change, Change) = (
+        |path| Ok(chown(path, Some(Uid::from_raw(12345)), None)?),
+        |path| Ok(chown(path, None, Some(Gid::from_raw(12345)))?),
+    );
+    for part in ["a/file", "a", ""] {
+        let directory = Directory::new("parts");
+        let file = directory.file("a/file");
+        let changed = if part.is_empty() { directory.0.clone() } else { directory.0.join(part) };
+        own(&changed).expect("needs root");
+        let error = check(&file).expect_err("refused").to_string();
+        let shown = changed.display();
+        assert_eq!(error, format!("{shown} is owned by UID 12345; expected root: chown root:root {shown}"));
+        chown(&changed, Some(Uid::from_raw(0)), None).expect("changed");
+        mode(0o775)(&changed).expect("changed");
+        check(&file).expect("group root counts as root");
+        group(&changed).expect("changed");
+        assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
+        mode(0o757)(&changed).expect("changed");
+        assert!(matches!(check(&file), Err(Error::Writable { mode: 0o757, .. })));
+        mode(0o1777)(&changed).expect("changed");
+        assert_eq!(check(&file).is_ok(), part != "a/file", "sticky directories are fine, on the way");
+    }
+}
+
+#[test]
+fn no_link_of_another_user_directs_a_writer() {
+    let directory = Directory::new("written");
+    let other = directory.file("other");
+    let path = directory.0.join("link");
+    for write in [overwrite, open_lock, |path: &Path| append_below(path.parent().expect("a directory"), path)] {
+        let _ = fs::remove_file(&path);
+        symlink(&other, &path).expect("linked");
+        let error = write(&path).expect_err("a link").to_string();
+        assert_eq!(error, "expected a regular file, got a symbolic link");
+        fs::remove_file(&path).expect("removed");
+        mkfifo(&path, Mode::S_IRWXU).expect("made");
+        write(&path).expect_err("a FIFO");
+    }
+    for write in [overwrite, |path: &Path| append_below(path.parent().expect("a directory"), path)] {
+        fs::remove_file(&path).expect("removed");
+        fs::hard_link(&other, &path).expect("linked");
+        let error = write(&path).expect_err("a hard link").to_string();
+        assert_eq!(error, "the file has 2 names (hard links), expected one: remove it first");
+        fs::remove_file(&path).expect("removed");
+        fs::write(&path, "text").expect("written");
+        chown(&path, Some(Uid::from_raw(12345)), None).expect("needs root");
+        let error = write(&path).expect_err("another user's").to_string();
+        assert_eq!(error, "owned by UID 12345; expected root: remove it first");
+        assert_eq!(fs::read(&path).expect("read"), b"text", "it is as it was");
+    }
+    for found in [|from: &Path, to: &Path| symlink(from, to), |from: &Path, to: &Path| fs::hard_link(from, to)] {
+        fs::remove_file(&path).expect("removed");
+        found(&other, &path).expect("linked");
+        create_new(&path).expect("created in place of the link");
+        assert!(!path.is_symlink());
+    }
+    assert_eq!(fs::read(&other).expect("read"), b"text", "nothing was written there");
+}
+
+#[test]
+fn a_log_file_is_below_its_directory_and_no_link_leads_there() {
+    use std::io::Write;
+    let directory = Directory::new("below");
+    let log = directory.0.join("log");
+    fs::create_dir_all(log.join("deep")).expect("created");
+    for _ in 0..2 {
+        append_below(&log, &log.join("deep/a.log")).expect("opened").write_all(b"line\n").expect("written");
+    }
+    assert_eq!(fs::read(log.join("deep/a.log")).expect("read"), b"line\nline\n");
+    symlink(&directory.0, log.join("up")).expect("linked");
+    for path in ["up/a.log", "missing/a.log", "../a.log", "deep/../a.log", ""] {
+        append_below(&log, &log.join(path)).expect_err(path);
+    }
+    append_below(&log, &directory.0.join("a.log")).expect_err("elsewhere");
+    assert!(!directory.0.join("a.log").exists());
+}
+
+#[test]
+fn only_the_owner_can_open_a_lock_or_a_file_that_is_written_anew() {
+    let directory = Directory::new("modes");
+    let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
+    for (name, open) in [("lock", open_lock as fn(&Path) -> io::Result<File>), ("new", overwrite)] {
+        let path = directory.0.join(name);
+        open(&path).expect("opened");
+        assert_eq!(mode(&path), 0o600);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("changed");
+        open(&path).expect("opened");
+        assert_eq!(mode(&path), 0o600);
+    }
+    let file = directory.file("text");
+    overwrite(&file).expect("opened");
+    assert_eq!(fs::read(&file).expect("read"), b"");
+}
+
+#[test]
+fn a_file_without_a_name_and_files_of_the_kernel_are_read() {
+    follow(Path::new("/proc/self/exe")).expect("opened");
+    let pid = std::process::id().to_string();
+    assert!(read_text(Path::new("/proc/self/stat"), 4096).expect("read").starts_with(&pid));
+    let directory = Directory::new("owner");
+    let file = directory.file("file");
+    chown(&file, Some(Uid::from_raw(12345)), None).expect("needs root");
+    assert_eq!(read_with_owner(&file, LIMIT).expect("read"), (b"text".to_vec(), 12345));
+    fs::write(&file, [0xff]).expect("written");
+    assert_eq!(read_text(&file, LIMIT).expect_err("no text").kind(), ErrorKind::InvalidData);
+}

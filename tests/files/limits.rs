@@ -1,0 +1,34 @@
+//! Files that are larger than any can be which is meant.
+
+use crate::node::{Node, call, printed, refusal};
+use serde_json::json;
+use std::fs::File;
+
+/// The path of a file of that many bytes, of which none is on the disk.
+fn large(node: &Node, within: &str, bytes: u64) -> std::path::PathBuf {
+    let path = node.file(within, "");
+    File::options().write(true).open(&path).expect("opened").set_len(bytes).expect("grown");
+    path
+}
+
+#[test]
+fn each_file_has_a_limit_that_the_error_names() {
+    let node = Node::new();
+    let file = large(&node, "kubeconfig", (1 << 20) + 1);
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
+    assert!(code == 5 && message.contains("larger than 1048576 bytes"), "{message}");
+
+    let token = large(&node, "token", (64 << 10) + 1);
+    let file = node.kubeconfig("kubeconfig", "http://192.0.2.1", json!({}), &json!({"tokenFile": token}));
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));
+    assert!(code == 7 && message.contains("larger than 65536 bytes"), "{message}");
+
+    large(&node, "manifests/pod.yaml", (4 << 20) + 1);
+    let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"manifests_dir": node.path("manifests")}})));
+    assert!(code == 7 && message.contains("larger than 4194304 bytes"), "{message}");
+
+    large(&node, "state/files-test/n@net1.json", (4 << 20) + 1);
+    let conf = json!({"clusterNetwork": "net", "confDir": node.path("net.d"), "cniDir": node.path("state")});
+    let message = printed(&call("DEL", &conf));
+    assert!(message.contains("larger than 4194304 bytes"), "{message}");
+}
