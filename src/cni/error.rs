@@ -43,7 +43,7 @@ pub enum Code {
     State = 105,
     /// An executable in the chain failed without a code of its own.
     Delegate = 106,
-    /// Rules of another tool stand in the way.
+    /// Rules of another tool stand in the way, or the network namespace holds more than is read.
     ForeignRules = 107,
     /// A fault of this plugin's own.
     Internal = 108,

@@ -1,6 +1,7 @@
 //! A pod with CAP_NET_ADMIN fills its network namespace: calls end soon, with a clear answer.
 
 use crate::configuration::{exclude_1337, story};
+use crate::dialect::Dialect;
 use crate::istio::Dns;
 use crate::world::*;
 use detour_cni::inspect::{LiveRules, trace};
@@ -152,6 +153,30 @@ fn del_succeeds_beside_more_policy_rules_than_are_read() {
     soon(&world, "DEL", &configuration).expect_success();
     assert_eq!(rules_of(&world), (0, 0));
     assert!(!state_of(&world));
+}
+
+/// A set of one rule is read; one that many rules could look up is not.
+#[test]
+fn sets_in_its_own_tables_are_limited_too() {
+    let world = World::new(Families::V4);
+    let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Left, &[])));
+    world.add(&configuration);
+    let ports: Vec<String> =
+        (0..120_000).map(|n| format!("10.{}.{}.1 . {}", n / 65_536, n / 256 % 256, n % 256)).collect();
+    let elements = ports.join(", ");
+    let declared = "add set inet detour-nat many { type ipv4_addr . inet_service; }";
+    world.nft(&format!("{declared}\nadd element inet detour-nat many {{ {elements} }}\n"));
+    soon(&world, "CHECK", &configuration).expect_success();
+    world.nft(&format!("add rule inet detour-nat ISTIO_OUTPUT ip daddr . tcp dport {{ {elements} }} accept\n"));
+    let output = soon(&world, "CHECK", &configuration);
+    assert_eq!(output.expect_code(), 107);
+    assert!(
+        output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("at most 100000 objects")),
+        "{}",
+        output.stdout
+    );
+    soon(&world, "DEL", &configuration).expect_success();
+    assert!(world.native_tables().is_empty());
 }
 
 /// Each chain goes to the next one several times, which multiplies the rules that a packet comes by.

@@ -8,6 +8,7 @@ use crate::firewall::live::Counter;
 use crate::firewall::nfnetlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::firewall::nfnetlink::{Error, Socket, Verb};
 use crate::firewall::rule::{Hook, Table};
+use crate::netlink::Allowance;
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 
@@ -34,28 +35,31 @@ pub(in crate::firewall) fn table_of(family: u8, name: Option<&str>) -> Option<Ta
     Table::ALL.into_iter().find(|table| family == INET && Some(table_name(*table)) == name)
 }
 
+/// How many elements the sets of our tables may have together.
+const ELEMENTS: usize = 100_000;
+
 /// The sets of our tables, read before the rules that look them up.
 #[derive(Debug, Default)]
 pub(in crate::firewall) struct Sets(BTreeMap<Table, BTreeMap<String, LiveSet>>);
 
 impl Sets {
-    /// Reads the sets of `tables`. A pod can add others, which no rule of ours looks up: they only count
-    /// against what the socket may read.
+    /// Reads the sets of `tables` that belong to one rule each, as ours do. A pod can add others.
     pub(in crate::firewall) fn read(socket: &mut Socket, tables: &LiveTables) -> Result<Self, Error> {
         // What was listed may have gone since.
         let gone = |error| if error == Error::Socket(Errno::ENOENT) { Error::Changed } else { error };
-        let mut sets = Self::default();
+        let (mut sets, mut elements) = (Self::default(), 0);
         for table in tables.keys() {
             let of_table = || Attributes::new().text(1, table_name(*table));
             let found = sets.0.entry(*table).or_default();
-            let set = |_, body: &[u8]| {
-                find_text(body, 2).into_iter().for_each(|name| drop(found.insert(name.to_owned(), LiveSet::of(body))));
-            };
+            let set = |_, body: &[u8]| found.extend(find_text(body, 2).map(str::to_owned).zip(LiveSet::of(body)));
             socket.dump_of(Verb::GetSet, INET, of_table(), set).map_err(gone)?;
             for (name, set) in found {
                 let which = of_table().text(2, name);
-                let elements = |_, body: &[u8]| set.read_elements(body);
-                socket.dump_of(Verb::GetSetElements, INET, which, elements).map_err(gone)?;
+                let read = |_, body: &[u8]| elements += set.read_elements(body, ELEMENTS - elements);
+                socket.dump_of(Verb::GetSetElements, INET, which, read).map_err(gone)?;
+                if elements == ELEMENTS {
+                    return Err(Error::TooMany(Allowance { objects: ELEMENTS, ..Allowance::USUAL }));
+                }
             }
         }
         Ok(sets)

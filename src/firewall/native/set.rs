@@ -117,20 +117,23 @@ pub(super) struct LiveSet {
 }
 
 impl LiveSet {
-    /// A set as it is listed, without its elements.
-    pub(super) fn of(set: &[u8]) -> Self {
-        Self { interval: find_be32(set, 3).unwrap_or_default() & INTERVAL != 0, elements: Vec::new() }
+    /// A set as it is listed, without its elements; `None` if it may belong to several rules.
+    pub(super) fn of(set: &[u8]) -> Option<Self> {
+        let flags = find_be32(set, 3).unwrap_or_default();
+        (flags & ANONYMOUS != 0).then(|| Self { interval: flags & INTERVAL != 0, elements: Vec::new() })
     }
 
-    /// Adds a part of its elements as they are listed.
-    pub(super) fn read_elements(&mut self, message: &[u8]) {
+    /// Adds a part of its elements as they are listed, up to `most`; returns how many.
+    pub(super) fn read_elements(&mut self, message: &[u8], most: usize) -> usize {
+        let before = self.elements.len();
         let list = find(message, 3).unwrap_or_default();
-        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT) {
+        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).take(most) {
             let ends = find_be32(element, ELEMENT_FLAGS).unwrap_or_default() & INTERVAL_END != 0;
             if let Some(value) = find(element, ELEMENT_KEY).and_then(|key| find(key, VALUE)) {
                 self.elements.push((value.to_vec(), ends));
             }
         }
+        self.elements.len() - before
     }
 
     /// What is in it.
@@ -138,6 +141,8 @@ impl LiveSet {
         let values = self.elements.iter().map(|(value, ends)| Some((number(value, in_host_order)?, *ends)));
         let mut values: Vec<(u128, bool)> = values.collect::<Option<_>>()?;
         if !self.interval {
+            // Spans that are added in order are added at the end.
+            values.sort_unstable();
             return Some(values.into_iter().map(|(value, _)| Span::one(value)).collect());
         }
         // Where one span ends, the next one may begin.

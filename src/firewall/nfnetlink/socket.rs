@@ -19,7 +19,7 @@ pub enum Error {
     #[error("netlink socket: {0}")]
     Socket(#[from] Errno),
     /// Dumps returned more than they may.
-    #[error("expected {0} (tables, chains, rules and sets); got more")]
+    #[error("expected {0} (tables, chains, rules, sets and their elements); got more")]
     TooMany(Allowance),
     /// A transaction would cost the kernel too much.
     #[error("expected at most {limit} rules of another tool that go to detour's chains, got {count}")]
