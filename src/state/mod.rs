@@ -116,6 +116,8 @@ impl Store {
 
     fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
         let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(path)));
+        // After a crash, an older record is as good as this one; none is not.
+        let is_new = self.durable && !path.exists();
         let written = loop {
             match self.write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path)) {
                 // Whoever removed the container's last attachment in between took this for a leftover.
@@ -127,7 +129,7 @@ impl Store {
             let _ = fs::remove_file(&temporary);
         }
         written?;
-        if self.durable { flush(path.parent().unwrap_or(&self.root)) } else { Ok(()) }
+        if is_new { flush(path.parent().unwrap_or(&self.root)) } else { Ok(()) }
     }
 
     /// Another call may remove the directory just after it was made, so it is made as often as needed.
@@ -276,6 +278,28 @@ mod tests {
         assert!(error.msg.contains("/c/n@net1.json: "), "{error}");
         store.remove(&one).expect("removable");
         let _ = fs::remove_dir_all(&store.root);
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_record_or_of_a_temporary_file_leads_nowhere() {
+        let (store, one) = (store("links"), attachment("c", "n", "net1"));
+        let store = Store::durable(store.root);
+        let elsewhere = store.root.with_extension("elsewhere");
+        fs::write(&elsewhere, "7").expect("written");
+        store.write(&one, &1).expect("writable");
+        let path = store.file(&one);
+        let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(&path)));
+        std::os::unix::fs::symlink(&elsewhere, &temporary).expect("linked");
+        store.write(&one, &2).expect("writable");
+        assert_eq!(store.read(&one).expect("readable"), Some(2));
+        fs::remove_file(&path).expect("removed");
+        std::os::unix::fs::symlink(&elsewhere, &path).expect("linked");
+        let error = store.read::<u32>(&one).expect_err("a link");
+        assert!(error.msg.ends_with("expected a regular file, got a symbolic link"), "{error}");
+        store.write(&one, &3).expect("writable");
+        assert_eq!(fs::read(&elsewhere).expect("read"), b"7");
+        let _ = fs::remove_dir_all(&store.root);
+        let _ = fs::remove_file(elsewhere);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Kubeconfigs that are wrong, row by row.
 
 use crate::scene::{directory, facts_by, kubeconfig};
+use detour_cni::cluster::Summary;
 use detour_cni::cni::Code;
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::symlink;
 
 /// A PEM certificate with nothing in it.
 const EMPTY: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
@@ -22,6 +24,23 @@ fn one_that_is_a_directory_cannot_be_read() {
     let error = facts_by(&path).expect_err("a directory");
     assert_eq!(error.code, Code::Io);
     assert!(error.msg.contains(path.to_str().expect("a path")), "{error}");
+}
+
+#[test]
+fn links_below_another_root_lead_to_where_the_node_sees_them() {
+    let root = directory("other-root");
+    fs::create_dir_all(root.join("var")).expect("made");
+    fs::create_dir_all(root.join("run")).expect("made");
+    symlink("/run", root.join("var/run")).expect("linked");
+    fs::write(root.join("run/token"), "of-the-node").expect("written");
+    let read = |file: &str| {
+        let path =
+            kubeconfig("below-other-root", &json!({"server": "http://127.0.0.1:1"}), &json!({"tokenFile": file}));
+        Summary::read(&root, &path).map(|summary| summary.token)
+    };
+    assert_eq!(read("/var/run/token").expect("read").as_deref(), Some("of-the-node"));
+    let error = read("/var/../../token").expect_err("refused");
+    assert!(error.code == Code::InvalidConfig && error.details.contains("without \"..\""), "{error}");
 }
 
 #[test]

@@ -225,3 +225,18 @@ fn wrong_usage_is_code_2_and_examples_are_in_the_help() {
     let help = String::from_utf8(run(&["--help"]).stdout).expect("text");
     assert!(help.contains("detour doctor -n shop web-0 --probe") && help.contains("Exit codes: "), "{help}");
 }
+
+/// As an earlier version installed it.
+#[test]
+fn a_log_file_elsewhere_is_named_and_not_read() {
+    scene(Plan::new(), |scene| {
+        let mut conf = scene.json(CONF);
+        conf["log_file"] = "/etc/hostname".into();
+        scene.write(CONF, &conf.to_string());
+        let report = scene.report(&POD);
+        let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "plugin-log");
+        let line = line.expect("it is there");
+        let found = line["found"].as_str().expect("text");
+        assert!(line["outcome"] == "fail" && found.contains("accepted: a path below /var/log"), "{line}");
+    });
+}

@@ -236,11 +236,10 @@ impl Node {
     /// A regular file, or what a link leads to; `None` where there is none.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
         let reached = self.root.reach(path)?;
-        let is_file = |there: &fs::Metadata| there.is_file();
         let mut file = match open(&reached) {
             Ok(file) => file,
             Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(_) if fs::symlink_metadata(&reached).is_ok_and(|there| !is_file(&there)) => return Ok(None),
+            Err(_) if fs::symlink_metadata(&reached).is_ok_and(|there| !there.is_file()) => return Ok(None),
             Err(why) => return Err(why),
         };
         let there = file.metadata()?;
