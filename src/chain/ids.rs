@@ -2,10 +2,14 @@
 
 use super::Note;
 use super::scene::{Author, Scene, name_of};
-use crate::cni::{Code, Error, List};
+use crate::cni::{Code, Error, List, at_most};
 use crate::pod::{Container, Facts, Namespace, Pod};
 use crate::policy::{IdRange, Owner};
+use std::collections::HashSet;
 use std::fmt;
+
+/// The most containers, init containers included, of a pod whose containers' UIDs are asked for.
+const MOST_CONTAINERS: usize = 100;
 
 const ACCEPTED: &str = "numbers from 0 to 4294967294, ranges such as 1000-1999 or 1000650000/10000, *, \
     namespace-range, namespace-range-first, namespace-range-last, container:NAME, init-containers";
@@ -27,7 +31,7 @@ pub(super) struct Ids {
     forms: Vec<Form>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Form {
     All,
     Range(IdRange),
@@ -37,7 +41,7 @@ enum Form {
 }
 
 /// Which part of a namespace's range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Part {
     Whole,
     First,
@@ -56,9 +60,12 @@ pub(super) enum Kind {
 impl Ids {
     /// Understands every item.
     pub(super) fn parse(list: &List, author: Author) -> Result<Self, Error> {
-        let form = |item: &String| Form::parse(item).ok_or_else(|| list.reject(item, ACCEPTED));
-        let forms = list.items.iter().map(form).collect::<Result<_, _>>()?;
-        Ok(Self { place: list.place.clone(), author, forms })
+        Ok(Self { place: list.place.clone(), author, forms: list.distinct(ACCEPTED, Form::parse)? })
+    }
+
+    /// Where it stands, for messages.
+    pub(super) fn place(&self) -> &str {
+        &self.place
     }
 
     /// Whose traffic that is in one pod.
@@ -157,7 +164,7 @@ impl Kind {
 /// be understood.
 #[must_use]
 pub fn namespace_uids(namespace: &Namespace) -> Option<Vec<IdRange>> {
-    let blocks = List::from_text(UID_RANGE, namespace.annotations.get(UID_RANGE)?);
+    let blocks = List::from_text(UID_RANGE, namespace.annotations.get(UID_RANGE)?).ok()?;
     let ranges: Option<Vec<IdRange>> = blocks.items.iter().map(|item| range(item)).collect();
     ranges.filter(|ranges| !ranges.is_empty())
 }
@@ -189,10 +196,9 @@ impl Asked<'_> {
             let msg = format!("namespace {} has no annotation {UID_RANGE:?}; write down numbers", namespace.name);
             return Err(self.error(&msg));
         };
-        let blocks = List::from_text(format!("annotation {key:?} of namespace {}", namespace.name), value);
+        let blocks = List::from_text(format!("annotation {key:?} of namespace {}", namespace.name), value)?;
         let accepted = "start/size or start-end, several with commas between";
-        let block = |item: &String| range(item).ok_or_else(|| blocks.reject(item, accepted));
-        let ranges = blocks.items.iter().map(block).collect::<Result<Vec<_>, _>>()?;
+        let ranges = blocks.distinct(accepted, range)?;
         let first = *ranges.first().ok_or_else(|| blocks.reject(value, accepted))?;
         Ok(match part {
             Part::Whole => ranges,
@@ -201,8 +207,18 @@ impl Asked<'_> {
         })
     }
 
+    /// The pod, where its containers are not too many to look through for each form.
+    fn pod(&self) -> Result<&Pod, Error> {
+        let (pod, count) = (&self.facts.pod, self.facts.pod.all_containers().count());
+        let place = || self.about(&format!("pod {}", name_of(pod)));
+        if count > MOST_CONTAINERS {
+            at_most(MOST_CONTAINERS, "containers", &place(), count)?;
+        }
+        Ok(pod)
+    }
+
     fn of_container(&self, name: &str, notes: &mut Vec<Note>) -> Result<Vec<IdRange>, Error> {
-        let pod = &self.facts.pod;
+        let pod = self.pod()?;
         let Some(container) = pod.all_containers().find(|c| c.name == name) else {
             let names: Vec<&str> = pod.all_containers().map(|c| c.name.as_str()).collect();
             let msg = format!("pod {} has no such container; it has {}", name_of(pod), names.join(", "));
@@ -220,10 +236,10 @@ impl Asked<'_> {
     }
 
     fn of_init_containers(&self, notes: &mut Vec<Note>) -> Result<Vec<IdRange>, Error> {
-        let pod = &self.facts.pod;
+        let pod = self.pod()?;
         let ids = |container| self.kind.of(pod, container);
         let natives = pod.init_containers.iter().filter(|c| c.restarts_always || c.name == PROXY);
-        let staying = pod.containers.iter().chain(natives).map(ids).collect::<Result<Vec<_>, _>>()?;
+        let staying = pod.containers.iter().chain(natives).map(ids).collect::<Result<HashSet<_>, _>>()?;
         let ordinary = |c: &&Container| !c.restarts_always && !ISTIO_CONTAINERS.contains(&c.name.as_str());
         let mut ranges = Vec::new();
         for container in pod.init_containers.iter().filter(ordinary) {
@@ -260,14 +276,7 @@ impl Asked<'_> {
 
 /// Plain numbers only, none twice: the UIDs or GIDs of the proxy.
 pub(super) fn numbers(list: &List) -> Result<Vec<u32>, Error> {
-    let mut ids = Vec::new();
-    for item in &list.items {
-        let id = number(item).ok_or_else(|| list.reject(item, "numbers from 0 to 4294967294"))?;
-        if !ids.contains(&id) {
-            ids.push(id);
-        }
-    }
-    Ok(ids)
+    list.distinct("numbers from 0 to 4294967294", number)
 }
 
 /// A UID or GID. 4294967295 is none: the kernel takes it, `(uid_t) -1`, as "unchanged".
@@ -297,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(text: &str, author: Author) -> Ids {
-        Ids::parse(&List::from_text("k", text), author).expect(text)
+        List::from_text("k", text).and_then(|list| Ids::parse(&list, author)).expect(text)
     }
 
     fn owners(text: &str, kind: Kind, facts: &Facts) -> Result<Vec<Owner>, Error> {
@@ -355,7 +364,8 @@ mod tests {
             "namespace-range-middle",
             "INIT-CONTAINERS",
         ] {
-            let error = Ids::parse(&List::from_text("chain[1].uids", text), Author::Pod).expect_err(text);
+            let list = List::from_text("chain[1].uids", text).expect("a list");
+            let error = Ids::parse(&list, Author::Pod).expect_err(text);
             assert_eq!(error.msg, format!("chain[1].uids: {text:?} is not accepted; accepted: {ACCEPTED}"));
             assert_eq!(error.code, Code::InvalidConfig);
         }
@@ -493,7 +503,7 @@ mod tests {
 
     #[test]
     fn the_proxys_ids_are_plain_numbers() {
-        let of = |text| numbers(&List::from_text("k", text));
+        let of = |text| numbers(&List::from_text("k", text).expect("a list"));
         assert_eq!(of("1337, 5,1337").expect("numbers"), [1337, 5]);
         for text in ["1-2", "*", "4294967295", "container:a"] {
             assert!(of(text).expect_err(text).msg.contains("numbers from 0 to 4294967294"));
@@ -519,7 +529,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_it_panic(text in "[0-9/*, a-z:-]{0,40}|.{0,20}") {
-            let _ = Ids::parse(&List::from_text("k", &text), Author::Pod);
+            let _ = List::from_text("k", &text).and_then(|list| Ids::parse(&list, Author::Pod));
         }
 
         #[test]

@@ -1,5 +1,6 @@
 //! What a plugin answers when it fails, and the one table of codes.
 
+use super::limit::message;
 use serde::Serialize;
 
 /// Every code this plugin can answer with.
@@ -159,7 +160,8 @@ impl Error {
     }
 
     fn line(&self) -> String {
-        if self.details.is_empty() { self.msg.clone() } else { format!("{}: {}", self.msg, self.details) }
+        let (msg, details) = (message(&self.msg), message(&self.details));
+        if details.is_empty() { msg } else { format!("{msg}: {details}") }
     }
 
     /// The JSON object that goes to stdout (SPEC.md, "Error").
@@ -174,7 +176,8 @@ impl Error {
             #[serde(skip_serializing_if = "str::is_empty")]
             details: &'a str,
         }
-        let wire = Wire { cni_version, code: self.number(), msg: &self.msg, details: &self.details };
+        let (msg, details) = (message(&self.msg), message(&self.details));
+        let wire = Wire { cni_version, code: self.number(), msg: &msg, details: &details };
         serde_json::to_value(wire).unwrap_or_default()
     }
 }
@@ -198,6 +201,12 @@ mod tests {
         assert_eq!(e.to_json("1.0.0").to_string(), r#"{"cniVersion":"1.0.0","code":6,"msg":"no"}"#);
         let e = e.with_details("why");
         assert_eq!(e.to_json("1.0.0")["details"], "why");
+    }
+
+    #[test]
+    fn what_leaves_is_bounded_whatever_was_quoted() {
+        let e = Error::new(Code::InvalidConfig, "a".repeat(200_000)).with_details("b".repeat(200_000));
+        assert!(e.to_json("1.0.0").to_string().len() < 10_000 && e.to_string().len() < 10_000);
     }
 
     #[test]

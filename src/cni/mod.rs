@@ -5,6 +5,7 @@ mod block;
 mod document;
 mod error;
 mod file;
+mod limit;
 mod list;
 mod names;
 mod nameservers;
@@ -18,6 +19,7 @@ pub use block::{Block, Reader};
 pub use document::Document;
 pub use error::{Code, Error};
 pub use file::{OWN_TYPES, configuration};
+pub use limit::{LIST_ITEMS, at_most, excerpt};
 pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{

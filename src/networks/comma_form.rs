@@ -1,7 +1,7 @@
 //! The comma form: `[NAMESPACE/]NAME[@INTERFACE]`, separated by commas.
 
 use super::selection::{Annotation, Selection, Selections};
-use crate::cni::{Code, Error, check_interface_name, is_dns_label, is_dns_subdomain};
+use crate::cni::{Code, Error, check_interface_name, excerpt, is_dns_label, is_dns_subdomain};
 
 const ACCEPTED: &str = "[NAMESPACE/]NAME[@INTERFACE], separated by commas";
 /// What [`is_dns_subdomain`] takes.
@@ -12,6 +12,7 @@ pub(super) const NAMESPACE: &str = "lower-case letters, digits and -, at most 63
 /// Understands the annotation's text.
 pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
     let mut selections = Selections::default();
+    annotation.check_count(annotation.text.split(',').count())?;
     let mut start = 0;
     for (index, item) in annotation.text.split(',').enumerate() {
         let item = Item { annotation, number: index + 1, start, text: item };
@@ -49,15 +50,15 @@ impl<'a> Item<'a> {
         for (part, separator) in [(Some(name), '/'), (interface, '/'), (interface, '@')] {
             if part.is_some_and(|part| part.text.contains(separator)) {
                 return Err(
-                    whole.refuse(&format!("{:?} has more than one {separator}; accepted: {ACCEPTED}", whole.text))
+                    whole.refuse(&format!("{:?} has more than one {separator}; accepted: {ACCEPTED}", excerpt(whole.text)))
                 );
             }
         }
         if name.text.is_empty() {
-            return Err(name.refuse(&format!("{:?} has no name; accepted: {ACCEPTED}", whole.text)));
+            return Err(name.refuse(&format!("{:?} has no name; accepted: {ACCEPTED}", excerpt(whole.text))));
         }
         if !is_dns_subdomain(name.text) {
-            return Err(name.refuse(&format!("name {:?} is not accepted; accepted: {NAME}", name.text)));
+            return Err(name.refuse(&format!("name {:?} is not accepted; accepted: {NAME}", excerpt(name.text))));
         }
         let mut selection = Selection {
             place: whole.place(),
@@ -76,7 +77,7 @@ impl<'a> Item<'a> {
             }
             Some(part) if is_dns_label(part.text) => part.text.clone_into(&mut selection.namespace),
             Some(part) => {
-                return Err(part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", part.text)));
+                return Err(part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", excerpt(part.text))));
             }
         }
         match interface {
@@ -89,7 +90,7 @@ impl<'a> Item<'a> {
             }
             Some(part) => {
                 check_interface_name(part.text)
-                    .map_err(|error| part.refuse(&format!("interface {:?}: {error}", part.text)))?;
+                    .map_err(|error| part.refuse(&format!("interface {:?}: {error}", excerpt(part.text))))?;
                 selection.interface = Some(part.text.to_owned());
             }
         }

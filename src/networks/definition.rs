@@ -2,8 +2,11 @@
 
 use super::{Configuration, files};
 use crate::cluster::Definition;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, at_most};
 use std::path::Path;
+
+/// The longest configuration of a definition, in bytes: it is stored with each attachment of it.
+const MOST_BYTES: usize = 128 * 1024;
 
 /// The configuration that a definition stands for: its own, or where it has none the one of its
 /// name in `conf_dir`. A configuration without a name gets the definition's.
@@ -24,6 +27,7 @@ pub fn configuration(
         );
         return Err(Error::new(Code::InvalidConfig, msg));
     }
+    at_most(MOST_BYTES, "bytes", &format!("{place}: spec.config"), definition.config.len())?;
     if definition.config.trim().is_empty() {
         files::named(conf_dir, &definition.object.name, warnings).map_err(|error| Error {
             msg: format!("{place}: spec.config is empty, so confDir counts: {}", error.msg),

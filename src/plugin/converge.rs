@@ -2,17 +2,18 @@
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
 
-use super::desired::{fixtures, ruleset};
+use super::desired::{check_rules, fixtures, ruleset};
 use super::dialect::{Known, choose};
 use super::foreign::Redirection;
 use super::record::{Record, Records};
-use crate::cni::{self, Code, Error};
+use crate::cni::{self, Code, Error, LIST_ITEMS, at_most};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::{Dialect, Live, Made, Plan};
 use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
+use std::collections::HashSet;
 use std::time::Duration;
 
 /// How long a call waits for another one in the same namespace.
@@ -59,11 +60,10 @@ impl Wish {
     fn spare_secondary_networks(&mut self) -> Result<(), Error> {
         let Self::Have(Policy { interception: Interception::On(redirect), .. }, _) = self else { return Ok(()) };
         if !redirect.capture_secondary_networks {
-            for name in sandbox::secondary_interfaces()? {
-                if !redirect.exclude_interfaces.contains(&name) {
-                    redirect.exclude_interfaces.push(name);
-                }
-            }
+            let mut known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+            let there = sandbox::secondary_interfaces()?;
+            at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", there.len())?;
+            redirect.exclude_interfaces.extend(there.into_iter().filter(|name| known.insert(name.clone())));
         }
         Ok(())
     }
@@ -98,6 +98,7 @@ impl Converge<'_> {
     fn run(&self, mut wish: Wish) -> Result<(), Error> {
         let first = self.records()?;
         let own = first.get(self.attachment);
+        let is_new = matches!(wish, Wish::Have(..));
         if matches!(wish, Wish::Again) {
             let Some(own) = own else { return Ok(()) };
             wish = Wish::Have(own.policy.clone(), cni::Dialect::Auto);
@@ -114,7 +115,7 @@ impl Converge<'_> {
                 Err(nfnetlink::Error::Changed) => continue,
                 other => other.map_err(|e| refused(&e, None))?,
             };
-            let Some(work) = self.prepare(&wish, &live, addresses, go_native)? else { continue };
+            let Some(work) = self.prepare(&wish, is_new, &live, addresses, go_native)? else { continue };
             match self.commit(&mut socket, &live, &work, addresses) {
                 Ok(Outcome::Done) => return self.settle(work, matches!(wish, Wish::Leave)),
                 Ok(Outcome::Changed) => {}
@@ -143,6 +144,7 @@ impl Converge<'_> {
     fn prepare(
         &self,
         wish: &Wish,
+        is_new: bool,
         live: &Live,
         addresses: OwnFamilies,
         go_native: bool,
@@ -167,6 +169,9 @@ impl Converge<'_> {
             records.put(self.attachment, self.intent(wish, own, foreign, addresses, dialect));
         }
         let policy = records.policy()?;
+        if is_new {
+            check_rules(&policy, &format!("{} and the container's others", self.attachment))?;
+        }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;

@@ -2,7 +2,7 @@
 //! is left to work on: no namespace, no state, no ADD, twice.
 
 use super::converge::{Wish, converge};
-use super::record::{Record, attachment};
+use super::record::{InSandbox, Record, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
@@ -47,7 +47,7 @@ fn is_of_another(store: &Store, attachment: &Attachment, own: Option<&Record>, s
     let containers = store.containers().unwrap_or_default();
     let others = containers.iter().filter(|container_id| **container_id != attachment.container_id);
     let kept = others.flat_map(|container_id| store.of_container(container_id).unwrap_or_default());
-    let mut records = kept.filter_map(|other| store.read::<Record>(&other).ok().flatten());
+    let mut records = kept.filter_map(|other| store.read::<InSandbox>(&other).ok().flatten());
     records.any(|record| record.sandbox == Some(sandbox.id()))
 }
 

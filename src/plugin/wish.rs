@@ -6,6 +6,8 @@ use crate::cluster;
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
+use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::path::Path;
 
 /// The policy that a call asks for, and a line that says why.
@@ -96,14 +98,18 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
 pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<chain::Output, Error> {
     let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
     let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
-    let group_id = |name: &str| host_group(&conf.group_file, name);
+    let groups = OnceCell::new();
+    let group_id = |name: &str| groups.get_or_init(|| host_groups(&conf.group_file)).get(name).copied();
     let input = Input { facts, args: &conf.args, resolvers, group_id: &group_id };
     chain::run(blocks, &input)
 }
 
-/// The GID of a group of the host (group(5): `name:password:GID:members`).
-fn host_group(file: &Path, name: &str) -> Option<u32> {
-    let groups = std::fs::read_to_string(file).ok()?;
-    let fields = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    fields.filter(|fields| fields.first() == Some(&name)).find_map(|fields| fields.get(2)?.parse().ok())
+/// The GIDs of the host's groups by name (group(5): `name:password:GID:members`); the first of a name counts.
+fn host_groups(file: &Path) -> HashMap<String, u32> {
+    let groups = std::fs::read_to_string(file).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    groups.lines().rev().filter_map(group).collect()
 }

@@ -28,6 +28,9 @@ const NO_ZONE: u16 = 0;
 const INVALID: u32 = 1;
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 
+/// So many pairs of two families' rules are compared.
+const MOST_PAIRS: usize = 250_000;
+
 /// The native tables that say what `ruleset` says.
 #[must_use]
 pub fn translate(ruleset: &Ruleset) -> Tables {
@@ -94,8 +97,25 @@ fn only(rule: &Rule, family: Family) -> Rule {
     Rule { family: Some(family), ..rule.clone() }
 }
 
-/// Two families' rules in one list: what stands in both, in the same order, stands there once.
+/// Two families' rules in one list: what stands in both, in the same order, stands there once. Where
+/// there are too many to find that out, only at both ends.
 fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
+    let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let (a, b, mut zipped) = (&a[head..], &b[head..], a[..head].to_vec());
+    let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    let (a, b, tail) = (&a[..a.len() - tail], &b[..b.len() - tail], &a[a.len() - tail..]);
+    if a.len() * b.len() <= MOST_PAIRS {
+        zipped.extend(zip_each(a, family_of_a, b, family_of_b));
+    } else {
+        let of = |rules: &[Rule], family| rules.iter().map(|rule| only(rule, family)).collect::<Vec<_>>();
+        zipped.extend(of(a, family_of_a).into_iter().chain(of(b, family_of_b)));
+    }
+    zipped.extend_from_slice(tail);
+    zipped
+}
+
+/// As [`zip`], by the longest common subsequence.
+fn zip_each(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
     let mut lengths = vec![vec![0_u32; b.len() + 1]; a.len() + 1];
     for i in (0..a.len()).rev() {
         for j in (0..b.len()).rev() {

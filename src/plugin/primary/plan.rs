@@ -5,10 +5,13 @@ use super::Context;
 use super::known_pod::KnownPod;
 use super::member::Member;
 use super::mesh::Attached;
-use crate::cni::{Code, Error, Primary};
+use crate::cni::{Code, Error, Primary, at_most};
 use crate::networks::{Configuration, PodNetwork, Selection, resolve};
 use crate::pod::Pod;
 use serde_json::Map;
+
+/// The most attachments of a pod that run in this process: each evaluates all that the pod asks for.
+const MOST_HERE: usize = 16;
 
 /// What an ADD will do.
 pub(super) struct Plan {
@@ -81,7 +84,14 @@ pub(super) fn placed(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec
         let place = runs_in(&network.configuration, &primary.in_process_types, &primary.chain_types);
         if position == 0 && place != Place::Delegate { Err(no_interface(&network)) } else { Ok((network, place)) }
     };
-    networks.into_iter().enumerate().map(place).collect()
+    let placed: Vec<_> = networks.into_iter().enumerate().map(place).collect::<Result<_, _>>()?;
+    let mut here = placed.iter().filter(|(_, place)| *place == Place::Here);
+    let count = here.clone().count();
+    if let Some((network, _)) = here.nth(MOST_HERE) {
+        let place = network.selection.as_ref().map_or(network.name.as_str(), |selection| &selection.place);
+        at_most(MOST_HERE, "attachments of in_process_types", place, count)?;
+    }
+    Ok(placed)
 }
 
 /// Only a single plugin says by its type alone what it is.
