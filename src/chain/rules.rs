@@ -6,15 +6,12 @@ use super::ids::{Ids, Kind};
 use super::ports;
 use super::scene::{Author, Scene};
 use super::{Note, protocols};
-use crate::cni::{Error, List, Reader, at_most};
+use crate::cni::{Error, List, Reader};
 use crate::policy::{PortRange, Ports, Protocol};
 use serde_json::Value;
 
 const ACCEPTED: &str = "[proto[,proto]:][ports:]uids, for example udp:53:1001 or 1337, with proto tcp, udp or * and uids in any form of \
      the key uids";
-
-/// The most rules of one place: the kernel looks through all sets of a table to name another one.
-const MOST: usize = 1000;
 
 /// The separator of rules in a text; the comma stands within a rule.
 const SEPARATOR: char = ';';
@@ -44,7 +41,6 @@ pub(super) fn from_block(r: &Reader<'_>, key: &'static str, author: Author) -> R
 }
 
 fn from_list(list: &List, author: Author) -> Result<Vec<Rule>, Error> {
-    at_most(MOST, "rules", &list.place, list.items.len())?;
     list.items.iter().map(|item| Rule::parse(item, list, author)).collect()
 }
 
@@ -75,12 +71,7 @@ impl Rule {
     }
 
     /// Adds what the rule exempts in one pod.
-    pub(super) fn exclusions(
-        &self,
-        scene: &Scene<'_>,
-        notes: &mut Vec<Note>,
-        asked: &mut Asked,
-    ) -> Result<(), Error> {
+    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>, asked: &mut Asked) -> Result<(), Error> {
         let owners = self.uids.owners(Kind::User, scene, notes)?;
         asked.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
     }

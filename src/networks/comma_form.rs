@@ -49,9 +49,10 @@ impl<'a> Item<'a> {
 
         for (part, separator) in [(Some(name), '/'), (interface, '/'), (interface, '@')] {
             if part.is_some_and(|part| part.text.contains(separator)) {
-                return Err(
-                    whole.refuse(&format!("{:?} has more than one {separator}; accepted: {ACCEPTED}", excerpt(whole.text)))
-                );
+                return Err(whole.refuse(&format!(
+                    "{:?} has more than one {separator}; accepted: {ACCEPTED}",
+                    excerpt(whole.text)
+                )));
             }
         }
         if name.text.is_empty() {
@@ -77,7 +78,9 @@ impl<'a> Item<'a> {
             }
             Some(part) if is_dns_label(part.text) => part.text.clone_into(&mut selection.namespace),
             Some(part) => {
-                return Err(part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", excerpt(part.text))));
+                return Err(
+                    part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", excerpt(part.text)))
+                );
             }
         }
         match interface {
@@ -184,6 +187,23 @@ mod tests {
         ] {
             refused(text, place, what);
         }
+    }
+
+    #[test]
+    fn too_many_elements_are_refused_at_once() {
+        let selected = |count: usize| parse(&vec!["a"; count].join(","));
+        assert_eq!(selected(100).expect("accepted").elements.len(), 100);
+        let started = std::time::Instant::now();
+        let error = selected(125_000).expect_err("too many");
+        let of_pod = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0"#;
+        assert_eq!(error.msg, format!("{of_pod}: expected at most 100 elements, got 125000"));
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_name_that_is_refused_is_quoted_in_part() {
+        let error = parse(&"A".repeat(200_000)).expect_err("no name");
+        assert!(error.msg.len() < 400, "{}", error.msg.len());
     }
 
     #[test]

@@ -334,6 +334,33 @@ mod tests {
     }
 
     #[test]
+    fn many_unknown_or_repeated_fields_are_one_warning_each_that_counts_them() {
+        let fields = |name: &str| (0..10_000).map(|i| format!("\"{name}{i}\":1,")).collect::<String>();
+        let started = std::time::Instant::now();
+        let selections = parse(&format!("[{{{}\"name\":\"a\"}}]", fields("odd"))).expect("accepted");
+        assert_eq!(selections.warnings.len(), 1, "{:?}", selections.warnings);
+        let [first, more] = ["element 1 at character 10: odd0: unknown field", "; and 9999 more such fields"];
+        assert!(selections.warnings[0].contains(first) && selections.warnings[0].ends_with(more), "{selections:?}");
+        let selections = parse(&format!("[{{{}\"name\":\"a\"}}]", "\"ips\":[],".repeat(20_000))).expect("accepted");
+        assert!(selections.warnings[0].contains("ips: it is written more than once; one counts; and 19998 more"));
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn too_many_elements_or_items_are_refused() {
+        let elements = |count: usize| format!("[{}]", vec![r#"{"name":"a"}"#; count].join(","));
+        assert_eq!(parse(&elements(100)).expect("accepted").elements.len(), 100);
+        let of_pod = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0"#;
+        let error = parse(&elements(101)).expect_err("too many");
+        assert_eq!(error.msg, format!("{of_pod}: expected at most 100 elements, got 101"));
+        let ips = json!([{"name": "a", "ips": vec!["10.0.0.1"; 1001]}]).to_string();
+        let error = parse(&ips).expect_err("too many");
+        assert!(error.msg.ends_with(": ips: expected at most 1000 items, got 1001"), "{error}");
+        let error = parse(&format!("[{}]", " ".repeat(256 * 1024))).expect_err("too long");
+        assert_eq!(error.msg, format!("{of_pod}: expected at most 262144 bytes, got 262146"));
+    }
+
+    #[test]
     fn unknown_fields_and_repeated_ones_are_warnings() {
         let text = r#"[{"name": "a"}, {"name": "b", "nmae": 1, "ips": [], "ips": ["10.0.0.1"]}]"#;
         let selections = parse(text).expect("accepted");

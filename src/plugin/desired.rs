@@ -1,8 +1,8 @@
 //! What the kernel should hold for a policy.
 
 use crate::cni::{Error, at_most};
-use crate::firewall::{MOST_RULES, Ruleset, most_rules};
 use crate::firewall::rule::Family;
+use crate::firewall::{MOST_RULES, Ruleset, most_rules};
 use crate::policy::{InterceptionMode, Ipv6, Policy};
 use crate::sandbox::{Fixtures, Routing};
 

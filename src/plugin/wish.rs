@@ -81,7 +81,7 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, Error> {
-    let output = output(blocks, conf, facts)?;
+    let output = output(blocks, conf, facts).map_err(|error| about(facts, error))?;
     for note in output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -89,6 +89,14 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
         }
     }
     Ok(Wish { policy: output.policy, why: output.decision.to_string() })
+}
+
+/// The error with the pod's name, where it has none yet.
+fn about(facts: Option<&Facts>, error: Error) -> Error {
+    match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
+        Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
+        _ => error,
+    }
 }
 
 /// What `blocks` make of a pod under this configuration.

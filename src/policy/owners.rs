@@ -54,12 +54,7 @@ impl<'a> ByTraffic<'a> {
     fn iter(&self) -> impl Iterator<Item = Exclusion> {
         let lists = self.0.iter().flat_map(|(to, lists)| lists.iter().map(move |(ports, owners)| (to, ports, owners)));
         lists.flat_map(|((destination, protocol), ports, owners)| {
-            let of = |owner| Exclusion {
-                owner,
-                destination: *destination,
-                protocol: *protocol,
-                ports: ports.to_vec(),
-            };
+            let of = |owner| Exclusion { owner, destination: *destination, protocol: *protocol, ports: ports.to_vec() };
             owners.iter().map(of)
         })
     }
@@ -146,7 +141,10 @@ mod tests {
                 Owner::Gid(range) => range.covers(IdRange::one(gid)),
             };
             let ports = e.ports.is_empty() || e.ports.iter().any(|p| (p.first..=p.last).contains(&port));
-            owner && ports && e.destination.is_none_or(|net| net.contains(&to)) && e.protocol.is_none_or(|p| p == protocol)
+            owner
+                && ports
+                && e.destination.is_none_or(|net| net.contains(&to))
+                && e.protocol.is_none_or(|p| p == protocol)
         })
     }
 
@@ -179,7 +177,8 @@ mod tests {
 
     fn packet() -> impl Strategy<Value = Packet> {
         let id = || prop_oneof![0..16u32, u32::MAX - 6..=u32::MAX];
-        let to = prop::sample::select(vec!["10.1.2.3", "10.1.9.9", "10.9.9.9", "11.1.1.1", "9.9.9.9", "fd00::1", "fe80::1"]);
+        let to =
+            prop::sample::select(vec!["10.1.2.3", "10.1.9.9", "10.9.9.9", "11.1.1.1", "9.9.9.9", "fd00::1", "fe80::1"]);
         let protocol = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]);
         let port = prop::sample::select(vec![22, 53, 55, 61]);
         (id(), id(), to, protocol, port).prop_map(|(uid, gid, to, p, port)| (uid, gid, to.parse().expect(to), p, port))

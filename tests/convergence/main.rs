@@ -13,6 +13,7 @@ mod gc;
 mod kernel;
 mod kill;
 mod legacy;
+mod limits;
 mod node;
 mod order;
 mod parallel;

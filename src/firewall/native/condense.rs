@@ -108,6 +108,22 @@ mod tests {
         }
     }
 
+    /// Neither what becomes one rule nor what can't be united takes more than in proportion.
+    #[test]
+    fn many_rules_are_condensed_fast() {
+        let of = |uid: u32, port: u32| Rule {
+            family: None,
+            conditions: [(Key::DestinationPort, port), (Key::Uid, uid)]
+                .map(|(key, value)| Condition { key, not: false, values: Spans::one(value) })
+                .into(),
+            action: Action::Accept,
+        };
+        let started = std::time::Instant::now();
+        assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i)).collect()).len(), 20_000);
+        assert_eq!(condense((0..20_000).map(|i| of(2 * i, 53)).collect()).len(), 1);
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
     #[test]
     fn a_rule_moves_past_others_that_no_packet_of_its_own_meets() {
         let of = |port: u16, action: Action| Rule {

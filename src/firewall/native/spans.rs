@@ -159,6 +159,12 @@ mod tests {
             prop_assert_eq!(numbers(&a), expected);
             prop_assert!(a.0.windows(2).all(|w| w[0].last + 1 < w[1].first));
             prop_assert_eq!(a.is_disjoint_from(&b), numbers(&a).is_disjoint(&numbers(&b)));
+            prop_assert_eq!(b.is_disjoint_from(&a), a.is_disjoint_from(&b));
+            let (mut ab, mut ba) = (a.clone(), b.clone());
+            ab.extend(&b);
+            ba.extend(&a);
+            prop_assert_eq!(&ab, &ba);
+            prop_assert_eq!(numbers(&ab), numbers(&a).union(&numbers(&b)).copied().collect::<BTreeSet<u128>>());
         }
     }
 }

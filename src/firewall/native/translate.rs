@@ -225,3 +225,47 @@ fn interface(name: &str) -> Spans {
         None => Spans::one(filled(name, 0)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rules(ports: &[u16]) -> Vec<Rule> {
+        let rule = |port: &u16| Rule {
+            family: None,
+            conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(*port) }],
+            action: Action::Accept,
+        };
+        ports.iter().map(rule).collect()
+    }
+
+    /// What one family sees of a list.
+    fn seen(zipped: &[Rule], family: Family) -> Vec<Rule> {
+        let seen = zipped.iter().filter(|rule| rule.family.is_none_or(|own| own == family));
+        seen.map(|rule| Rule { family: None, ..rule.clone() }).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_family_sees_its_own_rules_in_their_order(
+            a in prop::collection::vec(0..6u16, 0..12), b in prop::collection::vec(0..6u16, 0..12),
+        ) {
+            let zipped = zip(&rules(&a), Family::Ip, &rules(&b), Family::Ip6);
+            prop_assert_eq!(seen(&zipped, Family::Ip), rules(&a));
+            prop_assert_eq!(seen(&zipped, Family::Ip6), rules(&b));
+        }
+    }
+
+    #[test]
+    fn too_many_to_compare_stand_one_family_behind_the_other_between_what_both_have() {
+        let list =
+            |own: u16| rules(&[&[1, 2][..], &(0..5000).map(|i| 10 + own + 2 * i).collect::<Vec<_>>(), &[3]].concat());
+        let (a, b) = (list(0), list(1));
+        let started = std::time::Instant::now();
+        let zipped = zip(&a, Family::Ip, &b, Family::Ip6);
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+        assert_eq!((seen(&zipped, Family::Ip), seen(&zipped, Family::Ip6)), (a, b));
+        assert_eq!(zipped.len(), 2 + 5000 + 5000 + 1);
+    }
+}
