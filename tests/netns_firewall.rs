@@ -85,8 +85,6 @@ fn the_kernel_holds_what_iptables_would_have_made_of_the_same_rules() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
-
     #[test]
     fn no_policy_needs_more_rules_than_are_counted_before(policy in drawn::any()) {
         let ruleset = Ruleset::of(&policy, &Family::ALL);
@@ -96,6 +94,10 @@ proptest! {
         let made: usize = ruleset.tables.values().map(of_table).sum();
         prop_assert!(made <= most_rules(&policy), "{made} rules, {} were counted", most_rules(&policy));
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
     fn and_so_it_does_of_any_others(policy in drawn::any()) {

@@ -323,27 +323,15 @@ fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
 
 #[test]
 fn log_lines_have_an_end_in_number_and_length() {
-    let odd: serde_json::Map<String, Value> = (0..300).map(|i| (format!("{}{i}", "x".repeat(150)), json!(1))).collect();
-    let mut long = odd.clone();
-    long.insert("y".repeat(10_000), json!(1));
-    let stdin = |kubernetes: &serde_json::Map<String, Value>| {
-        let conf = json!({
-            "cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": kubernetes,
-            "exclude_namespaces": "kube-system",
-        });
-        conf.to_string()
-    };
-    let lines = |kubernetes: &serde_json::Map<String, Value>| {
-        let output = call("ADD", &[("CNI_NETNS", "/proc/self/ns/net")], &stdin(kubernetes));
-        String::from_utf8(output.stderr).expect("UTF-8").lines().map(str::to_owned).collect::<Vec<_>>()
-    };
-    let logged = lines(&odd);
+    let mut odd: serde_json::Map<String, Value> = (0..300).map(|i| (format!("odd{i}"), json!(1))).collect();
+    odd.insert("0".repeat(10_000), json!(1));
+    let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": odd}).to_string();
+    let output = call("ADD", &[("CNI_NETNS", "/proc/self/ns/net")], &conf);
+    let logged: Vec<&str> = std::str::from_utf8(&output.stderr).expect("UTF-8").lines().collect();
     assert_eq!(logged.iter().filter(|line| line.contains("unknown key, ignored")).count(), 100, "{logged:?}");
-    assert!(logged.iter().any(|line| line.contains("level=error")), "errors are logged whatever was before");
-    let last = logged.last().expect("a line");
-    assert!(last.contains("200 more lines of this call are not logged"), "{last}");
-    let one = long.into_iter().filter(|(key, _)| key.starts_with('y')).collect();
-    assert!(lines(&one).iter().all(|line| line.len() < 4096 && line.contains("command=ADD")));
+    assert!(logged[100].contains("level=error"), "errors are logged whatever was before: {logged:?}");
+    assert!(logged[101].contains("201 more lines of this call are not logged"), "{logged:?}");
+    assert!(logged.iter().all(|line| line.len() < 4096 && line.contains("command=ADD")));
 }
 
 #[test]

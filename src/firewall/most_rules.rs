@@ -7,6 +7,8 @@ use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Rang
 pub const MOST_RULES: usize = 12_000;
 /// Rules of a redirection that don't depend on its lists.
 const ALWAYS: usize = 30;
+/// The jumps to the exclusions, in nat and raw of both families.
+const JUMPS: usize = 4;
 /// A `multiport` has 15 places, of which a range takes two.
 const RANGES_A_RULE: usize = 7;
 
@@ -16,7 +18,7 @@ pub fn most_rules(policy: &Policy) -> usize {
     let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
     let capture = captured(policy);
     let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));
-    exclusions.fold(redirect, usize::saturating_add)
+    exclusions.fold(redirect + JUMPS, usize::saturating_add)
 }
 
 fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {

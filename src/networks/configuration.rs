@@ -1,7 +1,7 @@
 //! A network's configuration: one plugin's, or a list of plugins.
 
 use super::json_text::members;
-use crate::cni::{Block, Code, Error, Reader, at_most, is_identifier, version, wrong_type};
+use crate::cni::{Block, Code, Error, Reader, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
 
 /// A configuration that can be run.
@@ -23,8 +23,6 @@ pub struct Configuration {
 }
 
 const ACCEPTED: &str = r#"a JSON object with "type", or with "plugins", a list of such"#;
-/// The most plugins of a list.
-const MOST_PLUGINS: usize = 100;
 const TYPE: &str = "the name of an executable, without /";
 
 impl Configuration {
@@ -110,7 +108,6 @@ fn plugins(block: &Block) -> Result<Vec<Block>, Error> {
             return Err(Error::new(Code::InvalidConfig, msg));
         }
     };
-    at_most(MOST_PLUGINS, "plugins", &keys.place("plugins"), plugins.len())?;
     let plugin = |(i, plugin)| {
         let plugin = Block::new(format!("{}[{i}]", keys.place("plugins")), plugin)?;
         check_type(&plugin.reader())?;

@@ -7,6 +7,8 @@ use std::path::Path;
 
 /// The longest configuration of a definition, in bytes: it is stored with each attachment of it.
 const MOST_BYTES: usize = 128 * 1024;
+/// The most plugins of a definition: each is a process.
+const MOST_PLUGINS: usize = 100;
 
 /// The configuration that a definition stands for: its own, or where it has none the one of its
 /// name in `conf_dir`. A configuration without a name gets the definition's.
@@ -34,7 +36,10 @@ pub fn configuration(
             ..error
         })
     } else {
-        Configuration::parse(&format!("{place}: spec.config"), &definition.config, Some(&definition.object.name))
+        let place = format!("{place}: spec.config");
+        let configuration = Configuration::parse(&place, &definition.config, Some(&definition.object.name))?;
+        at_most(MOST_PLUGINS, "plugins", &place, configuration.plugins.len())?;
+        Ok(configuration)
     }
 }
 
@@ -72,6 +77,17 @@ mod tests {
             let error = read(&definition(config)).expect_err(config);
             assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn a_definition_that_is_too_long_or_has_too_many_plugins_is_refused() {
+        let list = |plugins: usize| format!("{{\"plugins\":[{}]}}", vec!["{\"type\":\"a\"}"; plugins].join(","));
+        assert_eq!(read(&definition(&list(MOST_PLUGINS))).expect("accepted").plugins.len(), MOST_PLUGINS);
+        let error = read(&definition(&list(MOST_PLUGINS + 1))).expect_err("too many");
+        let place = "NetworkAttachmentDefinition shop/a.b: spec.config";
+        assert_eq!(error.msg, format!("{place}: expected at most 100 plugins, got 101"));
+        let error = read(&definition(&" ".repeat(MOST_BYTES + 1))).expect_err("too long");
+        assert_eq!(error.msg, format!("{place}: expected at most 131072 bytes, got 131073"));
     }
 
     #[test]

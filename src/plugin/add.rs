@@ -11,7 +11,7 @@ use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
 /// The most attachments on one container: each call reads what all of them ask for.
-const MOST_ATTACHMENTS: usize = 100;
+const MOST_ATTACHMENTS: usize = 32;
 
 /// The previous result, once the kernel holds what the attachment asks for.
 ///

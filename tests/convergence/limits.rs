@@ -239,13 +239,13 @@ fn a_container_has_no_more_attachments_than_a_call_can_read() {
             configuration["chain"] = json!([{ "type": "uid-exclude" }]);
             configuration
         };
-        for i in 0..100 {
+        for i in 0..32 {
             pod.call_with("ADD", "net1", &configuration(i), &netns).done();
         }
-        let msg = pod.call_with("ADD", "net1", &configuration(100), &netns).refused(7);
-        assert!(msg.contains("pod shop/web-0: ") && msg.contains("expected at most 100 attachments, got 101"), "{msg}");
-        pod.call_with("ADD", "net1", &configuration(99), &netns).done();
-        for i in 0..=100 {
+        let msg = pod.call_with("ADD", "net1", &configuration(32), &netns).refused(7);
+        assert!(msg.contains("pod shop/web-0: ") && msg.contains("expected at most 32 attachments, got 33"), "{msg}");
+        pod.call_with("ADD", "net1", &configuration(31), &netns).done();
+        for i in 0..=32 {
             pod.call_with("DEL", "net1", &configuration(i), &netns).done();
         }
     });

@@ -117,3 +117,30 @@ fn no_interface(network: &PodNetwork) -> Error {
     );
     Error::new(Code::InvalidConfig, msg)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{Command, NetConf};
+
+    /// So many networks of which all but the default one run in this process.
+    fn networks(here: usize) -> Result<Vec<(PodNetwork, Place)>, Error> {
+        let conf = NetConf::parse(br#"{"name":"n","type":"detour","clusterNetwork":"x"}"#, Command::Add, "");
+        let network = |(position, kind)| PodNetwork {
+            name: format!("shop/n{position}"),
+            interface: format!("net{position}"),
+            selection: Some(Selection { place: format!("element {position}"), ..Selection::default() }),
+            configuration: Configuration::parse("k", &format!(r#"{{"name":"n","type":"{kind}"}}"#), None).expect("one"),
+        };
+        let kinds = std::iter::once("bridge").chain(std::iter::repeat_n("istio-cni", here));
+        placed(&conf.expect("accepted").primary.expect("a primary plugin"), kinds.enumerate().map(network).collect())
+    }
+
+    #[test]
+    fn more_attachments_in_this_process_than_a_pod_may_have_are_refused() {
+        assert_eq!(networks(MOST_HERE).expect("accepted").len(), 1 + MOST_HERE);
+        let error = networks(100).expect_err("too many");
+        let wanted = "element 17: expected at most 16 attachments of in_process_types, got 100";
+        assert_eq!(error, Error::new(Code::InvalidConfig, wanted));
+    }
+}
