@@ -1,14 +1,17 @@
 //! Log lines: `key=value` pairs, one line an event, on stderr and in a file. Never on stdout: that
 //! belongs to the CNI result.
 
+mod lines;
 mod noticed;
 
+pub use lines::Lines;
 pub use noticed::Noticed;
 
 use crate::cni::LogLevel;
 use crate::printable;
 use crate::streams::Stderr;
 use crate::trusted_file::append_below;
+use lines::{CONTEXT, MESSAGE, OTHERS, cut};
 use std::fmt;
 use std::io;
 use std::path::{Component, Path};
@@ -27,11 +30,17 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging for the rest of the process; a second start changes nothing. Each line has the
 /// pairs of `context`. Events of dependencies are logged at level debug only. What `noticed` keeps, it
-/// keeps at any level.
+/// keeps at any level. With `lines`, only so many lines are logged; without, all are.
 ///
 /// A file that can't be opened, or is not [`accepted`], is a warning on stderr: a full or missing disk must
 /// not keep pods from starting, nor must a path that an earlier version accepted.
-pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], noticed: Option<&Noticed>) {
+pub fn start(
+    level: LogLevel,
+    file: Option<&Path>,
+    context: &[(&str, &str)],
+    noticed: Option<&Noticed>,
+    lines: Option<&Lines>,
+) {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
         LogLevel::Error => LevelFilter::ERROR,
@@ -58,7 +67,7 @@ pub fn start(level: LogLevel, file: Option<&Path>, context: &[(&str, &str)], not
     let filter = Targets::new().with_target(ours, level).with_default(others);
     // Where stderr is closed, the layer's own report of that to stderr would be a panic.
     let layer = tracing_subscriber::fmt::layer()
-        .event_format(Line { context: pairs(context) })
+        .event_format(Line { context: pairs(context), lines: lines.cloned() })
         .with_writer(writer)
         .log_internal_errors(false)
         .with_filter(filter);
@@ -91,14 +100,15 @@ fn pairs(context: &[(&str, &str)]) -> String {
     let mut line = String::new();
     for (key, value) in context.iter().filter(|(_, value)| !value.is_empty()) {
         // Writing to a string can't fail.
-        let _ = pair(&mut line, key, value);
+        let _ = pair(&mut line, key, value, CONTEXT);
     }
     line
 }
 
-/// ` key=value`, the value in quotes and escaped (as [`printable::line`] does it) if it is not one word, or if
-/// a terminal would act on it.
-fn pair(line: &mut dyn fmt::Write, key: &str, value: &str) -> fmt::Result {
+/// ` key=value`, as far as there is `room` for the value; in quotes and escaped (as [`printable::line`] does
+/// it) if it is not one word, or if a terminal would act on it.
+fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::Result {
+    let value = cut(value, room);
     let plain = |c: char| !c.is_whitespace() && !printable::acts(c) && c != '"' && c != '=';
     if !value.is_empty() && value.chars().all(plain) {
         write!(line, " {key}={value}")
@@ -110,6 +120,7 @@ fn pair(line: &mut dyn fmt::Write, key: &str, value: &str) -> fmt::Result {
 /// How an event is written.
 struct Line {
     context: String,
+    lines: Option<Lines>,
 }
 
 impl<S, N> FormatEvent<S, N> for Line
@@ -118,12 +129,15 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        if self.lines.as_ref().is_some_and(|lines| !lines.admit(*event.metadata().level())) {
+            return Err(fmt::Error);
+        }
         writer.write_str("time=")?;
         SystemTime.format_time(&mut writer)?;
         write!(writer, " level={}", event.metadata().level().as_str().to_ascii_lowercase())?;
         let mut fields = Fields::default();
         event.record(&mut fields);
-        pair(&mut writer, "msg", &fields.message)?;
+        pair(&mut writer, "msg", &fields.message, MESSAGE)?;
         writeln!(writer, "{}{}", fields.others, self.context)
     }
 }
@@ -139,7 +153,11 @@ impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => value.clone_into(&mut self.message),
-            name => drop(pair(&mut self.others, name, value)),
+            name => {
+                let room = OTHERS.saturating_sub(self.others.len());
+                // Writing to a string can't fail.
+                let _ = pair(&mut self.others, name, value, room);
+            }
         }
     }
 
@@ -156,5 +174,18 @@ mod tests {
     fn a_pair_stays_on_one_line_and_is_one_word_or_quoted() {
         let pairs = pairs(&[("a", "x/y:1"), ("empty", ""), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")]);
         assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
+    }
+
+    #[test]
+    fn a_line_has_an_end_whatever_is_logged() {
+        for value in ["a", "ä b", "\u{1b}", "\n", "\u{10ffff}", "\""] {
+            let mut line = String::new();
+            pair(&mut line, "msg", &value.repeat(100_000), MESSAGE).expect("a string");
+            assert!(line.len() <= MESSAGE + 20, "{value:?}: {}", line.len());
+            assert!(line.ends_with("…") || line.ends_with("…\""), "{value:?}");
+        }
+        let mut line = String::new();
+        pair(&mut line, "msg", &"a b ".repeat(MESSAGE / 4), MESSAGE).expect("a string");
+        assert!(!line.contains('…'), "what fits is whole");
     }
 }

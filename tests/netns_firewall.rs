@@ -3,7 +3,7 @@
 
 use detour_cni::firewall::nfnetlink::{Error, Socket};
 use detour_cni::firewall::rule::{Family, Table};
-use detour_cni::firewall::{Dialect, Live, LiveRule, Made, Plan, Ruleset};
+use detour_cni::firewall::{Dialect, Live, LiveRule, Made, Plan, Ruleset, TableRules, most_rules};
 use detour_cni::netlink::Allowance;
 use detour_cni::policy::Policy;
 use policies::policies;
@@ -83,6 +83,18 @@ fn holds_what_iptables_would_have_made(name: &str, policy: &Policy) {
 #[test]
 fn the_kernel_holds_what_iptables_would_have_made_of_the_same_rules() {
     policies().iter().for_each(|(name, policy)| holds_what_iptables_would_have_made(name, policy));
+}
+
+proptest! {
+    #[test]
+    fn no_policy_needs_more_rules_than_are_counted_before(policy in drawn::any()) {
+        let ruleset = Ruleset::of(&policy, &Family::ALL);
+        let of_table = |rules: &TableRules| {
+            rules.chains.iter().map(|(_, rules)| rules).chain(rules.hooks.values()).map(Vec::len).sum::<usize>()
+        };
+        let made: usize = ruleset.tables.values().map(of_table).sum();
+        prop_assert!(made <= most_rules(&policy), "{made} rules, {} were counted", most_rules(&policy));
+    }
 }
 
 proptest! {

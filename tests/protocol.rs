@@ -323,6 +323,19 @@ fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
 }
 
 #[test]
+fn log_lines_have_an_end_in_number_and_length() {
+    let mut odd: serde_json::Map<String, Value> = (0..300).map(|i| (format!("odd{i}"), json!(1))).collect();
+    odd.insert("0".repeat(10_000), json!(1));
+    let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": odd}).to_string();
+    let output = call("ADD", &[("CNI_NETNS", "/proc/self/ns/net")], &conf);
+    let logged: Vec<&str> = std::str::from_utf8(&output.stderr).expect("UTF-8").lines().collect();
+    assert_eq!(logged.iter().filter(|line| line.contains("unknown key, ignored")).count(), 100, "{logged:?}");
+    assert!(logged[100].contains("level=error"), "errors are logged whatever was before: {logged:?}");
+    assert!(logged[101].contains("201 more lines of this call are not logged"), "{logged:?}");
+    assert!(logged.iter().all(|line| line.len() < 4096 && line.contains("command=ADD")));
+}
+
+#[test]
 fn log_lines_go_to_stderr_and_to_the_file() {
     let file = Path::new("/var/log").join(format!("detour-protocol-test-{}.log", std::process::id()));
     let stdin = json!({

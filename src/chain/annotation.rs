@@ -2,7 +2,7 @@
 
 use super::Source;
 use super::scene::{Author, name_of};
-use crate::cni::List;
+use crate::cni::{Error, List};
 use crate::pod::{Facts, Pod};
 
 /// An annotation that is there, though its value may be empty.
@@ -41,8 +41,13 @@ impl<'a> Annotation<'a> {
         }
     }
 
+    /// The error for a value that is not understood.
+    pub(super) fn reject(&self, accepted: &str) -> Error {
+        List { place: self.place.clone(), items: Vec::new() }.reject(self.value, accepted)
+    }
+
     /// Its value as a comma list.
-    pub(super) fn list(&self) -> List {
+    pub(super) fn list(&self) -> Result<List, Error> {
         List::from_text(&self.place, self.value)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::ranges;
 use super::scene::{Scene, name_of};
-use crate::cni::{Code, Error, List};
+use crate::cni::{Code, Error, LIST_ITEMS, List, at_most};
 use crate::policy::Ranges;
 use ipnet::IpNet;
 use std::fmt;
@@ -17,7 +17,7 @@ pub(super) struct Destinations {
     forms: Vec<Form>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Form {
     All,
     Range(IpNet),
@@ -28,9 +28,12 @@ enum Form {
 impl Destinations {
     /// Understands every item.
     pub(super) fn parse(list: &List) -> Result<Self, Error> {
-        let form = |item: &String| Form::parse(item).ok_or_else(|| list.reject(item, ACCEPTED));
-        let forms = list.items.iter().map(form).collect::<Result<_, _>>()?;
-        Ok(Self { place: list.place.clone(), forms })
+        Ok(Self { place: list.place.clone(), forms: list.distinct(ACCEPTED, Form::parse)? })
+    }
+
+    /// Where it stands, for messages.
+    pub(super) fn place(&self) -> &str {
+        &self.place
     }
 
     /// Where those resolvers are for one pod, each as [`crate::policy::Exclusion::destination`].
@@ -63,8 +66,8 @@ impl Destinations {
         if let Some(pod) = of_pod {
             let place = format!("dnsConfig.nameservers of pod {}", name_of(pod));
             let servers = List { place, items: pod.dns_nameservers.clone() };
-            let address = |item: &String| item.trim().parse().map_err(|_| servers.reject(item, "IP addresses"));
-            return servers.items.iter().map(address).collect();
+            at_most(LIST_ITEMS, "items", &servers.place, servers.items.len())?;
+            return servers.distinct("IP addresses", |item| item.trim().parse().ok());
         }
         let farther = [known.cluster_dns, known.previous].into_iter().find(|addresses| !addresses.is_empty());
         farther.map(<[_]>::to_vec).ok_or_else(|| {
@@ -116,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(text: &str) -> Destinations {
-        Destinations::parse(&List::from_text("k", text)).expect(text)
+        Destinations::parse(&List::from_text("k", text).expect("a list")).expect(text)
     }
 
     fn shown(text: &str, scene: &Scene<'_>) -> Vec<String> {
@@ -136,7 +139,7 @@ mod tests {
         assert_eq!(shown("10.0.0.10, 10.1.2.3/16,fd00::a", &scene), ["10.0.0.10/32", "10.1.0.0/16", "fd00::a/128"]);
         assert!(shown("", &scene).is_empty());
         for text in ["every", "10.0.0.0/40", "kube-dns", "resolv_conf"] {
-            let error = Destinations::parse(&List::from_text("k", text)).expect_err(text);
+            let error = Destinations::parse(&List::from_text("k", text).expect("a list")).expect_err(text);
             assert_eq!(error.msg, format!("k: {text:?} is not accepted; accepted: {ACCEPTED}"));
         }
     }
@@ -217,7 +220,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_it_panic(text in "[0-9a-f:./*, -]{0,40}|.{0,20}") {
-            let _ = Destinations::parse(&List::from_text("k", &text));
+            let _ = List::from_text("k", &text).and_then(|list| Destinations::parse(&list));
         }
     }
 }

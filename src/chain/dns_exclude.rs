@@ -1,13 +1,14 @@
 //! `dns-exclude`: DNS of a process, or to a resolver, leaves untouched.
 
 use super::annotation::Annotation;
+use super::asked::Asked;
 use super::destinations::Destinations;
 use super::ids::{Ids, Kind};
 use super::scene::{Author, Scene};
 use super::{Note, Source, ports, protocols};
 use crate::cni::{Error, Reader};
 use crate::pod::Facts;
-use crate::policy::{Exclusion, Owner, PortRange, Ports, Protocol};
+use crate::policy::{Owner, PortRange, Ports, Protocol};
 
 const RESOLVERS: &str = "detour.io/exclude-dns";
 
@@ -43,27 +44,24 @@ impl DnsExclude {
     /// The annotation of the pod or its namespace: for every process, on this block's ports.
     pub(super) fn annotated(&self, facts: &Facts) -> Result<Option<(Source, Self)>, Error> {
         let Some(annotation) = Annotation::of_pod_or_namespace(facts, RESOLVERS) else { return Ok(None) };
-        let resolvers = Some(Destinations::parse(&annotation.list())?);
+        let resolvers = Some(Destinations::parse(&annotation.list()?)?);
         Ok(Some((annotation.source(RESOLVERS), Self { uids: None, gids: None, resolvers, ..self.clone() })))
     }
 
     /// What that exempts in one pod.
-    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>) -> Result<Vec<Exclusion>, Error> {
-        let Some(ports) = self.ports() else { return Ok(Vec::new()) };
+    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>) -> Result<Asked, Error> {
+        let mut asked = Asked::default();
+        let Some(ports) = self.ports() else { return Ok(asked) };
         let destinations = match (&self.resolvers, &self.uids, &self.gids) {
             (Some(resolvers), _, _) => resolvers.resolve(scene)?,
-            (None, None, None) => return Ok(Vec::new()),
+            (None, None, None) => return Ok(asked),
             (None, _, _) => vec![None],
         };
-        let mut exclusions = Vec::new();
-        for owner in self.owners(scene, notes)? {
-            for &destination in &destinations {
-                for &protocol in &self.protocols {
-                    exclusions.push(Exclusion { owner, destination, protocol, ports: ports.clone() });
-                }
-            }
-        }
-        Ok(exclusions)
+        let owners = self.owners(scene, notes)?;
+        let places = [self.resolvers.as_ref().map(Destinations::place), self.uids.as_ref().map(Ids::place)];
+        let place = places.into_iter().flatten().next().unwrap_or("gids");
+        asked.add(place, &owners, &destinations, &self.protocols, &ports)?;
+        Ok(asked)
     }
 
     fn owners(&self, scene: &Scene<'_>, notes: &mut Vec<Note>) -> Result<Vec<Owner>, Error> {
@@ -79,7 +77,7 @@ impl DnsExclude {
         Ok(owners)
     }
 
-    /// As in [`Exclusion::ports`], where none is every port; `None` where the list is empty.
+    /// As in [`crate::policy::Exclusion::ports`], where none is every port; `None` where the list is empty.
     fn ports(&self) -> Option<Vec<PortRange>> {
         match &self.ports {
             Ports::All => Some(Vec::new()),

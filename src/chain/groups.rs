@@ -11,14 +11,7 @@ pub(super) fn parse(list: &List, group_id: &dyn Fn(&str) -> Option<u32>) -> Resu
     if list.items.iter().any(|item| item == "*") {
         return Ok(Groups::All);
     }
-    let mut groups = Vec::new();
-    for item in &list.items {
-        let group = ids::number(item).or_else(|| group_id(item)).ok_or_else(|| list.reject(item, ACCEPTED))?;
-        if !groups.contains(&group) {
-            groups.push(group);
-        }
-    }
-    Ok(Groups::List(groups))
+    list.distinct(ACCEPTED, |item| ids::number(item).or_else(|| group_id(item))).map(Groups::List)
 }
 
 #[cfg(test)]
@@ -26,7 +19,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Result<Groups, Error> {
-        parse(&List::from_text("k", text), &|name| (name == "javausers").then_some(202))
+        parse(&List::from_text("k", text).expect("a list"), &|name| (name == "javausers").then_some(202))
     }
 
     #[test]

@@ -10,16 +10,7 @@ const LONGEST: usize = 15;
 /// The list, in its order, none twice. What a name may be is what Istio allows
 /// (`pkg/util/net/ip.go`: `interfaceNameRegex`), so neither iptables' `+` nor an alias's `:`.
 pub(super) fn parse(list: &List) -> Result<Vec<String>, Error> {
-    let mut names: Vec<String> = Vec::new();
-    for item in &list.items {
-        if !is_name(item) {
-            return Err(list.reject(item, ACCEPTED));
-        }
-        if !names.contains(item) {
-            names.push(item.clone());
-        }
-    }
-    Ok(names)
+    list.distinct(ACCEPTED, |item| is_name(item).then(|| item.to_owned()))
 }
 
 fn is_name(text: &str) -> bool {
@@ -35,16 +26,16 @@ mod tests {
 
     #[test]
     fn names_that_istio_takes_are_taken() {
-        let list = List::from_text("k", "eth0, net1,k6t-eth0,eth0.100,_x,net1,123456789012345");
+        let list = List::from_text("k", "eth0, net1,k6t-eth0,eth0.100,_x,net1,123456789012345").expect("a list");
         let names = parse(&list).expect("names");
         assert_eq!(names, ["eth0", "net1", "k6t-eth0", "eth0.100", "_x", "123456789012345"]);
-        assert!(parse(&List::from_text("k", "")).expect("names").is_empty());
+        assert!(parse(&List::from_text("k", "").expect("a list")).expect("names").is_empty());
     }
 
     #[test]
     fn others_are_refused_by_place() {
         for text in ["1234567890123456", "a/b", "a b", "eth0:1", "eth+", "+", "*", "..", "-i", ".x", "é"] {
-            let error = parse(&List::from_text("k", text)).expect_err(text);
+            let error = parse(&List::from_text("k", text).expect("a list")).expect_err(text);
             assert_eq!(error.msg, format!("k: {text:?} is not accepted; accepted: {ACCEPTED}"));
         }
     }

@@ -83,9 +83,9 @@ fn mode(pod: &Pod) -> Result<Option<Option<InterceptionMode>>, Error> {
     let Some(annotation) = Annotation::of_pod(pod, MODE) else { return Ok(None) };
     let known = MODES.iter().find(|(word, _)| *word == annotation.value);
     let words = MODES.map(|(word, _)| word).join(", ");
-    known.map(|(_, mode)| Some(*mode)).ok_or_else(|| annotation.list().reject(annotation.value, &words))
+    known.map(|(_, mode)| Some(*mode)).ok_or_else(|| annotation.reject(&words))
 }
 
 fn list<T>(pod: &Pod, key: &str, parse: impl Fn(&List) -> Result<T, Error>) -> Result<Option<T>, Error> {
-    Annotation::of_pod(pod, key).map(|annotation| parse(&annotation.list())).transpose()
+    Annotation::of_pod(pod, key).map(|annotation| parse(&annotation.list()?)).transpose()
 }

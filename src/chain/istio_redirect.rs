@@ -6,6 +6,7 @@ use super::{Note, istio_annotations, ports, proxy_container, secondary};
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
 use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
+use std::collections::HashSet;
 
 /// Ports of the proxy's own that are never captured: health, readiness and metrics.
 const NEVER_INBOUND: [u16; 3] = [15020, 15021, 15090];
@@ -45,8 +46,8 @@ pub(super) fn interception(
     if let Interception::On(redirect) = &mut interception
         && !redirect.capture_secondary_networks
     {
-        let new = secondary::interfaces(pod).into_iter().filter(|name| !redirect.exclude_interfaces.contains(name));
-        let new: Vec<String> = new.collect();
+        let mut known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+        let new = secondary::interfaces(pod).into_iter().filter(|name| known.insert(name.clone()));
         redirect.exclude_interfaces.extend(new);
     }
     Ok(interception)
@@ -246,7 +247,7 @@ mod tests {
     fn more_groups_than_fit_into_a_rule_are_refused() {
         let groups = |n: u32| block(json!({"owner_groups_include": (0..n).collect::<Vec<_>>()}));
         assert_eq!(groups(64).redirect().owner_groups_include, Groups::List((0..64).collect()));
-        assert_eq!(groups(65).error(), "chain[0].owner_groups_include: 65 groups; at most 64 are accepted");
+        assert_eq!(groups(65).error(), "chain[0].owner_groups_include: expected at most 64 groups, got 65");
     }
 
     #[test]

@@ -9,11 +9,12 @@
 //! | `decision` | who is redirected |
 //! | `origin` | where each setting and exclusion comes from |
 //! | `istio_redirect` | the redirection, from four layers of `settings`: the block, `proxy_container`, `args.cni`, `istio_annotations` |
-//! | `uid_exclude`, `dns_exclude` | who is exempt |
+//! | `uid_exclude`, `dns_exclude`, `asked` | who is exempt |
 //! | `ids`, `rules`, `destinations`, `ports`, `protocols`, `ranges`, `interfaces`, `groups` | how each kind of list is written |
 //! | `scene`, `annotation`, `parse_bool` | what lists and flags are resolved against |
 
 mod annotation;
+mod asked;
 mod decision;
 mod destinations;
 mod dns_exclude;
@@ -46,9 +47,10 @@ pub use note::{Note, Severity};
 pub use origin::{Origins, Source};
 pub use sub_plugin::SubPlugin;
 
-use crate::cni::{Block, Code, Error, Reader};
+use crate::cni::{Block, Code, Error, Reader, at_most};
 use crate::pod::Facts;
 use crate::policy::{Conflict, Exclusion, Interception, Policy};
+use asked::Asked;
 use dns_exclude::DnsExclude;
 use istio_redirect::Above;
 use scene::{Author, SOURCES, Scene};
@@ -172,23 +174,22 @@ fn interception(
     let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
         return Ok(Interception::Unsaid);
     };
-    let mut parts: Vec<(&str, Policy)> = Vec::new();
+    let (mut whole, mut parts) = (Policy::default(), Vec::<(&str, Policy)>::new());
     for entry in &chain.redirects {
         let parse = |r: &Reader<'_>| Settings::parse(r, input.group_id);
         let args = if entry.pod_overrides { argument(SubPlugin::IstioRedirect, input, parse)? } else { None };
         let above = Above { pod, proxy, args, annotations: entry.pod_overrides };
         let interception = istio_redirect::interception(&entry.path, &entry.own, above, origins, notes)?;
         let part = Policy { interception, ..Policy::default() };
-        for (path, other) in &parts {
-            other.union(&part).map_err(|conflict| {
-                let msg = format!("{path} and {} contradict each other: {conflict}", entry.path);
-                Error::new(Code::InvalidConfig, msg)
-            })?;
-        }
+        whole = whole.union(&part).map_err(|conflict| {
+            let contradicts = |(_, other): &&(&str, Policy)| other.union(&part).is_err();
+            let other = parts.iter().find(contradicts).map_or("the others", |(path, _)| path);
+            let msg = format!("{other} and {} contradict each other: {conflict}", entry.path);
+            Error::new(Code::InvalidConfig, msg)
+        })?;
         parts.push((&entry.path, part));
     }
-    let whole = parts.iter().try_fold(Policy::default(), |whole, (_, part)| whole.union(part));
-    Ok(whole.map_err(internal)?.interception)
+    Ok(whole.interception)
 }
 
 fn exclusions(
@@ -199,31 +200,34 @@ fn exclusions(
 ) -> Result<Vec<(Exclusion, Source)>, Error> {
     let (facts, resolvers) = (input.facts, input.resolvers);
     let scene = Scene { facts, resolvers, redirect: policy.redirect() };
-    let mut exclusions = Vec::new();
-    let mut add = |source: Source, asked: Vec<Exclusion>| {
-        exclusions.extend(asked.into_iter().map(|exclusion| (exclusion, source.clone())));
+    let (mut exclusions, mut count) = (Vec::new(), 0);
+    let mut add = |source: Source, asked: Asked| {
+        count += asked.count;
+        exclusions.extend(asked.exclusions.into_iter().map(|exclusion| (exclusion, source.clone())));
+        let pod = facts.map_or_else(|| "the pod".to_owned(), |facts| format!("pod {}", scene::name_of(&facts.pod)));
+        at_most(asked::MOST, "exclusions", &format!("{pod}: all that is excluded, up to {source}"), count)
     };
     for entry in &chain.uid_excludes {
-        add(Source::Configuration(entry.path.clone()), entry.own.exclusions(&scene, notes)?);
+        add(Source::Configuration(entry.path.clone()), entry.own.exclusions(&scene, notes)?)?;
         if entry.pod_overrides {
             let own = SubPlugin::UidExclude;
             if let Some(asked) = argument(own, input, |r| UidExclude::parse(r, Author::Pod))? {
-                add(Source::Argument(own), asked.exclusions(&scene, notes)?);
+                add(Source::Argument(own), asked.exclusions(&scene, notes)?)?;
             }
             for (source, asked) in facts.map(UidExclude::annotated).transpose()?.into_iter().flatten() {
-                add(source, asked.exclusions(&scene, notes)?);
+                add(source, asked.exclusions(&scene, notes)?)?;
             }
         }
     }
     for entry in &chain.dns_excludes {
-        add(Source::Configuration(entry.path.clone()), entry.own.exclusions(&scene, notes)?);
+        add(Source::Configuration(entry.path.clone()), entry.own.exclusions(&scene, notes)?)?;
         if entry.pod_overrides {
             let own = SubPlugin::DnsExclude;
             if let Some(asked) = argument(own, input, |r| DnsExclude::parse(r, Author::Pod))? {
-                add(Source::Argument(own), asked.exclusions(&scene, notes)?);
+                add(Source::Argument(own), asked.exclusions(&scene, notes)?)?;
             }
             if let Some((source, asked)) = facts.map(|facts| entry.own.annotated(facts)).transpose()?.flatten() {
-                add(source, asked.exclusions(&scene, notes)?);
+                add(source, asked.exclusions(&scene, notes)?)?;
             }
         }
     }

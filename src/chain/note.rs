@@ -3,9 +3,10 @@
 use super::Input;
 use super::annotation::Annotation;
 use super::sub_plugin::{Chain, SubPlugin};
+use std::collections::HashSet;
 
 /// A line for the log and for `explain`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Note {
     /// How much it matters.
     pub severity: Severity,
@@ -14,7 +15,7 @@ pub struct Note {
 }
 
 /// How much a [`Note`] matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// Good to know.
     Info,
@@ -55,13 +56,8 @@ pub(super) fn unheard(chain: &Chain, input: &Input<'_>) -> Vec<Note> {
 
 /// The same notes, each where it comes first.
 pub(super) fn each_once(notes: Vec<Note>) -> Vec<Note> {
-    let mut said = Vec::new();
-    for note in notes {
-        if !said.contains(&note) {
-            said.push(note);
-        }
-    }
-    said
+    let mut said = HashSet::new();
+    notes.into_iter().filter(|note| said.insert(note.clone())).collect()
 }
 
 /// The places where the pod speaks to `sub_plugin`. Istio's annotations are no wish to a chain

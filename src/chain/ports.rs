@@ -10,14 +10,7 @@ pub(super) fn parse(list: &List) -> Result<Ports, Error> {
     if list.items.iter().any(|item| item == "*") {
         return Ok(Ports::All);
     }
-    let mut ports = Vec::new();
-    for item in &list.items {
-        let range = port_range(item).ok_or_else(|| list.reject(item, ACCEPTED))?;
-        if !ports.contains(&range) {
-            ports.push(range);
-        }
-    }
-    Ok(Ports::List(ports))
+    list.distinct(ACCEPTED, port_range).map(Ports::List)
 }
 
 /// The same list and whichever of `always` it does not hold yet, these last.
@@ -62,7 +55,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(text: &str) -> Result<Ports, Error> {
-        parse(&List::from_text("k", text))
+        parse(&List::from_text("k", text).expect("a list"))
     }
 
     fn range(first: u16, last: u16) -> PortRange {

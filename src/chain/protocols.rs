@@ -3,10 +3,9 @@
 use crate::cni::{Error, List};
 use crate::policy::Protocol;
 
-/// The list; `None` in it is every protocol.
+/// The list, none twice; `None` in it is every protocol.
 pub(super) fn parse(list: &List) -> Result<Vec<Option<Protocol>>, Error> {
-    let one = |item: &String| protocol(item).ok_or_else(|| list.reject(item, "tcp, udp, *"));
-    list.items.iter().map(one).collect()
+    list.distinct("tcp, udp, *", protocol)
 }
 
 /// Whether `item` names one of the two.
@@ -29,7 +28,7 @@ mod tests {
 
     #[test]
     fn each_protocol_and_all_of_them() {
-        let of = |text| parse(&List::from_text("k", text));
+        let of = |text| parse(&List::from_text("k", text).expect("a list"));
         assert_eq!(of("tcp, UDP").expect("two"), [Some(Protocol::Tcp), Some(Protocol::Udp)]);
         assert_eq!(of("*").expect("all"), [None]);
         assert!(of("").expect("none").is_empty());

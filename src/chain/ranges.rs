@@ -12,14 +12,7 @@ pub(super) fn parse(list: &List) -> Result<Ranges, Error> {
     if list.items.iter().any(|item| item == "*") {
         return Ok(Ranges::All);
     }
-    let mut ranges = Vec::new();
-    for item in &list.items {
-        let range = range(item).ok_or_else(|| list.reject(item, ACCEPTED))?;
-        if !ranges.contains(&range) {
-            ranges.push(range);
-        }
-    }
-    Ok(Ranges::List(ranges))
+    list.distinct(ACCEPTED, range).map(Ranges::List)
 }
 
 /// One range, host bits cleared; a bare address is a range of one.
@@ -34,7 +27,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(text: &str) -> Result<Ranges, Error> {
-        parse(&List::from_text("k", text))
+        parse(&List::from_text("k", text).expect("a list"))
     }
 
     #[test]

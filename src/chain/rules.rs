@@ -1,12 +1,13 @@
 //! Exclusions of only some traffic of a UID, as Kuma's `exclude-outbound-ports-for-uids` writes
 //! them: `[proto[,proto]:][ports:]uids`.
 
+use super::asked::Asked;
 use super::ids::{Ids, Kind};
 use super::ports;
 use super::scene::{Author, Scene};
 use super::{Note, protocols};
 use crate::cni::{Error, List, Reader};
-use crate::policy::{Exclusion, PortRange, Ports, Protocol};
+use crate::policy::{PortRange, Ports, Protocol};
 use serde_json::Value;
 
 const ACCEPTED: &str = "[proto[,proto]:][ports:]uids, for example udp:53:1001 or 1337, with proto tcp, udp or * and uids in any form of \
@@ -20,14 +21,14 @@ const SEPARATOR: char = ';';
 pub(super) struct Rule {
     /// `None` is every protocol.
     protocols: Vec<Option<Protocol>>,
-    /// As in [`Exclusion::ports`].
+    /// As in [`crate::policy::Exclusion::ports`].
     ports: Vec<PortRange>,
     uids: Ids,
 }
 
 /// The rules of a text, `;` between them.
 pub(super) fn from_text(place: impl Into<String>, text: &str, author: Author) -> Result<Vec<Rule>, Error> {
-    from_list(&List::split(place, text, SEPARATOR), author)
+    from_list(&List::split(place, text, SEPARATOR)?, author)
 }
 
 /// The rules under `key`: an array, or a text as above.
@@ -54,33 +55,25 @@ impl Rule {
             _ => return Err(list.reject(item, ACCEPTED)),
         };
         let part = |text| List::from_text(&list.place, text);
-        let uids = part(uids);
+        let uids = part(uids)?;
         if uids.items.is_empty() {
             return Err(list.reject(item, ACCEPTED));
         }
-        let mut protocols = protocols::parse(&part(protocols))?;
+        let mut protocols = protocols::parse(&part(protocols)?)?;
         if protocols.is_empty() {
             protocols.push(None);
         }
-        let ports = match ports::parse(&part(ports))? {
+        let ports = match ports::parse(&part(ports)?)? {
             Ports::All => Vec::new(),
             Ports::List(ranges) => ports::sorted(ranges),
         };
         Ok(Self { protocols, ports, uids: Ids::parse(&uids, author)? })
     }
 
-    /// What the rule exempts in one pod.
-    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>) -> Result<Vec<Exclusion>, Error> {
+    /// Adds what the rule exempts in one pod.
+    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>, asked: &mut Asked) -> Result<(), Error> {
         let owners = self.uids.owners(Kind::User, scene, notes)?;
-        let of = |owner| {
-            self.protocols.iter().map(move |&protocol| Exclusion {
-                owner,
-                destination: None,
-                protocol,
-                ports: self.ports.clone(),
-            })
-        };
-        Ok(owners.into_iter().flat_map(of).collect())
+        asked.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
     }
 }
 
@@ -105,7 +98,7 @@ mod tests {
     use super::super::scene::tests::scene;
     use super::*;
     use crate::cni::Block;
-    use crate::policy::{IdRange, Owner};
+    use crate::policy::{Exclusion, IdRange, Owner};
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -120,8 +113,11 @@ mod tests {
         let mut pod = meshed_pod();
         pod.init_containers = vec![container("a", Some(11)), container("b", Some(12))];
         let facts = facts(pod, &[("openshift.io/sa.scc.uid-range", "500/10")]);
-        let of = |rule: &Rule| rule.exclusions(&scene(Some(&facts)), &mut Vec::new()).expect(text);
-        self::of(text).expect(text).iter().flat_map(of).collect()
+        let mut asked = Asked::default();
+        for rule in of(text).expect(text) {
+            rule.exclusions(&scene(Some(&facts)), &mut Vec::new(), &mut asked).expect(text);
+        }
+        asked.exclusions
     }
 
     fn uid(first: u32, last: u32) -> Owner {

@@ -99,7 +99,7 @@ impl Scenario {
 
     /// One line each: whose, protocol, ports, where to.
     pub(super) fn exclusions(&self) -> Vec<String> {
-        self.output().policy.exclusions.iter().map(shown).collect()
+        self.output().policy.exclusions_in_effect().iter().map(shown).collect()
     }
 }
 

@@ -1,9 +1,10 @@
 //! The settings of `istio-redirect`, layer by layer: what a block says and what it leaves open.
 
 use super::{groups, ids, interfaces, ports, ranges};
-use crate::cni::{Code, Error, List, Reader};
+use crate::cni::{Error, List, Reader, at_most};
 use crate::policy::{Groups, InterceptionMode, Ports, Ranges};
 use ipnet::{IpNet, Ipv4Net};
+use std::hash::Hash;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
@@ -88,7 +89,7 @@ impl Settings {
             outbound_ports_exclude: list(r, "outbound_ports_exclude", ports::parse)?,
             outbound_ip_ranges_include: list(r, "outbound_ip_ranges_include", ranges::parse)?,
             outbound_ip_ranges_exclude: list(r, "outbound_ip_ranges_exclude", ranges::parse)?,
-            owner_groups_include: list(r, "owner_groups_include", |l| groups(l).and_then(|g| at_most(l, g)))?,
+            owner_groups_include: list(r, "owner_groups_include", |l| groups(l).and_then(|g| few(l, g)))?,
             owner_groups_exclude: list(r, "owner_groups_exclude", groups)?,
             reroute_virtual_interfaces: list(r, "reroute_virtual_interfaces", interfaces::parse)?,
             exclude_interfaces: list(r, "exclude_interfaces", interfaces::parse)?,
@@ -108,25 +109,15 @@ fn list<T>(r: &Reader<'_>, key: &'static str, parse: impl Fn(&List) -> Result<T,
     r.list(key)?.map(|list| parse(&list)).transpose()
 }
 
-fn at_most(list: &List, groups: Groups) -> Result<Groups, Error> {
-    match &groups {
-        Groups::List(gids) if gids.len() > MOST_GROUPS => {
-            let msg = format!("{}: {} groups; at most {MOST_GROUPS} are accepted", list.place, gids.len());
-            Err(Error::new(Code::InvalidConfig, msg))
-        }
-        _ => Ok(groups),
+fn few(list: &List, groups: Groups) -> Result<Groups, Error> {
+    if let Groups::List(gids) = &groups {
+        at_most(MOST_GROUPS, "groups", &list.place, gids.len())?;
     }
+    Ok(groups)
 }
 
-fn addresses<T: FromStr + PartialEq>(list: &List, accepted: &str) -> Result<Vec<T>, Error> {
-    let mut addresses = Vec::new();
-    for item in &list.items {
-        let address = item.parse().map_err(|_| list.reject(item, accepted))?;
-        if !addresses.contains(&address) {
-            addresses.push(address);
-        }
-    }
-    Ok(addresses)
+fn addresses<T: FromStr + Clone + Eq + Hash>(list: &List, accepted: &str) -> Result<Vec<T>, Error> {
+    list.distinct(accepted, |item| item.parse().ok())
 }
 
 /// Tables 253 to 255 are the kernel's own: default, main and local (ip-route(8)).

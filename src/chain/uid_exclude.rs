@@ -1,13 +1,13 @@
 //! `uid-exclude`: all outbound traffic of a UID or GID, or some of it, leaves untouched.
 
 use super::annotation::Annotation;
+use super::asked::Asked;
 use super::ids::{Ids, Kind};
 use super::rules::{self, Rule};
 use super::scene::{Author, Scene};
 use super::{Note, Source};
 use crate::cni::{Error, Reader};
 use crate::pod::Facts;
-use crate::policy::Exclusion;
 
 const UIDS: &str = "detour.io/exclude-uids";
 const GIDS: &str = "detour.io/exclude-gids";
@@ -37,7 +37,7 @@ impl UidExclude {
         let mut asked = Vec::new();
         for key in ANNOTATIONS {
             let Some(annotation) = Annotation::of_pod_or_namespace(facts, key) else { continue };
-            let ids = |of| (key == of).then(|| Ids::parse(&annotation.list(), annotation.author)).transpose();
+            let ids = |of| (key == of).then(|| Ids::parse(&annotation.list()?, annotation.author)).transpose();
             let (uids, gids) = (ids(UIDS)?, ids(GIDS)?);
             let rules = match key {
                 RULES => rules::from_text(annotation.place.clone(), annotation.value, annotation.author)?,
@@ -49,17 +49,16 @@ impl UidExclude {
     }
 
     /// What that exempts in one pod.
-    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>) -> Result<Vec<Exclusion>, Error> {
-        let mut exclusions = Vec::new();
+    pub(super) fn exclusions(&self, scene: &Scene<'_>, notes: &mut Vec<Note>) -> Result<Asked, Error> {
+        let mut asked = Asked::default();
         for (ids, kind) in [(&self.uids, Kind::User), (&self.gids, Kind::Group)] {
             let Some(ids) = ids else { continue };
-            let all = |owner| Exclusion { owner, destination: None, protocol: None, ports: Vec::new() };
-            exclusions.extend(ids.owners(kind, scene, notes)?.into_iter().map(all));
+            asked.add(ids.place(), &ids.owners(kind, scene, notes)?, &[None], &[None], &[])?;
         }
         for rule in &self.rules {
-            exclusions.extend(rule.exclusions(scene, notes)?);
+            rule.exclusions(scene, notes, &mut asked)?;
         }
-        Ok(exclusions)
+        Ok(asked)
     }
 }
 
@@ -103,7 +102,7 @@ mod tests {
         let block = json!([{"type": "uid-exclude", "uids": [1], "gids": [1]}]);
         for (key, value, added) in [
             (UIDS, "container:app, 5", ["uid 5", "uid 1000"]),
-            (GIDS, "6,7", ["gid 6", "gid 7"]),
+            (GIDS, "6,8", ["gid 6", "gid 8"]),
             (RULES, "udp:53:5; 22:5", ["uid 5 22", "uid 5 udp 53"]),
         ] {
             let mut expected = vec!["gid 1".to_owned(), "uid 1".to_owned()];
@@ -148,9 +147,9 @@ mod tests {
     fn the_pods_argument_is_a_block_without_the_administrators_keys() {
         let scenario = chain(json!([{"type": "uid-exclude", "uids": [1]}]));
         let args = |block| scenario.clone().args(json!({ "uid-exclude": block }));
-        assert_eq!(args(json!({"uids": "2", "rules": ["22:3"]})).exclusions(), ["uid 1", "uid 2", "uid 3 22"]);
+        assert_eq!(args(json!({"uids": "2", "rules": ["22:3"]})).exclusions(), ["uid 1-2", "uid 3 22"]);
         assert_eq!(args(json!(null)).exclusions(), ["uid 1"]);
-        assert_eq!(args(json!({"type": "uid-exclude", "uids": 2})).exclusions(), ["uid 1", "uid 2"]);
+        assert_eq!(args(json!({"type": "uid-exclude", "uids": 2})).exclusions(), ["uid 1-2"]);
         assert!(args(json!({"type": "dns-exclude"})).error().starts_with("args.cni.uid-exclude.type: "));
         for key in ["pod_overrides", "uid"] {
             let start = format!("args.cni.uid-exclude.{key}: unknown key; ");

@@ -125,7 +125,7 @@ impl Agent {
     }
 
     fn keep(&self) -> Result<ExitCode> {
-        logging::start(LogLevel::Info, None, &[], None);
+        logging::start(LogLevel::Info, None, &[], None, None);
         let node = self.wanted.node();
         let program = program()?;
         let plugin_token = self.plugin_token()?;

@@ -4,7 +4,7 @@ use crate::printable::{cut, line};
 use serde::Serialize;
 
 /// How long each text of an error object may be, in bytes: runtimes repeat it for each try.
-const TEXT_LIMIT: usize = 16 << 10;
+const TEXT_LIMIT: usize = 4 << 10;
 
 /// Every code this plugin can answer with.
 ///
@@ -163,7 +163,8 @@ impl Error {
     }
 
     fn line(&self) -> String {
-        if self.details.is_empty() { self.msg.clone() } else { format!("{}: {}", self.msg, self.details) }
+        let (msg, details) = (cut(&self.msg, TEXT_LIMIT), cut(&self.details, TEXT_LIMIT));
+        if details.is_empty() { msg.into_owned() } else { format!("{msg}: {details}") }
     }
 
     /// The JSON object that goes to stdout (SPEC.md, "Error").
@@ -216,6 +217,12 @@ mod tests {
         assert!(long["msg"].as_str().is_some_and(|msg| msg.len() <= TEXT_LIMIT && msg.ends_with('…')));
         let error = Error::new(Code::Delegate, "a\u{1b}[2J\nb").with_details("\u{202e}\u{9b}").to_json("1.0.0");
         assert_eq!((&error["msg"], &error["details"]), (&"a\\u{1b}[2J\\nb".into(), &"\\u{202e}\\u{9b}".into()));
+    }
+
+    #[test]
+    fn what_leaves_is_bounded_whatever_was_quoted() {
+        let e = Error::new(Code::InvalidConfig, "a".repeat(200_000)).with_details("b".repeat(200_000));
+        assert!(e.to_json("1.0.0").to_string().len() < 10_000 && e.to_string().len() < 10_000);
     }
 
     #[test]

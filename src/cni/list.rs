@@ -1,8 +1,11 @@
 //! A list that somebody wrote down, and where: what every list-valued key and annotation is
 //! before its items are understood.
 
+use super::limit::{LIST_BYTES, LIST_ITEMS, at_most, excerpt};
 use super::{Code, Error};
 use serde_json::Value;
+use std::collections::HashSet;
+use std::hash::Hash;
 
 /// The items of a list and the place they come from, for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,20 +18,29 @@ pub struct List {
 
 impl List {
     /// A comma list.
-    pub fn from_text(place: impl Into<String>, text: &str) -> Self {
+    ///
+    /// # Errors
+    /// It is longer or has more items than a list may.
+    pub fn from_text(place: impl Into<String>, text: &str) -> Result<Self, Error> {
         Self::split(place, text, ',')
     }
 
     /// A list with another separator.
-    pub fn split(place: impl Into<String>, text: &str, separator: char) -> Self {
-        let items = text.split(separator).map(str::trim).filter(|i| !i.is_empty()).map(Into::into).collect();
-        Self { place: place.into(), items }
+    ///
+    /// # Errors
+    /// As [`Self::from_text`].
+    pub fn split(place: impl Into<String>, text: &str, separator: char) -> Result<Self, Error> {
+        let place = place.into();
+        at_most(LIST_BYTES, "bytes", &place, text.len())?;
+        let items = || text.split(separator).map(str::trim).filter(|item| !item.is_empty());
+        at_most(LIST_ITEMS, "items", &place, items().count())?;
+        Ok(Self { place, items: items().map(Into::into).collect() })
     }
 
     /// A JSON array of strings and numbers, or a comma string, or one number.
     ///
     /// # Errors
-    /// Any other JSON value.
+    /// Any other JSON value, or more items than a list may have.
     pub fn from_json(place: impl Into<String>, value: &Value) -> Result<Self, Error> {
         let place = place.into();
         let item = |v: &Value| match v {
@@ -37,9 +49,10 @@ impl List {
             _ => None,
         };
         match value {
-            Value::String(text) => Ok(Self::from_text(place, text)),
+            Value::String(text) => Self::from_text(place, text),
             Value::Number(number) => Ok(Self { place, items: vec![number.to_string()] }),
             Value::Array(array) => {
+                at_most(LIST_ITEMS, "items", &place, array.len())?;
                 let items: Option<Vec<String>> = array.iter().map(item).collect();
                 let items = items.ok_or_else(|| wrong_type(&place, value, LIST))?;
                 Ok(Self { place, items: items.into_iter().filter(|i| !i.is_empty()).collect() })
@@ -48,10 +61,30 @@ impl List {
         }
     }
 
+    /// Every item as `parse` understands it, in order, none twice.
+    ///
+    /// # Errors
+    /// An item is none of `accepted`.
+    pub fn distinct<T: Clone + Eq + Hash>(
+        &self,
+        accepted: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let (mut known, mut values) = (HashSet::new(), Vec::new());
+        for item in &self.items {
+            let value = parse(item).ok_or_else(|| self.reject(item, accepted))?;
+            if known.insert(value.clone()) {
+                values.push(value);
+            }
+        }
+        Ok(values)
+    }
+
     /// The error for an item that is not understood.
     #[must_use]
     pub fn reject(&self, item: &str, accepted: &str) -> Error {
-        Error::new(Code::InvalidConfig, format!("{}: {item:?} is not accepted; accepted: {accepted}", self.place))
+        let msg = format!("{}: {:?} is not accepted; accepted: {accepted}", self.place, excerpt(item));
+        Error::new(Code::InvalidConfig, msg)
     }
 }
 
@@ -63,14 +96,9 @@ pub fn wrong_type(place: &str, value: &Value, accepted: &str) -> Error {
     Error::new(Code::InvalidConfig, format!("{place}: {} is not accepted; accepted: {accepted}", shown(value)))
 }
 
-/// A value as messages show it: as JSON, and at most 80 characters of it.
+/// A value as messages show it: as JSON, and only the start of it.
 pub(super) fn shown(value: &Value) -> String {
-    let mut shown = value.to_string();
-    if let Some((end, _)) = shown.char_indices().nth(80) {
-        shown.truncate(end);
-        shown.push('…');
-    }
-    shown
+    excerpt(&value.to_string())
 }
 
 #[cfg(test)]
@@ -85,6 +113,27 @@ mod tests {
         }
         assert_eq!(List::from_json("k", &json!(7)).expect("a list").items, ["7"]);
         assert!(List::from_json("k", &json!("")).expect("a list").items.is_empty());
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_refused_by_place_and_numbers() {
+        let items = |n: usize| vec!["1"; n];
+        for value in [json!(items(LIST_ITEMS)), json!(items(LIST_ITEMS).join(","))] {
+            assert_eq!(List::from_json("k", &value).expect("a list").items.len(), LIST_ITEMS);
+        }
+        for value in [json!(items(LIST_ITEMS + 1)), json!(items(LIST_ITEMS + 1).join(","))] {
+            let wanted = format!("k: expected at most {LIST_ITEMS} items, got {}", LIST_ITEMS + 1);
+            assert_eq!(List::from_json("k", &value).expect_err("too long"), Error::new(Code::InvalidConfig, wanted));
+        }
+        let error = List::from_text("k", &",".repeat(LIST_BYTES + 1)).expect_err("too long");
+        assert_eq!(error.msg, "k: expected at most 65536 bytes, got 65537");
+    }
+
+    #[test]
+    fn an_item_that_is_refused_is_quoted_in_part() {
+        let list = List::from_text("k", &"x".repeat(LIST_BYTES)).expect("one item");
+        let error = list.distinct("numbers", |_| None::<u32>).expect_err("no number");
+        assert!(error.msg.len() < 200 && error.msg.contains("xxx…\" is not accepted; accepted: numbers"), "{error}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod document;
 mod error;
 mod file;
 mod json;
+mod limit;
 mod list;
 mod names;
 mod nameservers;
@@ -21,6 +22,7 @@ pub use document::Document;
 pub use error::{Code, Error};
 pub use file::{OWN_TYPES, PROGRAM, configuration};
 pub use json::{MAX_CONFIGURATION, excess};
+pub use limit::{LIST_ITEMS, at_most, excerpt};
 pub use list::{List, wrong_type};
 pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
 pub use netconf::{

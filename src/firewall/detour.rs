@@ -8,16 +8,17 @@ use super::rule::{Family, Hook, Match, Rule, Table, Target, is, not};
 use super::ruleset::Ruleset;
 use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Protocol};
 use ipnet::IpNet;
+use std::collections::BTreeSet;
 
 /// The chain that accepts what is exempt, in nat and in raw.
 pub(super) const OUTPUT: &str = "DETOUR_OUTPUT";
 /// `-m multiport` has this many places (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`).
 const MULTIPORT_PLACES: usize = 15;
 
-/// Writes the exclusions of `policy` for one family.
-pub(super) fn write(policy: &Policy, family: Family, ruleset: &mut Ruleset) {
+/// Writes `exclusions`, those of `policy` that are in effect, for one family.
+pub(super) fn write(policy: &Policy, exclusions: &BTreeSet<Exclusion>, family: Family, ruleset: &mut Ruleset) {
     let capture = captured(policy);
-    let exclusions = || policy.exclusions.iter().filter(|e| e.destination.is_none_or(|net| family.has(&net)));
+    let exclusions = || exclusions.iter().filter(|e| e.destination.is_none_or(|net| family.has(&net)));
     let leaves: Vec<Rule> = exclusions().flat_map(|e| leaves_untouched(e, &capture)).collect();
     // What goes over lo first: so each of the two kinds is one run.
     let (mut zones, behind): (Vec<Rule>, Vec<Rule>) =
@@ -36,7 +37,7 @@ pub(super) fn write(policy: &Policy, family: Family, ruleset: &mut Ruleset) {
 
 /// Which queries whoever redirects this pod captures. Nobody asks to exempt queries where none are
 /// captured, so where nothing tells, all are: istio-init comes only after every attachment.
-fn captured(policy: &Policy) -> DnsCapture {
+pub(super) fn captured(policy: &Policy) -> DnsCapture {
     match (policy.redirect(), policy.dns_captured_elsewhere) {
         (Some(redirect), _) => redirect.dns.clone(),
         (None, Some(false)) => DnsCapture::Off,
@@ -91,12 +92,14 @@ fn captured_destinations(exclusion: &Exclusion, family: Family, capture: &DnsCap
     servers.into_iter().filter(|s| exclusion.destination.is_none_or(|net| net.contains(s))).map(Some).collect()
 }
 
-fn covers_dns_port(exclusion: &Exclusion) -> bool {
+/// Whether it exempts queries.
+pub(super) fn covers_dns_port(exclusion: &Exclusion) -> bool {
     let within = |p: &PortRange| p.first <= DNS_PORT.first && DNS_PORT.last <= p.last;
     exclusion.ports.is_empty() || exclusion.ports.iter().any(within)
 }
 
-fn protocols(exclusion: &Exclusion) -> Vec<Protocol> {
+/// The protocols that it exempts.
+pub(super) fn protocols(exclusion: &Exclusion) -> Vec<Protocol> {
     exclusion.protocol.map_or_else(|| vec![Protocol::Udp, Protocol::Tcp], |p| vec![p])
 }
 

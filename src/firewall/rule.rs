@@ -92,7 +92,7 @@ impl Hook {
 }
 
 /// A condition's value, or what it must not be (`!`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Is<T> {
     /// Whether the condition is turned round.
     pub not: bool,
@@ -111,7 +111,7 @@ pub const fn not<T>(value: T) -> Is<T> {
 }
 
 /// States of connection tracking that rules ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CtState {
     /// `INVALID`.
     Invalid,
@@ -120,7 +120,7 @@ pub enum CtState {
 }
 
 /// A condition that an iptables extension checks, in the order in which they were written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Match {
     /// `--dport`; needs a protocol.
     DestinationPort(Is<PortRange>),
@@ -141,7 +141,7 @@ pub enum Match {
 }
 
 /// What happens to a packet that meets all conditions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
     /// `ACCEPT`: nothing more in this table's hook.
     Accept,
@@ -171,7 +171,7 @@ pub enum Target {
 }
 
 /// A rule: conditions and what follows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// `-s`.
     pub source: Option<Is<IpNet>>,

@@ -3,7 +3,7 @@
 use super::rule::{Family, Hook, Rule, Table};
 use super::{detour, istio};
 use crate::policy::Policy;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// The rules in one table of one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,11 +48,12 @@ impl Ruleset {
     pub fn of(policy: &Policy, families: &[Family]) -> Self {
         let mut ruleset = Self::default();
         if !policy.is_empty() {
+            let exclusions = policy.exclusions_in_effect();
             for &family in families {
                 if let Some(redirect) = policy.redirect() {
                     istio::write(redirect, family, &mut ruleset);
                 }
-                detour::write(policy, family, &mut ruleset);
+                detour::write(policy, &exclusions, family, &mut ruleset);
             }
         }
         ruleset.rules_mut().for_each(Rule::drop_empty_conditions);
@@ -78,7 +79,8 @@ impl Ruleset {
             }
             for (hook, rules) in &theirs.hooks {
                 let known = ours.hooks.entry(*hook).or_default();
-                let new: Vec<Rule> = rules.iter().filter(|rule| !known.contains(rule)).cloned().collect();
+                let there: HashSet<&Rule> = known.iter().collect();
+                let new: Vec<Rule> = rules.iter().filter(|rule| !there.contains(rule)).cloned().collect();
                 known.extend(new);
             }
         }

@@ -41,7 +41,13 @@ pub(super) fn exemptions<'a>(
     let asked: Vec<_> = asked.collect();
     let sources = |exclusion: &Exclusion| {
         let mut sources: Vec<String> = Vec::new();
-        for (_, source) in asked.iter().filter(|(other, _)| *other == exclusion) {
+        // Ranges that touch are one by now.
+        let merged = |owner: Owner| exclusion.owner != Owner::Any && exclusion.owner.covers(owner);
+        let part_of = |other: &Exclusion| {
+            (other.owner == exclusion.owner || merged(other.owner))
+                && Exclusion { owner: exclusion.owner, ..other.clone() } == *exclusion
+        };
+        for (_, source) in asked.iter().filter(|(other, _)| part_of(other)) {
             if !sources.contains(source) {
                 sources.push(source.clone());
             }

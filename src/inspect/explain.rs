@@ -97,7 +97,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         considered: speaker.map(|speaker| considered_by(subject, speaker)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
-        exempt: exemptions(&policy.exclusions, heard.iter().flat_map(Heard::exclusions)),
+        exempt: exemptions(&policy.exclusions_in_effect(), heard.iter().flat_map(Heard::exclusions)),
         warnings: surprises(subject, &policy),
         notes: notes(subject, &heard),
     };

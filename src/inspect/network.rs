@@ -42,7 +42,7 @@ impl Network {
                 true => own.decision(),
                 false => "istio-redirect is not in its chain".to_owned(),
             }),
-            exclusions: own.map_or(0, |own| own.policy().exclusions.len()),
+            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len()),
         }
     }
 

@@ -98,9 +98,10 @@ fn everything(card: Card) -> Lane {
 /// What leaves untouched: at the word of an exclusion, or of a setting.
 fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
-    for exclusion in &policy.exclusions {
+    let exclusions = policy.exclusions_in_effect();
+    for exclusion in &exclusions {
         let same = |other: &&Exclusion| Exclusion { protocol: exclusion.protocol, ..(*other).clone() } == *exclusion;
-        let protocols: Vec<Protocol> = policy.exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
+        let protocols: Vec<Protocol> = exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
         // One lane for both protocols.
         if protocols.first() == exclusion.protocol.as_ref() {
             lanes.push(lane(exclusion, &protocols, processes));

@@ -1,7 +1,7 @@
 //! The comma form: `[NAMESPACE/]NAME[@INTERFACE]`, separated by commas.
 
 use super::selection::{Annotation, Selection, Selections};
-use crate::cni::{Code, Error, check_interface_name, is_dns_label, is_dns_subdomain};
+use crate::cni::{Code, Error, check_interface_name, excerpt, is_dns_label, is_dns_subdomain};
 
 const ACCEPTED: &str = "[NAMESPACE/]NAME[@INTERFACE], separated by commas";
 /// What [`is_dns_subdomain`] takes.
@@ -12,6 +12,7 @@ pub(super) const NAMESPACE: &str = "lower-case letters, digits and -, at most 63
 /// Understands the annotation's text.
 pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
     let mut selections = Selections::default();
+    annotation.check_count(annotation.text.split(',').count())?;
     let mut start = 0;
     for (index, item) in annotation.text.split(',').enumerate() {
         let item = Item { annotation, number: index + 1, start, text: item };
@@ -48,16 +49,17 @@ impl<'a> Item<'a> {
 
         for (part, separator) in [(Some(name), '/'), (interface, '/'), (interface, '@')] {
             if part.is_some_and(|part| part.text.contains(separator)) {
-                return Err(
-                    whole.refuse(&format!("{:?} has more than one {separator}; accepted: {ACCEPTED}", whole.text))
-                );
+                return Err(whole.refuse(&format!(
+                    "{:?} has more than one {separator}; accepted: {ACCEPTED}",
+                    excerpt(whole.text)
+                )));
             }
         }
         if name.text.is_empty() {
-            return Err(name.refuse(&format!("{:?} has no name; accepted: {ACCEPTED}", whole.text)));
+            return Err(name.refuse(&format!("{:?} has no name; accepted: {ACCEPTED}", excerpt(whole.text))));
         }
         if !is_dns_subdomain(name.text) {
-            return Err(name.refuse(&format!("name {:?} is not accepted; accepted: {NAME}", name.text)));
+            return Err(name.refuse(&format!("name {:?} is not accepted; accepted: {NAME}", excerpt(name.text))));
         }
         let mut selection = Selection {
             place: whole.place(),
@@ -76,7 +78,9 @@ impl<'a> Item<'a> {
             }
             Some(part) if is_dns_label(part.text) => part.text.clone_into(&mut selection.namespace),
             Some(part) => {
-                return Err(part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", part.text)));
+                return Err(
+                    part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", excerpt(part.text)))
+                );
             }
         }
         match interface {
@@ -89,7 +93,7 @@ impl<'a> Item<'a> {
             }
             Some(part) => {
                 check_interface_name(part.text)
-                    .map_err(|error| part.refuse(&format!("interface {:?}: {error}", part.text)))?;
+                    .map_err(|error| part.refuse(&format!("interface {:?}: {error}", excerpt(part.text))))?;
                 selection.interface = Some(part.text.to_owned());
             }
         }
@@ -183,6 +187,23 @@ mod tests {
         ] {
             refused(text, place, what);
         }
+    }
+
+    #[test]
+    fn too_many_elements_are_refused_at_once() {
+        let selected = |count: usize| parse(&vec!["a"; count].join(","));
+        assert_eq!(selected(100).expect("accepted").elements.len(), 100);
+        let started = std::time::Instant::now();
+        let error = selected(125_000).expect_err("too many");
+        let of_pod = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0"#;
+        assert_eq!(error.msg, format!("{of_pod}: expected at most 100 elements, got 125000"));
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_name_that_is_refused_is_quoted_in_part() {
+        let error = parse(&"A".repeat(200_000)).expect_err("no name");
+        assert!(error.msg.len() < 400, "{}", error.msg.len());
     }
 
     #[test]

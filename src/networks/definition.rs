@@ -2,8 +2,11 @@
 
 use super::{Configuration, files};
 use crate::cluster::Definition;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, at_most};
 use std::path::Path;
+
+/// The most plugins of a definition: each is a process.
+const MOST_PLUGINS: usize = 100;
 
 /// The configuration that a definition stands for: its own, or where it has none the one of its
 /// name in `conf_dir`. A configuration without a name gets the definition's.
@@ -34,7 +37,10 @@ pub fn configuration(
             ..error
         })
     } else {
-        Configuration::parse(&format!("{place}: spec.config"), &definition.config, Some(&definition.object.name))
+        let place = format!("{place}: spec.config");
+        let configuration = Configuration::parse(&place, &definition.config, Some(&definition.object.name))?;
+        at_most(MOST_PLUGINS, "plugins", &place, configuration.plugins.len())?;
+        Ok(configuration)
     }
 }
 
@@ -82,6 +88,15 @@ mod tests {
         let error = read(&definition(&padded(Definition::MAX_CONFIG + 1))).expect_err("refused");
         let wanted = "NetworkAttachmentDefinition shop/a.b: spec.config: expected at most 262144 bytes, got more";
         assert_eq!(error, Error::new(Code::InvalidConfig, wanted));
+    }
+
+    #[test]
+    fn a_definition_that_is_too_long_or_has_too_many_plugins_is_refused() {
+        let list = |plugins: usize| format!("{{\"plugins\":[{}]}}", vec!["{\"type\":\"a\"}"; plugins].join(","));
+        assert_eq!(read(&definition(&list(MOST_PLUGINS))).expect("accepted").plugins.len(), MOST_PLUGINS);
+        let error = read(&definition(&list(MOST_PLUGINS + 1))).expect_err("too many");
+        let place = "NetworkAttachmentDefinition shop/a.b: spec.config";
+        assert_eq!(error.msg, format!("{place}: expected at most 100 plugins, got 101"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Selection;
 use crate::cni::{Code, Error};
+use std::collections::HashMap;
 
 /// The names of all interfaces, in the order of the networks, the default one first: each with where
 /// it is named, for messages, and its selection where the pod selected it. Where nothing is asked
@@ -12,7 +13,7 @@ use crate::cni::{Code, Error};
 /// # Errors
 /// [`Code::InvalidConfig`]: two would be called the same; both are named.
 pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) -> Result<Vec<String>, Error> {
-    let mut names: Vec<String> = Vec::new();
+    let (mut names, mut places): (Vec<String>, HashMap<String, &str>) = (Vec::new(), HashMap::new());
     for (position, (place, selection)) in networks.iter().enumerate() {
         let asked = selection.and_then(|selection| selection.interface.clone());
         let (why, name) = match (asked, position) {
@@ -20,11 +21,10 @@ pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) 
             (None, 0) => ("the runtime gives it", ifname.to_owned()),
             (None, position) => ("this one gets it by its position", format!("net{position}")),
         };
-        if let Some(other) = names.iter().position(|earlier| *earlier == name) {
+        if let Some(other) = places.insert(name.clone(), place) {
             let msg = format!(
-                "{place}: interface {name:?} is taken: {why}, and so is called the one of {}; \
-                 give one of them another name, as NAME@INTERFACE or in \"interface\"",
-                networks[other].0
+                "{place}: interface {name:?} is taken: {why}, and so is called the one of {other}; \
+                 give one of them another name, as NAME@INTERFACE or in \"interface\""
             );
             return Err(Error::new(Code::InvalidConfig, msg));
         }

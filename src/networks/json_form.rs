@@ -4,9 +4,12 @@ use super::comma_form::{NAME, NAMESPACE};
 use super::hardware_address::{self, is_hardware_address};
 use super::json_text::{elements, members};
 use super::selection::{Annotation, Selection, Selections};
-use crate::cni::{Code, Error, check_interface_name, is_dns_label, is_dns_subdomain, wrong_type};
+use crate::cni::{
+    Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, wrong_type,
+};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 const ACCEPTED: &str = r#"an array of objects, as [{"name": "a"}], or the comma form, as a,ns/b@eth1"#;
@@ -36,7 +39,8 @@ pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
         Ok(_) => return Err(annotation.refuse(&format!("it is JSON, but no array; accepted: {ACCEPTED}"))),
         Err(error) => return Err(no_json(annotation, &error)),
     };
-    let mut selections = Selections::default();
+    annotation.check_count(whole.len())?;
+    let (mut selections, mut ignored) = (Selections::default(), Ignored::default());
     for (index, (span, value)) in elements(text).into_iter().zip(&whole).enumerate() {
         let (number, at) = (index + 1, span.start);
         let Value::Object(fields) = value else {
@@ -45,9 +49,10 @@ pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
         };
         let places = members(&text[span]).into_iter().map(|(name, value)| (name, at + value.start)).collect();
         let element = Element { annotation, number, at, fields, places };
-        element.warn(&mut selections.warnings);
+        element.look_for_ignored(&mut ignored);
         selections.elements.push(element.selection()?);
     }
+    selections.warnings.extend(ignored.warnings());
     Ok(selections)
 }
 
@@ -70,6 +75,47 @@ struct Element<'a> {
     fields: &'a Map<String, Value>,
     /// Where the fields' values start, for each time that one is written.
     places: Vec<(String, usize)>,
+}
+
+/// What of an annotation is ignored.
+#[derive(Default)]
+struct Ignored {
+    unknown: Fields,
+    repeated: Fields,
+}
+
+/// The first of some fields, and how many there are.
+#[derive(Default)]
+struct Fields {
+    first: String,
+    count: usize,
+}
+
+impl Fields {
+    fn add(&mut self, place: impl Fn() -> String) {
+        if self.count == 0 {
+            self.first = place();
+        }
+        self.count += 1;
+    }
+
+    /// The first one with its place, what it is, and how many more there are of that.
+    fn warning(&self, what: &str) -> Option<String> {
+        let more = match self.count {
+            0 => return None,
+            1 => String::new(),
+            count => format!("; and {} more such fields", count - 1),
+        };
+        Some(format!("{}: {what}{more}", self.first))
+    }
+}
+
+impl Ignored {
+    fn warnings(&self) -> impl Iterator<Item = String> {
+        let unknown = format!("unknown field, ignored; known: {}", FIELDS.join(", "));
+        let repeated = self.repeated.warning("it is written more than once; one counts");
+        self.unknown.warning(&unknown).into_iter().chain(repeated)
+    }
 }
 
 /// A field that is there.
@@ -140,13 +186,14 @@ impl<'a> Element<'a> {
         Ok(texts.map(|texts| texts.iter().filter_map(|text| text.parse().ok()).collect()))
     }
 
-    fn warn(&self, warnings: &mut Vec<String>) {
-        for (index, (name, at)) in self.places.iter().enumerate() {
-            let place = self.annotation.place(self.number, *at);
-            if !FIELDS.iter().any(|field| field.eq_ignore_ascii_case(name)) {
-                warnings.push(format!("{place}: {name}: unknown field, ignored; known: {}", FIELDS.join(", ")));
-            } else if self.places[..index].iter().any(|(earlier, _)| earlier.eq_ignore_ascii_case(name)) {
-                warnings.push(format!("{place}: {name}: it is written more than once; one counts"));
+    fn look_for_ignored(&self, ignored: &mut Ignored) {
+        let mut known = HashSet::new();
+        for (name, at) in &self.places {
+            let place = || format!("{}: {}", self.annotation.place(self.number, *at), excerpt(name));
+            match FIELDS.iter().find(|field| field.eq_ignore_ascii_case(name)) {
+                None => ignored.unknown.add(place),
+                Some(field) if !known.insert(field) => ignored.repeated.add(place),
+                Some(_) => {}
             }
         }
     }
@@ -165,6 +212,7 @@ impl<'a> Field<'a> {
 
     fn array(&self) -> Result<impl Iterator<Item = Field<'a>>, Error> {
         let items = self.value.as_array().ok_or_else(|| self.refuse("an array"))?;
+        at_most(LIST_ITEMS, "items", &self.place, items.len())?;
         let place = self.place.clone();
         Ok(items.iter().enumerate().map(move |(i, value)| Field { value, place: format!("{place}[{i}]") }))
     }
@@ -175,7 +223,7 @@ impl<'a> Field<'a> {
 
     fn interface(&self) -> Result<String, Error> {
         let name = self.string(NOT_EMPTY, |_| true)?;
-        let refused = |error| Error::new(Code::InvalidConfig, format!("{}: {name:?}: {error}", self.place));
+        let refused = |error| Error::new(Code::InvalidConfig, format!("{}: {:?}: {error}", self.place, excerpt(name)));
         check_interface_name(name).map(|()| name.to_owned()).map_err(refused)
     }
 
@@ -283,6 +331,33 @@ mod tests {
     fn names_of_fields_are_known_in_any_case() {
         let read = one(&json!({"Name": "a", "NameSpace": "b", "defaUlt-route": []}));
         assert_eq!((&*read.namespace, &*read.name, read.default_route), ("b", "a", Some(Vec::new())));
+    }
+
+    #[test]
+    fn many_unknown_or_repeated_fields_are_one_warning_each_that_counts_them() {
+        let fields = |name: &str| (0..10_000).map(|i| format!("\"{name}{i}\":1,")).collect::<String>();
+        let started = std::time::Instant::now();
+        let selections = parse(&format!("[{{{}\"name\":\"a\"}}]", fields("odd"))).expect("accepted");
+        assert_eq!(selections.warnings.len(), 1, "{:?}", selections.warnings);
+        let [first, more] = ["element 1 at character 10: odd0: unknown field", "; and 9999 more such fields"];
+        assert!(selections.warnings[0].contains(first) && selections.warnings[0].ends_with(more), "{selections:?}");
+        let selections = parse(&format!("[{{{}\"name\":\"a\"}}]", "\"ips\":[],".repeat(20_000))).expect("accepted");
+        assert!(selections.warnings[0].contains("ips: it is written more than once; one counts; and 19998 more"));
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn too_many_elements_or_items_are_refused() {
+        let elements = |count: usize| format!("[{}]", vec![r#"{"name":"a"}"#; count].join(","));
+        assert_eq!(parse(&elements(100)).expect("accepted").elements.len(), 100);
+        let of_pod = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0"#;
+        let error = parse(&elements(101)).expect_err("too many");
+        assert_eq!(error.msg, format!("{of_pod}: expected at most 100 elements, got 101"));
+        let ips = json!([{"name": "a", "ips": vec!["10.0.0.1"; 1001]}]).to_string();
+        let error = parse(&ips).expect_err("too many");
+        assert!(error.msg.ends_with(": ips: expected at most 1000 items, got 1001"), "{error}");
+        let error = parse(&format!("[{}]", " ".repeat(256 * 1024))).expect_err("too long");
+        assert_eq!(error.msg, format!("{of_pod}: expected at most 262144 bytes, got 262146"));
     }
 
     #[test]

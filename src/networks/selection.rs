@@ -2,7 +2,7 @@
 //! anything runs.
 
 use super::{comma_form, json_form};
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, at_most};
 use crate::pod::Pod;
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
@@ -13,6 +13,11 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// The annotation that selects another default network (multus-cni, `docs/configuration.md`).
 const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
+
+/// The most elements of an annotation.
+const MOST_ELEMENTS: usize = 100;
+/// The longest annotation, in bytes: what Kubernetes allows all annotations of an object together.
+const MOST_BYTES: usize = 256 * 1024;
 
 /// One network that an annotation selects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -114,6 +119,7 @@ pub(super) struct Annotation<'a> {
 
 impl Annotation<'_> {
     fn selections(&self) -> Result<Selections, Error> {
+        at_most(MOST_BYTES, "bytes", &self.to_string(), self.text.len())?;
         if self.text.trim().is_empty() {
             Ok(Selections::default())
         } else if self.text.contains(['[', '{', '"']) {
@@ -130,7 +136,12 @@ impl Annotation<'_> {
 
     /// Which character, counted from 1, stands at byte `at`.
     pub(super) fn character(&self, at: usize) -> usize {
-        self.text.char_indices().take_while(|(start, _)| *start < at).count() + 1
+        self.text[..self.text.ceil_char_boundary(at)].chars().count() + 1
+    }
+
+    /// Refuses more elements than a pod may select.
+    pub(super) fn check_count(&self, elements: usize) -> Result<(), Error> {
+        at_most(MOST_ELEMENTS, "elements", &self.to_string(), elements)
     }
 
     pub(super) fn refuse(&self, why: &str) -> Error {

@@ -1,13 +1,17 @@
 //! ADD: finds out what is asked for, makes the kernel hold it, and hands the result on.
 
 use super::converge::{self, converge};
-use super::record::{Record, attachment};
+use super::desired::check_rules;
+use super::record::{InSandbox, Record, attachment};
 use super::wish::wish;
-use crate::cni::{Code, Error, NetConf, Request, result};
+use crate::cni::{Code, Error, NetConf, Request, at_most, result};
 use crate::policy::Policy;
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
+
+/// The most attachments on one container: each call reads what all of them ask for.
+const MOST_ATTACHMENTS: usize = 32;
 
 /// The previous result, once the kernel holds what the attachment asks for.
 ///
@@ -27,6 +31,10 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 /// Why it does not; then nothing of this call is left.
 pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
+    let others = store.of_container(&attachment.container_id)?;
+    let count = others.len() + usize::from(!others.contains(&attachment));
+    at_most(MOST_ATTACHMENTS, "attachments", &format!("pod {}: {attachment}", request.about()), count)?;
+    check_rules(&policy, &format!("pod {}", request.about()))?;
     if policy.is_empty() && !has_rules(&store, &attachment)? {
         let record = Record { policy: policy.clone(), ..Record::default() };
         store.write(&attachment, &record)?;
@@ -46,7 +54,7 @@ pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Re
 /// Whether this attachment or another on the container may have left something in the kernel.
 fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
     for other in store.of_container(&attachment.container_id)? {
-        if store.read::<Record>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
+        if store.read::<InSandbox>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
             return Ok(true);
         }
     }

@@ -3,17 +3,18 @@
 //! be in the kernel, and finishes the work.
 
 use super::abandon::abandon;
-use super::desired::{fixtures, ruleset};
+use super::desired::{check_rules, fixtures, ruleset};
 use super::dialect::{Known, choose};
 use super::foreign::Redirection;
 use super::record::{Record, Records};
-use crate::cni::{self, Code, Error};
+use crate::cni::{self, Code, Error, LIST_ITEMS, at_most};
 use crate::firewall::nfnetlink::{self, Socket};
 use crate::firewall::{self, Dialect, Live, Made, Plan};
 use crate::policy::{Interception, Policy};
 use crate::sandbox::{self, Access, Fixtures, OwnFamilies, Sandbox};
 use crate::state::{Attachment, Store};
 use nix::errno::Errno;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// How long a call waits for another one in the same namespace.
@@ -71,11 +72,10 @@ impl Wish {
     fn spare_secondary_networks(&mut self) -> Result<(), Error> {
         let Self::Have(Policy { interception: Interception::On(redirect), .. }, _) = self else { return Ok(()) };
         if !redirect.capture_secondary_networks {
-            for name in sandbox::secondary_interfaces()? {
-                if !redirect.exclude_interfaces.contains(&name) {
-                    redirect.exclude_interfaces.push(name);
-                }
-            }
+            let mut known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+            let there = sandbox::secondary_interfaces()?;
+            at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", there.len())?;
+            redirect.exclude_interfaces.extend(there.into_iter().filter(|name| known.insert(name.clone())));
         }
         Ok(())
     }
@@ -110,6 +110,7 @@ impl Converge<'_> {
     fn run(&self, mut wish: Wish) -> Result<(), Error> {
         let first = self.records()?;
         let own = first.get(self.attachment);
+        let is_new = matches!(wish, Wish::Have(..));
         if matches!(wish, Wish::Again) {
             let Some(own) = own else { return Ok(()) };
             wish = Wish::Have(own.policy.clone(), cni::Dialect::Auto);
@@ -120,7 +121,7 @@ impl Converge<'_> {
         }
         let leaving = matches!(wish, Wish::Leave);
         let mut begun = Begun::default();
-        let done = self.commit(&wish, &mut begun).and_then(|work| self.settle(work, leaving));
+        let done = self.commit(&wish, is_new, &mut begun).and_then(|work| self.settle(work, leaving));
         // What a DEL can't remove is for the next one.
         if done.is_err() && !leaving {
             self.undo(own, &begun);
@@ -129,12 +130,12 @@ impl Converge<'_> {
     }
 
     /// Tries until the kernel holds what is asked for.
-    fn commit(&self, wish: &Wish, begun: &mut Begun) -> Result<Work, Error> {
+    fn commit(&self, wish: &Wish, is_new: bool, begun: &mut Begun) -> Result<Work, Error> {
         let addresses = sandbox::own_families()?;
         let (mut go_native, mut failures) = (false, 0);
         let deadline = Instant::now() + DEADLINE;
         for _ in (0..TRIES).take_while(|_| Instant::now() < deadline) {
-            match self.try_once(wish, addresses, go_native, begun) {
+            match self.try_once(wish, is_new, addresses, go_native, begun) {
                 Ok(work) => return Ok(work),
                 Err(Obstacle::Changed) => {}
                 Err(Obstacle::Unable(why)) => {
@@ -158,6 +159,7 @@ impl Converge<'_> {
     fn try_once(
         &self,
         wish: &Wish,
+        is_new: bool,
         addresses: OwnFamilies,
         go_native: bool,
         begun: &mut Begun,
@@ -168,7 +170,7 @@ impl Converge<'_> {
         if begun.unknown == Some(live.generation) {
             begun.unknown = None;
         }
-        let work = self.prepare(wish, &live, addresses, go_native, begun)?;
+        let work = self.prepare(wish, is_new, &live, addresses, go_native, begun)?;
         work.missing.add(addresses)?;
         match work.plan.commit(&mut socket, &live) {
             Ok(()) => Ok(work),
@@ -193,6 +195,7 @@ impl Converge<'_> {
     fn prepare(
         &self,
         wish: &Wish,
+        is_new: bool,
         live: &Live,
         addresses: OwnFamilies,
         go_native: bool,
@@ -218,6 +221,9 @@ impl Converge<'_> {
             records.put(self.attachment, self.intent(wish, own, foreign, addresses, dialect));
         }
         let policy = records.policy()?;
+        if is_new {
+            check_rules(&policy, &format!("{} and the container's others", self.attachment))?;
+        }
         let desired = ruleset(&policy, records.ip6());
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;

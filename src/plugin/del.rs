@@ -2,7 +2,7 @@
 //! is left to work on: no namespace, no state, no ADD, twice.
 
 use super::converge::{Wish, converge};
-use super::record::{Record, attachment};
+use super::record::{InSandbox, Record, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::sandbox::{Sandbox, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
@@ -63,7 +63,7 @@ fn is_of_another(
     for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
         for other in store.of_container(container_id)? {
             // What can't be understood is of another pod, and no reason to keep this one.
-            let record = match store.read::<Record>(&other) {
+            let record = match store.read::<InSandbox>(&other) {
                 Err(error) if error.code == Code::State => None,
                 other => other?,
             };

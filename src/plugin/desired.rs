@@ -1,7 +1,8 @@
 //! What the kernel should hold for a policy.
 
-use crate::firewall::Ruleset;
+use crate::cni::{Error, at_most};
 use crate::firewall::rule::Family;
+use crate::firewall::{MOST_RULES, Ruleset, most_rules};
 use crate::policy::{InterceptionMode, Ipv6, Policy};
 use crate::sandbox::{Fixtures, Routing};
 
@@ -27,4 +28,14 @@ pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
     let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
     let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
     Fixtures { proxy_loopback: ip6, routing }
+}
+
+/// Refuses a policy that needs too many rules. Only an ADD does: what is there can always be repaired and
+/// removed.
+///
+/// # Errors
+/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
+pub(super) fn check_rules(policy: &Policy, place: &str) -> Result<(), Error> {
+    let what = format!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MOST_RULES, "rules", &what, most_rules(policy))
 }

@@ -27,7 +27,7 @@ pub use standing::{Standing, forget_gone, restore, standing};
 
 use crate::cni::version::NEWEST;
 use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, variables};
-use crate::logging::{self, Noticed};
+use crate::logging::{self, Lines, Noticed};
 use executables::InChain;
 use serde_json::Value;
 use std::ffi::OsString;
@@ -66,11 +66,11 @@ fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
-    let (started, noticed) = (Instant::now(), Noticed::default());
+    let (started, noticed, lines) = (Instant::now(), Noticed::default(), Lines::default());
     let warnings = node::apply(request, document, program)?;
     let mut conf = understand(request, document, program)?;
     conf.warnings.splice(0..0, warnings);
-    start_logging(request, &conf, &noticed);
+    start_logging(request, &conf, &noticed, &lines);
     for warning in &conf.warnings {
         tracing::warn!("{warning}");
     }
@@ -78,6 +78,7 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
     if let Err(error) = &answer {
         tracing::error!(code = error.number(), "{error}");
     }
+    lines.finish();
     told::tell(request, &conf, &answer, started, &noticed);
     answer
 }
@@ -93,7 +94,7 @@ fn understand(request: &Request, document: &Document, program: &str) -> Result<N
     }
 }
 
-fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed) {
+fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed, lines: &Lines) {
     let context = [
         ("command", request.command.to_string()),
         ("network", conf.name.clone()),
@@ -103,7 +104,7 @@ fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed) {
     ];
     let context: Vec<_> = context.iter().map(|(key, value)| (*key, value.as_str())).collect();
     let noticed = conf.kubernetes.agent_socket.is_some().then_some(noticed);
-    logging::start(conf.log_level, conf.log_file.as_deref(), &context, noticed);
+    logging::start(conf.log_level, conf.log_file.as_deref(), &context, noticed, Some(lines));
 }
 
 /// Does what the call asks for, as the primary plugin or as an attachment. The value, where there

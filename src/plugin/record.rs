@@ -38,6 +38,13 @@ impl Record {
     }
 }
 
+/// As much of a [`Record`] as says where its rules are; the rest is passed over.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct InSandbox {
+    /// As in [`Record`].
+    pub(super) sandbox: Option<Id>,
+}
+
 /// The attachment that a call is for.
 pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
     Attachment {

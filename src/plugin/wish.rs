@@ -7,6 +7,8 @@ use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::{Facts, PodRef};
 use crate::policy::Policy;
 use crate::trusted_file::read_text;
+use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::path::Path;
 
 /// The policy that a call asks for, and a line that says why.
@@ -80,7 +82,7 @@ pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, Error> {
-    let output = output(blocks, conf, facts)?;
+    let output = output(blocks, conf, facts).map_err(|error| about(facts, error))?;
     for note in output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -90,6 +92,14 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
     Ok(Wish { policy: output.policy, why: output.decision.to_string() })
 }
 
+/// The error with the pod's name, where it has none yet.
+fn about(facts: Option<&Facts>, error: Error) -> Error {
+    match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
+        Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
+        _ => error,
+    }
+}
+
 /// What `blocks` make of a pod under this configuration.
 ///
 /// # Errors
@@ -97,7 +107,8 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
 pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<chain::Output, Error> {
     let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
     let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
-    let group_id = |name: &str| host_group(&conf.group_file, name);
+    let groups = OnceCell::new();
+    let group_id = |name: &str| groups.get_or_init(|| host_groups(&conf.group_file)).get(name).copied();
     let input = Input { facts, args: &conf.args, resolvers, group_id: &group_id };
     chain::run(blocks, &input)
 }
@@ -105,9 +116,12 @@ pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result
 /// A group file is larger only by mistake: directories of many users are served by NSS.
 const LARGEST_GROUPS: u64 = 4 << 20;
 
-/// The GID of a group of the host (group(5): `name:password:GID:members`).
-fn host_group(file: &Path, name: &str) -> Option<u32> {
-    let groups = read_text(file, LARGEST_GROUPS).ok()?;
-    let fields = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    fields.filter(|fields| fields.first() == Some(&name)).find_map(|fields| fields.get(2)?.parse().ok())
+/// The GIDs of the host's groups by name (group(5): `name:password:GID:members`); the first of a name counts.
+fn host_groups(file: &Path) -> HashMap<String, u32> {
+    let groups = read_text(file, LARGEST_GROUPS).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    groups.lines().rev().filter_map(group).collect()
 }

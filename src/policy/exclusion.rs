@@ -47,7 +47,9 @@ pub enum Owner {
 }
 
 impl Owner {
-    fn covers(self, other: Self) -> bool {
+    /// Whether every process that `other` means is meant.
+    #[must_use]
+    pub const fn covers(self, other: Self) -> bool {
         match (self, other) {
             (Self::Any, _) => true,
             (Self::Uid(a), Self::Uid(b)) | (Self::Gid(a), Self::Gid(b)) => a.covers(b),
@@ -97,10 +99,17 @@ impl Exclusion {
             (Some(a), Some(b)) => a.contains(b),
         };
         let protocol = self.protocol.is_none() || self.protocol == other.protocol;
-        let within = |p: &PortRange| self.ports.iter().any(|own| own.first <= p.first && p.last <= own.last);
-        let ports = self.ports.is_empty() || (!other.ports.is_empty() && other.ports.iter().all(within));
-        self.owner.covers(other.owner) && destination && protocol && ports
+        self.owner.covers(other.owner) && destination && protocol && ports_cover(&self.ports, &other.ports)
     }
+}
+
+/// Whether all of `narrow` is within `wide`, both as [`Exclusion::ports`].
+pub(super) fn ports_cover(wide: &[PortRange], narrow: &[PortRange]) -> bool {
+    let within = |ports: &PortRange| {
+        let own = wide.get(wide.partition_point(|own| own.last < ports.first));
+        own.is_some_and(|own| own.first <= ports.first && ports.last <= own.last)
+    };
+    wide.is_empty() || (!narrow.is_empty() && narrow.iter().all(within))
 }
 
 #[cfg(test)]

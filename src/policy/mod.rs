@@ -2,6 +2,7 @@
 //! that [`crate::firewall`] turns into rules. Nothing here knows of Kubernetes or of the kernel.
 
 mod exclusion;
+mod owners;
 mod redirect;
 mod union;
 
@@ -9,6 +10,7 @@ pub use exclusion::{Exclusion, IdRange, Owner, Protocol};
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
 pub use union::Conflict;
 
+use owners::ByTraffic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -45,6 +47,12 @@ impl Policy {
             Interception::Unsaid => self.exclusions.is_empty(),
             Interception::On(_) => false,
         }
+    }
+
+    /// Returns the exclusions that no other one covers: those that need a rule.
+    #[must_use]
+    pub fn exclusions_in_effect(&self) -> BTreeSet<Exclusion> {
+        ByTraffic::of(self.exclusions.iter()).uncovered()
     }
 
     /// The redirection, where one is asked for.

@@ -1,5 +1,6 @@
 //! Several attachments on one container: what all of them ask for together.
 
+use super::owners::ByTraffic;
 use super::{DnsCapture, Groups, Interception, Policy, Ports, Ranges, Redirect};
 use std::fmt::Display;
 
@@ -16,20 +17,19 @@ pub struct Conflict {
 }
 
 impl Policy {
-    /// What `self` and `other` ask for together, in whichever order they are given; exclusions
-    /// that another one covers are left out.
+    /// What `self` and `other` ask for together, in whichever order they are given; of exclusions
+    /// that differ in their owners only, ranges that overlap or touch become one.
     ///
     /// # Errors
     /// A setting of the redirection that can have one value only has two.
     pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
         let interception = self.interception.union(&other.interception)?;
-        let all = || self.exclusions.iter().chain(&other.exclusions);
-        let needed = all().filter(|e| !all().any(|by| by != *e && by.covers(e)));
+        let exclusions = ByTraffic::of(self.exclusions.iter().chain(&other.exclusions)).exclusions();
         let dns_captured_elsewhere = match (self.dns_captured_elsewhere, other.dns_captured_elsewhere) {
             (Some(a), Some(b)) => Some(a || b),
             (a, b) => a.or(b),
         };
-        Ok(Self { interception, exclusions: needed.cloned().collect(), dns_captured_elsewhere })
+        Ok(Self { interception, exclusions, dns_captured_elsewhere })
     }
 }
 
@@ -161,7 +161,8 @@ mod tests {
             Exclusion { owner: Owner::Uid(IdRange::one(1)), destination: None, protocol: None, ports: Vec::new() };
         let dns = Exclusion { protocol: Some(Protocol::Udp), ports: vec![PortRange::one(53)], ..all.clone() };
         let with = |e: &Exclusion| Policy { exclusions: [e.clone()].into(), ..Policy::default() };
-        assert_eq!(with(&all).union(&with(&dns)).expect("no conflict").exclusions, [all.clone()].into());
-        assert_eq!(with(&dns).union(&with(&all)).expect("no conflict").exclusions, [all].into());
+        let in_effect = |a, b| with(a).union(&with(b)).expect("no conflict").exclusions_in_effect();
+        assert_eq!(in_effect(&all, &dns), [all.clone()].into());
+        assert_eq!(in_effect(&dns, &all), [all.clone()].into());
     }
 }

@@ -14,6 +14,7 @@ mod inject;
 mod kernel;
 mod kill;
 mod legacy;
+mod limits;
 mod locks;
 mod node;
 mod order;

@@ -17,6 +17,7 @@ mod iptables_view;
 mod istio;
 mod istio_init;
 mod limits;
+mod many_uids;
 mod migration;
 mod native;
 mod own_users;

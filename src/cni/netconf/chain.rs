@@ -1,12 +1,14 @@
 //! The sub-plugins of a configuration: those that it lists, or those that its type stands for.
 
 use crate::cni::list::wrong_type;
-use crate::cni::{Block, Code, Error, Reader};
+use crate::cni::{Block, Code, Error, Reader, at_most};
 use serde_json::{Value, json};
 
 /// The types of blocks that are not an executable's.
 pub const SUB_PLUGINS: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
 
+/// The most blocks of a chain.
+const MOST_BLOCKS: usize = 32;
 const TYPES: &str = "detour, istio-cni, excludedns";
 
 /// `type`, or the name under which the binary was started where there is none.
@@ -25,6 +27,7 @@ pub(in crate::cni) fn kind(reader: &Reader<'_>, program: &str) -> Result<String,
 pub(super) fn chain(reader: &Reader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
     let blocks: Vec<Block> = match reader.value("chain") {
         Some(Value::Array(items)) => {
+            at_most(MOST_BLOCKS, "sub-plugins and executables", "chain", items.len())?;
             let block = |(i, item)| Block::new(format!("chain[{i}]"), item);
             items.iter().enumerate().map(block).collect::<Result<_, _>>()?
         }

@@ -32,6 +32,9 @@ impl Span {
     }
 }
 
+/// Adding so many spans costs less one by one than all in one pass.
+const FEW: usize = 4;
+
 /// A set of numbers: spans in order, none overlapping or adjacent, so that equal sets are equal
 /// values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -79,33 +82,38 @@ impl Spans {
         self.0.splice(from..to, [span]);
     }
 
-    /// Adds all of `other`.
+    /// Adds all of `other`: a few one by one, as many as there are in one pass.
     pub fn extend(&mut self, other: &Self) {
-        other.0.iter().for_each(|span| self.insert(*span));
+        if other.0.len() <= FEW {
+            other.0.iter().for_each(|span| self.insert(*span));
+        } else {
+            *self = self.0.iter().chain(&other.0).copied().collect();
+        }
     }
 
     /// Whether no number is in both.
     #[must_use]
     pub fn is_disjoint_from(&self, other: &Self) -> bool {
-        let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
-        while let (Some(a), Some(b)) = (ours.peek(), theirs.peek()) {
-            if a.last < b.first {
-                ours.next();
-            } else if b.last < a.first {
-                theirs.next();
-            } else {
-                return false;
-            }
-        }
-        true
+        let (few, many) = if self.0.len() < other.0.len() { (self, other) } else { (other, self) };
+        few.0.iter().all(|span| {
+            let next = many.0.get(many.0.partition_point(|theirs| theirs.last < span.first));
+            next.is_none_or(|theirs| span.last < theirs.first)
+        })
     }
 }
 
 impl FromIterator<Span> for Spans {
     fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Self {
-        let mut all = Self::default();
-        spans.into_iter().for_each(|span| all.insert(span));
-        all
+        let mut all: Vec<Span> = spans.into_iter().collect();
+        all.sort_unstable();
+        all.dedup_by(|next, span| {
+            let touches = next.first <= span.last.saturating_add(1);
+            if touches {
+                span.last = span.last.max(next.last);
+            }
+            touches
+        });
+        Self(all)
     }
 }
 
@@ -151,6 +159,12 @@ mod tests {
             prop_assert_eq!(numbers(&a), expected);
             prop_assert!(a.0.windows(2).all(|w| w[0].last + 1 < w[1].first));
             prop_assert_eq!(a.is_disjoint_from(&b), numbers(&a).is_disjoint(&numbers(&b)));
+            prop_assert_eq!(b.is_disjoint_from(&a), a.is_disjoint_from(&b));
+            let (mut ab, mut ba) = (a.clone(), b.clone());
+            ab.extend(&b);
+            ba.extend(&a);
+            prop_assert_eq!(&ab, &ba);
+            prop_assert_eq!(numbers(&ab), numbers(&a).union(&numbers(&b)).copied().collect::<BTreeSet<u128>>());
         }
     }
 }

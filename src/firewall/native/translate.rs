@@ -28,6 +28,9 @@ const NO_ZONE: u16 = 0;
 const INVALID: u32 = 1;
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 
+/// So many pairs of two families' rules are compared.
+const MOST_PAIRS: usize = 250_000;
+
 /// The native tables that say what `ruleset` says.
 #[must_use]
 pub fn translate(ruleset: &Ruleset) -> Tables {
@@ -94,8 +97,25 @@ fn only(rule: &Rule, family: Family) -> Rule {
     Rule { family: Some(family), ..rule.clone() }
 }
 
-/// Two families' rules in one list: what stands in both, in the same order, stands there once.
+/// Two families' rules in one list: what stands in both, in the same order, stands there once. Where
+/// there are too many to find that out, only at both ends.
 fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
+    let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let (a, b, mut zipped) = (&a[head..], &b[head..], a[..head].to_vec());
+    let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    let (a, b, tail) = (&a[..a.len() - tail], &b[..b.len() - tail], &a[a.len() - tail..]);
+    if a.len() * b.len() <= MOST_PAIRS {
+        zipped.extend(zip_each(a, family_of_a, b, family_of_b));
+    } else {
+        let of = |rules: &[Rule], family| rules.iter().map(|rule| only(rule, family)).collect::<Vec<_>>();
+        zipped.extend(of(a, family_of_a).into_iter().chain(of(b, family_of_b)));
+    }
+    zipped.extend_from_slice(tail);
+    zipped
+}
+
+/// As [`zip`], by the longest common subsequence.
+fn zip_each(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
     let mut lengths = vec![vec![0_u32; b.len() + 1]; a.len() + 1];
     for i in (0..a.len()).rev() {
         for j in (0..b.len()).rev() {
@@ -203,5 +223,49 @@ fn interface(name: &str) -> Spans {
     match name.strip_suffix('+') {
         Some(prefix) => Spans::of(filled(prefix, 0), filled(prefix, u8::MAX)),
         None => Spans::one(filled(name, 0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rules(ports: &[u16]) -> Vec<Rule> {
+        let rule = |port: &u16| Rule {
+            family: None,
+            conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(*port) }],
+            action: Action::Accept,
+        };
+        ports.iter().map(rule).collect()
+    }
+
+    /// What one family sees of a list.
+    fn seen(zipped: &[Rule], family: Family) -> Vec<Rule> {
+        let seen = zipped.iter().filter(|rule| rule.family.is_none_or(|own| own == family));
+        seen.map(|rule| Rule { family: None, ..rule.clone() }).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_family_sees_its_own_rules_in_their_order(
+            a in prop::collection::vec(0..6u16, 0..12), b in prop::collection::vec(0..6u16, 0..12),
+        ) {
+            let zipped = zip(&rules(&a), Family::Ip, &rules(&b), Family::Ip6);
+            prop_assert_eq!(seen(&zipped, Family::Ip), rules(&a));
+            prop_assert_eq!(seen(&zipped, Family::Ip6), rules(&b));
+        }
+    }
+
+    #[test]
+    fn too_many_to_compare_stand_one_family_behind_the_other_between_what_both_have() {
+        let list =
+            |own: u16| rules(&[&[1, 2][..], &(0..5000).map(|i| 10 + own + 2 * i).collect::<Vec<_>>(), &[3]].concat());
+        let (a, b) = (list(0), list(1));
+        let started = std::time::Instant::now();
+        let zipped = zip(&a, Family::Ip, &b, Family::Ip6);
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+        assert_eq!((seen(&zipped, Family::Ip), seen(&zipped, Family::Ip6)), (a, b));
+        assert_eq!(zipped.len(), 2 + 5000 + 5000 + 1);
     }
 }

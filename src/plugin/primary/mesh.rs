@@ -111,10 +111,11 @@ pub(super) fn wish(
 pub fn united(all: &[(&str, Policy)]) -> Result<Policy, Error> {
     let mut whole = Policy::default();
     for (index, (name, policy)) in all.iter().enumerate() {
-        for (other, before) in &all[..index] {
-            before.union(policy).map_err(|conflict| contradiction(other, name, &conflict))?;
-        }
-        whole = whole.union(policy).map_err(|conflict| contradiction("the others", name, &conflict))?;
+        whole = whole.union(policy).map_err(|conflict| {
+            let contradicts = |(_, before): &&(&str, Policy)| before.union(policy).is_err();
+            let other = all[..index].iter().find(contradicts).map_or("the others", |(other, _)| other);
+            contradiction(other, name, &conflict)
+        })?;
     }
     Ok(whole)
 }

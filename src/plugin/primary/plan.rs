@@ -5,10 +5,13 @@ use super::known_pod::KnownPod;
 use super::member::Member;
 use super::mesh::Attached;
 use super::{Context, definitions};
-use crate::cni::{Code, Error, Primary};
+use crate::cni::{Code, Error, Primary, at_most};
 use crate::networks::{Configuration, PodNetwork, Selection};
 use crate::pod::Pod;
 use serde_json::Map;
+
+/// The most attachments of a pod that run in this process: each evaluates all that the pod asks for.
+const MOST_HERE: usize = 16;
 
 /// What an ADD will do.
 pub(super) struct Plan {
@@ -81,7 +84,14 @@ pub(super) fn placed(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec
         let place = runs_in(&network.configuration, &primary.in_process_types, &primary.chain_types);
         if position == 0 && place != Place::Delegate { Err(no_interface(&network)) } else { Ok((network, place)) }
     };
-    networks.into_iter().enumerate().map(place).collect()
+    let placed: Vec<_> = networks.into_iter().enumerate().map(place).collect::<Result<_, _>>()?;
+    let mut here = placed.iter().filter(|(_, place)| *place == Place::Here);
+    let count = here.clone().count();
+    if let Some((network, _)) = here.nth(MOST_HERE) {
+        let place = network.selection.as_ref().map_or(network.name.as_str(), |selection| &selection.place);
+        at_most(MOST_HERE, "attachments of in_process_types", place, count)?;
+    }
+    Ok(placed)
 }
 
 /// Only a single plugin says by its type alone what it is.
@@ -106,4 +116,31 @@ fn no_interface(network: &PodNetwork) -> Error {
         network.name
     );
     Error::new(Code::InvalidConfig, msg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{Command, NetConf};
+
+    /// So many networks of which all but the default one run in this process.
+    fn networks(here: usize) -> Result<Vec<(PodNetwork, Place)>, Error> {
+        let conf = NetConf::parse(br#"{"name":"n","type":"detour","clusterNetwork":"x"}"#, Command::Add, "");
+        let network = |(position, kind)| PodNetwork {
+            name: format!("shop/n{position}"),
+            interface: format!("net{position}"),
+            selection: Some(Selection { place: format!("element {position}"), ..Selection::default() }),
+            configuration: Configuration::parse("k", &format!(r#"{{"name":"n","type":"{kind}"}}"#), None).expect("one"),
+        };
+        let kinds = std::iter::once("bridge").chain(std::iter::repeat_n("istio-cni", here));
+        placed(&conf.expect("accepted").primary.expect("a primary plugin"), kinds.enumerate().map(network).collect())
+    }
+
+    #[test]
+    fn more_attachments_in_this_process_than_a_pod_may_have_are_refused() {
+        assert_eq!(networks(MOST_HERE).expect("accepted").len(), 1 + MOST_HERE);
+        let error = networks(100).expect_err("too many");
+        let wanted = "element 17: expected at most 16 attachments of in_process_types, got 100";
+        assert_eq!(error, Error::new(Code::InvalidConfig, wanted));
+    }
 }

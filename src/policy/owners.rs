@@ -1,0 +1,243 @@
+//! Exclusions by the traffic that they exempt, each with its owners as merged ranges: so that many
+//! UIDs cost no more than sorting them.
+
+use super::exclusion::ports_cover;
+use super::{Exclusion, IdRange, Owner, PortRange, Protocol};
+use ipnet::IpNet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Destination and protocol of exempt traffic.
+type To = (Option<IpNet>, Option<Protocol>);
+
+/// Exclusions grouped by their traffic.
+#[derive(Default)]
+pub(super) struct ByTraffic<'a>(BTreeMap<To, BTreeMap<&'a [PortRange], Owners>>);
+
+/// The owners of one kind of traffic; ranges are sorted, without overlapping or adjacent ones.
+#[derive(Default)]
+struct Owners {
+    any: bool,
+    uids: Vec<IdRange>,
+    gids: Vec<IdRange>,
+}
+
+impl<'a> ByTraffic<'a> {
+    /// Groups `exclusions` and merges the owners of each group.
+    pub(super) fn of(exclusions: impl Iterator<Item = &'a Exclusion>) -> Self {
+        let mut groups = Self::default();
+        for Exclusion { owner, destination, protocol, ports } in exclusions {
+            let owners = groups.0.entry((*destination, *protocol)).or_default().entry(ports).or_default();
+            match owner {
+                Owner::Any => owners.any = true,
+                Owner::Uid(range) => owners.uids.push(*range),
+                Owner::Gid(range) => owners.gids.push(*range),
+            }
+        }
+        for owners in groups.0.values_mut().flat_map(BTreeMap::values_mut) {
+            merge(&mut owners.uids);
+            merge(&mut owners.gids);
+        }
+        groups
+    }
+
+    /// Returns all of them.
+    pub(super) fn exclusions(&self) -> BTreeSet<Exclusion> {
+        self.iter().collect()
+    }
+
+    /// Returns those that no other one covers.
+    pub(super) fn uncovered(&self) -> BTreeSet<Exclusion> {
+        let enclosing = enclosing(self.0.keys().filter_map(|(destination, _)| *destination));
+        self.iter().filter(|exclusion| !self.cover(exclusion, &enclosing)).collect()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Exclusion> {
+        let lists = self.0.iter().flat_map(|(to, lists)| lists.iter().map(move |(ports, owners)| (to, ports, owners)));
+        lists.flat_map(|((destination, protocol), ports, owners)| {
+            let of = |owner| Exclusion { owner, destination: *destination, protocol: *protocol, ports: ports.to_vec() };
+            owners.iter().map(of)
+        })
+    }
+
+    /// Whether another one covers `exclusion`: only groups to the same or an enclosing destination can.
+    fn cover(&self, exclusion: &Exclusion, enclosing: &BTreeMap<IpNet, Option<IpNet>>) -> bool {
+        let own = (exclusion.destination, exclusion.protocol);
+        let wider = |net: &Option<IpNet>| net.map(|net| enclosing.get(&net).copied().flatten());
+        let destinations = std::iter::successors(Some(exclusion.destination), wider);
+        let protocols = [exclusion.protocol, None].into_iter().take(if own.1.is_some() { 2 } else { 1 });
+        let mut groups = destinations.flat_map(|net| protocols.clone().map(move |protocol| (net, protocol)));
+        groups.any(|to| {
+            self.0.get(&to).into_iter().flatten().any(|(ports, owners)| {
+                if to == own && *ports == exclusion.ports {
+                    owners.any && exclusion.owner != Owner::Any
+                } else {
+                    ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner)
+                }
+            })
+        })
+    }
+}
+
+impl Owners {
+    fn iter(&self) -> impl Iterator<Item = Owner> {
+        let any = self.any.then_some(Owner::Any).into_iter();
+        any.chain(self.uids.iter().copied().map(Owner::Uid)).chain(self.gids.iter().copied().map(Owner::Gid))
+    }
+
+    fn cover(&self, owner: Owner) -> bool {
+        let within = |ranges: &[IdRange], range: IdRange| {
+            let at = ranges.partition_point(|own| own.last < range.first);
+            ranges.get(at).is_some_and(|own| own.covers(range))
+        };
+        self.any
+            || match owner {
+                Owner::Any => false,
+                Owner::Uid(range) => within(&self.uids, range),
+                Owner::Gid(range) => within(&self.gids, range),
+            }
+    }
+}
+
+/// Sorts `ranges`; those that overlap or touch become one.
+fn merge(ranges: &mut Vec<IdRange>) {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, range| {
+        let touches = next.first <= range.last.saturating_add(1);
+        if touches {
+            range.last = range.last.max(next.last);
+        }
+        touches
+    });
+}
+
+/// For each of `nets`, sorted, the narrowest other one that contains it.
+fn enclosing(nets: impl Iterator<Item = IpNet>) -> BTreeMap<IpNet, Option<IpNet>> {
+    let mut found = BTreeMap::new();
+    let mut open: Vec<IpNet> = Vec::new();
+    for net in nets {
+        while open.last().is_some_and(|outer| !outer.contains(&net) || *outer == net) {
+            open.pop();
+        }
+        found.insert(net, open.last().copied());
+        open.push(net);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::IpAddr;
+
+    /// One connection, as exclusions see it.
+    type Packet = (u32, u32, IpAddr, Protocol, u16);
+
+    fn exempts(exclusions: &BTreeSet<Exclusion>, (uid, gid, to, protocol, port): Packet) -> bool {
+        exclusions.iter().any(|e| {
+            let owner = match e.owner {
+                Owner::Any => true,
+                Owner::Uid(range) => range.covers(IdRange::one(uid)),
+                Owner::Gid(range) => range.covers(IdRange::one(gid)),
+            };
+            let ports = e.ports.is_empty() || e.ports.iter().any(|p| (p.first..=p.last).contains(&port));
+            owner
+                && ports
+                && e.destination.is_none_or(|net| net.contains(&to))
+                && e.protocol.is_none_or(|p| p == protocol)
+        })
+    }
+
+    /// The union as it is defined: everything that no other one covers.
+    fn naive(exclusions: &BTreeSet<Exclusion>) -> BTreeSet<Exclusion> {
+        exclusions.iter().filter(|e| !exclusions.iter().any(|by| by != *e && by.covers(e))).cloned().collect()
+    }
+
+    fn range() -> impl Strategy<Value = IdRange> {
+        let near_the_end = (u32::MAX - 6..=u32::MAX, 0..3u32).prop_map(|(first, more)| (first, more));
+        prop_oneof![(0..12u32, 0..4u32), near_the_end]
+            .prop_map(|(first, more)| IdRange { first, last: first.saturating_add(more) })
+    }
+
+    fn exclusion() -> impl Strategy<Value = Exclusion> {
+        let owner = prop_oneof![
+            1 => Just(Owner::Any),
+            6 => range().prop_map(Owner::Uid),
+            3 => range().prop_map(Owner::Gid),
+        ];
+        let nets = ["10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "11.0.0.0/8", "0.0.0.0/0", "fd00::/8", "fd00::1/128"];
+        let net = prop::sample::select(nets.map(|net| net.parse::<IpNet>().expect(net)).to_vec());
+        let protocol = prop::option::of(prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]));
+        let ports = prop::sample::select(vec![vec![], vec![(53, 53)], vec![(50, 60)], vec![(22, 22), (53, 53)]]);
+        (owner, prop::option::of(net), protocol, ports).prop_map(|(owner, destination, protocol, ports)| {
+            let ports = ports.into_iter().map(|(first, last)| PortRange { first, last }).collect();
+            Exclusion { owner, destination, protocol, ports }
+        })
+    }
+
+    fn packet() -> impl Strategy<Value = Packet> {
+        let id = || prop_oneof![0..16u32, u32::MAX - 6..=u32::MAX];
+        let to =
+            prop::sample::select(vec!["10.1.2.3", "10.1.9.9", "10.9.9.9", "11.1.1.1", "9.9.9.9", "fd00::1", "fe80::1"]);
+        let protocol = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]);
+        let port = prop::sample::select(vec![22, 53, 55, 61]);
+        (id(), id(), to, protocol, port).prop_map(|(uid, gid, to, p, port)| (uid, gid, to.parse().expect(to), p, port))
+    }
+
+    proptest! {
+        #[test]
+        fn merging_changes_no_packets_fate(
+            all in prop::collection::btree_set(exclusion(), 0..14),
+            packets in prop::collection::vec(packet(), 40),
+        ) {
+            let groups = ByTraffic::of(all.iter());
+            for set in [groups.exclusions(), groups.uncovered()] {
+                for &packet in &packets {
+                    prop_assert_eq!(exempts(&set, packet), exempts(&all, packet), "{:?}", packet);
+                }
+            }
+        }
+
+        #[test]
+        fn of_merged_ones_those_stay_that_no_other_one_covers(all in prop::collection::btree_set(exclusion(), 0..14)) {
+            let groups = ByTraffic::of(all.iter());
+            prop_assert_eq!(groups.uncovered(), naive(&groups.exclusions()));
+            let again = groups.exclusions();
+            prop_assert_eq!(ByTraffic::of(again.iter()).exclusions(), again.clone());
+        }
+
+        #[test]
+        fn parts_give_the_same_as_the_whole(
+            all in prop::collection::vec(exclusion(), 0..14), cut in 0..14usize,
+        ) {
+            let (a, b) = all.split_at(cut.min(all.len()));
+            let (a, b) = (ByTraffic::of(a.iter()).exclusions(), ByTraffic::of(b.iter()).exclusions());
+            prop_assert_eq!(ByTraffic::of(a.iter().chain(&b)).exclusions(), ByTraffic::of(all.iter()).exclusions());
+        }
+    }
+
+    #[test]
+    fn ids_that_touch_become_one_range_and_others_stay() {
+        let mut ranges = [7, 1, 2, 3, u32::MAX, 5, 2, u32::MAX - 1].map(IdRange::one).to_vec();
+        merge(&mut ranges);
+        let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["1-3", "5", "7", "4294967294-4294967295"]);
+    }
+
+    /// 36,000 of them took 18 s as pairs.
+    #[test]
+    fn many_exclusions_are_united_fast() {
+        let one = |id: u32| Exclusion {
+            owner: Owner::Uid(IdRange::one(2 * id)),
+            destination: Some(IpNet::from(IpAddr::from((10 << 24 | id).to_be_bytes()))),
+            protocol: Some(Protocol::Udp),
+            ports: vec![PortRange::one(53)],
+        };
+        let all: BTreeSet<Exclusion> = (0..36_000).map(one).collect();
+        let started = std::time::Instant::now();
+        assert_eq!(ByTraffic::of(all.iter()).uncovered().len(), all.len());
+        let owners: BTreeSet<Exclusion> = all.iter().map(|e| Exclusion { destination: None, ..e.clone() }).collect();
+        assert_eq!(ByTraffic::of(owners.iter()).uncovered().len(), owners.len());
+        assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+}

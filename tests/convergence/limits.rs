@@ -1,0 +1,252 @@
+//! Inputs of a size that others choose: at a limit they are quick, above it they are refused at once,
+//! and what an older version accepted can be removed.
+
+use crate::call::Answer;
+use crate::kernel::Kernel;
+use crate::node::{STATE, on_a_node};
+use crate::pod::Pod;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// More than ten times what a call takes; without limits it was up to minutes.
+const QUICK: Duration = Duration::from_secs(10);
+
+/// What the pod, its namespace, `cni-args` and the configuration ask for.
+#[derive(Debug, Clone, Default)]
+struct Input {
+    pod: Vec<(&'static str, String)>,
+    namespace: Vec<(&'static str, String)>,
+    args: Value,
+    chain: Option<Value>,
+    containers: usize,
+    native: bool,
+}
+
+impl Input {
+    fn pod(annotations: &[(&'static str, &str)]) -> Self {
+        Self { pod: annotations.iter().map(|(key, value)| (*key, (*value).to_owned())).collect(), ..Self::default() }
+    }
+
+    /// The configuration; its manifests are in a directory called `name`.
+    fn configuration(&self, name: &str) -> Value {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limits").join(name);
+        std::fs::create_dir_all(&directory).expect("writable");
+        let object = |annotations: &[(&str, String)]| -> Value {
+            annotations.iter().map(|(key, value)| ((*key).to_owned(), Value::from(value.as_str()))).collect()
+        };
+        let mut annotations = object(&self.pod);
+        annotations["sidecar.istio.io/status"] = "{}".into();
+        let mut containers = vec![json!({
+            "name": "istio-proxy", "image": "proxyv2", "args": ["proxy", "sidecar"],
+            "env": [{ "name": "ISTIO_META_DNS_CAPTURE", "value": "true" }],
+        })];
+        containers.extend((0..self.containers).map(|i| json!({ "name": format!("c{i}"), "image": "x" })));
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "spec": { "containers": containers },
+            "metadata": { "name": "web-0", "namespace": "shop", "annotations": annotations },
+        });
+        let mut namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "shop" } });
+        namespace["metadata"]["annotations"] = object(&self.namespace);
+        std::fs::write(directory.join("pod.json"), pod.to_string()).expect("writable");
+        std::fs::write(directory.join("namespace.json"), namespace.to_string()).expect("writable");
+        let mut configuration = json!({
+            "cniVersion": "1.1.0", "name": "limits", "type": "detour", "kubernetes": { "manifests_dir": directory },
+            "args": { "cni": self.args }, "dialect": if self.native { "nftables" } else { "auto" },
+        });
+        if let Some(chain) = &self.chain {
+            configuration["chain"] = chain.clone();
+        }
+        configuration
+    }
+}
+
+/// A call, and how long it took.
+fn call(pod: &Pod, verb: &str, configuration: &Value) -> (Answer, Duration) {
+    let started = Instant::now();
+    let answer = pod.call_with(verb, "net1", configuration, &pod.netns().display().to_string());
+    (answer, started.elapsed())
+}
+
+fn joined(items: impl IntoIterator<Item = String>, separator: &str) -> String {
+    items.into_iter().collect::<Vec<_>>().join(separator)
+}
+
+/// UIDs of which no two touch.
+fn uids(count: usize) -> String {
+    joined((0..count).map(|i| (2 * i + 5000).to_string()), ",")
+}
+
+/// Addresses of which no two touch.
+fn addresses(count: usize) -> String {
+    joined((0..count).map(|i| format!("10.{}.{}.{}", i / 10_000, i / 100 % 100, 2 * (i % 100))), ",")
+}
+
+/// Rules of which no two have a port or a UID in common.
+fn rules(count: usize) -> String {
+    joined((0..count).map(|i| format!("{},{}:{}", 2 * i + 1, 2 * i + 10_000, 2 * i + 5000)), ";")
+}
+
+#[test]
+fn an_input_at_a_limit_is_quick_in_every_call() {
+    let include = "traffic.sidecar.istio.io/includeOutboundIPRanges";
+    let exclude = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
+    let inputs = [
+        ("uids", false, Input::pod(&[("detour.io/exclude-uids", &uids(1000))])),
+        ("resolvers", false, Input::pod(&[("detour.io/exclude-dns", &addresses(1000))])),
+        ("rules", true, Input::pod(&[("detour.io/exclude-outbound-ports-for-uids", &rules(1000))])),
+        ("ranges", true, Input::pod(&[(include, &addresses(1000)), (exclude, &addresses(1000))])),
+    ];
+    on_a_node(|| {
+        for (name, native, input) in inputs {
+            let pod = Pod::new();
+            let before = Kernel::of(&pod);
+            let configuration = Input { native, ..input }.configuration(name);
+            for verb in ["ADD", "ADD", "CHECK", "DEL"] {
+                let (answer, took) = call(&pod, verb, &configuration);
+                assert_eq!(answer, Answer::Done, "{name}, {verb}");
+                assert!(took < QUICK, "{name}, {verb}: {took:?}");
+            }
+            Kernel::of(&pod).assert_is(&before, "after DEL");
+        }
+    });
+}
+
+#[test]
+fn an_input_above_a_limit_is_refused_at_once_by_place_limit_and_number() {
+    let pod = |key, value: &str| Input::pod(&[(key, value)]);
+    let block = |block: Value| Input { chain: Some(json!([{ "type": "istio-redirect" }, block])), ..Input::default() };
+    let list = |count: usize| (0..count).map(|i| 2 * i).collect::<Vec<_>>();
+    let texts = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+    let inputs = [
+        (
+            pod("detour.io/exclude-uids", &uids(1001)),
+            "annotation \"detour.io/exclude-uids\" of pod shop/web-0: expected at most 1000 items, got 1001",
+        ),
+        (
+            pod("detour.io/exclude-gids", &",".repeat(70_000)),
+            "annotation \"detour.io/exclude-gids\" of pod shop/web-0: expected at most 65536 bytes, got 70000",
+        ),
+        (
+            pod("detour.io/exclude-dns", &addresses(2000)),
+            "annotation \"detour.io/exclude-dns\" of pod shop/web-0: expected at most 1000 items, got 2000",
+        ),
+        (
+            pod("detour.io/exclude-outbound-ports-for-uids", &rules(1001)),
+            "of pod shop/web-0: expected at most 1000 items, got 1001",
+        ),
+        (
+            pod("detour.io/exclude-outbound-ports-for-uids", &format!("{}:{}", uids(900), uids(900))),
+            "of pod shop/web-0: expected at most 10000 exclusions, got 116100",
+        ),
+        (
+            pod("traffic.sidecar.istio.io/excludeOutboundPorts", &uids(1001)),
+            "excludeOutboundPorts\" of pod shop/web-0: expected at most 1000 items, got 1001",
+        ),
+        (
+            Input::pod(&[
+                ("istio.io/reroute-virtual-interfaces", &joined((0..300).map(|i| format!("k{i}")), ",")),
+                ("traffic.sidecar.istio.io/includeOutboundIPRanges", &addresses(300)),
+            ]),
+            "pod shop/web-0: the redirection with all exclusions, for IPv4 and IPv6: expected at most 12000 rules, got ",
+        ),
+        (
+            Input { namespace: vec![("detour.io/exclude-uids", uids(1001))], ..Input::default() },
+            "annotation \"detour.io/exclude-uids\" of namespace shop: expected at most 1000 items, got 1001",
+        ),
+        (
+            Input { args: json!({ "uid-exclude": { "uids": list(1001) } }), ..Input::default() },
+            "pod shop/web-0: args.cni.uid-exclude.uids: expected at most 1000 items, got 1001",
+        ),
+        (
+            Input {
+                args: json!({ "dns-exclude": { "uids": list(300), "resolvers": texts(&addresses(300)) } }),
+                ..Input::default()
+            },
+            "pod shop/web-0: args.cni.dns-exclude.resolvers: expected at most 10000 exclusions, got 180000",
+        ),
+        (
+            block(json!({ "type": "uid-exclude", "uids": list(1001) })),
+            "chain[1].uids: expected at most 1000 items, got 1001",
+        ),
+        (
+            Input { chain: Some(json!(vec![json!({ "type": "uid-exclude" }); 33])), ..Input::default() },
+            "chain: expected at most 32 sub-plugins and executables, got 33",
+        ),
+        (
+            Input { containers: 100, ..pod("detour.io/exclude-uids", "init-containers") },
+            "\"init-containers\": pod shop/web-0: expected at most 100 containers, got 101",
+        ),
+    ];
+    on_a_node(|| {
+        for (index, (input, wanted)) in inputs.into_iter().enumerate() {
+            let pod = Pod::new();
+            let before = Kernel::of(&pod);
+            let configuration = input.configuration(&format!("above-{index}"));
+            let (answer, took) = call(&pod, "ADD", &configuration);
+            let msg = answer.refused(7);
+            assert!(msg.contains(wanted), "{msg}, not {wanted}");
+            assert!(took < QUICK && msg.len() < 1000, "{took:?}: {msg}");
+            let (answer, took) = call(&pod, "DEL", &configuration);
+            answer.done();
+            assert!(took < QUICK, "{took:?}");
+            Kernel::of(&pod).assert_is(&before, "after DEL");
+        }
+    });
+}
+
+/// The record of an attachment that `change` is made to.
+fn change_record(pod: &Pod, change: impl FnOnce(&mut Value)) {
+    let path: PathBuf = Path::new(STATE).join("attachments").join(&pod.container_id).join("limits@net1.json");
+    let mut record: Value = serde_json::from_slice(&std::fs::read(&path).expect("a record")).expect("JSON");
+    change(&mut record);
+    std::fs::write(&path, record.to_string()).expect("writable");
+}
+
+/// Versions without limits recorded as many as an annotation had room for.
+#[test]
+fn an_attachment_that_an_older_version_accepted_is_removed_quickly() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        let before = Kernel::of(&pod);
+        let configuration = Input::pod(&[("detour.io/exclude-uids", "5")]).configuration("older");
+        call(&pod, "ADD", &configuration).0.done();
+        change_record(&pod, |record| {
+            let exclusions = record["policy"]["exclusions"].as_array_mut().expect("exclusions");
+            let one = exclusions[0].clone();
+            exclusions.extend((0..36_000).map(|i| {
+                let mut exclusion = one.clone();
+                exclusion["owner"] = json!({ "Uid": { "first": 2 * i + 100, "last": 2 * i + 100 } });
+                exclusion
+            }));
+        });
+        let over = Input::pod(&[("detour.io/exclude-uids", &uids(36_000))]).configuration("older");
+        let (answer, took) = call(&pod, "DEL", &over);
+        answer.done();
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        Kernel::of(&pod).assert_is(&before, "after DEL");
+    });
+}
+
+#[test]
+fn a_container_has_no_more_attachments_than_a_call_can_read() {
+    on_a_node(|| {
+        let pod = Pod::new();
+        let netns = pod.netns().display().to_string();
+        let configuration = |i: usize| {
+            let mut configuration = Input::default().configuration("attachments");
+            configuration["name"] = format!("limits-{i}").into();
+            configuration["chain"] = json!([{ "type": "uid-exclude" }]);
+            configuration
+        };
+        for i in 0..32 {
+            pod.call_with("ADD", "net1", &configuration(i), &netns).done();
+        }
+        let msg = pod.call_with("ADD", "net1", &configuration(32), &netns).refused(7);
+        assert!(msg.contains("pod shop/web-0: ") && msg.contains("expected at most 32 attachments, got 33"), "{msg}");
+        pod.call_with("ADD", "net1", &configuration(31), &netns).done();
+        for i in 0..=32 {
+            pod.call_with("DEL", "net1", &configuration(i), &netns).done();
+        }
+    });
+}
