@@ -10,7 +10,7 @@ use crate::plugin::asked::{Asked, asked};
 use crate::sandbox::{Sandbox, own_addresses};
 use crate::state::Store;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -223,19 +223,19 @@ fn lines(present: &[Present], drift: Vec<Drift>, foreign: &[String]) -> (Vec<Rul
     let (mut lines, mut left_out) = (Vec::new(), Vec::new());
     let foreign: HashSet<&str> = foreign.iter().map(String::as_str).collect();
     let mut marks: HashMap<(String, String), Vec<Mark>> = HashMap::new();
-    let mut missing: BTreeMap<(String, String), Vec<RuleLine>> = BTreeMap::new();
-    let mut others = Vec::new();
+    let mut absentees: Vec<Option<RuleLine>> = Vec::new();
+    let mut missing: HashMap<(String, String), Vec<usize>> = HashMap::new();
     for drift in drift {
         match (&drift.what, chain_of(&drift.what)) {
             (Difference::Extra(rule) | Difference::Moved(rule), _) => {
                 let mark = if matches!(drift.what, Difference::Extra(_)) { Mark::Extra } else { Mark::Moved };
                 marks.entry((drift.place, rule.clone())).or_default().push(mark);
             }
-            (_, Some(chain)) => {
-                let line = absent(&drift);
-                missing.entry((drift.place.clone(), chain.to_owned())).or_default().extend(line);
+            (_, chain) => {
+                let place = chain.map(|chain| (drift.place.clone(), chain.to_owned()));
+                place.into_iter().for_each(|place| missing.entry(place).or_default().push(absentees.len()));
+                absentees.push(absent(&drift));
             }
-            (_, None) => others.extend(absent(&drift)),
         }
     }
     for marks in marks.values_mut() {
@@ -261,10 +261,10 @@ fn lines(present: &[Present], drift: Vec<Drift>, foreign: &[String]) -> (Vec<Rul
         if more > 0 {
             left_out.push(LeftOut { table: place.clone(), chain: name.clone(), rules: more });
         }
-        lines.extend(missing.remove(&(place.clone(), name.clone())).into_iter().flatten());
+        let missing = missing.remove(&(place.clone(), name.clone())).into_iter().flatten();
+        lines.extend(missing.filter_map(|at| absentees[at].take()));
     }
-    lines.extend(missing.into_values().flatten());
-    lines.extend(others);
+    lines.extend(absentees.into_iter().flatten());
     (lines, left_out)
 }
 
