@@ -34,7 +34,8 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 
 /// What writes to stdout and stderr: `printable::Text` (`main`, `panics`, the relay of a plugin's stderr) and log
 /// lines (`logging`). `output` asks whether stdout is a terminal.
-const WRITERS: [&str; 5] = ["cli/output.rs", "delegate/process.rs", "logging.rs", "main.rs", "plugin/panics.rs"];
+const WRITERS: [&str; 6] =
+    ["cli/output.rs", "delegate/process.rs", "logging.rs", "main.rs", "plugin/panics.rs", "streams.rs"];
 
 #[test]
 fn only_printable_text_reaches_terminals() {

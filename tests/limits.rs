@@ -217,8 +217,8 @@ fn a_response_without_an_end_is_read_to_its_limit() {
             "chain": [{"type": "istio-redirect"}],
         });
         let mut detour = call("ADD");
-        // Not its own: what is asked about is looked up before the namespace is.
-        detour.env("CNI_NETNS", "/proc/1/ns/net");
+        // The pod is looked up before its network namespace.
+        detour.env("CNI_NETNS", "/run/netns/detour-absent");
         let mut process = detour.spawn().expect("it starts");
         process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
         let (_, memory) = end(&mut process);

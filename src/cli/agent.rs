@@ -45,8 +45,8 @@ istio-validation has ended with 126, their rules are no longer what was asked fo
 never been attached. In place, the plugin's own ADD is made (again) in the pod's network namespace,
 and the rules are read back. Each pod gets an Event of it. A pod is tried five times, with pauses.
 
-With --health-address it ends by itself, with exit code 1, if the file system has not answered for two
-minutes: let it be started again.
+With --health-address the agent ends with exit code 1 if the file system has not answered for two
+minutes, so that it is started again.
 
 Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
 

@@ -3,7 +3,7 @@
 use super::{Code, Error};
 
 /// The most items of a list: of an annotation, of `args.cni`, or of a key of the configuration.
-pub const LIST_ITEMS: usize = 1000;
+pub const LIST_ITEMS: usize = 2000;
 /// The longest text of a list, in bytes.
 pub(super) const LIST_BYTES: usize = 64 * 1024;
 /// So much of a value is quoted, in characters.

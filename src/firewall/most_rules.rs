@@ -4,7 +4,7 @@ use super::detour::{captured, covers_dns_port, protocols};
 use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
 
 /// The most rules that an ADD makes for a pod, of both families.
-pub const MOST_RULES: usize = 12_000;
+pub const MOST_RULES: usize = 16_000;
 /// Rules of a redirection that don't depend on its lists.
 const ALWAYS: usize = 30;
 /// The jumps to the exclusions, in nat and raw of both families.

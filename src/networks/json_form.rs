@@ -353,9 +353,9 @@ mod tests {
         let of_pod = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0"#;
         let error = parse(&elements(101)).expect_err("too many");
         assert_eq!(error.msg, format!("{of_pod}: expected at most 100 elements, got 101"));
-        let ips = json!([{"name": "a", "ips": vec!["10.0.0.1"; 1001]}]).to_string();
+        let ips = json!([{"name": "a", "ips": vec!["10.0.0.1"; 2001]}]).to_string();
         let error = parse(&ips).expect_err("too many");
-        assert!(error.msg.ends_with(": ips: expected at most 1000 items, got 1001"), "{error}");
+        assert!(error.msg.ends_with(": ips: expected at most 2000 items, got 2001"), "{error}");
         let error = parse(&format!("[{}]", " ".repeat(256 * 1024))).expect_err("too long");
         assert_eq!(error.msg, format!("{of_pod}: expected at most 262144 bytes, got 262146"));
     }

@@ -92,10 +92,10 @@ fn an_input_at_a_limit_is_quick_in_every_call() {
     let include = "traffic.sidecar.istio.io/includeOutboundIPRanges";
     let exclude = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
     let inputs = [
-        ("uids", false, Input::pod(&[("detour.io/exclude-uids", &uids(1000))])),
-        ("resolvers", false, Input::pod(&[("detour.io/exclude-dns", &addresses(1000))])),
-        ("rules", true, Input::pod(&[("detour.io/exclude-outbound-ports-for-uids", &rules(1000))])),
-        ("ranges", true, Input::pod(&[(include, &addresses(1000)), (exclude, &addresses(1000))])),
+        ("uids", false, Input::pod(&[("detour.io/exclude-uids", &uids(2000))])),
+        ("resolvers", false, Input::pod(&[("detour.io/exclude-dns", &addresses(2000))])),
+        ("rules", true, Input::pod(&[("detour.io/exclude-outbound-ports-for-uids", &rules(2000))])),
+        ("ranges", true, Input::pod(&[(include, &addresses(2000)), (exclude, &addresses(2000))])),
     ];
     on_a_node(|| {
         for (name, native, input) in inputs {
@@ -120,43 +120,43 @@ fn an_input_above_a_limit_is_refused_at_once_by_place_limit_and_number() {
     let texts = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
     let inputs = [
         (
-            pod("detour.io/exclude-uids", &uids(1001)),
-            "annotation \"detour.io/exclude-uids\" of pod shop/web-0: expected at most 1000 items, got 1001",
+            pod("detour.io/exclude-uids", &uids(2001)),
+            "annotation \"detour.io/exclude-uids\" of pod shop/web-0: expected at most 2000 items, got 2001",
         ),
         (
             pod("detour.io/exclude-gids", &",".repeat(70_000)),
             "annotation \"detour.io/exclude-gids\" of pod shop/web-0: expected at most 65536 bytes, got 70000",
         ),
         (
-            pod("detour.io/exclude-dns", &addresses(2000)),
-            "annotation \"detour.io/exclude-dns\" of pod shop/web-0: expected at most 1000 items, got 2000",
+            pod("detour.io/exclude-dns", &addresses(2001)),
+            "annotation \"detour.io/exclude-dns\" of pod shop/web-0: expected at most 2000 items, got 2001",
         ),
         (
-            pod("detour.io/exclude-outbound-ports-for-uids", &rules(1001)),
-            "of pod shop/web-0: expected at most 1000 items, got 1001",
+            pod("detour.io/exclude-outbound-ports-for-uids", &rules(2001)),
+            "of pod shop/web-0: expected at most 2000 items, got 2001",
         ),
         (
             pod("detour.io/exclude-outbound-ports-for-uids", &format!("{}:{}", uids(900), uids(900))),
             "of pod shop/web-0: expected at most 10000 exclusions, got 116100",
         ),
         (
-            pod("traffic.sidecar.istio.io/excludeOutboundPorts", &uids(1001)),
-            "excludeOutboundPorts\" of pod shop/web-0: expected at most 1000 items, got 1001",
+            pod("traffic.sidecar.istio.io/excludeOutboundPorts", &uids(2001)),
+            "excludeOutboundPorts\" of pod shop/web-0: expected at most 2000 items, got 2001",
         ),
         (
             Input::pod(&[
                 ("istio.io/reroute-virtual-interfaces", &joined((0..300).map(|i| format!("k{i}")), ",")),
                 ("traffic.sidecar.istio.io/includeOutboundIPRanges", &addresses(300)),
             ]),
-            "pod shop/web-0: the redirection with all exclusions, for IPv4 and IPv6: expected at most 12000 rules, got ",
+            "pod shop/web-0: the redirection with all exclusions, for IPv4 and IPv6: expected at most 16000 rules, got ",
         ),
         (
-            Input { namespace: vec![("detour.io/exclude-uids", uids(1001))], ..Input::default() },
-            "annotation \"detour.io/exclude-uids\" of namespace shop: expected at most 1000 items, got 1001",
+            Input { namespace: vec![("detour.io/exclude-uids", uids(2001))], ..Input::default() },
+            "annotation \"detour.io/exclude-uids\" of namespace shop: expected at most 2000 items, got 2001",
         ),
         (
-            Input { args: json!({ "uid-exclude": { "uids": list(1001) } }), ..Input::default() },
-            "pod shop/web-0: args.cni.uid-exclude.uids: expected at most 1000 items, got 1001",
+            Input { args: json!({ "uid-exclude": { "uids": list(2001) } }), ..Input::default() },
+            "pod shop/web-0: args.cni.uid-exclude.uids: expected at most 2000 items, got 2001",
         ),
         (
             Input {
@@ -166,8 +166,8 @@ fn an_input_above_a_limit_is_refused_at_once_by_place_limit_and_number() {
             "pod shop/web-0: args.cni.dns-exclude.resolvers: expected at most 10000 exclusions, got 180000",
         ),
         (
-            block(json!({ "type": "uid-exclude", "uids": list(1001) })),
-            "chain[1].uids: expected at most 1000 items, got 1001",
+            block(json!({ "type": "uid-exclude", "uids": list(2001) })),
+            "chain[1].uids: expected at most 2000 items, got 2001",
         ),
         (
             Input { chain: Some(json!(vec![json!({ "type": "uid-exclude" }); 33])), ..Input::default() },
