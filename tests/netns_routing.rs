@@ -27,8 +27,7 @@ fn found() -> (Vec<RuleMessage>, Vec<RouteMessage>) {
             let all: Vec<_> = handle.rule().get(version).execute().try_collect().await.expect("listed");
             rules.extend(all.into_iter().filter(|rule| rule.attributes.contains(&RuleAttribute::FwMark(MARK))));
         }
-        for message in
-            [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()]
+        for message in [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()]
         {
             routes.extend(in_table(&handle, message).await);
         }

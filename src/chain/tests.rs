@@ -185,7 +185,7 @@ fn two_blocks_of_one_sub_plugin_are_united() {
         {"type": "uid-exclude", "uids": [6], "gids": [7]},
     ]));
     assert_eq!(scenario.redirect().exclude_interfaces, ["net1", "net2"]);
-    assert_eq!(scenario.exclusions(), ["uid 5-6", "gid 7"]);
+    assert_eq!(scenario.exclusions(), ["uid 5", "uid 6", "gid 7"]);
 }
 
 #[test]

@@ -147,9 +147,9 @@ mod tests {
     fn the_pods_argument_is_a_block_without_the_administrators_keys() {
         let scenario = chain(json!([{"type": "uid-exclude", "uids": [1]}]));
         let args = |block| scenario.clone().args(json!({ "uid-exclude": block }));
-        assert_eq!(args(json!({"uids": "2", "rules": ["22:3"]})).exclusions(), ["uid 1-2", "uid 3 22"]);
+        assert_eq!(args(json!({"uids": "2", "rules": ["22:3"]})).exclusions(), ["uid 1", "uid 2", "uid 3 22"]);
         assert_eq!(args(json!(null)).exclusions(), ["uid 1"]);
-        assert_eq!(args(json!({"type": "uid-exclude", "uids": 2})).exclusions(), ["uid 1-2"]);
+        assert_eq!(args(json!({"type": "uid-exclude", "uids": 2})).exclusions(), ["uid 1", "uid 2"]);
         assert!(args(json!({"type": "dns-exclude"})).error().starts_with("args.cni.uid-exclude.type: "));
         for key in ["pod_overrides", "uid"] {
             let start = format!("args.cni.uid-exclude.{key}: unknown key; ");

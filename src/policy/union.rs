@@ -18,7 +18,7 @@ pub struct Conflict {
 
 impl Policy {
     /// What `self` and `other` ask for together, in whichever order they are given; of exclusions
-    /// that differ in their owners only, ranges that overlap or touch become one.
+    /// that differ in their owners only, ranges that overlap become one.
     ///
     /// # Errors
     /// A setting of the redirection that can have one value only has two.

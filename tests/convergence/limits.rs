@@ -92,7 +92,7 @@ fn an_input_at_a_limit_is_quick_in_every_call() {
     let include = "traffic.sidecar.istio.io/includeOutboundIPRanges";
     let exclude = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
     let inputs = [
-        ("uids", false, Input::pod(&[("detour.io/exclude-uids", &uids(2000))])),
+        ("uids", false, Input::pod(&[("detour.io/exclude-uids", &uids(1500))])),
         ("resolvers", false, Input::pod(&[("detour.io/exclude-dns", &addresses(2000))])),
         ("rules", true, Input::pod(&[("detour.io/exclude-outbound-ports-for-uids", &rules(2000))])),
         ("ranges", true, Input::pod(&[(include, &addresses(2000)), (exclude, &addresses(2000))])),

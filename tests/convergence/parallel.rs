@@ -54,7 +54,7 @@ fn of_many_attachments_in_one_pod() {
         let pod = Pod::new();
         let netns = pod.netns().display().to_string();
         let before = Kernel::of(&pod);
-        // Those that touch would be one range.
+        // Each has a rule of its own.
         let uids = || (0..IN_ONE_POD).map(|i| 2 * i);
         let all = |verb| {
             let start = Instant::now();

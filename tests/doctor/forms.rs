@@ -230,9 +230,10 @@ fn wrong_usage_is_code_2_and_examples_are_in_the_help() {
 #[test]
 fn a_log_file_elsewhere_is_named_and_not_read() {
     scene(Plan::new(), |scene| {
-        let mut conf = scene.json(CONF);
+        const NODE: &str = "var/lib/cni/detour/node.json";
+        let mut conf = scene.json(NODE);
         conf["log_file"] = "/etc/hostname".into();
-        scene.write(CONF, &conf.to_string());
+        scene.write(NODE, &conf.to_string());
         let report = scene.report(&POD);
         let line = report["checks"].as_array().expect("checks").iter().find(|line| line["id"] == "plugin-log");
         let line = line.expect("it is there");

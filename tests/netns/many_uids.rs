@@ -1,4 +1,4 @@
-//! Many excluded UIDs, and ranges of them that touch.
+//! Many excluded UIDs: those between them stay captured.
 
 use crate::configuration::{chain, story};
 use crate::expectations::*;
