@@ -12,9 +12,9 @@ Examples:
   detour uninstall --dry-run         what would be taken away from this node, as a unified diff
   detour uninstall --root /host      from a pod that has the node's file system at /host
 
-Pods keep their rules. The configuration is removed first, then the node configuration, the kubeconfig
-and the program. Files that were edited after the installation stay, and so do the files that they need;
-the output names them.
+Pods keep their rules. The configuration is removed first, then the node configuration, the
+kubeconfig and the program. Files that were edited after the installation stay, and so do the
+files that they need; the output names them.
 
 Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage.";
 
