@@ -69,7 +69,7 @@ pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
         _ => unread(&file, &error),
     })?;
     let place = shown(&file);
-    match json(&place, &text)? {
+    let configuration = match json(&place, &text)? {
         Value::Object(list) if list.get("type").is_none_or(|kind| kind == "") => {
             let name = list.get("name").and_then(Value::as_str).unwrap_or_default();
             let inline = list.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(true));
@@ -81,7 +81,8 @@ pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
             }
         }
         _ => Configuration::parse(&place, &text, None),
-    }
+    }?;
+    Ok(Configuration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
 }
 
 /// The plugins in the directory called `name` beside `file`.

@@ -184,9 +184,7 @@ impl Context<'_> {
         }
         let configuration = match reference {
             Reference::Delegate(_, text) => Configuration::parse(&place, text, None).map(by_node),
-            Reference::Configured(_, NetworkName::Path(path)) => {
-                files::at(path).map(by_node).map_err(|error| at(&place, error))
-            }
+            Reference::Configured(_, NetworkName::Path(path)) => files::at(path).map_err(|error| at(&place, error)),
             Reference::Configured(_, NetworkName::Name(name)) => files::named(&self.conf.conf_dir, name, warnings)
                 .map_err(|error| match lookup {
                     Some(Lookup::Missing(sought)) => {
