@@ -189,7 +189,7 @@ mod tests {
         stream
     }
 
-    /// The answer to `request`; empty where there is none.
+    /// Returns the answer to `request`; empty if the server closes the connection without one.
     fn answer(mut stream: TcpStream, request: &[u8]) -> String {
         let mut answer = String::new();
         // A server that closes with unread data resets the connection.

@@ -15,7 +15,7 @@ use tower::{BoxError, Layer, Service};
 const OBJECT: u64 = 16 << 20;
 /// The most bytes of a page of a list. The agent asks for [`PAGE`] objects each.
 const LIST: u64 = 64 << 20;
-/// How many objects a page has: of ordinary size they stay below the limit, whoever wrote them.
+/// How many objects a page has: objects of ordinary size stay below the limit together.
 pub(crate) const PAGE: u32 = 40;
 
 /// A client of the API that `config` describes.

@@ -123,7 +123,7 @@ impl Manifests {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
         let failed = |error: io::Error| wrong("can't be read; accepted: a directory").with_details(error.to_string());
-        // Whoever can change it decides which pods have a sidecar, and what is excluded.
+        // A user who can change the file decides which pods have a sidecar, and what is excluded.
         let trusted = check(&self.dir).map_err(|error| match error {
             trusted_file::Error::Io(error) => failed(error),
             refused => wrong(&format!("is not used: {refused}")),

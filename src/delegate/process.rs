@@ -168,13 +168,13 @@ impl<'a> Watch<'a> {
         while self.ended.is_none() || self.stdout.is_some() || self.stderr.is_some() {
             let until = self.ended.map_or(deadline, |ended| deadline.min(ended + GRACE));
             let failure = match self.wait(until) {
-                Ok(Wait::Went(signal)) if self.printed.len() <= STDOUT_LIMIT => match signal {
+                Ok(Wait::Event(signal)) if self.printed.len() <= STDOUT_LIMIT => match signal {
                     None => continue,
                     Some(signal) => Failure::Interrupted(signal),
                 },
-                Ok(Wait::Went(_)) => Failure::TooMuch,
-                Ok(Wait::TooLong) if self.ended.is_some() => break,
-                Ok(Wait::TooLong) => {
+                Ok(Wait::Event(_)) => Failure::TooMuch,
+                Ok(Wait::Timeout) if self.ended.is_some() => break,
+                Ok(Wait::Timeout) => {
                     self.kill();
                     return Err(Failure::Deadline(timeout, self.relay.finish()));
                 }
@@ -191,7 +191,7 @@ impl<'a> Watch<'a> {
     /// Waits for the next event and handles it. A child that never pauses does not keep the clock from
     /// being looked at.
     fn wait(&mut self, until: Instant) -> Result<Wait, Errno> {
-        let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(Wait::TooLong) };
+        let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(Wait::Timeout) };
         let left = if self.group.must_be_asked() { left.min(PULSE) } else { left };
         let mut caught = None;
         for (source, flags) in self.poll(left)? {
@@ -206,7 +206,7 @@ impl<'a> Watch<'a> {
         if self.ended.is_none() && self.group.leader_has_ended()? {
             self.ended = Some(Instant::now());
         }
-        Ok(Wait::Went(caught))
+        Ok(Wait::Event(caught))
     }
 
     /// What has happened within `left`.
@@ -267,7 +267,7 @@ impl<'a> Watch<'a> {
         let until = Instant::now() + GRACE;
         while self.ended.is_none() {
             self.printed.clear();
-            if !matches!(self.wait(until), Ok(Wait::Went(_))) {
+            if !matches!(self.wait(until), Ok(Wait::Event(_))) {
                 return;
             }
         }
@@ -276,12 +276,12 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What came of waiting.
+/// The outcome of waiting.
 enum Wait {
-    /// Something happened; this signal was received.
-    Went(Option<Signal>),
-    /// The time is over.
-    TooLong,
+    /// An event arrived, and perhaps this signal.
+    Event(Option<Signal>),
+    /// The deadline passed.
+    Timeout,
 }
 
 /// What comes through a pipe that is ready; `None` at its end.

@@ -86,7 +86,7 @@ pub(super) fn label(account: &ServiceAccount, known: &KnownPod, label: &(String,
     Ok(Outcome::Labelled)
 }
 
-/// What is told of a pod whose rules can't be looked at.
+/// The Event for a pod whose rules can't be read.
 pub(super) fn unreadable(error: &Error) -> Event {
     let message = format!("drift is not repaired: {error}");
     Event { warning: true, reason: "DetourRulesUnreadable".into(), message }

@@ -15,7 +15,7 @@
 //! | `sandbox`, `rules`, `listeners` | where the pod is, and what is in its network namespace |
 //! | `probe`, `flight`, `users` | what real packets do |
 //! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
-//! | `bundle`, `redact` (`scan`, `open_keys`), `ustar` | all of it for somebody elsewhere, less its secrets |
+//! | `bundle`, `redact` (`scan`, `open_keys`), `ustar` | all of it in one archive, without secrets |
 
 mod agent;
 mod bundle;
