@@ -56,12 +56,20 @@ fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
             pod.dialect = dialect;
             pod.call(scene, "ADD");
             let before = Kernel::of(&pod);
-            pod.tool("nft", &["flush", "ruleset"], "");
-            pod.tool("ip", &["rule", "del", "table", "133"], "");
-            pod.tool("ip", &["route", "flush", "table", "133"], "");
-            let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
-            assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect}");
-            Kernel::of(&pod).assert_is(&before, dialect);
+            let damages: [&[&str]; 3] = [
+                &["nft flush ruleset", "ip rule del table 133", "ip route flush table 133"],
+                &["ip route flush table 133"],
+                &["ip -6 route flush table 133"],
+            ];
+            for damage in damages {
+                for command in damage {
+                    let words: Vec<&str> = command.split(' ').collect();
+                    pod.tool(words[0], &words[1..], "");
+                }
+                let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+                assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect} {damage:?}");
+                Kernel::of(&pod).assert_is(&before, dialect);
+            }
             pod.call(scene, "DEL");
         }
     });
