@@ -6,7 +6,7 @@ use super::converge::{Wish, converge, records};
 use super::del::take_away;
 use super::foreign::Redirection;
 use super::own_netns;
-use super::record::Record;
+use super::record::InSandbox;
 use crate::cni::{Code, Error};
 use crate::firewall::Live;
 use crate::sandbox::Sandbox;
@@ -71,7 +71,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let mut forgotten = Vec::new();
     for container_id in store.containers()? {
         for attachment in store.of_container(&container_id)? {
-            let record = match store.read(&attachment) {
+            let record = match store.read_part(&attachment) {
                 // It must not keep all others.
                 Err(error) if error.code == Code::State => {
                     tracing::warn!("{error}");
@@ -79,7 +79,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
                 }
                 other => other?,
             };
-            let Some(Record { sandbox: Some(id), netns: Some(netns), .. }) = record else { continue };
+            let Some(InSandbox { sandbox: Some(id), netns: Some(netns) }) = record else { continue };
             let gone = || Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id));
             if netns.starts_with(root) && gone() {
                 take_away(&store, &attachment, None)?;

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 /// What is needed, or was added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Fixtures {
     /// The address [`super::PROXY_LOOPBACK`] on lo.
     pub proxy_loopback: bool,

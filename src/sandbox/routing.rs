@@ -36,6 +36,7 @@ pub struct Routing {
     /// The routing table.
     pub table: u32,
     /// For IPv6 too.
+    #[serde(default)]
     pub ip6: bool,
 }
 
