@@ -40,7 +40,10 @@ pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<
         let foreign = Redirection::find(&live, &records.known_rules(), asked);
         let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &live)? };
         Ok(Standing {
-            redirected: foreign.is_some() || (asked && drift.is_empty()),
+            // Native tables of these names are detour's, with saved state or without.
+            redirected: foreign.is_some()
+                || (asked && drift.is_empty())
+                || (records.0.is_empty() && live.native_redirection().0),
             attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
             drift,
         })

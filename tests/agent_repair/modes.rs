@@ -190,6 +190,24 @@ fn a_pod_whose_successor_would_not_be_redirected_either_is_never_deleted() {
     });
 }
 
+/// Where its saved state is lost, it is redirected all the same.
+#[test]
+fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
+    scene(|scene| {
+        let mut pod = scene.pod();
+        pod.dialect = "nftables";
+        pod.call(scene, "ADD");
+        std::fs::remove_dir_all(format!("/run/detour/attachments/{}", pod.sandbox)).expect("there is some");
+        let (mut repair, mut now) = (scene.repair_by(&settings(Mode::Delete)), Instant::now());
+        for _ in 0..4 {
+            assert_eq!(repair.look(&[Arc::new(pod.known())], now), []);
+            now += Duration::from_secs(600);
+        }
+        assert!(scene.told("DELETE").is_empty());
+        pod.call(scene, "DEL");
+    });
+}
+
 /// The rules are right, and a new pod would have the same ones.
 #[test]
 fn a_pod_whose_rules_are_right_is_not_deleted_in_the_end() {
