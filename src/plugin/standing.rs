@@ -9,7 +9,8 @@ use super::own_netns;
 use super::record::InSandbox;
 use crate::cni::{Code, Error};
 use crate::firewall::Live;
-use crate::sandbox::Sandbox;
+use crate::host_path::{HostPath, Root};
+use crate::sandbox::{Id, Sandbox};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 use std::time::Duration;
@@ -64,8 +65,8 @@ pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
     }
 }
 
-/// Forgets attachments whose namespace was reached below `root` and is there no more: runtimes make
-/// no DEL for what they did not add themselves. Gives those that are forgotten.
+/// Forgets attachments whose namespace is there no more: runtimes make no DEL for what they did not add
+/// themselves, and Multus none that it missed. `root` is where the node's file system is mounted. Gives those that are forgotten.
 ///
 /// # Errors
 /// What is kept can't be read or removed.
@@ -83,14 +84,34 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
                 other => other?,
             };
             let Some(InSandbox { sandbox: Some(id), netns: Some(netns) }) = record else { continue };
-            let gone = || Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id));
-            if netns.starts_with(root) && gone() {
+            let gone = if netns.starts_with(root) {
+                Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id))
+            } else {
+                is_gone_from_node(root, &netns, id)
+            };
+            if gone {
                 take_away(&store, &attachment, None)?;
                 forgotten.push(attachment);
             }
         }
     }
     Ok(forgotten)
+}
+
+/// Whether the runtime's path leads nowhere, or to another namespace. A file that is no namespace says nothing:
+/// without mount propagation, each looks so below `root`.
+fn is_gone_from_node(root: &Path, netns: &Path, id: Id) -> bool {
+    let Some(path) = HostPath::new(netns) else { return false };
+    let root = Root::new(root);
+    let exists = |path: &HostPath| root.reach(path).and_then(|path| path.try_exists()).ok();
+    match (exists(&path.parent()), exists(&path)) {
+        (Some(true), Some(false)) => true,
+        (_, Some(true)) => {
+            let there = root.reach(&path).ok().and_then(|path| Sandbox::open(&path).ok().flatten());
+            there.is_some_and(|there| there.id() != id)
+        }
+        _ => false,
+    }
 }
 
 fn open(netns: &Path) -> Result<Sandbox, Error> {

@@ -190,6 +190,31 @@ fn what_is_kept_of_a_repaired_pod_goes_with_its_namespace() {
     });
 }
 
+/// Multus deletes a pod's attachments by its cache; without that, there is no DEL.
+#[test]
+fn what_is_kept_of_a_missed_del_goes_with_the_namespace_at_the_runtimes_path() {
+    scene(|scene| {
+        let directory = scene.node.root.join("run/netns-of-test");
+        std::fs::create_dir_all(&directory).expect("made");
+        std::fs::write(directory.join("not-propagated"), "").expect("written");
+        let kept_at = |netns: &str| {
+            let pod = scene.pod();
+            pod.call(scene, "ADD");
+            let state = std::path::Path::new("/run/detour/attachments").join(&pod.sandbox);
+            let file = std::fs::read_dir(state).expect("saved").next().expect("a record").expect("readable").path();
+            let text = std::fs::read(&file).expect("a record");
+            let mut record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            record["netns"] = json!(netns);
+            std::fs::write(file, record.to_string()).expect("writable");
+            scene.repair().look(&[], Instant::now());
+            !scene.attachments(&pod).is_empty()
+        };
+        assert!(!kept_at("/run/netns-of-test/gone"));
+        assert!(kept_at("/run/netns-of-test/not-propagated"));
+        assert!(kept_at("/run/not-mounted/gone"));
+    });
+}
+
 #[test]
 fn a_groups_name_is_that_of_the_node() {
     scene(|scene| {
