@@ -94,6 +94,9 @@
 //! | `/var/lib/cni/detour/node.json` | the node configuration: the keys that no attachment can set ([`cni::NodeConf`]) |
 //! | `/var/lib/cni/detour/kubeconfig` | by which the plugin reaches the API, where the agent or `detour install` wrote it |
 //!
+//! Records have a version ([`state::format`]): a missing field has its default, and a newer version's record
+//! is refused, except to remove what it describes. `tests/records` holds those of each release.
+//!
 //! Error codes: [`cni::Code`].
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]

@@ -303,6 +303,22 @@ fn a_path_that_is_no_netns_is_refused_and_no_obstacle_to_del() {
     std::fs::remove_dir_all(&directory).expect("the directory goes");
 }
 
+/// As the reference plugins do.
+#[test]
+fn check_without_the_result_of_add_is_refused() {
+    let missing = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass".to_owned();
+    for (previous, wanted) in [
+        ("", missing.clone()),
+        (r#","prevResult":null"#, missing),
+        (r#","prevResult":7"#, "prevResult: an object is needed; it is the runtime that sets it".to_owned()),
+    ] {
+        for more in ["", r#","delegates":[{"type":"bridge","name":"b"}]"#] {
+            let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"detour"{more}{previous}}}"#);
+            assert_eq!(refusal(&call("CHECK", &[], &conf)), (7, wanted.clone()), "{conf}");
+        }
+    }
+}
+
 #[test]
 fn del_succeeds_without_a_netns_and_again() {
     for netns in ["", "/run/netns/protocol-test-gone"] {

@@ -251,6 +251,13 @@ impl Live {
         }
     }
 
+    /// Whether detour's native tables redirect traffic, and whether they do by TPROXY.
+    #[must_use]
+    pub fn native_redirection(&self) -> (bool, bool) {
+        let has = |name: &str| self.native.values().any(|chains| chains.contains_key(name));
+        (has("ISTIO_OUTPUT"), has("ISTIO_TPROXY"))
+    }
+
     /// A chain's rules; none where there is no such chain.
     #[must_use]
     pub fn rules(&self, family: Family, table: Table, chain: &str) -> &[LiveRule] {

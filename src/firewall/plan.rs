@@ -52,6 +52,7 @@ pub type Change = ((Family, Table), Step);
 
 /// Tables and built-in chains that were not there before us, and so go when we go.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Made {
     /// Tables.
     pub tables: BTreeSet<(Family, Table)>,

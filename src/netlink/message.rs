@@ -11,6 +11,8 @@ pub const NLM_F_ACK: u16 = 4;
 pub(super) const NLM_F_DUMP: u16 = 0x300;
 /// On an answer to a dump: the objects changed while they were listed.
 pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
+/// On NEW: replace an object in the same place.
+pub const NLM_F_REPLACE: u16 = 0x100;
 /// On NEW: fail if it exists.
 pub const NLM_F_EXCL: u16 = 0x200;
 /// On NEW: create it.

@@ -8,5 +8,7 @@ mod socket;
 
 pub use allowance::{Allowance, TOO_MANY};
 pub use attributes::Attributes;
-pub use message::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_ERROR, Received, put, split};
+pub use message::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR, Received, put, split,
+};
 pub use socket::{Socket, again};

@@ -54,7 +54,7 @@ pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Re
 /// Whether this attachment or another on the container may have left something in the kernel.
 fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
     for other in store.of_container(&attachment.container_id)? {
-        if store.read::<InSandbox>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
+        if store.read_part::<InSandbox>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
             return Ok(true);
         }
     }

@@ -3,7 +3,7 @@
 //! be in the kernel, and finishes the work.
 
 use super::abandon::abandon;
-use super::desired::{check_rules, fixtures, ruleset};
+use super::desired::{check_rules, fixtures, ruleset, unrecorded_fixtures};
 use super::dialect::{Known, choose};
 use super::foreign::Redirection;
 use super::record::{Record, Records};
@@ -229,7 +229,15 @@ impl Converge<'_> {
         let missing = needed.missing(addresses)?;
         let leaving = matches!(wish, Wish::Leave);
         let made = if dialect == Dialect::Iptables { Made::by(&desired, live) } else { Made::default() };
-        records.remember(self.attachment, leaving, live, &made, &missing);
+        let mut added = missing.clone();
+        let mut unrecorded = Fixtures::default();
+        if kept.0.is_empty() && !live.native.is_empty() {
+            unrecorded = unrecorded_fixtures(live);
+            // What its rules need was added with them.
+            added.extend(&needed);
+            added.extend(&unrecorded);
+        }
+        records.remember(self.attachment, leaving, live, &made, &added);
         begun.intent = true;
         begun.missing.extend(&missing);
         match self.keep(&records, &kept) {
@@ -243,7 +251,7 @@ impl Converge<'_> {
         }
         let plan = dialect.plan(live, &before, &desired, &records.made());
         let may_go_native = !go_native && wish.dialect() == cni::Dialect::Auto && known.in_use.is_none();
-        Ok(Work { records, plan, may_go_native, needed, missing })
+        Ok(Work { records, plan, may_go_native, needed, missing, unrecorded })
     }
 
     fn intent(
@@ -287,7 +295,9 @@ impl Converge<'_> {
     fn settle(&self, work: Work, leaving: bool) -> Result<(), Error> {
         tracing::debug!(changes = work.plan.len(), "the kernel holds what is asked for");
         let mut settled = work.records.clone();
-        match settled.fixtures().remove_but(&work.needed) {
+        let mut added = settled.fixtures();
+        added.extend(&work.unrecorded);
+        match added.remove_but(&work.needed) {
             Ok(()) => settled.0.iter_mut().for_each(|(_, record)| record.fixtures.retain(&work.needed)),
             Err(error) if leaving => return Err(error),
             // It does no harm, and DEL removes it.
@@ -369,6 +379,8 @@ struct Work {
     needed: Fixtures,
     /// What of that is not there.
     missing: Fixtures,
+    /// What rules without saved state needed.
+    unrecorded: Fixtures,
 }
 
 fn refused(error: &nfnetlink::Error, plan: Option<&Plan>) -> Error {

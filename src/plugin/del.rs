@@ -28,9 +28,20 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&Sandbox>) -> Result<(), Error> {
     let own = match store.read::<Record>(attachment) {
         Err(error) if error.code == Code::State => {
-            tracing::warn!("a redirection that it may have made is left in the pod: {error}");
-            forget(store, attachment);
-            None
+            let understood = store.read_part(attachment).ok().flatten();
+            let understood = understood.and_then(|fields| Record::understood(&fields));
+            let written = understood.map(|record| store.write(attachment, &record).map(|()| record)).transpose();
+            let record = written.unwrap_or_else(|error| {
+                tracing::warn!("{error}");
+                None
+            });
+            if record.is_some() {
+                tracing::warn!("the rules are removed as far as the record is understood: {error}");
+            } else {
+                tracing::warn!("a redirection that it may have made is left in the pod: {error}");
+                forget(store, attachment);
+            }
+            record
         }
         other => other?,
     };
@@ -63,7 +74,7 @@ fn is_of_another(
     for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
         for other in store.of_container(container_id)? {
             // What can't be understood is of another pod, and no reason to keep this one.
-            let record = match store.read::<InSandbox>(&other) {
+            let record = match store.read_part::<InSandbox>(&other) {
                 Err(error) if error.code == Code::State => None,
                 other => other?,
             };

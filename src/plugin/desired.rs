@@ -2,8 +2,8 @@
 
 use crate::cni::{Error, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{MOST_RULES, Ruleset, most_rules};
-use crate::policy::{InterceptionMode, Ipv6, Policy};
+use crate::firewall::{Live, MOST_RULES, Ruleset, most_rules};
+use crate::policy::{InterceptionMode, Ipv6, Policy, Redirect};
 use crate::sandbox::{Fixtures, Routing};
 
 /// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
@@ -28,6 +28,15 @@ pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
     let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
     let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
     Fixtures { proxy_loopback: ip6, routing }
+}
+
+/// What the rules of detour's native tables needed besides themselves, if no record tells: with the default
+/// mark and table.
+pub(super) fn unrecorded_fixtures(live: &Live) -> Fixtures {
+    let (redirects, by_tproxy) = live.native_redirection();
+    let Redirect { inbound_tproxy_mark: mark, inbound_tproxy_route_table: table, .. } = Redirect::default();
+    let routing = by_tproxy.then_some(Routing { mark, table, ip6: true }).into_iter().collect();
+    Fixtures { proxy_loopback: redirects, routing }
 }
 
 /// Refuses a policy that needs too many rules. Only an ADD does: what is there can always be repaired and

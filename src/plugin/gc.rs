@@ -1,7 +1,7 @@
 //! GC: a DEL for each attachment of this network that the runtime no longer has.
 
 use super::del::take_away;
-use super::record::Record;
+use super::record::InSandbox;
 use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
 use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
@@ -43,7 +43,7 @@ fn known_as(attachment: &Attachment) -> ValidAttachment {
 /// # Errors
 /// State can't be read now, or what is there can't be opened.
 fn namespace(store: &Store, attachment: &Attachment) -> Result<Option<Sandbox>, Error> {
-    let record = match store.read::<Record>(attachment) {
+    let record = match store.read_part::<InSandbox>(attachment) {
         Err(error) if error.code == Code::State => None,
         other => other?,
     };

@@ -26,7 +26,7 @@ pub mod wish;
 pub use standing::{Standing, forget_gone, restore, standing};
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, variables};
+use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
 use crate::logging::{self, Lines, Noticed};
 use executables::InChain;
 use serde_json::Value;
@@ -114,10 +114,22 @@ fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed, lines: &L
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     own_netns::refuse(request)?;
+    if request.command == Command::Check {
+        require_previous_result(conf)?;
+    }
     match &conf.primary {
         Some(primary) => primary::run(&primary::Context { request, conf, primary }),
         None => attached(request, conf),
     }
+}
+
+/// CHECK needs the result of ADD (SPEC.md, "CHECK"), also where only executables in the chain read it.
+fn require_previous_result(conf: &NetConf) -> Result<(), Error> {
+    if conf.prev_result.is_none() {
+        let msg = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass";
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
+    result::passed_through(conf).map(drop)
 }
 
 /// First what is done in this process, then the executables in the chain; for DEL the other way

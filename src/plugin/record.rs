@@ -3,10 +3,11 @@
 use super::desired::ruleset;
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{Dialect, Live, Made, Ruleset};
-use crate::policy::Policy;
+use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
 use crate::sandbox::{Fixtures, Id};
-use crate::state::Attachment;
+use crate::state::{Attachment, format};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// What an attachment asks for, and what it left in the namespace besides rules.
@@ -22,27 +23,58 @@ pub(super) struct Record {
     #[serde(default)]
     pub(super) dialect: Dialect,
     /// Where that namespace was.
+    #[serde(default)]
     pub(super) netns: Option<PathBuf>,
     /// The rules are there for IPv6 too.
+    #[serde(default)]
     pub(super) ip6: bool,
     /// Tables and built-in chains that were made for it.
+    #[serde(default)]
     pub(super) made: Made,
     /// What was added to the namespace for it besides rules.
+    #[serde(default)]
     pub(super) fixtures: Fixtures,
 }
 
 impl Record {
+    /// What is understood of a damaged or newer record, to remove what its attachment added. If the
+    /// redirection is not understood, every chain of a redirection counts as its own.
+    pub(super) fn understood(fields: &Map<String, Value>) -> Option<Self> {
+        let policy = fields.get("policy")?.as_object()?;
+        let mut record: Self = format::understood(fields);
+        if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
+            record.policy = format::understood(policy);
+        }
+        let interception = policy.get("interception").filter(|found| Interception::deserialize(*found).is_err());
+        if let Some(found) = interception {
+            let settings = found.as_object().and_then(|found| found.values().find_map(Value::as_object));
+            let redirect: Redirect = settings.map(format::understood).unwrap_or_default();
+            let everything = Redirect {
+                inbound_interception_mode: InterceptionMode::Tproxy,
+                dns: DnsCapture::All,
+                drop_invalid: true,
+                ..redirect.clone()
+            };
+            record.policy.interception = Interception::On(Box::new(redirect));
+            let interception = Interception::On(Box::new(everything));
+            record.before = Some(Policy { interception, ..record.policy.clone() });
+        }
+        Some(record)
+    }
+
     fn dialect_of_rules(&self) -> Option<Dialect> {
         let may_have_rules = self.sandbox.is_some() && !(self.policy.is_empty() && self.before.is_none());
         may_have_rules.then_some(self.dialect)
     }
 }
 
-/// As much of a [`Record`] as says where its rules are; the rest is passed over.
-#[derive(Debug, Clone, Copy, Deserialize)]
+/// The part of a [`Record`] that says where its rules are.
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct InSandbox {
     /// As in [`Record`].
     pub(super) sandbox: Option<Id>,
+    /// As in [`Record`].
+    pub(super) netns: Option<PathBuf>,
 }
 
 /// The attachment that a call is for.

@@ -6,10 +6,11 @@ use super::converge::{Wish, converge, records};
 use super::del::take_away;
 use super::foreign::Redirection;
 use super::own_netns;
-use super::record::Record;
+use super::record::InSandbox;
 use crate::cni::{Code, Error};
 use crate::firewall::Live;
-use crate::sandbox::Sandbox;
+use crate::host_path::{HostPath, Root};
+use crate::sandbox::{Id, Sandbox};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 use std::time::Duration;
@@ -40,7 +41,10 @@ pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<
         let foreign = Redirection::find(&live, &records.known_rules(), asked);
         let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &live)? };
         Ok(Standing {
-            redirected: foreign.is_some() || (asked && drift.is_empty()),
+            // Native tables of these names are detour's, with saved state or without.
+            redirected: foreign.is_some()
+                || (asked && drift.is_empty())
+                || (records.0.is_empty() && live.native_redirection().0),
             attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
             drift,
         })
@@ -61,8 +65,8 @@ pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
     }
 }
 
-/// Forgets attachments whose namespace was reached below `root` and is there no more: runtimes make
-/// no DEL for what they did not add themselves. Gives those that are forgotten.
+/// Forgets attachments whose namespace is there no more: runtimes make no DEL for what they did not add
+/// themselves, and Multus none that it missed. `root` is where the node's file system is mounted. Gives those that are forgotten.
 ///
 /// # Errors
 /// What is kept can't be read or removed.
@@ -71,7 +75,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let mut forgotten = Vec::new();
     for container_id in store.containers()? {
         for attachment in store.of_container(&container_id)? {
-            let record = match store.read(&attachment) {
+            let record = match store.read_part(&attachment) {
                 // It must not keep all others.
                 Err(error) if error.code == Code::State => {
                     tracing::warn!("{error}");
@@ -79,15 +83,35 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
                 }
                 other => other?,
             };
-            let Some(Record { sandbox: Some(id), netns: Some(netns), .. }) = record else { continue };
-            let gone = || Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id));
-            if netns.starts_with(root) && gone() {
+            let Some(InSandbox { sandbox: Some(id), netns: Some(netns) }) = record else { continue };
+            let gone = if netns.starts_with(root) {
+                Sandbox::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id))
+            } else {
+                is_gone_from_node(root, &netns, id)
+            };
+            if gone {
                 take_away(&store, &attachment, None)?;
                 forgotten.push(attachment);
             }
         }
     }
     Ok(forgotten)
+}
+
+/// Whether the runtime's path leads nowhere, or to another namespace. A file that is no namespace says nothing:
+/// without mount propagation, each looks so below `root`.
+fn is_gone_from_node(root: &Path, netns: &Path, id: Id) -> bool {
+    let Some(path) = HostPath::new(netns) else { return false };
+    let root = Root::new(root);
+    let exists = |path: &HostPath| root.reach(path).and_then(|path| path.try_exists()).ok();
+    match (exists(&path.parent()), exists(&path)) {
+        (Some(true), Some(false)) => true,
+        (_, Some(true)) => {
+            let there = root.reach(&path).ok().and_then(|path| Sandbox::open(&path).ok().flatten());
+            there.is_some_and(|there| there.id() != id)
+        }
+        _ => false,
+    }
 }
 
 fn open(netns: &Path) -> Result<Sandbox, Error> {

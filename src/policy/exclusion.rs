@@ -86,6 +86,7 @@ pub struct Exclusion {
     /// `None` is every protocol, those without ports too where `ports` is empty.
     pub protocol: Option<Protocol>,
     /// Destination ports, sorted, without overlaps; none is every port.
+    #[serde(default)]
     pub ports: Vec<PortRange>,
 }
 

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 
 /// What one attachment asks for, or several together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Policy {
     /// The redirection to the sidecar.
     pub interception: Interception,

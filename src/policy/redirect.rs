@@ -112,6 +112,7 @@ impl fmt::Display for Ipv6 {
 
 /// A redirection to the sidecar. The names are those of the `istio-redirect` block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Redirect {
     /// How inbound connections are taken.
     pub inbound_interception_mode: InterceptionMode,

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 /// What is needed, or was added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Fixtures {
     /// The address [`super::PROXY_LOOPBACK`] on lo.
     pub proxy_loopback: bool,
@@ -35,7 +36,7 @@ impl Fixtures {
     pub fn missing(&self, addresses: OwnFamilies) -> Result<Self, Error> {
         let mut routing = BTreeSet::new();
         for needed in &self.routing {
-            if !needed.is_there()? {
+            if !needed.missing()?.is_empty() {
                 routing.insert(*needed);
             }
         }
@@ -65,7 +66,7 @@ impl Fixtures {
         if self.proxy_loopback && !needed.proxy_loopback {
             remove_proxy_loopback()?;
         }
-        self.routing.difference(&needed.routing).try_for_each(|routing| routing.remove())
+        self.routing.difference(&needed.routing).try_for_each(|routing| routing.remove_but(&needed.routing))
     }
 
     /// What of this is not there, one line each.
@@ -83,8 +84,8 @@ impl Fixtures {
         if missing.proxy_loopback && addresses.ip6 {
             lines.push("missing: address ::6/128 on lo".to_owned());
         }
-        for Routing { mark, table, .. } in missing.routing {
-            lines.push(format!("missing: policy rule fwmark {mark:#x} lookup {table}"));
+        for routing in missing.routing {
+            lines.extend(routing.missing()?.iter().map(|what| format!("missing: {what}")));
         }
         Ok(lines)
     }

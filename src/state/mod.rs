@@ -1,6 +1,8 @@
 //! What is kept of each attachment for as long as its network namespace can live: one file an
 //! attachment, one directory a container, written whole or not at all.
 
+pub mod format;
+
 use crate::cni::{Code, Error};
 use crate::trusted_file::{create_directories, create_new, open_directory, read_nofollow};
 use serde::Serialize;
@@ -73,6 +75,22 @@ impl Store {
     /// # Errors
     /// It can't be read or understood.
     pub fn read<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
+        self.read_by(attachment, format::parse)
+    }
+
+    /// The part of a record that every version has, newer ones too.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_part<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
+        self.read_by(attachment, format::parse_part)
+    }
+
+    fn read_by<T>(
+        &self,
+        attachment: &Attachment,
+        parse: impl FnOnce(&[u8]) -> Result<T, format::Unreadable>,
+    ) -> Result<Option<T>, Error> {
         let path = self.file(attachment);
         let text = match read_nofollow(&path, LARGEST) {
             Ok(text) => text,
@@ -80,7 +98,7 @@ impl Store {
             Err(error) if is_lasting(&error) => return Err(not_understood(&path, attachment, &error)),
             Err(error) => return Err(failed("read", &path, &error)),
         };
-        serde_json::from_slice(&text).map(Some).map_err(|error| not_understood(&path, attachment, &error))
+        parse(&text).map(Some).map_err(|error| not_understood(&path, attachment, &error))
     }
 
     /// The attachments of a container of which something is kept, in the order of their names.
@@ -111,7 +129,7 @@ impl Store {
     /// The directory or file can't be written.
     pub fn write<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<(), Error> {
         let path = self.file(attachment);
-        let text = serde_json::to_vec(record).map_err(|e| failed("write", &path, &e.into()))?;
+        let text = format::print(record).map_err(|e| failed("write", &path, &e.into()))?;
         self.replace(&path, &text).map_err(|e| failed("write", &path, &e))
     }
 
@@ -238,6 +256,12 @@ fn failed(what: &str, path: &Path, why: &io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+    struct Number {
+        n: u32,
+    }
 
     fn attachment(container_id: &str, network: &str, ifname: &str) -> Attachment {
         let owned = |text: &str| text.to_owned();
@@ -254,11 +278,11 @@ mod tests {
     fn what_is_kept_is_found_until_it_is_removed() {
         let store = store("keep");
         let (one, two) = (attachment("c", "istio-cni", "net1"), attachment("c", "a.b", "net2@x"));
-        assert_eq!(store.read::<u32>(&one).expect("readable"), None);
-        store.write(&one, &1).expect("writable");
-        store.write(&two, &2).expect("writable");
-        store.write(&one, &3).expect("writable");
-        assert_eq!(store.read(&one).expect("readable"), Some(3));
+        assert_eq!(store.read::<Number>(&one).expect("readable"), None);
+        store.write(&one, &Number { n: 1 }).expect("writable");
+        store.write(&two, &Number { n: 2 }).expect("writable");
+        store.write(&one, &Number { n: 3 }).expect("writable");
+        assert_eq!(store.read(&one).expect("readable"), Some(Number { n: 3 }));
         assert_eq!(store.of_container("c").expect("readable"), [two.clone(), one.clone()]);
         store.remove(&one).expect("removable");
         store.remove(&one).expect("removable twice");
@@ -272,9 +296,9 @@ mod tests {
     fn a_truncated_file_is_an_error_that_names_it() {
         let store = store("truncated");
         let one = attachment("c", "n", "net1");
-        store.write(&one, &"text").expect("writable");
-        fs::write(store.file(&one), "\"te").expect("writable");
-        let error = store.read::<String>(&one).expect_err("truncated");
+        store.write(&one, &Number { n: 1 }).expect("writable");
+        fs::write(store.file(&one), "{\"n").expect("writable");
+        let error = store.read::<Number>(&one).expect_err("truncated");
         assert_eq!(error.code, Code::State);
         assert!(error.msg.contains("/c/n@net1.json: "), "{error}");
         store.remove(&one).expect("removable");
@@ -287,17 +311,17 @@ mod tests {
         let store = Store::durable(store.root);
         let elsewhere = store.root.with_extension("elsewhere");
         fs::write(&elsewhere, "7").expect("written");
-        store.write(&one, &1).expect("writable");
+        store.write(&one, &Number { n: 1 }).expect("writable");
         let path = store.file(&one);
         let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(&path)));
         std::os::unix::fs::symlink(&elsewhere, &temporary).expect("linked");
-        store.write(&one, &2).expect("writable");
-        assert_eq!(store.read(&one).expect("readable"), Some(2));
+        store.write(&one, &Number { n: 2 }).expect("writable");
+        assert_eq!(store.read(&one).expect("readable"), Some(Number { n: 2 }));
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&elsewhere, &path).expect("linked");
-        let error = store.read::<u32>(&one).expect_err("a link");
+        let error = store.read::<Number>(&one).expect_err("a link");
         assert!(error.msg.contains("expected a regular file, got a symbolic link"), "{error}");
-        store.write(&one, &3).expect("writable");
+        store.write(&one, &Number { n: 3 }).expect("writable");
         assert_eq!(fs::read(&elsewhere).expect("read"), b"7");
         let _ = fs::remove_dir_all(&store.root);
         let _ = fs::remove_file(elsewhere);
@@ -307,7 +331,7 @@ mod tests {
     fn a_leftover_of_a_killed_call_is_no_attachment_and_goes_with_the_last() {
         let store = store("leftover");
         let one = attachment("c", "n", "net1");
-        store.write(&one, &1).expect("writable");
+        store.write(&one, &Number { n: 1 }).expect("writable");
         fs::write(store.directory("c").join(".7.n@net9.json"), "").expect("writable");
         assert_eq!(store.of_container("c").expect("readable").len(), 1);
         store.remove(&one).expect("removable");

@@ -123,6 +123,10 @@ impl Scene {
             .stderr(Stdio::piped())
             .spawn()
             .expect("it starts");
+        let mut conf = conf.clone();
+        if verb == "CHECK" {
+            conf["prevResult"] = json!({});
+        }
         let mut stdin = process.stdin.take().expect("a pipe");
         stdin.write_all(conf.to_string().as_bytes()).expect("it reads");
         Calling(process)

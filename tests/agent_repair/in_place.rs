@@ -56,12 +56,20 @@ fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
             pod.dialect = dialect;
             pod.call(scene, "ADD");
             let before = Kernel::of(&pod);
-            pod.tool("nft", &["flush", "ruleset"], "");
-            pod.tool("ip", &["rule", "del", "table", "133"], "");
-            pod.tool("ip", &["route", "flush", "table", "133"], "");
-            let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
-            assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect}");
-            Kernel::of(&pod).assert_is(&before, dialect);
+            let damages: [&[&str]; 3] = [
+                &["nft flush ruleset", "ip rule del table 133", "ip route flush table 133"],
+                &["ip route flush table 133"],
+                &["ip -6 route flush table 133"],
+            ];
+            for damage in damages {
+                for command in damage {
+                    let words: Vec<&str> = command.split(' ').collect();
+                    pod.tool(words[0], &words[1..], "");
+                }
+                let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+                assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect} {damage:?}");
+                Kernel::of(&pod).assert_is(&before, dialect);
+            }
             pod.call(scene, "DEL");
         }
     });
@@ -179,6 +187,31 @@ fn what_is_kept_of_a_repaired_pod_goes_with_its_namespace() {
         repair.look(&[stays.unvalidated()], start + SECOND);
         assert!(scene.attachments(&pod).is_empty(), "there was no DEL");
         assert_eq!(scene.attachments(&stays).len(), 1);
+    });
+}
+
+/// Multus deletes a pod's attachments by its cache; without that, there is no DEL.
+#[test]
+fn what_is_kept_of_a_missed_del_goes_with_the_namespace_at_the_runtimes_path() {
+    scene(|scene| {
+        let directory = scene.node.root.join("run/netns-of-test");
+        std::fs::create_dir_all(&directory).expect("made");
+        std::fs::write(directory.join("not-propagated"), "").expect("written");
+        let kept_at = |netns: &str| {
+            let pod = scene.pod();
+            pod.call(scene, "ADD");
+            let state = std::path::Path::new("/run/detour/attachments").join(&pod.sandbox);
+            let file = std::fs::read_dir(state).expect("saved").next().expect("a record").expect("readable").path();
+            let text = std::fs::read(&file).expect("a record");
+            let mut record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            record["netns"] = json!(netns);
+            std::fs::write(file, record.to_string()).expect("writable");
+            scene.repair().look(&[], Instant::now());
+            !scene.attachments(&pod).is_empty()
+        };
+        assert!(!kept_at("/run/netns-of-test/gone"));
+        assert!(kept_at("/run/netns-of-test/not-propagated"));
+        assert!(kept_at("/run/not-mounted/gone"));
     });
 }
 

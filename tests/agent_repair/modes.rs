@@ -3,7 +3,8 @@
 use crate::scene::{event, one, scene, scene_with, settings};
 use crate::server::Answer;
 use detour_cni::agent::KnownPod;
-use detour_cni::agent::repair::{Cause, Mode, Outcome};
+use detour_cni::agent::repair::{Cause, Mode, Outcome, Settings};
+use detour_cni::pod::Container;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,5 +150,80 @@ fn a_new_sandbox_is_left_alone_until_its_addresses_are_known() {
         assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(200)), []);
         let done = one(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(220)));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Deleted));
+    });
+}
+
+/// A new pod would be the same: deleting it would not end.
+#[test]
+fn a_pod_whose_successor_would_not_be_redirected_either_is_never_deleted() {
+    scene(|scene| {
+        let annotations = [
+            ("sidecar.istio.io/interceptionMode", "NONE"),
+            ("sidecar.istio.io/interceptionMode", "wrong"),
+            ("sidecar.istio.io/inject", "false"),
+            ("traffic.sidecar.istio.io/excludeOutboundPorts", "http"),
+        ];
+        let mut pods: Vec<_> = annotations
+            .map(|(key, value)| {
+                let mut pod = scene.pod();
+                pod.annotate(scene, key, value);
+                pod.unvalidated()
+            })
+            .into();
+        let mut by_istio_init = KnownPod::clone(&scene.pod().unvalidated());
+        by_istio_init.pod.init_containers.push(Container { name: "istio-init".into(), ..Container::default() });
+        pods.push(Arc::new(by_istio_init));
+        let in_the_end = Settings { otherwise: Some(Mode::Delete), ..settings(Mode::InPlace) };
+        for settings in [settings(Mode::Delete), in_the_end] {
+            for known in &pods {
+                let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
+                for _ in 0..5 {
+                    done.extend(repair.look(&[Arc::clone(known)], now));
+                    now += Duration::from_secs(600);
+                }
+                let Outcome::Failed(why) = &done.last().expect("a failure").outcome else { panic!("{done:?}") };
+                assert!(why.contains("would not redirect"), "{why}");
+            }
+        }
+        assert!(scene.told("DELETE").is_empty());
+        assert!(scene.events().iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
+    });
+}
+
+/// Where its saved state is lost, it is redirected all the same.
+#[test]
+fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
+    scene(|scene| {
+        let mut pod = scene.pod();
+        pod.dialect = "nftables";
+        pod.call(scene, "ADD");
+        std::fs::remove_dir_all(format!("/run/detour/attachments/{}", pod.sandbox)).expect("there is some");
+        let (mut repair, mut now) = (scene.repair_by(&settings(Mode::Delete)), Instant::now());
+        for _ in 0..4 {
+            assert_eq!(repair.look(&[Arc::new(pod.known())], now), []);
+            now += Duration::from_secs(600);
+        }
+        assert!(scene.told("DELETE").is_empty());
+        pod.call(scene, "DEL");
+    });
+}
+
+/// The rules are right, and a new pod would have the same ones.
+#[test]
+fn a_pod_whose_rules_are_right_is_not_deleted_in_the_end() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let settings = Settings { otherwise: Some(Mode::Delete), ..settings(Mode::InPlace) };
+        let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
+        for _ in 0..6 {
+            done.extend(repair.look(&[pod.unvalidated()], now));
+            now += Duration::from_secs(600);
+        }
+        assert!(
+            done.iter().any(|done| matches!(&done.outcome, Outcome::Failed(why) if why.contains("init container")))
+        );
+        assert!(scene.told("DELETE").is_empty());
+        pod.call(scene, "DEL");
     });
 }

@@ -103,6 +103,9 @@ impl Pod {
             .expect("it starts");
         let mut conf = scene.call_configuration();
         conf["dialect"] = self.dialect.into();
+        if verb == "CHECK" {
+            conf["prevResult"] = json!({});
+        }
         child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
         let output = child.wait_with_output().expect("it ends");
         assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stdout));

@@ -2,7 +2,7 @@
 
 use crate::attachment::Attachment;
 use crate::pod::Pod;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -79,6 +79,9 @@ impl Pod {
         ]);
         let mut configuration = configuration.clone();
         configuration["log_level"] = "none".into();
+        if verb == "CHECK" {
+            configuration["prevResult"] = json!({});
+        }
         // As a file, for a process that is killed early can't be written to.
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         writer.write_all(configuration.to_string().as_bytes()).expect("it fits into the pipe");

@@ -177,3 +177,65 @@ fn to_two_attachments_with_annotations() {
 fn to_tproxy() {
     is_found_and_repaired(&[Slot::Detour.with(Facts::Tproxy)]);
 }
+
+/// Policy rules and routes of both families, in both dialects.
+#[test]
+fn to_the_routing_of_tproxy() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    let damages = [
+        ("route flush table 133", "missing: IPv4 route local default dev lo table 133"),
+        ("-6 route flush table 133", "missing: IPv6 route local default dev lo table 133"),
+        ("route replace unreachable default table 133", "missing: IPv4 route local default dev lo table 133"),
+        ("route replace default dev eth0 table 133", "missing: IPv4 route local default dev lo table 133"),
+        ("-6 route replace unreachable default table 133", "missing: IPv6 route local default dev lo table 133"),
+        ("-6 route replace default dev eth0 table 133", "missing: IPv6 route local default dev lo table 133"),
+        ("rule del table 133", "missing: IPv4 policy rule fwmark 0x539 lookup 133"),
+        ("-6 rule del table 133", "missing: IPv6 policy rule fwmark 0x539 lookup 133"),
+    ];
+    on_a_node(|| {
+        for dialect in ["iptables", "nftables"] {
+            let pod = Pod::new();
+            let before = Kernel::of(&pod);
+            let mut configuration = attachment.configuration();
+            configuration["dialect"] = dialect.into();
+            let netns = pod.netns().display().to_string();
+            let call = |verb| pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns);
+            call("ADD").done();
+            let right = Kernel::of(&pod);
+            for (damage, named) in damages {
+                pod.tool("ip", &damage.split(' ').collect::<Vec<_>>(), "");
+                let text = call("CHECK").refused(103);
+                assert!(text.contains(named), "{damage}: {text}");
+                call("ADD").done();
+                Kernel::of(&pod).assert_is(&right, damage);
+                call("CHECK").done();
+            }
+            call("DEL").done();
+            Kernel::of(&pod).assert_is(&before, "after DEL");
+        }
+    });
+}
+
+/// What two desired states share stays when one replaces the other.
+#[test]
+fn another_mark_keeps_the_route_of_the_same_table() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    on_a_node(|| {
+        let (pod, other) = (Pod::new(), Pod::new());
+        let mut configuration = attachment.configuration();
+        configuration["chain"][0]["inbound_tproxy_mark"] = 1400.into();
+        let call = |pod: &Pod, verb| {
+            let netns = pod.netns().display().to_string();
+            pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns).done();
+        };
+        pod.add(attachment).done();
+        call(&pod, "ADD");
+        call(&other, "ADD");
+        // The kernel chooses the number of a policy rule.
+        let routes = |pod: &Pod| pod.tool("sh", &["-c", "ip route show table 133; ip -6 route show table 133"], "");
+        assert_eq!(routes(&pod), routes(&other));
+        call(&pod, "CHECK");
+        pod.del(attachment).done();
+        other.del(attachment).done();
+    });
+}

@@ -189,6 +189,34 @@ fn without_state_a_del_takes_only_what_bears_our_name() {
     });
 }
 
+/// Native tables are known by their names, and with them what their rules needed.
+#[test]
+fn native_rules_without_state_are_removed_with_their_routing() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    on_a_node(|| {
+        for (dialect, again) in [("nftables", None), ("nftables", Some("auto")), ("nftables", Some("nftables"))] {
+            let pod = Pod::new();
+            let before = Kernel::of(&pod);
+            let netns = pod.netns().display().to_string();
+            let call = |verb, dialect: &str| {
+                let mut configuration = attachment.configuration();
+                configuration["dialect"] = dialect.into();
+                pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns).done();
+            };
+            call("ADD", dialect);
+            let right = Kernel::of(&pod);
+            std::fs::remove_dir_all(Path::new(STATE).join("attachments")).expect("there is some");
+            if let Some(again) = again {
+                call("ADD", again);
+                Kernel::of(&pod).assert_is(&right, "after the second ADD");
+                call("CHECK", again);
+            }
+            call("DEL", "auto");
+            Kernel::of(&pod).assert_is(&before, "after DEL");
+        }
+    });
+}
+
 /// The kernel refuses `-m owner` where the namespace belongs to another user namespace
 /// (net/netfilter/xt_owner.c). What was written down before goes again.
 #[test]

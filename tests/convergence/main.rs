@@ -20,4 +20,5 @@ mod node;
 mod order;
 mod parallel;
 mod pod;
+mod records;
 mod sequences;

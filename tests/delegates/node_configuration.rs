@@ -69,6 +69,10 @@ impl Node {
             .stderr(Stdio::piped())
             .spawn()
             .expect("unshare starts");
+        let mut conf = conf.clone();
+        if command == "CHECK" {
+            conf["prevResult"] = json!({});
+        }
         child.stdin.take().expect("piped").write_all(conf.to_string().as_bytes()).expect("written");
         let output = child.wait_with_output().expect("it ends");
         Output {

@@ -104,6 +104,10 @@ pub(crate) fn start(environment: &BTreeMap<String, String>, conf: &Value) -> Chi
         .stderr(Stdio::piped())
         .spawn()
         .expect("run detour");
+    let mut conf = conf.clone();
+    if environment.get("CNI_COMMAND").is_some_and(|command| command == "CHECK") && conf.get("prevResult").is_none() {
+        conf["prevResult"] = Value::Object(serde_json::Map::new());
+    }
     child.stdin.take().expect("it is piped").write_all(conf.to_string().as_bytes()).expect("it reads");
     child
 }

@@ -2,8 +2,9 @@
 
 use detour_cni::agent::install::undo::undo;
 use detour_cni::agent::install::{
-    Action, ConfFile, Configuration, Desired, Digest, Found, FoundFile, HostPath, Plan, reconcile,
+    Action, ConfFile, Configuration, Desired, Digest, Found, FoundFile, HostPath, Plan, Record, reconcile,
 };
+use detour_cni::state::format;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -165,4 +166,25 @@ fn a_list_that_comes_to_stand_first_gets_the_plugin_and_the_other_loses_it() {
     assert!(shown("10-y.conflist").contains("detour"));
     assert_eq!(shown("20-x.conflist"), text);
     assert_eq!(moved.record.lists.len(), 1);
+}
+
+/// The log of an installation by each released version: a field that it may lack has its default, and a
+/// newer version's log is refused.
+#[test]
+fn the_log_of_another_version_is_read_or_refused() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.1.0/install.json");
+    let golden = fs::read(path).expect("a record");
+    let log: Record = format::parse(&golden).expect("0.1.0");
+    assert_eq!((log.files.len(), log.lists.len()), (1, 1));
+    let printed = format::print(&log).expect("printed");
+    assert_eq!(format::parse::<Record>(&printed).expect("this version"), log);
+    let value = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).expect("JSON");
+    for key in ["installer", "files", "lists"] {
+        let mut lacking = value(&golden);
+        lacking.as_object_mut().expect("an object").remove(key);
+        format::parse::<Record>(lacking.to_string().as_bytes()).expect("a default");
+    }
+    let mut newer = value(&printed);
+    newer["version"] = json!(2);
+    format::parse::<Record>(newer.to_string().as_bytes()).expect_err("newer");
 }

@@ -139,3 +139,47 @@ fn status_asks_the_default_network() {
         assert_eq!(output.stdout["code"], 50, "{output:?}");
     }
 }
+
+/// A record of 0.1.0 without a field that it may lack, and one of a newer version: GC and DEL run what is
+/// understood.
+#[test]
+fn a_record_of_another_version_is_removed_as_far_as_it_is_understood() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.1.0/primary.json");
+    let golden: Value = serde_json::from_slice(&fs::read(golden).expect("a record")).expect("JSON");
+    let mut lacking = golden.clone();
+    for key in ["in_chain", "runtime_config", "args", "cni_args", "result"] {
+        lacking["members"][1].as_object_mut().expect("a member").remove(key);
+    }
+    let mut newer = golden.clone();
+    newer["version"] = json!(2);
+    newer["members"].as_array_mut().expect("members").insert(1, json!({"kind": "new"}));
+    for (record, is_newer) in [(golden, false), (lacking, false), (newer, true)] {
+        for verb in ["DEL", "GC"] {
+            let (node, conf) = added(&json!({"name": "versions"}));
+            // GC takes what other tests have of the same network.
+            let file = node.kept_file().with_file_name("versions@eth0.json");
+            let saved: Value = serde_json::from_slice(&fs::read(&file).expect("saved")).expect("JSON");
+            assert_eq!(saved["version"], 1);
+            let mut record = record.clone();
+            for place in ["netns", "sandbox"] {
+                record[place] = saved[place].clone();
+            }
+            fs::write(&file, record.to_string()).expect("writable");
+            let before = if is_newer {
+                let (code, text) = node.refused("CHECK", &conf);
+                assert!(code == 105 && text.contains("expected format 1 or older, got 2"), "{text}");
+                2
+            } else {
+                node.done("CHECK", &conf);
+                4
+            };
+            if verb == "DEL" {
+                node.done("DEL", &conf);
+            } else {
+                gc(&node, &conf, &json!([]));
+            }
+            assert_eq!(node.recorders.order()[before..before + 2], ["DEL a", "DEL default"], "{verb} {record}");
+            assert!(!file.exists(), "{verb}");
+        }
+    }
+}

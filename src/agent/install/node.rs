@@ -7,6 +7,7 @@ use super::reconcile::{Configuration, Desired, Found, FoundFile};
 use super::record::{Before, Record};
 use super::target::{ConfFile, is_configuration};
 use super::{Error, HostPath, Root};
+use crate::state::format;
 use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -186,7 +187,7 @@ impl Node {
     pub(super) fn record(&self) -> Result<Record, Error> {
         let path = self.log();
         match self.root.reach(&path).and_then(|path| read_nofollow(&path, LARGEST_LOG)) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
+            Ok(text) => format::parse(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
             Err(why) if why.kind() == ErrorKind::NotFound => Ok(Record::default()),
             Err(why) => Err(Error::file("read", &path, &why)),
         }
@@ -280,7 +281,7 @@ impl Node {
             return Ok(());
         }
         let write = || {
-            let text = serde_json::to_vec(record).map_err(io::Error::from)?;
+            let text = format::print(record).map_err(io::Error::from)?;
             atomic::write(&self.root.reach_entry(&self.log())?, 0o600, Owner::Own, |file| file.write_all(&text))
         };
         write().map_err(|why| Error::file("write", &self.log(), &why))

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 /// The log of an installation. Written before the first change, so that whatever a killed
 /// installation did is in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Record {
     /// Who wrote it last: of two agents on a node, as there are in an upgrade, the earlier yields.
     pub installer: String,

@@ -1,6 +1,6 @@
 //! What is done to a pod that needs repair, and what the cluster is told of it.
 
-use super::{Cause, KnownPod};
+use super::{Case, Cause, KnownPod};
 use crate::cluster::{Event, ServiceAccount};
 use crate::cni::{Code, Error};
 
@@ -63,8 +63,15 @@ impl Outcome {
 /// Deletes the pod, if it still is as it is known.
 ///
 /// # Errors
-/// Nobody would make a new one; or it can't be deleted.
-pub(super) fn delete(account: &ServiceAccount, known: &KnownPod) -> Result<Outcome, Error> {
+/// No controller would create a new one, or the plugin would not redirect that either; or the pod can't be
+/// deleted.
+pub(super) fn delete(account: &ServiceAccount, case: &Case<'_>) -> Result<Outcome, Error> {
+    let Case { known, suspicion, .. } = case;
+    if !suspicion.redirectable {
+        let msg = "not deleted: the plugin, as it is configured on this node, would not redirect a new pod either; \
+                   see detour explain";
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
     if !known.owned {
         let msg = "nobody would make a new one (it has no controller), so it is not deleted: delete it by hand";
         return Err(Error::new(Code::InvalidConfig, msg));

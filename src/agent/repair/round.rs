@@ -95,7 +95,8 @@ impl<'a> Round<'a> {
             return None;
         }
         let cause = cause?;
-        if self.may_delete(&watched.tries)
+        if suspicion.redirectable
+            && self.may_delete(&watched.tries)
             && let Some(then) = self.deletions.put_off(now)
         {
             self.put_off += 1;
@@ -109,7 +110,7 @@ impl<'a> Round<'a> {
         watched.wake(watched.tries.next());
         let case = Case { installed: self.installed, known: &known, suspicion, cause };
         let (mode, outcome) = self.act(&case, watched.tries.are_spent());
-        if mode == Mode::Delete && known.owned {
+        if mode == Mode::Delete && known.owned && suspicion.redirectable {
             self.deletions.note(now);
         }
         if let Some(event) = action::event(cause, &outcome) {
@@ -158,6 +159,8 @@ impl<'a> Round<'a> {
             return (mode, outcome);
         }
         match (outcome.after_all(), otherwise) {
+            // Rules that are right would be the same in a new pod.
+            (failed, Some(Mode::Delete)) if outcome == Outcome::NothingToDo => (mode, failed),
             (Outcome::Failed(_), Some(otherwise)) => (otherwise, self.perform(otherwise, case)),
             (outcome, _) => (mode, outcome),
         }
@@ -168,7 +171,7 @@ impl<'a> Round<'a> {
         let performed = match mode {
             // Found anew: what was found for a look may have gone since.
             Mode::InPlace => self.find(case.known).and_then(|found| in_place::repair(case, &found)),
-            Mode::Delete => action::delete(account, case.known),
+            Mode::Delete => action::delete(account, case),
             Mode::Label => action::label(account, case.known, &settings.label),
         };
         let outcome = performed.unwrap_or_else(|error| Outcome::Failed(error.to_string()));

@@ -14,7 +14,7 @@ use crate::cni::{Code, Error};
 /// now is kept in any case.
 pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
     let (store, attachment) = (context.store(), context.attachment());
-    let kept = match store.read::<Kept>(&attachment) {
+    let kept = match Kept::read_to_remove(&store, &attachment) {
         Err(error) if error.code == Code::State => {
             tracing::warn!("DEL goes by the configuration alone: {error}");
             None

@@ -62,7 +62,7 @@ fn default_network(context: &Context<'_>) -> Option<Network> {
 
 /// The interfaces that a container has of the default network, by whatever name it was selected.
 fn interfaces_of(context: &Context<'_>, attachment: &Attachment, network: Option<&Network>) -> Vec<ValidAttachment> {
-    let kept = context.store().read::<Kept>(attachment).ok().flatten().unwrap_or_default();
+    let kept = Kept::read_to_remove(&context.store(), attachment).ok().flatten().unwrap_or_default();
     let is_of = |name: &str| network.is_some_and(|network| network.name == name);
     let members = kept.members.iter().filter(|member| member.network().is_ok_and(|own| is_of(&own.name)));
     members
@@ -75,7 +75,7 @@ fn interfaces_of(context: &Context<'_>, attachment: &Attachment, network: Option
 
 fn take_away(context: &Context<'_>, attachment: &Attachment) -> Result<(), Error> {
     let store = context.store();
-    let taken = match store.read::<Kept>(attachment)? {
+    let taken = match Kept::read_to_remove(&store, attachment)? {
         Some(kept) => {
             let call = Call {
                 command: Command::Del,

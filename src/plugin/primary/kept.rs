@@ -3,16 +3,18 @@
 
 use super::Context;
 use super::member::Member;
-use crate::cni::Error;
+use crate::cni::{Code, Error};
 use crate::delegate::Call;
 use crate::plugin::{del, record};
 use crate::sandbox::{Id, Sandbox};
-use crate::state::Attachment;
+use crate::state::{Attachment, Store, format};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// All that was, or is about to be, run for a pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Kept {
     /// Where the pod's network namespace was.
     netns: PathBuf,
@@ -27,6 +29,26 @@ impl Kept {
     /// Of a pod in this namespace.
     pub(super) fn of(sandbox: &Sandbox, members: Vec<Member>) -> Self {
         Self { netns: sandbox.path().to_owned(), sandbox: Some(sandbox.id()), members }
+    }
+
+    /// Reads a record to remove what it describes: of a damaged or newer one, as much as is understood.
+    ///
+    /// # Errors
+    /// It can't be read now, or nothing of it is understood.
+    pub(super) fn read_to_remove(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
+        store.read(attachment).or_else(|error| {
+            let fields = if error.code == Code::State { store.read_part(attachment).ok().flatten() } else { None };
+            let kept: Option<Self> = fields.as_ref().and_then(Self::understood);
+            let Some(kept) = kept else { return Err(error) };
+            tracing::warn!("removed as far as the record is understood: {error}");
+            Ok(Some(kept))
+        })
+    }
+
+    fn understood(fields: &Map<String, Value>) -> Option<Self> {
+        let members = fields.get("members")?.as_array()?;
+        let members = members.iter().filter_map(|member| Member::deserialize(member).ok()).collect();
+        Some(Self { members, ..format::understood(fields) })
     }
 
     /// Of a pod whose namespace is not known.

@@ -15,14 +15,18 @@ pub(super) struct Member {
     /// `CNI_IFNAME`.
     pub(super) interface: String,
     /// Whether it runs on the default network's result and has no interface of its own.
+    #[serde(default)]
     pub(super) in_chain: bool,
     /// Its configuration, byte for byte.
     conf: String,
     /// What its plugins' capabilities may ask for.
+    #[serde(default)]
     runtime_config: Map<String, Value>,
     /// What goes into `args.cni` of its plugins.
+    #[serde(default)]
     args: Map<String, Value>,
     /// `CNI_ARGS`.
+    #[serde(default)]
     cni_args: String,
     /// What its ADD came to, in its own version; `None` until then.
     pub(super) result: Option<Value>,

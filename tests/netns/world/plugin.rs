@@ -1,7 +1,7 @@
 //! Calls of the plugin as Multus makes them for an attachment.
 
 use super::World;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -65,7 +65,7 @@ impl Attachment {
 
 impl World {
     /// A call as Multus makes it for the first attachment of pod `web-0` in namespace `shop`: net1
-    /// as the interface, every CNI argument doubled, no prevResult.
+    /// as the interface, every CNI argument doubled, no prevResult but for CHECK.
     pub(crate) fn call(&self, command: &str, configuration: &Value) -> Call<'_> {
         let netns = self.netns().display().to_string();
         let pod = format!(
@@ -83,6 +83,10 @@ impl World {
             ("PATH", ""),
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let mut configuration = configuration.clone();
+        if command == "CHECK" {
+            configuration["prevResult"] = Value::Object(Map::new());
+        }
         Call { world: self, environment: environment.into(), configuration: configuration.to_string() }
     }
 
