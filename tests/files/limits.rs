@@ -27,8 +27,8 @@ fn each_file_has_a_limit_that_the_error_names() {
     let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"manifests_dir": node.path("manifests")}})));
     assert!(code == 7 && message.contains("larger than 4194304 bytes"), "{message}");
 
-    large(&node, "state/files-test/n@net1.json", (4 << 20) + 1);
+    large(&node, "state/files-test/n@net1.json", (16 << 20) + 1);
     let conf = json!({"clusterNetwork": "net", "confDir": node.path("net.d"), "cniDir": node.path("state")});
     let message = printed(&call("DEL", &conf));
-    assert!(message.contains("larger than 4194304 bytes"), "{message}");
+    assert!(message.contains("larger than 16777216 bytes"), "{message}");
 }
