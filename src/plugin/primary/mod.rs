@@ -31,7 +31,7 @@ mod report;
 mod status;
 mod together;
 
-pub use mesh::{Attached, united};
+pub use mesh::{Attached, about, united};
 pub use plan::Place;
 pub use together::{Together, Used, together};
 

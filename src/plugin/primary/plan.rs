@@ -4,7 +4,7 @@
 use super::known_pod::KnownPod;
 use super::member::Member;
 use super::mesh::Attached;
-use super::{Context, definitions};
+use super::{Context, definitions, mesh};
 use crate::cni::{Code, Error, Primary, at_most};
 use crate::networks::{Configuration, PodNetwork, Selection};
 use crate::pod::Pod;
@@ -56,6 +56,7 @@ impl Plan {
                 }
             }
         }
+        mesh::unite(conf, &mut plan.attached, request.args.pod.as_ref())?;
         plan.members.extend(chain);
         plan.members.extend(Member::executables(&conf.name, &default, conf, &request.args_text));
         let call = context.call();

@@ -2,11 +2,11 @@
 //! and nothing on the node is looked at.
 
 use super::definitions;
-use super::mesh::{Attached, asking, dialect};
+use super::mesh::{Attached, asking, dialect, unite};
 use super::plan::{Place, placed};
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{DefaultNetwork, Error, NetConf, NetworkName, Primary};
-use crate::pod::Pod;
+use crate::pod::{Pod, PodRef};
 use serde_json::json;
 
 /// A pod's networks, and who of them asks for rules.
@@ -68,6 +68,8 @@ pub fn together(
             name: network.name,
         });
     }
+    let wanted = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
+    unite(conf, &mut attached, Some(&wanted))?;
     let node = [Attached::node(conf)];
     let asking = asking(&attached, &node, true).to_vec();
     dialect(conf, &asking)?;
