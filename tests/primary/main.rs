@@ -5,6 +5,7 @@ mod after;
 mod api;
 mod chain;
 mod cnitool;
+mod default_route;
 mod definitions;
 mod networks;
 mod node;

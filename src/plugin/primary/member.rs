@@ -147,7 +147,8 @@ impl Member {
         answer.map_err(|error| self.about(error))
     }
 
-    fn about(&self, error: Error) -> Error {
+    /// The error with its name.
+    pub(super) fn about(&self, error: Error) -> Error {
         Error { msg: format!("{}: {}", self.place(), error.msg), ..error }
     }
 }
