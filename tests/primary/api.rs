@@ -93,6 +93,22 @@ fn whether_the_status_is_written() {
 }
 
 #[test]
+fn an_api_that_takes_four_seconds_costs_four_seconds() {
+    let knows = script("");
+    let server = Server::plain(move |request| {
+        if request.line == POD {
+            std::thread::sleep(Duration::from_secs(4));
+        }
+        knows(request)
+    });
+    let node = Node::new();
+    let started = Instant::now();
+    node.done("ADD", &conf(&node, &server, &json!({})));
+    assert!(started.elapsed() < Duration::from_millis(5800), "{:?}", started.elapsed());
+    assert_eq!(server.lines(), [POD, POD]);
+}
+
+#[test]
 fn an_api_that_takes_no_status_delays_an_add_by_two_seconds_at_most() {
     let knows = script("default/istio-cni");
     let server = Server::plain(move |request| match request.line.as_str() {
