@@ -2,6 +2,7 @@
 //! root, `iptables-save`, `ip`, Debian's `containernetworking-plugins` and `cnitool`.
 
 mod after;
+mod agent;
 mod api;
 mod chain;
 mod cnitool;

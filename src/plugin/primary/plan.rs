@@ -6,7 +6,7 @@ use super::member::Member;
 use super::mesh::Attached;
 use super::{Context, definitions, mesh};
 use crate::cni::{Code, Error, Primary, at_most};
-use crate::networks::{Configuration, PodNetwork, Selection};
+use crate::networks::{Configuration, PodNetwork, PodNetworks, Selection};
 use crate::pod::Pod;
 use serde_json::Map;
 
@@ -32,7 +32,10 @@ impl Plan {
     /// A reference, a definition or an executable is wrong or missing.
     pub(super) fn of(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod>) -> Result<Self, Error> {
         let (request, conf, primary) = (context.request, context.conf, context.primary);
-        let resolved = definitions::networks(conf, primary, known.cluster(), pod, &request.ifname)?;
+        let resolved = match known.is_agent() {
+            true => of_agent(context, known)?,
+            false => definitions::networks(conf, primary, known.cluster(), pod, &request.ifname)?,
+        };
         for warning in &resolved.warnings {
             tracing::warn!("{warning}");
         }
@@ -63,6 +66,15 @@ impl Plan {
         plan.members.iter().try_for_each(|member| member.find(&call))?;
         Ok(plan)
     }
+}
+
+/// The networks of the node agent's own pod: those that `delegates` or `clusterNetwork` give to every pod. The agent
+/// makes the API available to this plugin, so the API is asked only for what no file has.
+fn of_agent(context: &Context<'_>, known: &KnownPod<'_>) -> Result<PodNetworks, Error> {
+    context.common_networks(None).or_else(|error| match known.cluster() {
+        Some(cluster) => context.common_networks(Some(cluster)),
+        None => Err(error),
+    })
 }
 
 /// Where a network is run.

@@ -6,6 +6,7 @@ use super::mesh::{Attached, asking, dialect, unite};
 use super::plan::{Place, placed};
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{DefaultNetwork, Error, NetConf, NetworkName, Primary};
+use crate::plugin::wish::is_agent;
 use crate::pod::{Pod, PodRef};
 use serde_json::json;
 
@@ -53,7 +54,11 @@ pub fn together(
 ) -> Result<Together, Error> {
     let cluster = cluster.map(ReadOnly);
     let cluster = cluster.as_ref().map(|cluster| cluster as &dyn Cluster);
-    let resolved = definitions::networks(conf, &unseen(primary), cluster, Some(pod), IFNAME)?;
+    let wanted = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
+    let resolved = match is_agent(conf, &wanted) {
+        true => definitions::networks(conf, &unseen(primary).without_default_networks(), cluster, None, IFNAME)?,
+        false => definitions::networks(conf, &unseen(primary), cluster, Some(pod), IFNAME)?,
+    };
     let (mut networks, mut attached) = (Vec::new(), Vec::new());
     for (network, place) in placed(primary, resolved.networks)? {
         if place == Place::Here {
@@ -68,7 +73,6 @@ pub fn together(
             name: network.name,
         });
     }
-    let wanted = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
     unite(conf, &mut attached, Some(&wanted))?;
     let node = [Attached::node(conf)];
     let asking = asking(&attached, &node, true).to_vec();
