@@ -36,8 +36,8 @@ fn configured(context: &Context<'_>) -> Kept {
         PodNetworks::default()
     });
     let (request, conf) = (context.request, context.conf);
-    let member = |network| Member::network_of(network, &conf.runtime_config, &request.args_text);
-    let mut members: Vec<_> = networks.iter().map(member).collect();
+    let member = |(position, network)| Member::network_of(network, position == 0, &conf.runtime_config, request);
+    let mut members: Vec<_> = networks.iter().enumerate().map(member).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
     members.extend(Member::executables(&conf.name, default, conf, &request.args_text));
     Kept::without_namespace(members)

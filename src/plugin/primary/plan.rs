@@ -8,7 +8,6 @@ use super::{Context, definitions, mesh};
 use crate::cni::{Code, Error, Primary, at_most};
 use crate::networks::{Configuration, PodNetwork, PodNetworks, Selection};
 use crate::pod::Pod;
-use serde_json::Map;
 
 /// The most attachments of a pod that run in this process: each evaluates all that the pod asks for.
 const MOST_HERE: usize = 16;
@@ -44,8 +43,7 @@ impl Plan {
         let mut chain = Vec::new();
         for (position, (network, place)) in placed(primary, resolved.networks)?.into_iter().enumerate() {
             plan.selects |= network.selection.is_some();
-            let offered = if position == 0 { &conf.runtime_config } else { &Map::new() };
-            let member = Member::network_of(&network, offered, &request.args_text);
+            let member = Member::network_of(&network, position == 0, &conf.runtime_config, request);
             match place {
                 Place::Delegate => {
                     plan.members.push(member);
