@@ -1,7 +1,7 @@
 //! An API that does not answer, or not at once.
 
 use crate::scene::{GET_POD, api, facts, facts_by, knows_both, kubeconfig, pod, status, wanted};
-use crate::server::{Answer, Request, Server, closed_port};
+use crate::server::{Answer, Request, Server, closed_port, takes};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
@@ -137,7 +137,7 @@ fn a_slow_server_is_waited_for_while_a_second_request_runs_beside_the_first() {
             *most = (*most).max(*now);
         };
         begin();
-        std::thread::sleep(Duration::from_secs(4));
+        takes(Duration::from_secs(4));
         RUNNING.lock().expect("no panic while locked").0 -= 1;
         None
     });
@@ -152,7 +152,7 @@ fn a_slow_server_is_waited_for_while_a_second_request_runs_beside_the_first() {
 fn a_second_request_that_fails_does_not_end_the_first() {
     let server = server(|nth| match nth {
         0 => {
-            std::thread::sleep(Duration::from_secs(4));
+            takes(Duration::from_secs(4));
             None
         }
         _ => Some(status(500, "etcd leader changed")),

@@ -2,7 +2,7 @@
 
 use crate::node::{Node, annotations, definition_object, istio_cni, made, pod_object};
 use crate::recorders::{Recorders, add_prints};
-use crate::server::{Answer, Request, Server};
+use crate::server::{Answer, Request, Server, takes};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -141,7 +141,7 @@ fn an_api_that_takes_four_seconds_costs_four_seconds() {
     let knows = script("");
     let server = Server::plain(move |request| {
         if request.line == POD {
-            std::thread::sleep(Duration::from_secs(4));
+            takes(Duration::from_secs(4));
         }
         knows(request)
     });
