@@ -2,6 +2,7 @@
 
 use super::origin::{Layers, Source};
 use super::settings::Settings;
+use super::sub_plugin::Entry;
 use super::{Note, istio_annotations, ports, proxy_container, secondary};
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
@@ -11,7 +12,7 @@ use std::collections::HashSet;
 /// Ports of the proxy's own that are never captured: health, readiness and metrics.
 const NEVER_INBOUND: [u16; 3] = [15020, 15021, 15090];
 
-/// The layers above an `istio-redirect` block.
+/// The layers above the `istio-redirect` blocks.
 pub(super) struct Above<'a> {
     /// The pod.
     pub pod: &'a Pod,
@@ -23,23 +24,29 @@ pub(super) struct Above<'a> {
     pub annotations: bool,
 }
 
-/// The redirection that `block`, which stands at `path`, asks for; and where each setting of it
-/// comes from.
+/// The redirection that `blocks` ask for together, and where each setting of it comes from. The keys that the
+/// blocks set are united before the other layers apply, so a key that a block does not set never contradicts
+/// another block's.
+///
+/// # Errors
+/// A setting is wrong, or two blocks contradict each other.
 pub(super) fn interception(
-    path: &str,
-    block: &Settings,
+    blocks: &[Entry<Settings>],
     above: Above<'_>,
     origins: &mut Vec<(&'static str, Source)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
     let pod = above.pod;
+    let block = together(blocks)?;
+    let path = blocks.iter().map(|entry| entry.path.as_str()).collect::<Vec<_>>().join(" and ");
+    let path = path.as_str();
     let layers = Layers {
-        path,
+        blocks,
         pod,
         annotated: if above.annotations { istio_annotations::settings(pod)? } else { Settings::default() },
         args: above.args.unwrap_or_default(),
         container: proxy_container::settings(pod, above.proxy, notes)?,
-        block: block.clone(),
+        block,
     };
     origins.extend(layers.origins());
     let mut interception = resolve(path, layers.settings(), notes)?;
@@ -51,6 +58,20 @@ pub(super) fn interception(
         redirect.exclude_interfaces.extend(new);
     }
     Ok(interception)
+}
+
+/// What all blocks set.
+fn together(blocks: &[Entry<Settings>]) -> Result<Settings, Error> {
+    let mut whole = Settings::default();
+    for (index, entry) in blocks.iter().enumerate() {
+        whole = whole.union(&entry.own).map_err(|conflict| {
+            let contradicts = |other: &&Entry<Settings>| other.own.union(&entry.own).is_err();
+            let other = blocks[..index].iter().find(contradicts).map_or("the others", |other| &other.path);
+            let msg = format!("{other} and {} contradict each other: {conflict}", entry.path);
+            Error::new(Code::InvalidConfig, msg)
+        })?;
+    }
+    Ok(whole)
 }
 
 /// Settings with Istio's defaults for what they leave open.

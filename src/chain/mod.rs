@@ -174,22 +174,15 @@ fn interception(
     let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
         return Ok(Interception::Unsaid);
     };
-    let (mut whole, mut parts) = (Policy::default(), Vec::<(&str, Policy)>::new());
-    for entry in &chain.redirects {
-        let parse = |r: &Reader<'_>| Settings::parse(r, input.group_id);
-        let args = if entry.pod_overrides { argument(SubPlugin::IstioRedirect, input, parse)? } else { None };
-        let above = Above { pod, proxy, args, annotations: entry.pod_overrides };
-        let interception = istio_redirect::interception(&entry.path, &entry.own, above, origins, notes)?;
-        let part = Policy { interception, ..Policy::default() };
-        whole = whole.union(&part).map_err(|conflict| {
-            let contradicts = |(_, other): &&(&str, Policy)| other.union(&part).is_err();
-            let other = parts.iter().find(contradicts).map_or("the others", |(path, _)| path);
-            let msg = format!("{other} and {} contradict each other: {conflict}", entry.path);
-            Error::new(Code::InvalidConfig, msg)
-        })?;
-        parts.push((&entry.path, part));
+    if chain.redirects.is_empty() {
+        return Ok(Interception::Unsaid);
     }
-    Ok(whole.interception)
+    // Whatever one block leaves to pods, another one pins.
+    let pod_overrides = chain.redirects.iter().all(|entry| entry.pod_overrides);
+    let parse = |r: &Reader<'_>| Settings::parse(r, input.group_id);
+    let args = if pod_overrides { argument(SubPlugin::IstioRedirect, input, parse)? } else { None };
+    let above = Above { pod, proxy, args, annotations: pod_overrides };
+    istio_redirect::interception(&chain.redirects, above, origins, notes)
 }
 
 fn exclusions(

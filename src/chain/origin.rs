@@ -2,6 +2,7 @@
 
 use super::SubPlugin;
 use super::settings::Settings;
+use super::sub_plugin::Entry;
 use super::{istio_annotations, proxy_container};
 use crate::pod::Pod;
 use crate::policy::Exclusion;
@@ -47,10 +48,10 @@ pub struct Origins {
     pub exclusions: Vec<(Exclusion, Source)>,
 }
 
-/// The layers of one `istio-redirect` block, the nearest to the pod first.
+/// The layers of the redirection, the nearest to the pod first.
 pub(super) struct Layers<'a> {
-    /// Where the block stands.
-    pub path: &'a str,
+    /// The blocks one by one, each with its path.
+    pub blocks: &'a [Entry<Settings>],
     /// The pod.
     pub pod: &'a Pod,
     /// Its annotations.
@@ -59,7 +60,7 @@ pub(super) struct Layers<'a> {
     pub args: Settings,
     /// The container istio-proxy.
     pub container: Settings,
-    /// The block itself.
+    /// What the blocks set together.
     pub block: Settings,
 }
 
@@ -67,15 +68,18 @@ impl Layers<'_> {
     /// Each key with whose value counts.
     pub(super) fn origins(&self) -> impl Iterator<Item = (&'static str, Source)> {
         let layers = [&self.annotated, &self.args, &self.container, &self.block].map(Settings::says);
-        Settings::KEYS.iter().enumerate().map(move |(index, key)| {
-            let source = match layers.iter().position(|says| says[index]) {
-                Some(0) => Source::Pod(istio_annotations::of_key(self.pod, key)),
-                Some(1) => Source::Argument(SubPlugin::IstioRedirect),
-                Some(2) => Source::Container(proxy_container::said_by(key)),
-                Some(_) => Source::Configuration(format!("{}.{key}", self.path)),
-                None => Source::Default,
+        Settings::KEYS.iter().enumerate().flat_map(move |(index, key)| {
+            let sources = match layers.iter().position(|says| says[index]) {
+                Some(0) => vec![Source::Pod(istio_annotations::of_key(self.pod, key))],
+                Some(1) => vec![Source::Argument(SubPlugin::IstioRedirect)],
+                Some(2) => vec![Source::Container(proxy_container::said_by(key))],
+                Some(_) => {
+                    let says = self.blocks.iter().filter(|entry| entry.own.says()[index]);
+                    says.map(|entry| Source::Configuration(format!("{}.{key}", entry.path))).collect()
+                }
+                None => vec![Source::Default],
             };
-            (*key, source)
+            sources.into_iter().map(|source| (*key, source))
         })
     }
 

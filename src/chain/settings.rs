@@ -2,7 +2,7 @@
 
 use super::{groups, ids, interfaces, ports, ranges};
 use crate::cni::{Error, List, Reader, at_most};
-use crate::policy::{Groups, InterceptionMode, Ports, Ranges};
+use crate::policy::{Conflict, Groups, InterceptionMode, Ports, Ranges, Unite};
 use ipnet::{IpNet, Ipv4Net};
 use std::hash::Hash;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,6 +18,14 @@ macro_rules! layer {
             /// This layer, and whatever it leaves open from the one below.
             pub(super) fn over(self, below: Self) -> Self {
                 Self { $($key: self.$key.or(below.$key),)+ }
+            }
+
+            /// What both set, key by key: lists are united.
+            ///
+            /// # Errors
+            /// A key that can have one value only has two.
+            pub(super) fn union(&self, other: &Self) -> Result<Self, Conflict> {
+                Ok(Self { $($key: both(stringify!($key), self.$key.as_ref(), other.$key.as_ref())?,)+ })
             }
 
             /// Every key.
@@ -59,6 +67,16 @@ layer! {
     drop_invalid: bool,
     enable_ipv6: bool,
     host_ipv4_loopback_cidr: Ipv4Net,
+}
+
+fn both<T: Unite + Clone>(setting: &'static str, a: Option<&T>, b: Option<&T>) -> Result<Option<T>, Conflict> {
+    match (a, b) {
+        (Some(a), Some(b)) => {
+            let conflict = || Conflict { setting, first: a.shown(), second: b.shown() };
+            a.unite(b).map(Some).ok_or_else(conflict)
+        }
+        (a, b) => Ok(a.or(b).cloned()),
+    }
 }
 
 /// What `inbound_interception_mode` and Istio's annotation accept.

@@ -197,7 +197,7 @@ fn what_two_blocks_have_to_say_is_said_once() {
 #[test]
 fn two_blocks_that_contradict_each_other_are_an_error_that_names_both() {
     let scenario = chain(json!([
-        {"type": "istio-redirect"},
+        {"type": "istio-redirect", "proxy_port": 15001},
         {"type": "istio-redirect", "exclude_interfaces": "net1"},
         {"type": "istio-redirect", "proxy_port": 15002},
     ]));
@@ -207,9 +207,34 @@ fn two_blocks_that_contradict_each_other_are_an_error_that_names_both() {
         error.msg,
         "chain[0] and chain[2] contradict each other: proxy_port is 15001 in one and 15002 in the other"
     );
-    let none =
-        chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect", "inbound_interception_mode": "NONE"}]));
+    let none = chain(json!(
+        ["REDIRECT", "NONE"].map(|mode| json!({"type": "istio-redirect", "inbound_interception_mode": mode}))
+    ));
     assert!(none.error().contains("inbound_interception_mode is REDIRECT in one and NONE in the other"));
+}
+
+#[test]
+fn a_key_that_a_block_does_not_set_never_contradicts_or_resets_another_blocks() {
+    let scenario = chain(json!([
+        {"type": "istio-redirect"},
+        {"type": "istio-redirect", "drop_invalid": true, "inbound_ports_include": "80", "proxy_port": 15002},
+        {"type": "istio-redirect", "proxy_port": "15002", "inbound_ports_include": [443]},
+    ]));
+    let redirect = scenario.redirect();
+    let ports = [80, 443].map(crate::policy::PortRange::one);
+    assert_eq!((redirect.drop_invalid, redirect.proxy_port), (true, 15002));
+    assert_eq!(redirect.inbound_ports_include, crate::policy::Ports::List(ports.to_vec()));
+    let origins = scenario.output().origins.settings;
+    let of = |wanted| origins.iter().filter(|(key, _)| *key == wanted).map(|(_, source)| source.to_string()).collect();
+    let wanted = ["configuration, chain[1].proxy_port", "configuration, chain[2].proxy_port"];
+    assert_eq!((of("proxy_port"), of("dns")), (wanted.map(str::to_owned).to_vec(), Vec::<String>::new()));
+}
+
+#[test]
+fn a_block_that_ignores_the_pod_pins_the_redirection_of_all_blocks() {
+    let scenario = chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect", "pod_overrides": false}]))
+        .annotated("sidecar.istio.io/interceptionMode", "TPROXY");
+    assert_eq!(scenario.redirect().inbound_interception_mode, InterceptionMode::Redirect);
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! How long an answer is waited for: which failure is worth another try, and when.
 
 use crate::cni;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// The first try that hangs may do so for so long; then the next one gets a connection of its own,
-/// and twice the time, lest a server that is only slow never gets to answer.
+/// After this time without an answer, a second request starts beside the first one, which continues: the server may
+/// be slow, or only the connection broken. Each later one waits twice as long and replaces the oldest.
 const TRY: Duration = Duration::from_secs(3);
+/// The most requests for one object at the same time.
+const MOST_RUNNING: usize = 2;
 /// What is not there is asked for again for so long: the API server's cache, or the one of the
 /// proxy before it, may lag behind the kubelet.
 const LAG: Duration = Duration::from_secs(2);
@@ -58,9 +63,14 @@ impl Schedule {
         Self { started, deadline: started + total, missing_since: None, tries: 0, hung: 0 }
     }
 
-    /// How long a try that starts at `now` may take.
-    fn cap(&self, now: Instant) -> Duration {
-        (TRY * 2_u32.pow(self.hung.min(8))).min(self.deadline.saturating_duration_since(now))
+    /// Counts a try that starts at `now` beside `running` others; returns when the next one starts if none answers
+    /// before. One that would replace another needs time for an answer.
+    fn begin(&mut self, now: Instant, running: usize) -> Option<Instant> {
+        self.tries += 1;
+        self.hung += u32::from(running > 0);
+        let next = now + TRY * 2_u32.pow(self.hung.min(8));
+        let end = if running + 1 < MOST_RUNNING { next } else { next + TRY };
+        (end < self.deadline).then_some(next)
     }
 
     /// How long to wait before the next try after one that failed at `now`; `None` for no more.
@@ -78,30 +88,63 @@ impl Schedule {
 }
 
 /// Tries until `attempt` succeeds or its failure is not worth another try, for `total` after
-/// `started` at the longest.
+/// `started` at the longest. While a try has no answer, another one may run beside it; the first answer counts.
 pub(super) async fn retry<T>(
     started: Instant,
     total: Duration,
-    mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
+    attempt: impl AsyncFn() -> Result<T, Failure>,
 ) -> Result<T, GaveUp> {
     let mut schedule = Schedule::new(started, total);
+    let mut running = Vec::new();
+    let mut next = Some(Instant::now());
     loop {
-        schedule.tries += 1;
-        let cap = schedule.cap(Instant::now());
-        let last = match tokio::time::timeout(cap, attempt()).await {
+        let now = Instant::now();
+        if next.is_some_and(|next| next <= now) {
+            if running.len() == MOST_RUNNING {
+                drop(running.remove(0));
+            }
+            next = schedule.begin(now, running.len());
+            running.push(Box::pin(attempt()));
+        }
+        let until = next.map_or(schedule.deadline, |next| next.min(schedule.deadline));
+        let ended = tokio::time::timeout_at(until.into(), first(&mut running)).await;
+        let now = Instant::now();
+        let last = match ended {
             Ok(Ok(found)) => return Ok(found),
-            Ok(Err(failure)) => failure,
+            Ok(Err(failure)) => {
+                next = schedule.wait(now, &failure).map(|wait| now + wait);
+                let goes_on = matches!(failure, Failure::Trouble { .. }) && !running.is_empty();
+                if next.is_some() || goes_on {
+                    continue;
+                }
+                failure
+            }
+            Err(_) if now < schedule.deadline => continue,
             Err(_) => {
-                schedule.hung += 1;
-                Failure::Trouble { cause: format!("no answer within {:.1} s", cap.as_secs_f32()), after: None }
+                let cause = format!("no answer within {:.1} s", total.as_secs_f32());
+                Failure::Trouble { cause, after: None }
             }
         };
-        let now = Instant::now();
-        match schedule.wait(now, &last) {
-            Some(wait) => tokio::time::sleep(wait).await,
-            None => return Err(GaveUp { last, tries: schedule.tries, waited: now - schedule.started }),
-        }
+        return Err(GaveUp { last, tries: schedule.tries, waited: now - schedule.started });
     }
+}
+
+/// The result of the first of these that ends, which is removed.
+async fn first<F: Future>(running: &mut Vec<Pin<Box<F>>>) -> F::Output {
+    poll_fn(|context| {
+        let ended = running.iter_mut().enumerate().find_map(|(index, future)| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Some((index, output)),
+            Poll::Pending => None,
+        });
+        match ended {
+            Some((index, output)) => {
+                drop(running.remove(index));
+                Poll::Ready(output)
+            }
+            None => Poll::Pending,
+        }
+    })
+    .await
 }
 
 #[cfg(test)]
@@ -164,13 +207,16 @@ mod tests {
     }
 
     #[test]
-    fn a_try_never_outlives_the_wait() {
+    fn silence_starts_another_try_beside_the_first_and_later_ones_replace_the_oldest() {
         let started = Instant::now();
+        let at = |seconds| started + Duration::from_secs(seconds);
         let mut schedule = Schedule::new(started, TOTAL);
-        assert_eq!(schedule.cap(started), TRY);
-        schedule.hung = 1;
-        assert_eq!(schedule.cap(started + TRY), 2 * TRY, "after one that hung");
-        assert_eq!(schedule.cap(started + Duration::from_secs(9)), Duration::from_secs(1));
-        assert_eq!(schedule.cap(started + Duration::from_secs(11)), Duration::ZERO);
+        assert_eq!(schedule.begin(started, 0), Some(at(3)));
+        assert_eq!(schedule.begin(at(3), 1), None, "the third, at 9 s, would not have time for an answer");
+        let mut schedule = Schedule::new(started, Duration::from_secs(60));
+        let begun = [(0, 0), (3, 1), (9, 1), (21, 1)].map(|(seconds, running)| schedule.begin(at(seconds), running));
+        assert_eq!((begun, schedule.tries), ([Some(at(3)), Some(at(9)), Some(at(21)), Some(at(45))], 4));
+        let mut brief = Schedule::new(started, Duration::from_secs(3));
+        assert_eq!(brief.begin(started, 0), None, "never at the end of the wait");
     }
 }

@@ -5,6 +5,7 @@ use super::subject::Subject;
 use crate::chain::{Output, Severity, Source, SubPlugin};
 use crate::cluster;
 use crate::cni::{Block, Error, NetConf};
+use crate::plugin::primary::about;
 use crate::plugin::wish;
 use crate::pod::PodRef;
 use crate::policy::{Exclusion, Policy};
@@ -50,11 +51,11 @@ impl<'a> Heard<'a> {
         let has_facts = cluster::source(&conf.kubernetes).is_some();
         // An attachment without a source of facts goes by its configuration alone, where that can be.
         let facts = (has_facts || in_chain || is_primary).then_some(&subject.facts);
-        let about = |error: Error| match attachment {
-            Some(name) => Error { msg: format!("network {name}: {}", error.msg), ..error },
+        let named = |error| match attachment {
+            Some(name) => about(name, error),
             None => error,
         };
-        let mut output = wish::output(&conf.chain, conf, facts).map_err(about)?;
+        let mut output = wish::output(&conf.chain, conf, facts).map_err(named)?;
         let mut notes = Vec::new();
         // A primary plugin may have the environment of a pod of the cluster for a source.
         if !has_facts && !is_primary {
@@ -83,13 +84,13 @@ impl<'a> Heard<'a> {
     /// Whose word each setting of the redirection is.
     pub(super) fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
         let settings = self.answer.iter().flat_map(|output| &output.origins.settings);
-        settings.map(|(key, source)| (*key, self.word(source)))
+        settings.map(|(key, source)| (*key, word(source)))
     }
 
     /// Whose word each exclusion is.
     pub(super) fn exclusions(&self) -> impl Iterator<Item = (&Exclusion, String)> {
         let exclusions = self.answer.iter().flat_map(|output| &output.origins.exclusions);
-        exclusions.map(|(exclusion, source)| (exclusion, self.word(source)))
+        exclusions.map(|(exclusion, source)| (exclusion, word(source)))
     }
 
     /// What the log of an ADD would say.
@@ -99,12 +100,12 @@ impl<'a> Heard<'a> {
             None => note.clone(),
         })
     }
+}
 
-    /// A place in a configuration, with the attachment whose that is.
-    fn word(&self, source: &Source) -> String {
-        match (self.attachment, source) {
-            (Some(name), Source::Configuration(path)) => format!("network {name}, {path}"),
-            _ => source.to_string(),
-        }
+/// A source; the path of an attachment's block names the attachment.
+fn word(source: &Source) -> String {
+    match source {
+        Source::Configuration(path) if path.starts_with("network ") => path.clone(),
+        other => other.to_string(),
     }
 }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 pub struct DefaultRouteChange {
     /// The interface whose default routes of both families are deleted.
     pub interface: String,
-    /// The gateways to which default routes over this interface are then added.
+    /// The gateways to which default routes over this interface are added after the ADD of all networks.
     pub gateways: Vec<IpAddr>,
 }
 
@@ -37,29 +37,27 @@ pub fn check_default_routes<'a>(selections: impl IntoIterator<Item = &'a Selecti
     Ok(())
 }
 
-/// Moves the default route in the results of a pod's networks and says what has to be done to the
-/// kernel's: nothing, where no selection has a `default-route`; else a network whose selection names
-/// gateways gets these in place of its own, one whose list is empty keeps its own, and all others
-/// lose theirs. Results without an interface or an address are left out of it.
-///
-/// For each network, in the order in which they were added: the name of its interface, its
-/// selection where there is one, its result.
-pub fn move_default_route(networks: &mut [(&str, Option<&Selection>, &mut AddResult)]) -> Vec<DefaultRouteChange> {
-    let asked = |selection: &Option<&Selection>| selection.and_then(|selection| selection.default_route.clone());
-    if !networks.iter().any(|(_, selection, _)| asked(selection).is_some()) {
-        return Vec::new();
+/// Whether a pod's default route moves: a selection has a `default-route`, which may be empty.
+pub fn moves_default_route<'a>(selections: impl IntoIterator<Item = &'a Selection>) -> bool {
+    selections.into_iter().any(|selection| selection.default_route.is_some())
+}
+
+/// Moves the default route in a network's result, in a pod whose default route moves, and returns what to do to the
+/// kernel's. As in Multus, every network loses its own default routes of both families,
+/// so that the next network's plugin can add one; a network whose selection names gateways gets these. `None` for a
+/// result without an interface and an address.
+pub fn move_default_route(
+    interface: &str,
+    selection: Option<&Selection>,
+    result: &mut AddResult,
+) -> Option<DefaultRouteChange> {
+    if !result.has_interface() {
+        return None;
     }
-    let mut changes = Vec::new();
-    for (interface, selection, result) in networks.iter_mut().filter(|(_, _, result)| result.has_interface()) {
-        let gateways = match asked(selection) {
-            Some(gateways) if gateways.is_empty() => continue,
-            asked => asked.unwrap_or_default(),
-        };
-        result.remove_default_routes();
-        gateways.iter().for_each(|gateway| result.add_default_route(*gateway));
-        changes.push(DefaultRouteChange { interface: (*interface).to_owned(), gateways });
-    }
-    changes
+    let gateways = selection.and_then(|selection| selection.default_route.clone()).unwrap_or_default();
+    result.remove_default_routes();
+    gateways.iter().for_each(|gateway| result.add_default_route(*gateway));
+    Some(DefaultRouteChange { interface: interface.to_owned(), gateways })
 }
 
 #[cfg(test)]
@@ -85,40 +83,31 @@ mod tests {
     }
 
     #[test]
-    fn nothing_moves_unless_it_is_asked_for() {
-        let (mut default, mut other) = (result("10.0.0.1"), result("10.1.0.1"));
-        let one = selection("1", None);
-        let changes = move_default_route(&mut [("eth0", None, &mut default), ("net1", Some(&one), &mut other)]);
-        assert_eq!((changes, default, other), (vec![], result("10.0.0.1"), result("10.1.0.1")));
+    fn the_default_route_moves_only_if_a_selection_has_the_key() {
+        let (absent, empty) = (selection("1", None), selection("2", Some(&[])));
+        assert!(!moves_default_route([&absent]) && moves_default_route([&absent, &empty]));
     }
 
     #[test]
-    fn it_goes_to_who_asks_and_away_from_the_others() {
-        let (mut default, mut second, mut third) = (result("10.0.0.1"), result("10.1.0.1"), result("10.2.0.1"));
-        let mut bare = AddResult::default();
-        let (one, two) = (selection("1", Some(&["10.1.0.254"])), selection("2", None));
-        let changes = move_default_route(&mut [
-            ("eth0", None, &mut default),
-            ("net1", Some(&one), &mut second),
-            ("net2", Some(&two), &mut third),
-            ("net3", Some(&two), &mut bare),
-        ]);
-        let change = |interface: &str, gateways: &[&str]| DefaultRouteChange {
-            interface: interface.into(),
+    fn every_network_loses_its_own_default_and_the_one_with_gateways_gets_these() {
+        let change = |gateways: &[&str]| DefaultRouteChange {
+            interface: "net1".into(),
             gateways: gateways.iter().map(|text| text.parse().expect("an address")).collect(),
         };
-        assert_eq!(changes, [change("eth0", &[]), change("net1", &["10.1.0.254"]), change("net2", &[])]);
-        assert_eq!((gateways(&default), gateways(&second)), (vec![], vec!["10.1.0.254".to_owned()]));
-        assert_eq!((gateways(&third), default.routes.len()), (vec![], 1), "other routes stay");
-    }
-
-    #[test]
-    fn an_empty_list_keeps_what_the_plugin_made() {
-        let (mut default, mut other) = (result("10.0.0.1"), result("10.1.0.1"));
-        let one = selection("1", Some(&[]));
-        let changes = move_default_route(&mut [("eth0", None, &mut default), ("net1", Some(&one), &mut other)]);
-        assert_eq!(changes, [DefaultRouteChange { interface: "eth0".into(), gateways: vec![] }]);
-        assert_eq!((gateways(&default), other), (vec![], result("10.1.0.1")));
+        for (selection, wanted) in [
+            (None, &[][..]),
+            (Some(selection("1", None)), &[]),
+            (Some(selection("1", Some(&[]))), &[]),
+            (Some(selection("1", Some(&["10.1.0.254", "fd00::fe"]))), &["10.1.0.254", "fd00::fe"]),
+        ] {
+            let mut result = result("10.1.0.1");
+            assert_eq!(move_default_route("net1", selection.as_ref(), &mut result), Some(change(wanted)));
+            assert_eq!(gateways(&result), wanted);
+            assert_eq!(result.routes.len(), 1 + wanted.len(), "other routes stay");
+        }
+        let mut bare = AddResult::default();
+        assert_eq!(move_default_route("net1", Some(&selection("1", Some(&["10.0.0.1"]))), &mut bare), None);
+        assert_eq!(bare, AddResult::default());
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod selection;
 mod status;
 
 pub use configuration::Configuration;
-pub use default_route::{DefaultRouteChange, check_default_routes, move_default_route};
+pub use default_route::{DefaultRouteChange, check_default_routes, move_default_route, moves_default_route};
 pub use definition::configuration;
 pub use events::{added_interface, no_network_found};
 pub use interfaces::interface_names;

@@ -44,8 +44,8 @@ pub struct Selection {
     pub device_id: Option<String>,
     /// `cni-args`: what goes into `args.cni` of every plugin of the network.
     pub cni_args: Map<String, Value>,
-    /// `default-route`: the gateways of the pod's default route, which moves to this network; where
-    /// it is empty, the network's own stays and the others' go.
+    /// `default-route`: the gateways of the pod's default route, which moves to this network. If it is set, also to an
+    /// empty list, all networks lose their own default routes.
     pub default_route: Option<Vec<IpAddr>>,
 }
 

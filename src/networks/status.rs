@@ -3,8 +3,8 @@
 use crate::cni::result::{AddResult, Dns};
 use crate::printable;
 use serde::Serialize;
-use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
+use serde_json::{Serializer, Value};
 use std::net::IpAddr;
 
 /// A network that was added.
@@ -16,6 +16,8 @@ pub struct Added<'a> {
     pub default: bool,
     /// What the ADD came to.
     pub result: &'a AddResult,
+    /// What is known of the network's device.
+    pub device_info: Option<&'a Value>,
 }
 
 /// One interface (network-attachment-definition-client, `NetworkStatus`), in its order of fields.
@@ -33,6 +35,8 @@ struct Status<'a> {
     #[serde(skip_serializing_if = "is_false")]
     default: bool,
     dns: Names<'a>,
+    #[serde(rename = "device-info", skip_serializing_if = "Option::is_none")]
+    device_info: Option<&'a Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gateway: Vec<IpAddr>,
 }
@@ -95,6 +99,7 @@ impl<'a> Added<'a> {
             mtu: interface.map_or(0, |interface| interface.mtu),
             default,
             dns: Names { nameservers, domain, search, options },
+            device_info: self.device_info,
             gateway: self.result.default_gateways().collect(),
         }
     }
@@ -123,14 +128,14 @@ fn is_false(flag: &bool) -> bool {
 mod tests {
     use super::*;
     use crate::networks::added_interface;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn result(value: &Value) -> AddResult {
         AddResult::read(value, "1.1.0").expect("a result")
     }
 
     fn status(default: bool, value: &Value) -> Value {
-        let text = network_status(&[Added { name: "ns/net", default, result: &result(value) }]);
+        let text = network_status(&[Added { name: "ns/net", default, result: &result(value), device_info: None }]);
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -146,9 +151,9 @@ mod tests {
             "interfaces": [{"name": "net1", "sandbox": "/n"}], "ips": [{"address": "fd00::5/64"}, {"address": "10.1.0.5/24"}],
         }));
         let networks = [
-            Added { name: "ovn-kubernetes", default: true, result: &ovn },
-            Added { name: "default/istio-cni", default: false, result: &AddResult::default() },
-            Added { name: "shop/macvlan", default: false, result: &macvlan },
+            Added { name: "ovn-kubernetes", default: true, result: &ovn, device_info: None },
+            Added { name: "default/istio-cni", default: false, result: &AddResult::default(), device_info: None },
+            Added { name: "shop/macvlan", default: false, result: &macvlan, device_info: None },
         ];
         let wanted = r#"[{
     "name": "ovn-kubernetes",
@@ -188,7 +193,7 @@ mod tests {
     fn characters_that_terminals_act_on_are_escaped() {
         let bad = "n\u{1b}\u{9b}\u{202e}";
         let result = result(&json!({"interfaces": [{"name": bad, "sandbox": "/n"}]}));
-        let text = network_status(&[Added { name: "ns/net", default: false, result: &result }]);
+        let text = network_status(&[Added { name: "ns/net", default: false, result: &result, device_info: None }]);
         assert!(text.contains(r"n\u001b\u009b\u202e"), "{text}");
         assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")[0]["interface"], bad);
     }
@@ -223,7 +228,7 @@ mod tests {
     fn an_event_names_interface_addresses_and_network() {
         let added = |value: &Value| {
             let result = result(value);
-            added_interface("net1", Added { name: "ns1/list", default: false, result: &result })
+            added_interface("net1", Added { name: "ns1/list", default: false, result: &result, device_info: None })
                 .map(|event| event.message)
         };
         let ips = json!({"ips": [{"address": "10.1.1.1/24"}, {"address": "fd::1/64"}]});

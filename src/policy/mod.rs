@@ -8,7 +8,7 @@ mod union;
 
 pub use exclusion::{Exclusion, IdRange, Owner, Protocol};
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
-pub use union::Conflict;
+pub use union::{Conflict, Unite};
 
 use owners::ByTraffic;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,9 @@
 //! Several attachments on one container: what all of them ask for together.
 
 use super::owners::ByTraffic;
-use super::{DnsCapture, Groups, Interception, Policy, Ports, Ranges, Redirect};
-use std::fmt::Display;
+use super::{DnsCapture, Groups, Interception, InterceptionMode, Policy, Ports, Ranges, Redirect};
+use ipnet::Ipv4Net;
+use std::fmt::{Debug, Display};
 
 /// A setting that can have one value only and was given two.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +90,51 @@ fn same<T: PartialEq + Display>(setting: &'static str, a: &T, b: &T) -> Result<(
     if a == b { Ok(()) } else { Err(Conflict { setting, first: a.to_string(), second: b.to_string() }) }
 }
 
+/// A setting's value that can be given in several places.
+pub trait Unite: Sized {
+    /// Returns the one value of both; `None` if they contradict each other.
+    fn unite(&self, other: &Self) -> Option<Self>;
+
+    /// The value, for messages.
+    fn shown(&self) -> String;
+}
+
+macro_rules! single_valued {
+    ($($kind:ty),+) => { $(
+        impl Unite for $kind {
+            fn unite(&self, other: &Self) -> Option<Self> {
+                (self == other).then(|| *self)
+            }
+
+            fn shown(&self) -> String {
+                self.to_string()
+            }
+        }
+    )+ };
+}
+single_valued!(bool, u16, u32, Ipv4Net);
+
+/// `None` is the mode `NONE`.
+impl Unite for Option<InterceptionMode> {
+    fn unite(&self, other: &Self) -> Option<Self> {
+        (self == other).then_some(*self)
+    }
+
+    fn shown(&self) -> String {
+        self.map_or_else(|| "NONE".to_owned(), |mode| mode.to_string())
+    }
+}
+
+impl<T: Clone + Ord + Debug> Unite for Vec<T> {
+    fn unite(&self, other: &Self) -> Option<Self> {
+        Some(merge(self, other))
+    }
+
+    fn shown(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
 /// Both lists as one without repetitions. Two lists that hold the same in another order give one
 /// result whichever comes first: equal lists keep their order, others are sorted.
 fn merge<T: Clone + Ord>(a: &[T], b: &[T]) -> Vec<T> {
@@ -107,6 +153,16 @@ macro_rules! union_of_lists {
                     (Self::All, _) | (_, Self::All) => Self::All,
                     (Self::List(a), Self::List(b)) => Self::List(merge(a, b)),
                 }
+            }
+        }
+
+        impl Unite for $kind {
+            fn unite(&self, other: &Self) -> Option<Self> {
+                Some(self.union(other))
+            }
+
+            fn shown(&self) -> String {
+                format!("{self:?}")
             }
         }
     )+ };

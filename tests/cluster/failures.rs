@@ -1,10 +1,11 @@
 //! An API that does not answer, or not at once.
 
 use crate::scene::{GET_POD, api, facts, facts_by, knows_both, kubeconfig, pod, status, wanted};
-use crate::server::{Answer, Request, Server, closed_port};
+use crate::server::{Answer, Request, Server, closed_port, takes};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
 use serde_json::json;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// A server whose answers about the pod are these, the last one for ever.
@@ -124,6 +125,42 @@ fn a_connection_that_hangs_is_left_for_another() {
     facts_by(&path).expect("facts");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert_eq!(tries(&server), 2);
+}
+
+#[test]
+fn a_slow_server_is_waited_for_while_a_second_request_runs_beside_the_first() {
+    static RUNNING: Mutex<(usize, usize)> = Mutex::new((0, 0));
+    let server = server(|_| {
+        let begin = || {
+            let (now, most) = &mut *RUNNING.lock().expect("no panic while locked");
+            *now += 1;
+            *most = (*most).max(*now);
+        };
+        begin();
+        takes(Duration::from_secs(4));
+        RUNNING.lock().expect("no panic while locked").0 -= 1;
+        None
+    });
+    let path = kubeconfig("slow", &json!({"server": server.http()}), &json!({}));
+    let started = Instant::now();
+    facts_by(&path).expect("facts");
+    assert!(started.elapsed() < Duration::from_millis(5500), "{:?}", started.elapsed());
+    assert_eq!((tries(&server), RUNNING.lock().expect("no panic while locked").1), (2, 2));
+}
+
+#[test]
+fn a_second_request_that_fails_does_not_end_the_first() {
+    let server = server(|nth| match nth {
+        0 => {
+            takes(Duration::from_secs(4));
+            None
+        }
+        _ => Some(status(500, "etcd leader changed")),
+    });
+    let path = kubeconfig("slow-and-failing", &json!({"server": server.http()}), &json!({}));
+    let started = Instant::now();
+    facts_by(&path).expect("facts");
+    assert!(started.elapsed() < Duration::from_millis(5500), "{:?}", started.elapsed());
 }
 
 #[test]

@@ -6,8 +6,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 /// A request.
 #[derive(Debug, Clone)]
@@ -106,6 +107,12 @@ impl Server {
     pub(crate) fn https(&self) -> String {
         format!("https://{}", self.address)
     }
+}
+
+/// Returns after the time that a slow server takes.
+pub(crate) fn takes(time: Duration) {
+    let (_answer, silence) = mpsc::channel::<()>();
+    let _ = silence.recv_timeout(time);
 }
 
 /// A port on which nothing listens.

@@ -26,12 +26,13 @@ fn definitions() -> Vec<Value> {
         definition("shop", "excludedns", &json!({"type": "excludedns"})),
         definition("shop", "storage", &json!({"type": "macvlan", "master": "eth1"})),
         definition("kube-system", "audit", &json!({"type": "audit-bridge"})),
-        definition(
-            "shop",
-            "other-port",
-            &json!({"type": "detour", "chain": [{"type": "istio-redirect", "proxy_port": 16001}]}),
-        ),
+        port("other-port", 16001),
+        port("third-port", 16002),
     ]
+}
+
+fn port(name: &str, port: u16) -> Value {
+    definition("shop", name, &json!({"type": "detour", "chain": [{"type": "istio-redirect", "proxy_port": port}]}))
 }
 
 /// Explains the pod with these networks.
@@ -92,8 +93,8 @@ fn without_a_configuration_the_attachments_are_all() {
 
 #[test]
 fn what_an_add_would_refuse_is_refused() {
-    let run = explain("default/istio-cni, other-port", Some(&node()), &[]);
-    let parts = ["networks default/istio-cni and shop/other-port contradict each other", "same value"];
+    let run = explain("other-port, third-port", Some(&node()), &[]);
+    let parts = ["network shop/other-port, chain[0] and network shop/third-port, chain[0] contradict", "proxy_port"];
     assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
     let run = explain("istio-cni", Some(&node()), &[]);
     let parts = ["no NetworkAttachmentDefinition \"istio-cni\" in namespace \"shop\"", "in default", "given"];

@@ -1,9 +1,11 @@
 //! What is asked of the API, and what it is told.
 
-use crate::node::{Node, annotations, definition_object, istio_cni, pod_object};
-use crate::server::{Answer, Request, Server};
+use crate::node::{Node, annotations, definition_object, istio_cni, made, pod_object};
+use crate::recorders::{Recorders, add_prints};
+use crate::server::{Answer, Request, Server, takes};
 use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const POD: &str = "GET /api/v1/namespaces/shop/pods/web-0 HTTP/1.1";
@@ -83,6 +85,48 @@ fn the_network_status_is_what_consumers_expect() {
 }
 
 #[test]
+fn the_network_status_has_what_a_plugin_says_of_its_device_until_del() {
+    const INFO: &str = r#"{"type":"pci","version":"1.0.0","pci":{"pci-address":"0000:01:00.0"}}"#;
+    const ONE: &str = "GET /apis/k8s.cni.cncf.io/v1/namespaces/shop/network-attachment-definitions/one HTTP/1.1";
+    let directory = Path::new("/var/run/k8s.cni.cncf.io/devinfo/cni");
+    for (written, wanted) in
+        [(INFO, serde_json::from_str(INFO).expect("JSON")), ("[1]", Value::Null), ("{", Value::Null)]
+    {
+        let behaviour = format!(
+            "file={}/shop-one-${{CNI_CONTAINERID}}_$CNI_IFNAME
+            if [ $CNI_COMMAND = ADD ]; then /bin/mkdir -p {}; printf '%s' '{written}' > $file; fi
+            {}",
+            directory.display(),
+            directory.display(),
+            add_prints(&made("net1", "10.1.0.2/24"))
+        );
+        let knows = script(&json!([{"name": "one", "deviceID": "0000:01:00.0"}]).to_string());
+        let server = Server::plain(move |request| match request.line.as_str() {
+            ONE => {
+                let config = json!({"cniVersion": "1.0.0", "type": "device"}).to_string();
+                Answer::json(200, &definition_object("shop", "one", &config))
+            }
+            _ => knows(request),
+        });
+        let mut node = Node::new();
+        node.recorders = std::mem::replace(&mut node.recorders, Recorders::new()).with("device", &behaviour);
+        let conf = conf(&node, &server, &json!({}));
+        let log = node.call("ADD", &conf).stderr;
+        let requests = server.requests();
+        let status = requests.iter().find(|request| request.line == STATUS).expect("it was sent");
+        let body: Value = serde_json::from_slice(&status.body).expect("JSON");
+        let text = body["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"].as_str().expect("text");
+        let networks: Value = serde_json::from_str(text).expect("JSON");
+        assert_eq!((&networks[0]["device-info"], &networks[1]["device-info"]), (&Value::Null, &wanted), "{written}");
+        assert_eq!(log.contains("no device-info in network-status: /var/run/k8s"), wanted.is_null(), "{log}");
+        let file = directory.join(format!("shop-one-{}_net1", node.pod.name));
+        assert!(file.exists());
+        node.done("DEL", &conf);
+        assert!(!file.exists());
+    }
+}
+
+#[test]
 fn whether_the_status_is_written() {
     for (mode, networks, written) in [("always", "", true), ("auto", "", false), ("never", "default/istio-cni", false)]
     {
@@ -90,6 +134,22 @@ fn whether_the_status_is_written() {
         node.done("ADD", &conf(&node, &server, &json!({"network_status": mode})));
         assert_eq!(server.lines().contains(&STATUS.to_owned()), written, "{mode}");
     }
+}
+
+#[test]
+fn an_api_that_takes_four_seconds_costs_four_seconds() {
+    let knows = script("");
+    let server = Server::plain(move |request| {
+        if request.line == POD {
+            takes(Duration::from_secs(4));
+        }
+        knows(request)
+    });
+    let node = Node::new();
+    let started = Instant::now();
+    node.done("ADD", &conf(&node, &server, &json!({})));
+    assert!(started.elapsed() < Duration::from_millis(5800), "{:?}", started.elapsed());
+    assert_eq!(server.lines(), [POD, POD]);
 }
 
 #[test]

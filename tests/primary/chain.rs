@@ -78,6 +78,70 @@ fn an_attachments_keys_lie_over_the_nodes() {
     assert!(rules.contains("16001") && rules.contains("17006") && !rules.contains("17001"), "{rules}");
 }
 
+/// The rules with which attachments of these chains start the pod, under this chain of the node.
+fn rules(chain: &Value, attachments: &[Value]) -> String {
+    let node = node();
+    let names: Vec<String> = (0..attachments.len()).map(|index| format!("m{index}")).collect();
+    for (name, chain) in names.iter().zip(attachments) {
+        node.definition("shop", name, &json!({"name": name, "cniVersion": "1.0.0", "type": "detour", "chain": chain}));
+    }
+    node.pod_selects(&names.join(","));
+    let conf = node.recording(&json!({"chain": chain}));
+    node.done("ADD", &conf);
+    node.done("CHECK", &conf);
+    node.pod.rules().join("\n")
+}
+
+#[test]
+fn an_attachment_never_contradicts_or_resets_what_it_does_not_set() {
+    let redirect = json!({"type": "istio-redirect"});
+    let own = json!({"type": "istio-redirect", "drop_invalid": true, "inbound_ports_include": "8080"});
+    let excludes = json!({"type": "uid-exclude", "uids": [4321]});
+    for (node, others) in [
+        (json!([redirect]), [json!([own]), json!([excludes])]),
+        (json!([redirect]), [json!([excludes]), json!([own])]),
+        (json!([]), [json!([own]), json!([redirect, excludes])]),
+    ] {
+        let rules = rules(&node, &others);
+        for part in ["--ctstate INVALID", "--dport 8080", "--uid-owner 4321"] {
+            assert!(rules.contains(part), "{node} {others:?} {part}: {rules}");
+        }
+        assert!(!rules.contains("ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT"), "{rules}");
+    }
+}
+
+#[test]
+fn exclusions_of_node_and_attachments_add_up_each_with_all_its_keys() {
+    let chain =
+        json!([{"type": "uid-exclude", "uids": [4321]}, {"type": "dns-exclude", "uids": [4322], "ports": [5353]}]);
+    let own = json!([{"type": "uid-exclude", "uids": [4323]}, {"type": "dns-exclude", "uids": [4324]}]);
+    let rules = rules(&chain, &[own, json!([{"type": "istio-redirect"}])]);
+    for uid in ["4321", "4322", "4323", "4324"] {
+        assert!(rules.contains(&format!("--uid-owner {uid} ")), "{uid}: {rules}");
+    }
+    let of = |uid: &str| rules.lines().filter(|rule| rule.contains(&format!("--uid-owner {uid} "))).collect::<String>();
+    assert!(of("4322").contains("5353") && !of("4324").contains("5353"), "{rules}");
+}
+
+#[test]
+fn what_two_selections_pass_to_the_redirection_must_agree() {
+    let node = node();
+    let mesh = |name: &str, port: u16| json!({"name": name, "cni-args": {"istio-redirect": {"proxy_port": port}}});
+    for name in ["m1", "m2"] {
+        node.definition("shop", name, &istio_cni());
+    }
+    let conf = node.recording(&json!({}));
+    node.pod_selects(&json!([mesh("m1", 16001), mesh("m2", 16002)]).to_string());
+    let (code, text) = node.refused("ADD", &conf);
+    let wanted =
+        "networks shop/m1 and shop/m2 contradict each other: args.cni.istio-redirect.proxy_port is 16001 in one";
+    assert!(code == 7 && text.contains(wanted), "{text}");
+    assert!(node.recorders.seen().is_empty());
+    node.pod_selects(&json!([mesh("m1", 16001), {"name": "m2"}]).to_string());
+    node.done("ADD", &conf);
+    assert!(node.pod.rules().join("\n").contains("16001"));
+}
+
 #[test]
 fn an_excluded_namespace_has_its_networks_and_no_rules() {
     let node = node();

@@ -2,9 +2,11 @@
 //! root, `iptables-save`, `ip`, Debian's `containernetworking-plugins` and `cnitool`.
 
 mod after;
+mod agent;
 mod api;
 mod chain;
 mod cnitool;
+mod default_route;
 mod definitions;
 mod networks;
 mod node;

@@ -37,6 +37,36 @@ fn a_selection_reaches_the_plugins_that_can_take_it() {
 }
 
 #[test]
+fn secondary_networks_get_the_runtimes_keys_that_multus_passes_on() {
+    let node = Node::new();
+    let selection = json!([{"name": "one", "mac": "02:00:00:00:00:09", "deviceID": "0000:01:00.0"}]);
+    node.pod_selects(&selection.to_string());
+    let offered = json!({
+        "portMappings": [{"hostPort": 80}], "bandwidth": {"ingressRate": 1}, "ips": ["10.1.0.9/24"], "mac": "02::1",
+        "infinibandGUID": "11:22:33:44:55:66:77:88", "dns": {"servers": ["10.0.0.10"]}, "cgroupPath": "/x",
+    });
+    let mut capabilities = json!({"deviceID": true, "CNIDeviceInfoFile": true});
+    for key in offered.as_object().expect("an object").keys() {
+        capabilities[key] = true.into();
+    }
+    node.definition("shop", "one", &json!({"cniVersion": "1.0.0", "type": "a", "capabilities": capabilities}));
+    let mut conf = node.recording(&json!({"runtimeConfig": offered}));
+    conf["delegates"][0]["capabilities"] = capabilities;
+    node.done("ADD", &conf);
+    let seen = node.recorders.seen();
+    assert_eq!(seen[0].stdin["runtimeConfig"], offered, "the default network has all keys and no selection");
+    let file = format!("/var/run/k8s.cni.cncf.io/devinfo/cni/shop-one-{}_net1", node.pod.name);
+    let wanted = json!({
+        "portMappings": [{"hostPort": 80}], "bandwidth": {"ingressRate": 1}, "ips": ["10.1.0.9/24"],
+        "mac": "02:00:00:00:00:09", "infinibandGUID": "11:22:33:44:55:66:77:88",
+        "deviceID": "0000:01:00.0", "CNIDeviceInfoFile": file,
+    });
+    assert_eq!(seen[1].stdin["runtimeConfig"].as_object(), wanted.as_object());
+    node.done("DEL", &conf);
+    assert_eq!(node.recorders.seen()[2].stdin["runtimeConfig"].as_object(), wanted.as_object(), "DEL gets the same");
+}
+
+#[test]
 fn positions_give_names_and_the_mesh_counts() {
     let node = Node::new();
     node.pod_selects("istio-cni, one, one@x");

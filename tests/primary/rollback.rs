@@ -48,7 +48,12 @@ fn contradicting_attachments_are_both_named() {
     node.definition("shop", "m2", &redirect(16001));
     node.pod_selects("m1,m2");
     let (code, text) = node.refused("ADD", &node.recording(&json!({})));
-    assert!(code == 7 && text.contains("networks shop/m1 and shop/m2 contradict each other: proxy_port"), "{text}");
+    assert!(
+        code == 7
+            && text
+                .contains("network shop/m1, chain[0] and network shop/m2, chain[0] contradict each other: proxy_port"),
+        "{text}"
+    );
     assert_eq!(node.recorders.order(), ["ADD default", "DEL default"]);
     assert!(!node.keeps());
 }

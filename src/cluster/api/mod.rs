@@ -204,7 +204,7 @@ impl Api {
         &self,
         started: Instant,
         query: &Query<'_>,
-        mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
+        attempt: impl AsyncFn() -> Result<T, Failure>,
     ) -> Result<T, GaveUp> {
         let attempt = async || match attempt().await {
             Err(Failure::Trouble { cause, .. }) if !self.persists => Err(query.not_again(&cause)),

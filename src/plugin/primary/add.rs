@@ -7,6 +7,7 @@ use super::plan::Plan;
 use super::{Context, mesh, outcome, readiness, report};
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error, NetConf};
+use crate::networks::moves_default_route;
 use crate::plugin::add;
 use crate::sandbox::Sandbox;
 use crate::trusted_file;
@@ -81,11 +82,16 @@ struct Done {
 /// Adds all members and makes the rules. Those that were added have a result, whatever comes after.
 fn perform(context: &Context<'_>, known: &KnownPod<'_>, plan: &mut Plan, sandbox: &Sandbox) -> Result<Done, Error> {
     let call = context.call();
-    let mut networks = Vec::new();
-    for member in plan.members.iter_mut().filter(|member| !member.in_chain) {
-        networks.push(member.add(&call, None)?);
+    let (mut networks, mut changes) = (Vec::new(), Vec::new());
+    let moves = moves_default_route(plan.selections.iter().flatten());
+    for (member, selection) in plan.members.iter_mut().zip(&plan.selections) {
+        let mut result = member.add(&call, None)?;
+        if moves {
+            changes.extend(outcome::move_route(member, selection.as_ref(), &mut result, sandbox)?);
+        }
+        networks.push(result);
     }
-    outcome::move_route(plan, &mut networks, sandbox)?;
+    outcome::add_routes(&changes, sandbox)?;
     let mut default = networks.first().cloned().unwrap_or_default();
     let previous = default.to_json(&context.conf.cni_version)?;
     let (policy, dialect) = mesh::wish(context, known, &plan.attached, &previous)?;

@@ -4,6 +4,7 @@ use super::Context;
 use super::kept::Kept;
 use super::member::Member;
 use crate::cni::{Code, Error};
+use crate::networks::PodNetworks;
 
 /// Takes away what the ADD made: in reverse, everything tried. It succeeds without a namespace,
 /// twice, and without an ADD; where nothing is kept, the networks that the configuration itself
@@ -30,13 +31,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
 
 /// What the configuration says of any pod.
 fn configured(context: &Context<'_>) -> Kept {
-    let networks = context.common_networks(None).unwrap_or_else(|error| {
+    let PodNetworks { networks, .. } = context.common_networks(None).unwrap_or_else(|error| {
         tracing::warn!("nothing was kept of this pod, and its networks can't be known without: {error}");
-        Vec::new()
+        PodNetworks::default()
     });
     let (request, conf) = (context.request, context.conf);
-    let member = |network| Member::network_of(network, &conf.runtime_config, &request.args_text);
-    let mut members: Vec<_> = networks.iter().map(member).collect();
+    let member = |(position, network)| Member::network_of(network, position == 0, &conf.runtime_config, request);
+    let mut members: Vec<_> = networks.iter().enumerate().map(member).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
     members.extend(Member::executables(&conf.name, default, conf, &request.args_text));
     Kept::without_namespace(members)

@@ -57,7 +57,7 @@ fn default_network(context: &Context<'_>) -> Option<Network> {
     let networks = context
         .common_networks(source.as_deref())
         .inspect_err(|error| tracing::warn!("GC of the default network: {error}"));
-    networks.ok()?.first().map(|network| Network::from(&network.configuration))
+    networks.ok()?.networks.first().map(|network| Network::from(&network.configuration))
 }
 
 /// The interfaces that a container has of the default network, by whatever name it was selected.

@@ -55,11 +55,14 @@ impl<'a> KnownPod<'a> {
     /// # Errors
     /// The pod can't be known.
     pub(super) fn annotated(&self) -> Result<Option<&Pod>, Error> {
+        if self.is_agent() {
+            return Ok(None);
+        }
         if self.told.is_some() {
             return Ok(self.told.as_ref());
         }
         match self.wanted {
-            Some(wanted) if self.source.is_some() && !is_agent(self.context.conf, wanted) => {
+            Some(wanted) if self.source.is_some() => {
                 let conf = self.context.conf;
                 let excluded = conf.kubernetes.excludes(&wanted.namespace);
                 self.fetch(wanted, !excluded && chain::wants(&conf.chain).namespace)?;
@@ -67,6 +70,11 @@ impl<'a> KnownPod<'a> {
             }
             _ => Ok(None),
         }
+    }
+
+    /// Whether it is the node agent's own.
+    pub(super) fn is_agent(&self) -> bool {
+        self.wanted.is_some_and(|wanted| is_agent(self.context.conf, wanted))
     }
 
     /// Whether it may have a sidecar, as far as is known for nothing.

@@ -1,11 +1,25 @@
 //! What is run for a pod: a network, or executables on the default network's result.
 
 use crate::cni::result::AddResult;
-use crate::cni::{Command, Error};
+use crate::cni::{Command, Error, Request};
 use crate::delegate::{Call, Executables, Network};
 use crate::networks::{Configuration, PodNetwork, Selection};
+use crate::trusted_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::fmt::Display;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// The keys of `runtimeConfig` that Multus passes on to every network.
+const PASSED_ON: [&str; 7] = ["portMappings", "bandwidth", "ips", "mac", "infinibandGUID", "deviceID", DEVICE_INFO];
+/// The key with the file that describes a device ("Device Information Specification" of the Network Plumbing Working
+/// Group).
+const DEVICE_INFO: &str = "CNIDeviceInfoFile";
+/// Where such files are (network-attachment-definition-client, `GetCNIDeviceInfoPath`).
+const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
+/// The size limit of such a file, in bytes. One has about 200.
+const LARGEST_DEVICE_INFO: u64 = 16 << 10;
 
 /// Something that is run, with everything that a later DEL, CHECK or GC needs of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,12 +47,26 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// A network of the pod. `offered` is what the runtime offers it, `cni_args` what it was called
-    /// with.
-    pub(super) fn network_of(network: &PodNetwork, offered: &Map<String, Value>, cni_args: &str) -> Self {
-        let mut runtime_config = offered.clone();
+    /// A network of the pod, which is the default network or a secondary one. `offered` is the runtime's
+    /// `runtimeConfig`. As in Multus, a secondary network gets the keys of [`PASSED_ON`] of it, and a network with a
+    /// device the place of a file that describes that.
+    pub(super) fn network_of(
+        network: &PodNetwork,
+        is_default: bool,
+        offered: &Map<String, Value>,
+        request: &Request,
+    ) -> Self {
+        let passed_on = |key: &str| is_default || PASSED_ON.contains(&key);
+        let offered = offered.iter().filter(|(key, _)| passed_on(key));
+        let mut runtime_config: Map<_, _> = offered.map(|(key, value)| (key.clone(), value.clone())).collect();
         let selection = network.selection.as_ref();
         runtime_config.extend(selection.map(Selection::runtime_config).unwrap_or_default());
+        if runtime_config.get("deviceID").and_then(Value::as_str).is_some_and(|id| !id.is_empty()) {
+            let container = request.container_id.as_str();
+            let file = format!("{}-{container}_{}", network.name, network.interface).replace('/', "-");
+            runtime_config.insert(DEVICE_INFO.to_owned(), format!("{DEVICE_INFO_DIRECTORY}/{file}").into());
+        }
+        let cni_args = request.args_text.as_str();
         Self {
             name: network.name.clone(),
             interface: network.interface.clone(),
@@ -48,6 +76,45 @@ impl Member {
             args: selection.map(|selection| selection.cni_args.clone()).unwrap_or_default(),
             cni_args: with_args(cni_args, &selection.map(Selection::args).unwrap_or_default()),
             result: None,
+        }
+    }
+
+    /// What a device plugin or the network's plugin writes of its device, for the network status. A file that can't
+    /// be used is logged.
+    pub(super) fn device_info(&self) -> Option<Value> {
+        let file = Path::new(self.runtime_config.get(DEVICE_INFO)?.as_str()?);
+        let refused = |why: &dyn Display| {
+            tracing::warn!("{}: no device-info in network-status: {}: {why}", self.place(), file.display());
+        };
+        let text = match trusted_file::read_trusted(file, LARGEST_DEVICE_INFO) {
+            Ok(text) => text,
+            Err(error) if error.is_not_found() => return None,
+            Err(error) => {
+                refused(&error);
+                return None;
+            }
+        };
+        match serde_json::from_slice(&text) {
+            Ok(info @ Value::Object(_)) => Some(info),
+            Ok(_) => {
+                refused(&"expected a JSON object");
+                None
+            }
+            Err(error) => {
+                refused(&error);
+                None
+            }
+        }
+    }
+
+    /// Removes the file of [`Self::device_info`], as Multus does, if it is in the directory of such files.
+    fn remove_device_info(&self) {
+        let Some(file) = self.runtime_config.get(DEVICE_INFO).and_then(Value::as_str).map(Path::new) else { return };
+        if file.parent() == Some(Path::new(DEVICE_INFO_DIRECTORY))
+            && let Err(error) = std::fs::remove_file(file)
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!("{}: file not removed: {}: {error}", self.place(), file.display());
         }
     }
 
@@ -138,6 +205,7 @@ impl Member {
     pub(super) fn del(&self, base: &Call) -> Result<(), Error> {
         let network = self.network()?;
         let answer = network.del(&Executables, &self.call(base, Command::Del), self.result.as_ref());
+        self.remove_device_info();
         answer.map_err(|error| self.about(error))
     }
 
@@ -151,7 +219,8 @@ impl Member {
         answer.map_err(|error| self.about(error))
     }
 
-    fn about(&self, error: Error) -> Error {
+    /// The error with its name.
+    pub(super) fn about(&self, error: Error) -> Error {
         Error { msg: format!("{}: {}", self.place(), error.msg), ..error }
     }
 }

@@ -8,14 +8,15 @@ use crate::networks::PodNetwork;
 use crate::plugin::wish::{left_out, wish_by};
 use crate::pod::PodRef;
 use crate::policy::Policy;
-use serde_json::Value;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An attachment that runs in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     /// How users know it.
     pub name: String,
-    /// Its configuration, laid over the node's.
+    /// Its configuration, with the node's keys; [`unite`] adds the node's sub-plugins.
     pub conf: NetConf,
 }
 
@@ -25,8 +26,8 @@ impl Attached {
         Self { name: conf.name.clone(), conf: conf.clone() }
     }
 
-    /// Lays the attachment's configuration over the node's: its own chain, each sub-plugin's keys
-    /// over the node's for the same sub-plugin, and what the pod passes to it.
+    /// The attachment's configuration with the node's keys: its own chain, whose paths name the attachment, and
+    /// what the pod passes to it.
     ///
     /// # Errors
     /// [`Code::InvalidConfig`]: its configuration is wrong.
@@ -40,7 +41,9 @@ impl Attached {
         for warning in &own.warnings {
             tracing::warn!("network {name}: {warning}");
         }
-        let mut conf = NetConf { chain: over(&node.chain, &own.chain), dialect: own.dialect, ..node.clone() };
+        let path = |path: String| format!("network {name}, {path}");
+        let chain = own.chain.into_iter().map(|Block { path: own, keys }| Block { path: path(own), keys }).collect();
+        let mut conf = NetConf { chain, dialect: own.dialect, ..node.clone() };
         if conf.dialect == Dialect::Auto {
             conf.dialect = node.dialect;
         }
@@ -59,23 +62,64 @@ impl Attached {
     }
 }
 
-/// `own` with the node's keys beneath those of the same sub-plugin; sub-plugins that only the node
-/// has follow. Executables stay whose they are.
-fn over(node: &[Block], own: &[Block]) -> Vec<Block> {
-    let mut laid = Vec::new();
-    for block in own {
-        let beneath =
-            node.iter().find(|other| SubPlugin::of(other).is_some() && SubPlugin::of(other) == SubPlugin::of(block));
-        let mut keys = beneath.map(|block| block.keys.clone()).unwrap_or_default();
-        keys.extend(block.keys.clone());
-        laid.push(Block { path: block.path.clone(), keys });
+/// Gives each attachment what it is evaluated with: its own exclusions, the node's, and the redirection. Exclusions
+/// stay in blocks of their own, so that each keeps all its keys. The blocks of `istio-redirect` of all attachments
+/// apply together, over the node's: a key that an attachment sets is no longer the node's. Attachments that skip
+/// `pod`'s namespace have no part in that.
+///
+/// # Errors
+/// [`Code::InvalidConfig`]: two attachments pass different values for one key.
+pub(super) fn unite(node: &NetConf, attached: &mut [Attached], pod: Option<&PodRef>) -> Result<(), Error> {
+    let counts = |one: &&Attached| pod.is_none_or(|pod| left_out(&one.conf, pod).is_none());
+    let counting: Vec<&Attached> = attached.iter().filter(counts).collect();
+    let arguments = arguments(&counting)?;
+    let of_attachments = counting.iter().flat_map(|one| &one.conf.chain);
+    let mut redirection: Vec<Block> = of_attachments.filter(|block| redirects(block)).cloned().collect();
+    let all_keys = redirection.iter().flat_map(|block| &block.keys);
+    let set = all_keys.filter(|(key, value)| *key != "type" && !value.is_null()).map(|(key, _)| key.clone());
+    let set: BTreeSet<String> = set.collect();
+    let own = node.chain.iter().filter(|block| SubPlugin::of(block).is_some());
+    let (beneath, others): (Vec<&Block>, Vec<&Block>) = own.partition(|block| redirects(block));
+    redirection.extend(beneath.iter().map(|block| {
+        let keys = block.keys.iter().filter(|(key, _)| !set.contains(*key));
+        Block { path: block.path.clone(), keys: keys.map(|(key, value)| (key.clone(), value.clone())).collect() }
+    }));
+    for Attached { conf, .. } in attached {
+        let (redirect, mut own): (Vec<_>, Vec<_>) = std::mem::take(&mut conf.chain).into_iter().partition(redirects);
+        if !redirect.is_empty() || !beneath.is_empty() {
+            conf.chain.clone_from(&redirection);
+            if !arguments.is_empty() {
+                conf.args.insert(SubPlugin::IstioRedirect.name().to_owned(), arguments.clone().into());
+            }
+        }
+        conf.chain.append(&mut own);
+        conf.chain.extend(others.iter().copied().cloned());
     }
-    let is_new = |block: &&Block| {
-        let kind = SubPlugin::of(block);
-        kind.is_some() && own.iter().all(|other| SubPlugin::of(other) != kind)
-    };
-    laid.extend(node.iter().filter(is_new).cloned());
-    laid
+    Ok(())
+}
+
+fn redirects(block: &Block) -> bool {
+    SubPlugin::of(block) == Some(SubPlugin::IstioRedirect)
+}
+
+/// What pods pass to `istio-redirect` by their attachments, key by key.
+fn arguments(attached: &[&Attached]) -> Result<Map<String, Value>, Error> {
+    let mut all: BTreeMap<&String, (&Value, &str)> = BTreeMap::new();
+    let name = SubPlugin::IstioRedirect.name();
+    for one in attached {
+        // Any other value is refused where it is parsed.
+        let Some(Value::Object(keys)) = one.conf.args.get(name) else { continue };
+        for (key, value) in keys.iter().filter(|(_, value)| !value.is_null()) {
+            match all.get(key) {
+                Some((other, first)) if *other != value => {
+                    let what = format!("args.cni.{name}.{key} is {other} in one and {value} in the other");
+                    return Err(contradiction(first, &one.name, &what));
+                }
+                _ => drop(all.insert(key, (value, &one.name))),
+            }
+        }
+    }
+    Ok(all.into_iter().map(|(key, (value, _))| (key.clone(), value.clone())).collect())
 }
 
 /// What the pod's rules are to be, and how they are written. `previous` is the default network's
@@ -97,7 +141,7 @@ pub(super) fn wish(
         let conf = NetConf { prev_result: Some(previous.clone()), ..one.conf.clone() };
         let facts = |pod: &PodRef, with_namespace| known.facts(pod, with_namespace);
         let wish = wish_by(pod, &conf, known.cluster().is_some().then_some(&facts));
-        let wish = wish.map_err(|error| Error { msg: format!("network {}: {}", one.name, error.msg), ..error })?;
+        let wish = wish.map_err(|error| about(&one.name, error))?;
         tracing::info!(attachment = one.name, exclusions = wish.policy.exclusions.len(), "{}", wish.why);
         all.push((&one.name, wish.policy));
     }
@@ -120,6 +164,16 @@ pub fn united(all: &[(&str, Policy)]) -> Result<Policy, Error> {
     Ok(whole)
 }
 
+/// The error with the attachment's name; the path of an attachment's block has one already.
+#[must_use]
+pub fn about(name: &str, error: Error) -> Error {
+    if error.msg.contains("network ") {
+        error
+    } else {
+        Error { msg: format!("network {name}: {}", error.msg), ..error }
+    }
+}
+
 /// Has the pod's facts fetched that [`wish`] will need, before anything runs.
 ///
 /// # Errors
@@ -136,8 +190,7 @@ pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &
     Ok(())
 }
 
-/// Who asks for something: the attachments, over whose chains the node's is laid already, else the
-/// node's chain alone.
+/// Who asks for something: the attachments, with the node's sub-plugins, else the node's chain alone.
 pub(super) fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], may_be_meshed: bool) -> &'a [Attached] {
     let for_every_pod = node.iter().any(|node| chain::wants(&node.conf.chain).pod);
     if attached.is_empty() && for_every_pod && may_be_meshed { node } else { attached }

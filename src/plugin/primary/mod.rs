@@ -31,14 +31,14 @@ mod report;
 mod status;
 mod together;
 
-pub use mesh::{Attached, united};
+pub use mesh::{Attached, about, united};
 pub use plan::Place;
 pub use together::{Together, Used, together};
 
 use crate::cluster::{self, Cluster};
 use crate::cni::{Command, Error, NetConf, Primary, Request};
 use crate::delegate::Call;
-use crate::networks::PodNetwork;
+use crate::networks::PodNetworks;
 use crate::state::Store;
 use serde_json::Value;
 
@@ -84,8 +84,8 @@ impl Context<'_> {
     ///
     /// # Errors
     /// What is named is not there, or wrong.
-    fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<Vec<PodNetwork>, Error> {
+    fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<PodNetworks, Error> {
         let primary = self.primary.without_default_networks();
-        Ok(definitions::networks(self.conf, &primary, cluster, None, &self.request.ifname)?.networks)
+        definitions::networks(self.conf, &primary, cluster, None, &self.request.ifname)
     }
 }

@@ -3,10 +3,9 @@
 
 use super::Context;
 use super::member::Member;
-use super::plan::Plan;
 use crate::cni::Error;
 use crate::cni::result::AddResult;
-use crate::networks::{Selection, move_default_route};
+use crate::networks::{DefaultRouteChange, Selection, move_default_route};
 use crate::sandbox::{Access, Sandbox, replace_default_routes};
 use serde_json::Value;
 use std::time::Duration;
@@ -14,29 +13,37 @@ use std::time::Duration;
 /// How long to wait for another call in the same namespace.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Moves the pod's default route where a selection asks for it, in the namespace and in the results,
-/// which are kept anew: CHECK must find what is there.
+/// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one, and
+/// moves them in its result, which is saved anew because CHECK must find the routes that there are. Returns what
+/// [`add_routes`] adds.
 ///
 /// # Errors
 /// The kernel refuses.
-pub(super) fn move_route(plan: &mut Plan, results: &mut [AddResult], sandbox: &Sandbox) -> Result<(), Error> {
-    let Plan { members, selections, .. } = plan;
-    let changes = {
-        let mut networks: Vec<(&str, Option<&Selection>, &mut AddResult)> = members
-            .iter()
-            .zip(selections.iter())
-            .zip(results.iter_mut())
-            .map(|((member, selection), result)| (member.interface.as_str(), selection.as_ref(), result))
-            .collect();
-        move_default_route(&mut networks)
-    };
+pub(super) fn move_route(
+    member: &mut Member,
+    selection: Option<&Selection>,
+    result: &mut AddResult,
+    sandbox: &Sandbox,
+) -> Result<Option<DefaultRouteChange>, Error> {
+    let Some(change) = move_default_route(&member.interface, selection, result) else { return Ok(None) };
+    sandbox
+        .enter_to(Access::Change, PATIENCE, || replace_default_routes(&change.interface, &[]))
+        .map_err(|error| member.about(error))?;
+    member.keep(result)?;
+    Ok((!change.gateways.is_empty()).then_some(change))
+}
+
+/// Adds the default routes that selections ask for, after the ADD of all networks.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn add_routes(changes: &[DefaultRouteChange], sandbox: &Sandbox) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());
     }
     sandbox.enter_to(Access::Change, PATIENCE, || {
         changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
-    })?;
-    members.iter_mut().zip(&*results).try_for_each(|(member, result): (&mut Member, _)| member.keep(result))
+    })
 }
 
 /// The result for the runtime: `default`, the default network's after the chain, and what the

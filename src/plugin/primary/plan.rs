@@ -4,11 +4,10 @@
 use super::known_pod::KnownPod;
 use super::member::Member;
 use super::mesh::Attached;
-use super::{Context, definitions};
+use super::{Context, definitions, mesh};
 use crate::cni::{Code, Error, Primary, at_most};
-use crate::networks::{Configuration, PodNetwork, Selection};
+use crate::networks::{Configuration, PodNetwork, PodNetworks, Selection};
 use crate::pod::Pod;
-use serde_json::Map;
 
 /// The most attachments of a pod that run in this process: each evaluates all that the pod asks for.
 const MOST_HERE: usize = 16;
@@ -32,7 +31,10 @@ impl Plan {
     /// A reference, a definition or an executable is wrong or missing.
     pub(super) fn of(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod>) -> Result<Self, Error> {
         let (request, conf, primary) = (context.request, context.conf, context.primary);
-        let resolved = definitions::networks(conf, primary, known.cluster(), pod, &request.ifname)?;
+        let resolved = match known.is_agent() {
+            true => of_agent(context, known)?,
+            false => definitions::networks(conf, primary, known.cluster(), pod, &request.ifname)?,
+        };
         for warning in &resolved.warnings {
             tracing::warn!("{warning}");
         }
@@ -41,8 +43,7 @@ impl Plan {
         let mut chain = Vec::new();
         for (position, (network, place)) in placed(primary, resolved.networks)?.into_iter().enumerate() {
             plan.selects |= network.selection.is_some();
-            let offered = if position == 0 { &conf.runtime_config } else { &Map::new() };
-            let member = Member::network_of(&network, offered, &request.args_text);
+            let member = Member::network_of(&network, position == 0, &conf.runtime_config, request);
             match place {
                 Place::Delegate => {
                     plan.members.push(member);
@@ -56,12 +57,22 @@ impl Plan {
                 }
             }
         }
+        mesh::unite(conf, &mut plan.attached, request.args.pod.as_ref())?;
         plan.members.extend(chain);
         plan.members.extend(Member::executables(&conf.name, &default, conf, &request.args_text));
         let call = context.call();
         plan.members.iter().try_for_each(|member| member.find(&call))?;
         Ok(plan)
     }
+}
+
+/// The networks of the node agent's own pod: those that `delegates` or `clusterNetwork` give to every pod. The agent
+/// makes the API available to this plugin, so the API is asked only for what no file has.
+fn of_agent(context: &Context<'_>, known: &KnownPod<'_>) -> Result<PodNetworks, Error> {
+    context.common_networks(None).or_else(|error| match known.cluster() {
+        Some(cluster) => context.common_networks(Some(cluster)),
+        None => Err(error),
+    })
 }
 
 /// Where a network is run.

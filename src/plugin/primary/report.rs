@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::known_pod::KnownPod;
+use super::member::Member;
 use super::plan::Plan;
 use crate::cni::NetworkStatus;
 use crate::cni::result::AddResult;
@@ -22,8 +23,9 @@ pub(super) fn tell(context: &Context<'_>, known: &KnownPod<'_>, pod: Option<&Pod
     };
     let (Some(cluster), Some(pod), true) = (known.cluster(), pod, wanted) else { return };
     let (mut networks, mut events) = (Vec::new(), Vec::new());
-    for (position, (member, result)) in plan.members.iter().zip(results).enumerate() {
-        let added = Added { name: &member.name, default: position == 0, result };
+    let devices: Vec<_> = plan.members.iter().map(Member::device_info).collect();
+    for (position, ((member, result), device)) in plan.members.iter().zip(results).zip(&devices).enumerate() {
+        let added = Added { name: &member.name, default: position == 0, result, device_info: device.as_ref() };
         networks.push(added);
         events.extend(added_interface(&member.interface, added));
     }

@@ -23,7 +23,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
 
 fn default_network(context: &Context<'_>) -> Result<Network, Error> {
     let source = context.source();
-    let networks = context.common_networks(source.as_deref())?;
+    let networks = context.common_networks(source.as_deref())?.networks;
     let network = networks.first().map(|network| Network::from(&network.configuration));
     network.ok_or_else(|| Error::new(Code::Internal, "there is no default network"))
 }

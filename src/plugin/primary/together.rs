@@ -2,11 +2,12 @@
 //! and nothing on the node is looked at.
 
 use super::definitions;
-use super::mesh::{Attached, asking, dialect};
+use super::mesh::{Attached, asking, dialect, unite};
 use super::plan::{Place, placed};
 use crate::cluster::{Cluster, ReadOnly};
 use crate::cni::{DefaultNetwork, Error, NetConf, NetworkName, Primary};
-use crate::pod::Pod;
+use crate::plugin::wish::is_agent;
+use crate::pod::{Pod, PodRef};
 use serde_json::json;
 
 /// A pod's networks, and who of them asks for rules.
@@ -53,7 +54,11 @@ pub fn together(
 ) -> Result<Together, Error> {
     let cluster = cluster.map(ReadOnly);
     let cluster = cluster.as_ref().map(|cluster| cluster as &dyn Cluster);
-    let resolved = definitions::networks(conf, &unseen(primary), cluster, Some(pod), IFNAME)?;
+    let wanted = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
+    let resolved = match is_agent(conf, &wanted) {
+        true => definitions::networks(conf, &unseen(primary).without_default_networks(), cluster, None, IFNAME)?,
+        false => definitions::networks(conf, &unseen(primary), cluster, Some(pod), IFNAME)?,
+    };
     let (mut networks, mut attached) = (Vec::new(), Vec::new());
     for (network, place) in placed(primary, resolved.networks)? {
         if place == Place::Here {
@@ -68,6 +73,7 @@ pub fn together(
             name: network.name,
         });
     }
+    unite(conf, &mut attached, Some(&wanted))?;
     let node = [Attached::node(conf)];
     let asking = asking(&attached, &node, true).to_vec();
     dialect(conf, &asking)?;
