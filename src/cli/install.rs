@@ -31,7 +31,7 @@ changes nothing else; `detour uninstall` takes all back.
 The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
 log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
 
-Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage.";
+Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input: nothing has changed.";
 
 /// The largest file of --config, which becomes a part of the plugin's configuration.
 const LARGEST_CONFIG: u64 = 1 << 20;
@@ -81,7 +81,8 @@ pub(super) struct Wanted {
     /// The network's name in a file of its own: the one that attachments use.
     #[arg(long, value_name = "NAME", default_value = "istio-cni")]
     network: String,
-    /// A JSON object with keys of the plugin's configuration, such as "chain"; they win over flags.
+    /// A JSON object with keys of the plugin's configuration; they override flags. Without "chain", the
+    /// plugin redirects, and UID 1337 and its DNS bypass the sidecar.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// From which severity on the plugin logs: none, error, warn, info, debug.
@@ -99,6 +100,9 @@ pub(super) struct Wanted {
     /// A token on the node that the kubeconfig names; else the service account's token is written into it.
     #[arg(long, value_name = "FILE")]
     token_file: Option<HostPath>,
+    /// Install even if the file of --kubeconfig or --token-file is not on the node yet, or not below --root.
+    #[arg(long)]
+    allow_missing_credentials: bool,
     /// The API's URL [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT].
     #[arg(long, value_name = "URL")]
     api_server: Option<String>,
@@ -150,7 +154,10 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = self.wanted.desired(&node, &program()?, &|| self.wanted.token(), None)?;
+        let desired = match self.wanted.desired(&node, &program()?, &|| self.wanted.token(), None) {
+            Ok(desired) => desired,
+            Err(why) => return Ok(super::complain(format_args!("{why:#}"), ExitCode::from(2))),
+        };
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
@@ -230,6 +237,7 @@ impl Wanted {
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names: Vec<&str> = [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect();
+        self.credentials_exist(node)?;
         let own_kubeconfig = self.own_kubeconfig();
         let settings = Settings {
             given: self.given(&names)?,
@@ -259,6 +267,22 @@ impl Wanted {
             node: self.place.node_configuration().map(|path| Ok::<_, Error>((path, settings.node()?))).transpose()?,
             configuration,
         })
+    }
+
+    /// Checks the files of the node that the plugin is to use: without them, every ADD would fail.
+    fn credentials_exist(&self, node: &Node) -> Result<()> {
+        let files = [("--kubeconfig", &self.kubeconfig), ("--token-file", &self.token_file)];
+        for (flag, path) in files {
+            let Some(path) = path.as_ref().filter(|_| !self.allow_missing_credentials) else { continue };
+            read_trusted(&node.reach(path)?, LARGEST_CREDENTIAL).with_context(|| {
+                let root = self.place.root.display();
+                format!(
+                    "{flag} {path}: the plugin can't use this file of the node (below --root {root}); create it \
+                     first, or add --allow-missing-credentials"
+                )
+            })?;
+        }
+        Ok(())
     }
 
     /// The keys of `--config`.

@@ -1,6 +1,7 @@
 //! `detour install` and `detour uninstall`, as an operator calls them.
 
 use crate::scene::{CALICO, Scene, program};
+use detour_cni::agent::install::default_chain;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -47,7 +48,8 @@ fn a_node_gets_a_program_that_runs_a_private_kubeconfig_and_an_entry_in_the_list
         "agent_namespace": "istio-system",
     });
     let wanted = json!({
-        "type": "detour", "log_level": "debug", "kubernetes": kubernetes, "capabilities": { "dns": true },
+        "type": "detour", "log_level": "debug", "kubernetes": kubernetes, "chain": default_chain(),
+        "capabilities": { "dns": true },
     });
     assert_eq!(*entry, wanted);
     assert_eq!(scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]), "nothing to do\n");
@@ -231,7 +233,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
             .output()
             .expect("it starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(part), "{said}");
     }
     let outside = Command::new(program()).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
@@ -244,10 +246,53 @@ fn what_is_wrong_is_named_before_anything_changes() {
 #[test]
 fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
     let scene = Scene::with("given", "10-calico.conflist", CALICO);
+    scene.write("etc/kubernetes/mesh.conf", "{}");
     scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
     assert!(!scene.path(KUBECONFIG).exists());
     let list = scene.json(LIST);
     assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+}
+
+#[test]
+fn credentials_that_the_plugin_could_not_use_are_refused_unless_allowed() {
+    let scene = Scene::with("credentials", "10-calico.conflist", CALICO);
+    scene.write("etc/foreign.conf", "{}");
+    std::os::unix::fs::chown(scene.path("etc/foreign.conf"), Some(1001), None).expect("root");
+    let before = scene.files();
+    for (flag, cause) in [
+        ("--kubeconfig=/etc/missing.conf", "No such file"),
+        ("--token-file=/etc/missing.token", "No such file"),
+        ("--kubeconfig=/etc/foreign.conf", "owned by UID 1001"),
+    ] {
+        for more in [&[flag][..], &[flag, "--dry-run"]] {
+            let output = scene.run("install", more);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains(&flag.replace('=', " ")) && said.contains(cause), "{said}");
+            assert!(said.contains("--allow-missing-credentials"), "{said}");
+        }
+    }
+    assert_eq!(scene.files(), before, "nothing has changed");
+    scene.ok("install", &["--kubeconfig=/etc/missing.conf", "--allow-missing-credentials"]);
+}
+
+#[test]
+fn keys_that_decide_which_sub_plugins_run_take_the_place_of_the_default_chain() {
+    let scene = Scene::with("chain", "10-calico.conflist", CALICO);
+    let config = format!("--config={}", scene.path("config.json").display());
+    for (keys, wanted) in [
+        (json!({"log_file": "/var/log/detour.log"}), Some(default_chain())),
+        (json!({"chain": null}), Some(default_chain())),
+        (json!({"chain": []}), Some(json!([]))),
+        (json!({"type": "excludedns"}), None),
+        (json!({"clusterNetwork": "ovn"}), None),
+    ] {
+        scene.write("config.json", &keys.to_string());
+        scene.ok("install", &[&config, "--name=excludedns"]);
+        let list = scene.json(LIST);
+        let own = list["plugins"].as_array().expect("a list").last().expect("a member").get("chain").cloned();
+        assert_eq!(own, wanted, "{keys}");
+    }
 }
 
 #[test]

@@ -76,6 +76,7 @@ impl Settings {
         Ok(NodeConf::of(&accepted(&Value::Object(keys))?).with_primary(self.primary).text())
     }
 
+    /// All keys of the plugin's configuration, but for those of a network.
     fn plugin(&self) -> Map<String, Value> {
         let mut kubernetes = json!({
             "kubeconfig": self.kubeconfig,
@@ -96,8 +97,30 @@ impl Settings {
                 _ => drop(keys.insert(key.clone(), value.clone())),
             }
         }
+        if self.takes_the_default_chain() {
+            keys.insert("chain".into(), default_chain());
+        }
         keys
     }
+
+    /// Whether nothing that was given decides which sub-plugins run: a type of another name and a primary
+    /// plugin's configuration do.
+    fn takes_the_default_chain(&self) -> bool {
+        let given = |key: &str| self.given.get(key).filter(|value| !value.is_null());
+        let is_primary = given("clusterNetwork").or(given("delegates")).is_some();
+        given("chain").is_none() && !is_primary && given("type").is_none_or(|kind| kind == super::PROGRAM)
+    }
+}
+
+/// The sub-plugins of an installation whose operator lists none; the same as in the chart, in `conf/` and in
+/// the README.
+#[must_use]
+pub fn default_chain() -> Value {
+    json!([
+        { "type": "istio-redirect" },
+        { "type": "uid-exclude", "uids": ["1337"] },
+        { "type": "dns-exclude", "uids": ["1337"] },
+    ])
 }
 
 fn accepted(conf: &Value) -> Result<NetConf, Error> {
