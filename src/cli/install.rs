@@ -154,7 +154,9 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = match self.wanted.desired(&node, &program()?, &|| self.wanted.token(), None) {
+        let program = program()?;
+        let desired = |given| self.wanted.desired(&node, &program, &given, &|| self.wanted.token(), None);
+        let desired = match self.wanted.given().and_then(desired) {
             Ok(desired) => desired,
             Err(why) => return Ok(super::complain(format_args!("{why:#}"), ExitCode::from(2))),
         };
@@ -219,13 +221,14 @@ impl Wanted {
         account.into_iter().chain(self.config.as_deref().and_then(Path::parent)).map(Path::to_owned).collect()
     }
 
-    /// What the flags, the environment and the files that they name ask for.
+    /// What the flags, the environment and the files that they name ask for; `given` has the keys of `--config`.
     /// `token` gives the one for the kubeconfig. With the socket of an agent that stays, the plugin asks
     /// there first.
     pub(super) fn desired(
         &self,
         node: &Node,
         program: &Digest,
+        given: &Map<String, Value>,
         token: &dyn Fn() -> Result<String>,
         socket: Option<&HostPath>,
     ) -> Result<Desired> {
@@ -236,11 +239,11 @@ impl Wanted {
         };
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
-        let names: Vec<&str> = [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect();
+        let names = self.program_names();
         self.credentials_exist(node)?;
         let own_kubeconfig = self.own_kubeconfig();
         let settings = Settings {
-            given: self.given(&names)?,
+            given: given.clone(),
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
             agent_socket: socket.cloned(),
@@ -249,6 +252,9 @@ impl Wanted {
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         };
+        let directories = settings.program_directories()?;
+        settings
+            .check(&|kind| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) })?;
         let configuration = if self.chained.unwrap_or(platform.chained) {
             Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
         } else {
@@ -285,8 +291,14 @@ impl Wanted {
         Ok(())
     }
 
+    /// The names under which the program is installed.
+    fn program_names(&self) -> Vec<&str> {
+        [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect()
+    }
+
     /// The keys of `--config`.
-    fn given(&self, names: &[&str]) -> Result<Map<String, Value>> {
+    pub(super) fn given(&self) -> Result<Map<String, Value>> {
+        let names = self.program_names();
         let Some(path) = &self.config else { return Ok(Map::new()) };
         let file = path.display();
         let text = read(path, LARGEST_CONFIG).with_context(|| format!("--config {file} can't be read"))?;

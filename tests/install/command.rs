@@ -214,10 +214,15 @@ fn what_is_wrong_is_named_before_anything_changes() {
     let before = scene.files();
     scene.write("bad.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}], "log_level": "loud"}"#);
     scene.write("type.json", r#"{"type": "excludedns"}"#);
+    scene.write("uids.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#);
+    scene.write("kind.json", r#"{"chain": [{"type": "uid-exclud"}]}"#);
+    fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
     let config = |file: &str| format!("--config={}", scene.path(file).display());
     for (arguments, part) in [
         (vec![config("bad.json")], "log_level"),
         (vec![config("type.json")], "add --name excludedns"),
+        (vec![config("uids.json")], "chain[0].uids: \"x\" is not accepted"),
+        (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
         (vec![config("nowhere.json")], "can't be read"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
     ] {
@@ -239,8 +244,63 @@ fn what_is_wrong_is_named_before_anything_changes() {
     let outside = Command::new(program()).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
     assert!(String::from_utf8_lossy(&outside.stderr).contains("--kubeconfig FILE"));
     fs::remove_file(scene.path("bad.json")).expect("removed");
-    fs::remove_file(scene.path("type.json")).expect("removed");
+    for file in ["type.json", "uids.json", "kind.json"] {
+        fs::remove_file(scene.path(file)).expect("removed");
+    }
     assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn validate_answers_by_its_exit_code_in_every_form_and_reads_stdin() {
+    let scene = Scene::new("validate");
+    scene.write("good.conf", include_str!("../../conf/openshift-istio-cni.conf"));
+    scene.write("bad.conf", r#"{"name": "n", "type": "detour", "chain": [{"type": "uid-exclud"}]}"#);
+    scene.write("list", "- 1");
+    scene.write("bin/uid-exclud", "");
+    let validate = |arguments: &[String]| {
+        let output = Command::new(program()).arg("validate").args(arguments).env_clear().output().expect("it starts");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.code(), said)
+    };
+    let path = |file: &str| scene.path(file).display().to_string();
+    let (code, said) = validate(&[path("good.conf")]);
+    assert!(code == Some(0) && said.ends_with("good.conf: valid\n"), "{said}");
+    let (code, said) = validate(&[path("bad.conf")]);
+    assert!(code == Some(1) && said.contains("chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean"), "{said}");
+    assert_eq!(validate(&[path("bad.conf"), format!("--bin-dir={}", path("bin"))]).0, Some(0));
+    let (code, said) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
+    let report: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(
+        (code, &report["valid"], &report["configurations"][0]["valid"]),
+        (Some(1), &json!(false), &json!(false))
+    );
+    assert!(validate(&[path("bad.conf"), "-o=yaml".to_owned()]).1.contains("valid: false"));
+    for wrong in [path("list"), path("nowhere")] {
+        assert_eq!(validate(&[wrong.clone()]).0, Some(2), "{wrong}");
+    }
+    let stdin = fs::File::open(scene.path("bad.conf")).expect("there");
+    let status = Command::new(program()).args(["validate", "-"]).env_clear().stdin(stdin).output().expect("it starts");
+    assert_eq!(status.status.code(), Some(1));
+}
+
+/// The chart's ConfigMap.
+#[test]
+fn the_shipped_configurations_are_valid() {
+    for file in [
+        "manifests/kubernetes/rendered.yaml",
+        "manifests/openshift/rendered.yaml",
+        "conf/chained.conflist",
+        "conf/full.conf",
+        "conf/node.json",
+        "conf/primary-bridge.conf",
+        "conf/primary-openshift.conf",
+        "conf/primary-own-exclusion.conf",
+        "conf/99-exclude-dns.conf",
+    ] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let output = Command::new(program()).arg("validate").arg(path).env_clear().output().expect("it starts");
+        assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&output.stdout));
+    }
 }
 
 #[test]

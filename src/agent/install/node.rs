@@ -53,6 +53,17 @@ impl Node {
         self.root.reach(path).is_ok_and(|path| path.exists())
     }
 
+    /// Whether one of `directories` has the program `name`; `None` if it is not found and a directory is not in
+    /// reach, as in a pod that mounts only some.
+    #[must_use]
+    pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
+        let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
+        match directories.iter().any(is_file) {
+            true => Some(true),
+            false => directories.iter().all(|directory| self.has(directory)).then_some(false),
+        }
+    }
+
     /// Where this process reaches a path.
     ///
     /// # Errors
