@@ -245,6 +245,7 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             self.node.forget_absent();
+            self.node.forget_lock(lock);
             Ok(plan)
         };
         let plan = if removes { remove().map_err(|error: Error| error.to_string())? } else { Plan::default() };

@@ -130,6 +130,7 @@ impl Agent {
     fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None, None);
         let node = self.wanted.node();
+        tracing::info!("{}", self.wanted.describe_platform(&node));
         let program = program()?;
         let plugin_token = self.plugin_token()?;
         let token = || match &plugin_token {

@@ -154,6 +154,8 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
+        let platform = Text::message(&format!("note: {}", self.wanted.describe_platform(&node)));
+        crate::print(io::stderr(), &platform, ExitCode::SUCCESS);
         let program = program()?;
         let desired = |given| self.wanted.desired(&node, &program, &given, &|| self.wanted.token(), None);
         let desired = match self.wanted.given().and_then(desired) {
@@ -232,7 +234,7 @@ impl Wanted {
         token: &dyn Fn() -> Result<String>,
         socket: Option<&HostPath>,
     ) -> Result<Desired> {
-        let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
+        let platform = self.platform(node);
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
             None => usual.parse::<HostPath>().map_err(|why| anyhow!(why)),
@@ -289,6 +291,19 @@ impl Wanted {
             })?;
         }
         Ok(())
+    }
+
+    fn platform(&self, node: &Node) -> &'static Platform {
+        self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)))
+    }
+
+    /// The platform, how it is known and what it implies, for people.
+    pub(super) fn describe_platform(&self, node: &Node) -> String {
+        let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
+        let detected = if self.platform.is_none() { " (detected)" } else { "" };
+        let programs = self.bin_dir.as_ref().map_or_else(|| (*bin_dir).to_owned(), ToString::to_string);
+        let configuration = self.conf_dir.as_ref().map_or_else(|| (*conf_dir).to_owned(), ToString::to_string);
+        format!("platform {name}{detected}: programs in {programs}, configuration in {configuration}")
     }
 
     /// The names under which the program is installed.

@@ -214,9 +214,11 @@ fn what_happens_at_the_end_is_chosen() {
     assert!(agent.end(Signal::SIGTERM).success());
     assert_ne!(scene.read(LIST), CALICO, "left");
     let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
+    agent.says("platform kubernetes (detected): ");
     agent.says(SETTLED);
     assert!(agent.end(Signal::SIGTERM).success());
     assert_eq!(scene.files(), before);
+    assert!(!scene.has_lock());
 }
 
 #[test]

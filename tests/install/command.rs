@@ -84,9 +84,29 @@ fn what_uninstall_leaves_is_what_was_there() {
     assert!(!scene.path("var/lib/cni/bin/excludedns").exists(), "not asked for any more");
     assert!(scene.json(OPENSHIFT_CONF)["log_level"] == "debug");
     assert!(scene.path("var/lib/cni/bin/istio-cni").metadata().expect("there").len() > 1 << 20);
+    assert!(scene.has_lock());
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
     assert_eq!(scene.ok("uninstall", &[]), "nothing to do\n");
+    assert!(!scene.has_lock(), "nothing is left");
+}
+
+#[test]
+fn the_platform_that_was_detected_is_printed() {
+    for (scene, detected) in [
+        (
+            openshift("platform"),
+            "platform openshift (detected): programs in /var/lib/cni/bin, configuration in /etc/cni/multus/net.d",
+        ),
+        (Scene::with("platform-else", "10-calico.conflist", CALICO), "platform kubernetes (detected): "),
+    ] {
+        let output = scene.run("install", &["--dry-run"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains(detected), "{said}");
+        let output = scene.run("install", &["--dry-run", "--platform=gke"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("platform gke: programs in /home/kubernetes/bin"), "{said}");
+    }
 }
 
 #[test]
@@ -120,6 +140,7 @@ fn an_entry_that_somebody_changed_stays_with_all_that_it_needs() {
     scene.write(LIST, &edited);
     let said = scene.fails("uninstall", &[]);
     assert!(said.contains("10-calico.conflist is left: somebody changed the plugin detour"), "{said}");
+    assert!(scene.has_lock(), "something is left");
     assert!(said.contains("/opt/cni/bin/detour is left: the configuration that is left needs it"), "{said}");
     assert_eq!(scene.read(LIST), edited);
     assert!(scene.path("opt/cni/bin/detour").exists());

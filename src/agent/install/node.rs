@@ -77,7 +77,23 @@ impl Node {
     /// # Errors
     /// The state directory can't be written.
     pub fn lock(&self) -> Result<Lock, Error> {
-        self.locked(&self.state.join("install.lock"))
+        self.locked(&self.lock_file())
+    }
+
+    /// Removes the lock's file, if nothing is installed any more. Another process that waits for the lock makes a
+    /// new file.
+    pub fn forget_lock(&self, lock: Lock) {
+        if !self.has(&self.log()) {
+            let removed = self.root.reach_entry(&self.lock_file()).and_then(|path| atomic::remove(&path));
+            if let Err(why) = removed {
+                tracing::warn!("remove {}: {why}", self.lock_file());
+            }
+        }
+        drop(lock);
+    }
+
+    fn lock_file(&self) -> HostPath {
+        self.state.join("install.lock")
     }
 
     fn locked(&self, path: &HostPath) -> Result<Lock, Error> {
