@@ -297,7 +297,7 @@ fn validate_answers_by_its_exit_code_in_every_form_and_reads_stdin() {
     );
     assert!(validate(&[path("bad.conf"), "-o=yaml".to_owned()]).1.contains("valid: false"));
     for wrong in [path("list"), path("nowhere")] {
-        assert_eq!(validate(&[wrong.clone()]).0, Some(2), "{wrong}");
+        assert_eq!(validate(std::slice::from_ref(&wrong)).0, Some(2), "{wrong}");
     }
     let stdin = fs::File::open(scene.path("bad.conf")).expect("there");
     let status = Command::new(program()).args(["validate", "-"]).env_clear().stdin(stdin).output().expect("it starts");
