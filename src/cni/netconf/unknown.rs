@@ -3,6 +3,7 @@
 use crate::cni::excerpt;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 
 /// The plugin's own keys at the top level.
 const OWN: &str = "attachments_may_exclude_namespaces chain chain_types delegate_timeout_seconds dialect \
@@ -29,8 +30,8 @@ const SUGGESTED: usize = 8;
 /// Returns a warning for each key at the top level that neither this plugin nor another one knows.
 pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
     let known = || [OWN, ISTIO, MULTUS].into_iter().flat_map(str::split_whitespace);
-    let is_known =
-        |key: &str| key.starts_with(CNI_PREFIX) || known().chain(CNI.split_whitespace()).any(|own| own == key);
+    let all: HashSet<&str> = known().chain(CNI.split_whitespace()).collect();
+    let is_known = |key: &str| key.starts_with(CNI_PREFIX) || all.contains(key);
     warnings("", keys.keys().map(String::as_str).filter(|key| !is_known(key)), known)
 }
 
