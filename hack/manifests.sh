@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Renders the chart into the kustomize bases beside it. With --check it only says whether they are
-# what the chart gives; with --digest it prints what tells one chart from another, which stands in
+# what the chart gives, and whether the plugin accepts the configuration in it (detour validate); with --digest it prints what tells one chart from another, which stands in
 # each base as well and needs no helm.
 #
 # Usage: hack/manifests.sh [--check|--digest]
@@ -28,13 +28,15 @@ render() {
 need_helm
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-stale=false
+stale=false invalid=false
 for platform in kubernetes openshift; do
     render "$platform" >"$work/rendered.yaml"
     if [[ ${1:-} == --check ]]; then
         diff -u "manifests/$platform/rendered.yaml" "$work/rendered.yaml" || stale=true
+        cargo run --locked --quiet -- validate "$work/rendered.yaml" || invalid=true
     else
         cp "$work/rendered.yaml" "manifests/$platform/rendered.yaml"
     fi
 done
+! "$invalid" || die "the plugin would refuse the chart's configuration"
 ! "$stale" || die "the bases are not what the chart gives: run hack/manifests.sh"

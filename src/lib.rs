@@ -16,7 +16,7 @@
 //! | edges | [`sandbox`], [`firewall`], [`state`], [`logging`] | the pod's netns, and how it is found; policy → rules → netlink and back; what each attachment asked for |
 //! | the node | [`host_path`], [`trusted_file`], [`netlink`] | a path as the node knows it, and where it is reached from here; files opened so that their owner can't harm this process; the kernel's socket protocol |
 //! | the process's streams | [`streams`] | stdin, stdout and stderr of a call, none of which blocks it forever |
-//! | values | [`policy`], [`pod`], [`cni`], [`printable`] | what is redirected and who is exempt; facts of a pod; the CNI protocol; text that terminals display and do not act on |
+//! | values | [`policy`], [`pod`], [`cni`], [`printable`], [`suggest`] | what is redirected and who is exempt; facts of a pod; the CNI protocol; text that terminals display and do not act on; which name a misspelled one means |
 //!
 //! # One ADD
 //!
@@ -119,4 +119,5 @@ pub mod printable;
 pub mod sandbox;
 pub mod state;
 pub mod streams;
+pub mod suggest;
 pub mod trusted_file;

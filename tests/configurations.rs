@@ -1,5 +1,6 @@
 //! The configurations in `conf/`, and what their table says.
 
+use detour_cni::agent::install::default_chain;
 use detour_cni::cni::{Command, NetConf, NodeConf};
 use serde_json::{Value, json};
 
@@ -52,6 +53,28 @@ fn the_primary_ones_are_accepted_without_a_warning() {
         assert!(conf.primary.is_some());
         assert_eq!(types(&conf), chain);
         assert_eq!(conf.warnings, [""; 0]);
+    }
+}
+
+/// Types and UIDs; a sample may spell out other defaults.
+#[test]
+fn the_readme_the_samples_the_chart_and_an_installation_exclude_the_same() {
+    let core = |chain: &Value| -> Vec<(Value, Value)> {
+        let blocks = chain.as_array().expect("an array");
+        blocks.iter().map(|block| (block["type"].clone(), block["uids"].clone())).collect()
+    };
+    let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    let readme = include_str!("../README.md").split("```").find_map(|part| part.strip_prefix("json\n"));
+    let list = json(include_str!("../conf/chained.conflist"));
+    let values: Value =
+        serde_saphyr::from_str(include_str!("../manifests/chart/values.yaml")).expect("the chart's values");
+    for (place, chain) in [
+        ("README.md", &json(readme.expect("an example"))["chain"]),
+        ("conf/openshift-istio-cni.conf", &json(include_str!("../conf/openshift-istio-cni.conf"))["chain"]),
+        ("conf/chained.conflist", &list["plugins"].as_array().expect("an array").last().expect("a member")["chain"]),
+        ("manifests/chart/values.yaml", &values["config"]["chain"]),
+    ] {
+        assert_eq!(core(chain), core(&default_chain()), "{place}");
     }
 }
 

@@ -14,7 +14,7 @@ const ROWS: [&[&str]; 10] = [
     &["sandbox", "firewall", "state", "logging"],
     &["host_path", "trusted_file", "netlink"],
     &["streams"],
-    &["policy", "pod", "cni", "printable"],
+    &["policy", "pod", "cni", "printable", "suggest"],
 ];
 
 fn row_of(module: &str) -> Option<usize> {

@@ -49,6 +49,50 @@ fn what_stands_in_the_way_is_named() {
     assert!(details.contains("ambient_enabled") && details.contains("/no/such/directory"), "{details}");
 }
 
+/// Such a node would be NotReady, so that the agent's pod, which writes the kubeconfig, could not start.
+#[test]
+fn what_the_agent_of_the_node_repairs_does_not_fail() {
+    let directory = std::env::temp_dir().join(format!("detour-status-agent-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("made");
+    let written = |name: &str, text: &str| {
+        std::fs::write(directory.join(name), text).expect("writable");
+        directory.join(name)
+    };
+    let refusing = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"tokenFile": "/no/such/token"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    });
+    let kubeconfigs = [
+        "/no/such/kubeconfig".into(),
+        written("broken", "{"),
+        written("no-token", &refusing.to_string()),
+        written("refused", &refusing.to_string().replace(r#"{"tokenFile":"/no/such/token"}"#, "{}")),
+    ];
+    let agents = [json!({"agent_namespace": "kube-system"}), json!({"agent_socket": "/no/such/socket"})];
+    for kubeconfig in kubeconfigs {
+        for agent in &agents {
+            let mut kubernetes = agent.clone();
+            kubernetes["kubeconfig"] = json!(kubeconfig);
+            for more in [json!({}), json!({"clusterNetwork": "ovn", "confDir": "/no/such/directory"})] {
+                let mut conf = json!({"kubernetes": kubernetes});
+                conf.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+                assert_eq!(status(conf.clone()), (Some(0), String::new()), "{conf}");
+            }
+        }
+        // Without an agent, the operator repairs it.
+        refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
+    }
+    // What no agent repairs fails as before.
+    let agent = json!({"agent_namespace": "kube-system", "manifests_dir": "/no/such/directory"});
+    assert!(refused(json!({"kubernetes": agent})).contains("/no/such/directory"));
+    assert!(refused(json!({"kubernetes": agents[0], "ambient_enabled": true})).contains("ambient_enabled"));
+    let (exit, stdout) = status(json!({"kubernetes": agents[0], "chain": [{"type": "no-such-plugin"}]}));
+    assert!(exit == Some(1) && stdout.contains("\"code\":50") && stdout.contains("no-such-plugin"), "{stdout}");
+    std::fs::remove_dir_all(&directory).expect("removed");
+}
+
 #[test]
 fn an_api_that_refuses_the_connection_is_named_within_two_seconds() {
     let kubeconfig = std::env::temp_dir().join(format!("detour-status-{}.kubeconfig", std::process::id()));

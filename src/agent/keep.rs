@@ -33,12 +33,21 @@ pub enum OnExit {
     Auto(DaemonSet),
 }
 
+/// What is wanted on the node now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// With the newest configuration that was accepted.
+    pub desired: Desired,
+    /// Why a newer configuration is not in use.
+    pub refused: Option<String>,
+}
+
 /// What an agent does.
 pub struct Job<'a> {
     /// Where.
     pub node: &'a Node,
     /// What is wanted; asked anew each time, for tokens and configurations change.
-    pub desired: &'a dyn Fn() -> Result<Desired, String>,
+    pub desired: &'a dyn Fn() -> Result<Wish, String>,
     /// The program that is copied.
     pub program: &'a Path,
     /// Directories, as this process sees them, with what `desired` reads.
@@ -116,7 +125,10 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
     let (mut standing, mut present) = (Standing::New, None);
     loop {
         watch.forget();
-        let desired = (job.desired)();
+        let (desired, refused) = match (job.desired)() {
+            Ok(Wish { desired, refused }) => (Ok(desired), refused),
+            Err(why) => (Err(why), None),
+        };
         watch.directories(&job.directories(desired.as_ref().ok()));
         if let (None, Ok(desired)) = (&present, &desired) {
             present = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
@@ -133,7 +145,11 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             services.tell(turn.decides(&readiness));
         }
         job.count(&turn, &readiness);
-        health.tell(readiness.obstacle(), time + SLACK);
+        job.metrics.refused(refused.is_some());
+        let refused = refused.map(|why| format!("{why}; the last accepted configuration stays in use"));
+        // The plugin works as before, so the taint does not come back.
+        health.tell(readiness.obstacle().or_else(|| refused.clone()), time + SLACK);
+        said.refused(refused.as_deref());
         said.report(&turn, &readiness, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
@@ -229,6 +245,7 @@ impl Job<'_> {
                 self.node.apply(&plan, self.program, &lock)?;
             }
             self.node.forget_absent();
+            self.node.forget_lock(lock);
             Ok(plan)
         };
         let plan = if removes { remove().map_err(|error: Error| error.to_string())? } else { Plan::default() };
@@ -314,10 +331,23 @@ fn contested(plan: &Plan, stability: &Stability) -> String {
 #[derive(Debug, Default)]
 struct Said {
     state: String,
+    refused: Option<String>,
     ready: bool,
 }
 
 impl Said {
+    /// One line for each configuration that is refused, and when none is any longer.
+    fn refused(&mut self, why: Option<&str>) {
+        if self.refused.as_deref() == why {
+            return;
+        }
+        match why {
+            Some(why) => tracing::error!("{why}"),
+            None => tracing::info!("the newest configuration is accepted"),
+        }
+        self.refused = why.map(str::to_owned);
+    }
+
     /// One line for each thing that was done, for each new state, and when the node becomes ready.
     fn report(&mut self, turn: &Turn, readiness: &Readiness, time: Duration) {
         let state = match turn {

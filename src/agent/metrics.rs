@@ -30,6 +30,7 @@ pub struct Metrics {
     overflows: Counter,
     look_failures: Counters<1>,
     ready: Gauge,
+    refused: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
 }
@@ -63,6 +64,9 @@ impl Default for Metrics {
         registry.register("look_failures", what, look_failures.clone());
         let ready = Gauge::default();
         registry.register("install_ready", "Whether the plugin is on the node (1) or not (0)", ready.clone());
+        let refused = Gauge::default();
+        let what = "Whether the newest configuration is refused (1), so that an earlier one stays in use, or not (0)";
+        registry.register("configuration_refused", what, refused.clone());
         let installs = Counters::default();
         registry.register("installs", "Times that the plugin was put on the node, or could not be", installs.clone());
         let registry = Arc::new(registry);
@@ -76,6 +80,7 @@ impl Default for Metrics {
             overflows,
             look_failures,
             ready,
+            refused,
             installs,
             facts,
         }
@@ -130,6 +135,11 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
+    /// Whether the newest configuration is not in use because the plugin would refuse it.
+    pub fn refused(&self, refused: bool) {
+        self.refused.set(refused.into());
+    }
+
     /// The plugin was put on the node, or that failed.
     pub fn install(&self, result: &'static str) {
         self.installs.get_or_create(&[("result", result)]).inc();
@@ -173,6 +183,7 @@ mod tests {
     fn an_agent_that_did_nothing_says_so() {
         let wanted = [
             (format!("detour_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
+            ("detour_configuration_refused".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
             ("detour_repair_queue_overflows_total".into(), 0.0),

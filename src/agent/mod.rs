@@ -30,7 +30,7 @@ pub mod taint;
 mod watch;
 
 pub use daemon_set::DaemonSet;
-pub use keep::{Job, OnExit, keep};
+pub use keep::{Job, OnExit, Wish, keep};
 pub use known::{EndedContainer, KnownPod};
 pub use metrics::Metrics;
 pub use plugin_token::PluginToken;

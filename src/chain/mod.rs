@@ -121,6 +121,14 @@ pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
     foreign.filter_map(|block| Some((block.keys.get("type")?.as_str()?, block)))
 }
 
+/// Checks the blocks of `chain` as far as that is possible without a pod and without the host's groups.
+///
+/// # Errors
+/// A block is wrong ([`Code::InvalidConfig`]); the message has its path and the accepted values.
+pub fn check(chain: &[Block]) -> Result<(), Error> {
+    Chain::parse(chain, &|_| Some(0)).map(drop)
+}
+
 /// Runs the sub-plugins in `chain`; executables are passed over.
 ///
 /// # Errors

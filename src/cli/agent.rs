@@ -5,11 +5,12 @@ use super::repair::Repair;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
-use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, keep};
+use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, Wish, keep};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
 use detour_cni::trusted_file::read_trusted;
+use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -29,7 +30,9 @@ Examples:
         repairs those that bypass the mesh
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
-kubeconfig, the configuration, this pod's token or the file of --config change. SIGTERM ends it. The
+kubeconfig, the configuration, this pod's token or the file of --config change. A file of --config that
+the plugin would refuse changes nothing: the last accepted one stays in use, and /readyz, the log and
+detour_configuration_refused report the new one. SIGTERM ends it. The
 plugin stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away,
 `auto` does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a
 node, as there are in an upgrade, the later one does the work.
@@ -127,6 +130,7 @@ impl Agent {
     fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None, None);
         let node = self.wanted.node();
+        tracing::info!("{}", self.wanted.describe_platform(&node));
         let program = program()?;
         let plugin_token = self.plugin_token()?;
         let token = || match &plugin_token {
@@ -141,7 +145,23 @@ impl Agent {
         };
         let services = self.services();
         let socket = services.as_ref().and_then(|services| services.socket.as_ref());
-        let desired = || self.wanted.desired(&node, &program, &token, socket).map_err(|error| format!("{error:#}"));
+        let accepted = RefCell::new(None);
+        let desired = || {
+            let desired = |given: &_| self.wanted.desired(&node, &program, given, &token, socket);
+            let newest = self.wanted.given().and_then(|given| desired(&given).map(|desired| (desired, given)));
+            match newest {
+                Ok((desired, given)) => {
+                    accepted.replace(Some(given));
+                    Ok(Wish { desired, refused: None })
+                }
+                // The token and all else stay current with the last configuration that was accepted.
+                Err(error) => {
+                    let refused = format!("{error:#}");
+                    let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
+                    earlier.map(|desired| Wish { desired, refused: Some(refused.clone()) }).ok_or(refused)
+                }
+            }
+        };
         let job = Job {
             node: &node,
             desired: &desired,

@@ -31,7 +31,7 @@ changes nothing else; `detour uninstall` takes all back.
 The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
 log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
 
-Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage.";
+Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input: nothing has changed.";
 
 /// The largest file of --config, which becomes a part of the plugin's configuration.
 const LARGEST_CONFIG: u64 = 1 << 20;
@@ -81,7 +81,8 @@ pub(super) struct Wanted {
     /// The network's name in a file of its own: the one that attachments use.
     #[arg(long, value_name = "NAME", default_value = "istio-cni")]
     network: String,
-    /// A JSON object with keys of the plugin's configuration, such as "chain"; they win over flags.
+    /// A JSON object with keys of the plugin's configuration; they override flags. Without "chain", the
+    /// plugin redirects, and UID 1337 and its DNS bypass the sidecar.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// From which severity on the plugin logs: none, error, warn, info, debug.
@@ -99,6 +100,9 @@ pub(super) struct Wanted {
     /// A token on the node that the kubeconfig names; else the service account's token is written into it.
     #[arg(long, value_name = "FILE")]
     token_file: Option<HostPath>,
+    /// Install even if the file of --kubeconfig or --token-file is not on the node yet, or not below --root.
+    #[arg(long)]
+    allow_missing_credentials: bool,
     /// The API's URL [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT].
     #[arg(long, value_name = "URL")]
     api_server: Option<String>,
@@ -150,7 +154,14 @@ impl Install {
 
     fn install(&self) -> Result<ExitCode> {
         let node = self.wanted.node();
-        let desired = self.wanted.desired(&node, &program()?, &|| self.wanted.token(), None)?;
+        let platform = Text::message(&format!("note: {}", self.wanted.describe_platform(&node)));
+        crate::print(io::stderr(), &platform, ExitCode::SUCCESS);
+        let program = program()?;
+        let desired = |given| self.wanted.desired(&node, &program, &given, &|| self.wanted.token(), None);
+        let desired = match self.wanted.given().and_then(desired) {
+            Ok(desired) => desired,
+            Err(why) => return Ok(super::complain(format_args!("{why:#}"), ExitCode::from(2))),
+        };
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
             return Ok(shown(&plan));
@@ -212,27 +223,29 @@ impl Wanted {
         account.into_iter().chain(self.config.as_deref().and_then(Path::parent)).map(Path::to_owned).collect()
     }
 
-    /// What the flags, the environment and the files that they name ask for.
+    /// What the flags, the environment and the files that they name ask for; `given` has the keys of `--config`.
     /// `token` gives the one for the kubeconfig. With the socket of an agent that stays, the plugin asks
     /// there first.
     pub(super) fn desired(
         &self,
         node: &Node,
         program: &Digest,
+        given: &Map<String, Value>,
         token: &dyn Fn() -> Result<String>,
         socket: Option<&HostPath>,
     ) -> Result<Desired> {
-        let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
+        let platform = self.platform(node);
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
             None => usual.parse::<HostPath>().map_err(|why| anyhow!(why)),
         };
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
-        let names: Vec<&str> = [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect();
+        let names = self.program_names();
+        self.credentials_exist(node)?;
         let own_kubeconfig = self.own_kubeconfig();
         let settings = Settings {
-            given: self.given(&names)?,
+            given: given.clone(),
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
             agent_socket: socket.cloned(),
@@ -241,6 +254,9 @@ impl Wanted {
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         };
+        let directories = settings.program_directories()?;
+        settings
+            .check(&|kind| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) })?;
         let configuration = if self.chained.unwrap_or(platform.chained) {
             Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
         } else {
@@ -261,8 +277,43 @@ impl Wanted {
         })
     }
 
+    /// Checks the files of the node that the plugin is to use: without them, every ADD would fail.
+    fn credentials_exist(&self, node: &Node) -> Result<()> {
+        let files = [("--kubeconfig", &self.kubeconfig), ("--token-file", &self.token_file)];
+        for (flag, path) in files {
+            let Some(path) = path.as_ref().filter(|_| !self.allow_missing_credentials) else { continue };
+            read_trusted(&node.reach(path)?, LARGEST_CREDENTIAL).with_context(|| {
+                let root = self.place.root.display();
+                format!(
+                    "{flag} {path}: the plugin can't use this file of the node (below --root {root}); create it \
+                     first, or add --allow-missing-credentials"
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    fn platform(&self, node: &Node) -> &'static Platform {
+        self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)))
+    }
+
+    /// The platform, how it is known and what it implies, for people.
+    pub(super) fn describe_platform(&self, node: &Node) -> String {
+        let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
+        let detected = if self.platform.is_none() { " (detected)" } else { "" };
+        let programs = self.bin_dir.as_ref().map_or_else(|| (*bin_dir).to_owned(), ToString::to_string);
+        let configuration = self.conf_dir.as_ref().map_or_else(|| (*conf_dir).to_owned(), ToString::to_string);
+        format!("platform {name}{detected}: programs in {programs}, configuration in {configuration}")
+    }
+
+    /// The names under which the program is installed.
+    fn program_names(&self) -> Vec<&str> {
+        [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect()
+    }
+
     /// The keys of `--config`.
-    fn given(&self, names: &[&str]) -> Result<Map<String, Value>> {
+    pub(super) fn given(&self) -> Result<Map<String, Value>> {
+        let names = self.program_names();
         let Some(path) = &self.config else { return Ok(Map::new()) };
         let file = path.display();
         let text = read(path, LARGEST_CONFIG).with_context(|| format!("--config {file} can't be read"))?;

@@ -13,6 +13,7 @@ mod rules;
 mod subject;
 mod trace;
 mod uninstall;
+mod validate;
 mod version;
 
 use clap::{Parser, Subcommand};
@@ -40,6 +41,7 @@ Examples:
                                                         where one packet arrives, rule by rule
   detour rules -n shop web-0                            a pod's live rules beside the desired ones
   detour doctor -n shop web-0                           what is wrong with a pod or its node
+  detour validate istio-cni.conf                        whether the plugin accepts a configuration
   detour install --dry-run                              what it would change on this node
   CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
 
@@ -54,6 +56,7 @@ enum Command {
     Install(Box<install::Install>),
     Agent(Box<agent::Agent>),
     Uninstall(uninstall::Uninstall),
+    Validate(validate::Arguments),
     Version(version::Arguments),
     Completion(completion::Arguments),
 }
@@ -89,6 +92,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Install(install) => return install.run(),
         Command::Agent(agent) => return agent.run(),
         Command::Uninstall(uninstall) => return uninstall.run(),
+        Command::Validate(arguments) => validate::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
         Command::Completion(arguments) => completion::run(&arguments),
     };

@@ -45,6 +45,7 @@ impl Uninstall {
         let plan = undo(&found);
         node.apply(&plan, Path::new(install::PROGRAM_FILE), &lock)?;
         node.forget_absent();
+        node.forget_lock(lock);
         let code = install::done(&plan);
         Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
     }

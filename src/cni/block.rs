@@ -2,7 +2,8 @@
 //! must have; what nobody asked for is an error that lists what is accepted.
 
 use super::list::wrong_type;
-use super::{Code, Error, List};
+use super::{Code, Error, List, excerpt};
+use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 
@@ -136,6 +137,15 @@ impl<'a> Reader<'a> {
         self.block.keys.keys().map(String::as_str).filter(|key| !asked.contains(key)).collect()
     }
 
+    /// Keys that were asked for, sorted, none twice.
+    #[must_use]
+    pub fn asked(&self) -> Vec<&'static str> {
+        let mut asked = self.asked.borrow().clone();
+        asked.sort_unstable();
+        asked.dedup();
+        asked
+    }
+
     /// What stands under the keys that nobody asked for.
     #[must_use]
     pub fn others(&self) -> Map<String, Value> {
@@ -149,11 +159,9 @@ impl<'a> Reader<'a> {
     pub fn finish(self) -> Result<(), Error> {
         let unknown = self.unknown();
         let Some(first) = unknown.first() else { return Ok(()) };
-        let mut accepted = self.asked.borrow().clone();
-        accepted.sort_unstable();
-        accepted.dedup();
-        let place = self.place(first);
-        let msg = format!("{place}: unknown key; accepted: {}", accepted.join(", "));
+        let (place, accepted) = (self.place(&excerpt(first)), self.asked());
+        let meant = did_you_mean(first, accepted.iter().copied());
+        let msg = format!("{place}: unknown key; accepted: {}{meant}", accepted.join(", "));
         Err(Error::new(Code::InvalidConfig, msg))
     }
 }
@@ -193,5 +201,10 @@ mod tests {
         let error = r.finish().expect_err("unknown");
         assert_eq!(error.msg, "chain[1].zz: unknown key; accepted: n, w");
         assert_eq!(error.code, Code::InvalidConfig);
+        let b = block(json!({"proxy_prot": 1}));
+        let r = b.reader();
+        r.port("proxy_port").expect("absent");
+        let error = r.finish().expect_err("unknown");
+        assert_eq!(error.msg, "chain[1].proxy_prot: unknown key; accepted: proxy_port; did you mean \"proxy_port\"?");
     }
 }

@@ -4,6 +4,7 @@ mod chain;
 mod kubernetes;
 mod log_level;
 mod primary;
+mod unknown;
 
 pub use chain::SUB_PLUGINS;
 pub(super) use chain::{default_chain, kind};
@@ -110,7 +111,7 @@ impl NetConf {
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
         let kind = kind(&keys, program)?;
-        let mut warnings = Vec::new();
+        let mut warnings = unknown::at_the_top(&document.block.keys);
         let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
         if ambient_enabled {
             warnings.push("ambient_enabled: ambient mode is not done here; pods without a sidecar get nothing".into());

@@ -6,6 +6,7 @@ mod govern;
 
 use super::netconf::{Kubernetes, SUB_PLUGINS, absolute, delegate_timeout};
 use super::{Block, Code, Error, NetConf, wrong_type};
+use crate::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
@@ -139,10 +140,15 @@ impl NodeConf {
         if written.contains_key("cluster_dns") {
             warnings.push("kubernetes.cluster_dns: unknown key, ignored".to_owned());
         }
-        warnings.extend(keys.unknown().into_iter().map(|key| format!("{key}: unknown key, ignored")));
+        let asked = keys.asked();
+        let unknown = |key| format!("{key}: unknown key, ignored{}", did_you_mean(key, asked.iter().copied()));
+        warnings.extend(keys.unknown().into_iter().map(unknown));
         let unknown = node.pinned.iter().filter(|kind| !SUB_PLUGINS.contains(&kind.as_str()));
         let accepted = SUB_PLUGINS.join(", ");
-        warnings.extend(unknown.map(|kind| format!("pinned: {kind:?} is ignored; accepted: {accepted}")));
+        warnings.extend(unknown.map(|kind| {
+            let meant = did_you_mean(kind, SUB_PLUGINS);
+            format!("pinned: {kind:?} is ignored; accepted: {accepted}{meant}")
+        }));
         Ok((node, warnings.into_iter().map(|warning| format!("{place}: {warning}")).collect()))
     }
 
@@ -235,12 +241,13 @@ pub(super) mod tests {
             let error = NodeConf::parse("/node.json", text.as_bytes()).expect_err(text);
             assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
         }
-        let text = br#"{"later": 1, "kubernetes": {"node_name": "n", "cluster_dns": []}, "pinned": "istio-redirct"}"#;
+        let text = br#"{"pined": 1, "kubernetes": {"other": "n", "cluster_dns": []}, "pinned": "istio-redirct"}"#;
         let (_, warnings) = NodeConf::parse("/node.json", text).expect("accepted");
         let unknown = |key: &str| format!("/node.json: {key}: unknown key, ignored");
-        let pinned =
-            "/node.json: pinned: \"istio-redirct\" is ignored; accepted: istio-redirect, uid-exclude, dns-exclude";
-        let wanted = [&unknown("kubernetes.node_name"), &unknown("kubernetes.cluster_dns"), &unknown("later"), pinned];
+        let pinned = "/node.json: pinned: \"istio-redirct\" is ignored; accepted: istio-redirect, uid-exclude, dns-exclude; \
+             did you mean \"istio-redirect\"?";
+        let misspelled = format!("{}; did you mean \"pinned\"?", unknown("pined"));
+        let wanted = [&unknown("kubernetes.other"), &unknown("kubernetes.cluster_dns"), &misspelled, pinned];
         assert_eq!(warnings, wanted);
     }
 }

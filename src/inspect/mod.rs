@@ -11,6 +11,7 @@
 //! | `rules` | a namespace's live rules beside those that it should hold |
 //! | `restore` | rules as text that `iptables-restore` reads |
 //! | `picture`, `svg` | an explanation as a drawing |
+//! | `validated` | whether the plugin accepts the configurations in a file |
 //! | [`doctor`] | what is wrong with a node, or with a pod on it |
 //! | `page`, `format` | how a report is shown |
 
@@ -34,6 +35,7 @@ mod subject;
 mod surprise;
 mod svg;
 mod trace;
+mod validated;
 mod walk;
 
 pub use crate::cni::configuration;
@@ -52,4 +54,5 @@ pub use settings::Setting;
 pub use subject::Subject;
 pub use surprise::Warning;
 pub use trace::{Place, Trace, trace};
+pub use validated::{Checked, Validated, validated};
 pub use walk::Hop;

@@ -20,10 +20,12 @@ mod record;
 mod standing;
 mod status;
 mod told;
+mod validate;
 mod version;
 pub mod wish;
 
 pub use standing::{Standing, forget_gone, restore, standing};
+pub use validate::validate;
 
 use crate::cni::version::NEWEST;
 use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};

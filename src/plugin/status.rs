@@ -1,7 +1,10 @@
 //! STATUS: whether an ADD could be served now (SPEC.md, "STATUS").
+//!
+//! A node whose plugin fails STATUS is NotReady, and its kubelet starts pods with `hostNetwork` only. So STATUS
+//! never fails for what the node's agent repairs, whose own pod needs a network: that node would stay NotReady.
 
 use crate::cluster;
-use crate::cni::{Code, Error, NetConf, Request};
+use crate::cni::{Code, Error, Kubernetes, NetConf, Request};
 use crate::firewall::nfnetlink::Socket;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
@@ -11,13 +14,23 @@ use serde_json::Value;
 /// # Errors
 /// [`Code::NotAvailable`], with everything that stands in the way.
 pub(super) fn run(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let obstacles: Vec<String> = [ambient(conf), facts(conf), kernel(), state()]
+    available(conf).map(|_| None)
+}
+
+/// Returns whether facts can be had now; if not, the agent repairs that.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn available(conf: &NetConf) -> Result<bool, Error> {
+    let facts = facts(conf);
+    let has_facts = matches!(facts, Ok(true));
+    let obstacles: Vec<String> = [ambient(conf), facts.map(drop), kernel(), state()]
         .into_iter()
         .filter_map(Result::err)
         .map(|error| error.to_string())
         .collect();
     if obstacles.is_empty() {
-        return Ok(None);
+        return Ok(has_facts);
     }
     let msg = format!("network {}: an ADD can't be served now", conf.name);
     Err(Error::new(Code::NotAvailable, msg).with_details(obstacles.join("; ")))
@@ -28,8 +41,19 @@ fn ambient(conf: &NetConf) -> Result<(), Error> {
     if conf.ambient_enabled { Err(Error::new(Code::InvalidConfig, msg)) } else { Ok(()) }
 }
 
-fn facts(conf: &NetConf) -> Result<(), Error> {
-    cluster::source(&conf.kubernetes).map_or(Ok(()), |source| source.probe())
+/// Whether facts can be had. If the configuration names an agent on this node, an error is logged: the agent
+/// renews the kubeconfig, and its own pod is attached without facts.
+fn facts(conf: &NetConf) -> Result<bool, Error> {
+    let Kubernetes { agent_socket, agent_namespace, manifests_dir, .. } = &conf.kubernetes;
+    let has_agent = manifests_dir.is_none() && (agent_socket.is_some() || agent_namespace.is_some());
+    match cluster::source(&conf.kubernetes).map_or(Ok(()), |source| source.probe()) {
+        Ok(()) => Ok(true),
+        Err(error) if has_agent => {
+            tracing::warn!("an ADD would fail now, which the agent on this node repairs: {error}");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn kernel() -> Result<(), Error> {

@@ -155,6 +155,57 @@ fn metrics_tell_what_was_done_to_the_node_and_whether_it_is_ready() {
 }
 
 #[test]
+fn a_configuration_that_the_plugin_would_refuse_changes_nothing_and_is_reported() {
+    let scene = Scene::with("agent-refused", "10-calico.conflist", CALICO);
+    scene.write("config/config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["7"]}]}"#);
+    let config = format!("--config={}", scene.path("config/config.json").display());
+    let agent = Agent::start(&scene, "a", &[&config, "--health-address=127.0.0.1:0"]);
+    let address = agent.address();
+    agent.says(READY);
+    let installed = scene.read(LIST);
+    for (bad, why) in [
+        (r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#, "chain[0].uids: "),
+        (r#"{"chain": [{"type": "uid-exclud"}]}"#, "did you mean "),
+        ("{", "is no JSON object"),
+    ] {
+        scene.write("config/config.json", bad);
+        agent.says(why);
+        let (status, body) = get(&address, "/readyz");
+        assert!(status == "503" && body.contains(why) && body.contains("stays in use"), "{status} {body}");
+        let metrics = scrape(&address);
+        assert_eq!(metrics.value("detour_configuration_refused", "", &[]), Some(1.0));
+        assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(1.0), "the plugin works");
+        assert_eq!(scene.read(LIST), installed);
+    }
+    // All else goes on: the token is renewed, and what is removed comes back.
+    scene.write("sa/token", "second-token\n");
+    agent.says("write /var/lib/cni/detour/kubeconfig");
+    assert!(scene.read(KUBECONFIG).contains("second-token"));
+    fs::remove_file(scene.path(PROGRAM)).expect("removed");
+    agent.says("copy this program to /opt/cni/bin/detour");
+
+    scene.write("config/config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["8"]}]}"#);
+    agent.says("the newest configuration is accepted");
+    assert!(scene.read(LIST).contains("\"8\""), "{}", scene.read(LIST));
+    assert_eq!(scrape(&address).value("detour_configuration_refused", "", &[]), Some(0.0));
+    assert_eq!(get(&address, "/readyz").0, "200");
+}
+
+#[test]
+fn an_agent_that_starts_with_a_configuration_that_the_plugin_would_refuse_leaves_the_earlier_one() {
+    let scene = Scene::with("agent-refused-first", "10-calico.conflist", CALICO);
+    scene.ok("install", &[]);
+    let installed = scene.read(LIST);
+    scene.write("config/config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#);
+    let config = format!("--config={}", scene.path("config/config.json").display());
+    let agent = Agent::start(&scene, "a", &[&config, "--health-address=127.0.0.1:0"]);
+    let address = agent.address();
+    agent.says("chain[0].uids: ");
+    assert_eq!(get(&address, "/readyz").0, "503");
+    assert_eq!(scene.read(LIST), installed);
+}
+
+#[test]
 fn what_happens_at_the_end_is_chosen() {
     let scene = Scene::with("agent-end", "10-calico.conflist", CALICO);
     let before = scene.files();
@@ -163,9 +214,11 @@ fn what_happens_at_the_end_is_chosen() {
     assert!(agent.end(Signal::SIGTERM).success());
     assert_ne!(scene.read(LIST), CALICO, "left");
     let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
+    agent.says("platform kubernetes (detected): ");
     agent.says(SETTLED);
     assert!(agent.end(Signal::SIGTERM).success());
     assert_eq!(scene.files(), before);
+    assert!(!scene.has_lock());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `detour install` and `detour uninstall`, as an operator calls them.
 
 use crate::scene::{CALICO, Scene, program};
+use detour_cni::agent::install::default_chain;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -47,7 +48,8 @@ fn a_node_gets_a_program_that_runs_a_private_kubeconfig_and_an_entry_in_the_list
         "agent_namespace": "istio-system",
     });
     let wanted = json!({
-        "type": "detour", "log_level": "debug", "kubernetes": kubernetes, "capabilities": { "dns": true },
+        "type": "detour", "log_level": "debug", "kubernetes": kubernetes, "chain": default_chain(),
+        "capabilities": { "dns": true },
     });
     assert_eq!(*entry, wanted);
     assert_eq!(scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]), "nothing to do\n");
@@ -82,9 +84,29 @@ fn what_uninstall_leaves_is_what_was_there() {
     assert!(!scene.path("var/lib/cni/bin/excludedns").exists(), "not asked for any more");
     assert!(scene.json(OPENSHIFT_CONF)["log_level"] == "debug");
     assert!(scene.path("var/lib/cni/bin/istio-cni").metadata().expect("there").len() > 1 << 20);
+    assert!(scene.has_lock());
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
     assert_eq!(scene.ok("uninstall", &[]), "nothing to do\n");
+    assert!(!scene.has_lock(), "nothing is left");
+}
+
+#[test]
+fn the_platform_that_was_detected_is_printed() {
+    for (scene, detected) in [
+        (
+            openshift("platform"),
+            "platform openshift (detected): programs in /var/lib/cni/bin, configuration in /etc/cni/multus/net.d",
+        ),
+        (Scene::with("platform-else", "10-calico.conflist", CALICO), "platform kubernetes (detected): "),
+    ] {
+        let output = scene.run("install", &["--dry-run"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains(detected), "{said}");
+        let output = scene.run("install", &["--dry-run", "--platform=gke"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("platform gke: programs in /home/kubernetes/bin"), "{said}");
+    }
 }
 
 #[test]
@@ -118,6 +140,7 @@ fn an_entry_that_somebody_changed_stays_with_all_that_it_needs() {
     scene.write(LIST, &edited);
     let said = scene.fails("uninstall", &[]);
     assert!(said.contains("10-calico.conflist is left: somebody changed the plugin detour"), "{said}");
+    assert!(scene.has_lock(), "something is left");
     assert!(said.contains("/opt/cni/bin/detour is left: the configuration that is left needs it"), "{said}");
     assert_eq!(scene.read(LIST), edited);
     assert!(scene.path("opt/cni/bin/detour").exists());
@@ -212,10 +235,15 @@ fn what_is_wrong_is_named_before_anything_changes() {
     let before = scene.files();
     scene.write("bad.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}], "log_level": "loud"}"#);
     scene.write("type.json", r#"{"type": "excludedns"}"#);
+    scene.write("uids.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#);
+    scene.write("kind.json", r#"{"chain": [{"type": "uid-exclud"}]}"#);
+    fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
     let config = |file: &str| format!("--config={}", scene.path(file).display());
     for (arguments, part) in [
         (vec![config("bad.json")], "log_level"),
         (vec![config("type.json")], "add --name excludedns"),
+        (vec![config("uids.json")], "chain[0].uids: \"x\" is not accepted"),
+        (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
         (vec![config("nowhere.json")], "can't be read"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
     ] {
@@ -231,23 +259,121 @@ fn what_is_wrong_is_named_before_anything_changes() {
             .output()
             .expect("it starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(part), "{said}");
     }
     let outside = Command::new(program()).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
     assert!(String::from_utf8_lossy(&outside.stderr).contains("--kubeconfig FILE"));
     fs::remove_file(scene.path("bad.json")).expect("removed");
-    fs::remove_file(scene.path("type.json")).expect("removed");
+    for file in ["type.json", "uids.json", "kind.json"] {
+        fs::remove_file(scene.path(file)).expect("removed");
+    }
     assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn validate_answers_by_its_exit_code_in_every_form_and_reads_stdin() {
+    let scene = Scene::new("validate");
+    scene.write("good.conf", include_str!("../../conf/openshift-istio-cni.conf"));
+    scene.write("bad.conf", r#"{"name": "n", "type": "detour", "chain": [{"type": "uid-exclud"}]}"#);
+    scene.write("list", "- 1");
+    scene.write("bin/uid-exclud", "");
+    let validate = |arguments: &[String]| {
+        let output = Command::new(program()).arg("validate").args(arguments).env_clear().output().expect("it starts");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.code(), said)
+    };
+    let path = |file: &str| scene.path(file).display().to_string();
+    let (code, said) = validate(&[path("good.conf")]);
+    assert!(code == Some(0) && said.ends_with("good.conf: valid\n"), "{said}");
+    let (code, said) = validate(&[path("bad.conf")]);
+    assert!(code == Some(1) && said.contains("chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean"), "{said}");
+    assert_eq!(validate(&[path("bad.conf"), format!("--bin-dir={}", path("bin"))]).0, Some(0));
+    let (code, said) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
+    let report: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(
+        (code, &report["valid"], &report["configurations"][0]["valid"]),
+        (Some(1), &json!(false), &json!(false))
+    );
+    assert!(validate(&[path("bad.conf"), "-o=yaml".to_owned()]).1.contains("valid: false"));
+    for wrong in [path("list"), path("nowhere")] {
+        assert_eq!(validate(std::slice::from_ref(&wrong)).0, Some(2), "{wrong}");
+    }
+    let stdin = fs::File::open(scene.path("bad.conf")).expect("there");
+    let status = Command::new(program()).args(["validate", "-"]).env_clear().stdin(stdin).output().expect("it starts");
+    assert_eq!(status.status.code(), Some(1));
+}
+
+/// The chart's ConfigMap.
+#[test]
+fn the_shipped_configurations_are_valid() {
+    for file in [
+        "manifests/kubernetes/rendered.yaml",
+        "manifests/openshift/rendered.yaml",
+        "conf/chained.conflist",
+        "conf/full.conf",
+        "conf/node.json",
+        "conf/primary-bridge.conf",
+        "conf/primary-openshift.conf",
+        "conf/primary-own-exclusion.conf",
+        "conf/99-exclude-dns.conf",
+    ] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let output = Command::new(program()).arg("validate").arg(path).env_clear().output().expect("it starts");
+        assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&output.stdout));
+    }
 }
 
 #[test]
 fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
     let scene = Scene::with("given", "10-calico.conflist", CALICO);
+    scene.write("etc/kubernetes/mesh.conf", "{}");
     scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
     assert!(!scene.path(KUBECONFIG).exists());
     let list = scene.json(LIST);
     assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+}
+
+#[test]
+fn credentials_that_the_plugin_could_not_use_are_refused_unless_allowed() {
+    let scene = Scene::with("credentials", "10-calico.conflist", CALICO);
+    scene.write("etc/foreign.conf", "{}");
+    std::os::unix::fs::chown(scene.path("etc/foreign.conf"), Some(1001), None).expect("root");
+    let before = scene.files();
+    for (flag, cause) in [
+        ("--kubeconfig=/etc/missing.conf", "No such file"),
+        ("--token-file=/etc/missing.token", "No such file"),
+        ("--kubeconfig=/etc/foreign.conf", "owned by UID 1001"),
+    ] {
+        for more in [&[flag][..], &[flag, "--dry-run"]] {
+            let output = scene.run("install", more);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains(&flag.replace('=', " ")) && said.contains(cause), "{said}");
+            assert!(said.contains("--allow-missing-credentials"), "{said}");
+        }
+    }
+    assert_eq!(scene.files(), before, "nothing has changed");
+    scene.ok("install", &["--kubeconfig=/etc/missing.conf", "--allow-missing-credentials"]);
+}
+
+#[test]
+fn keys_that_decide_which_sub_plugins_run_take_the_place_of_the_default_chain() {
+    let scene = Scene::with("chain", "10-calico.conflist", CALICO);
+    let config = format!("--config={}", scene.path("config.json").display());
+    for (keys, wanted) in [
+        (json!({"log_file": "/var/log/detour.log"}), Some(default_chain())),
+        (json!({"chain": null}), Some(default_chain())),
+        (json!({"chain": []}), Some(json!([]))),
+        (json!({"type": "excludedns"}), None),
+        (json!({"clusterNetwork": "ovn"}), None),
+    ] {
+        scene.write("config.json", &keys.to_string());
+        scene.ok("install", &[&config, "--name=excludedns"]);
+        let list = scene.json(LIST);
+        let own = list["plugins"].as_array().expect("a list").last().expect("a member").get("chain").cloned();
+        assert_eq!(own, wanted, "{keys}");
+    }
 }
 
 #[test]

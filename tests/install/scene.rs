@@ -88,6 +88,11 @@ impl Scene {
         String::from_utf8(output.stderr).expect("text")
     }
 
+    /// Whether the lock of installations is there.
+    pub(crate) fn has_lock(&self) -> bool {
+        self.path("var/lib/cni/detour/install.lock").exists()
+    }
+
     /// Every file, with contents and mode; a program only with its length.
     pub(crate) fn files(&self) -> BTreeMap<PathBuf, (String, u32)> {
         let mut found = BTreeMap::new();

@@ -1,7 +1,6 @@
 //! How a node differs from what its log says was installed: what `install` would put right.
 
 use super::conflist;
-use super::digest::Digest;
 use super::reconcile::{Found, PRIVATE, PROGRAM_MODE};
 use super::record::{Listed, Owned, Role};
 use super::{FoundFile, HostPath};
@@ -32,11 +31,10 @@ fn file(path: &HostPath, owned: &Owned, there: Option<&FoundFile>) -> Option<Str
 fn list(path: &HostPath, listed: &Listed, there: Option<&FoundFile>) -> Option<String> {
     let kind = &listed.kind;
     let Some(text) = there.and_then(|there| there.text.as_ref()) else { return Some(format!("{path} is gone")) };
-    let entries = match conflist::of_type(text, kind) {
-        Ok(entries) => entries,
+    let digests = match conflist::digests(text, kind) {
+        Ok(digests) => digests,
         Err(why) => return Some(format!("{path}: it {why}")),
     };
-    let digests: Vec<Digest> = entries.iter().map(|entry| Digest::of(entry.to_string().as_bytes())).collect();
     match digests.as_slice() {
         [] => Some(format!("{path} has lost the plugin {kind}")),
         [one] if listed.ours.last() == Some(one) => None,
@@ -48,7 +46,7 @@ fn list(path: &HostPath, listed: &Listed, there: Option<&FoundFile>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::install::{Before, Record};
+    use crate::agent::install::{Action, Before, ConfFile, Configuration, Desired, Digest, Record, reconcile};
     use serde_json::{Value, json};
 
     fn path(text: &str) -> HostPath {
@@ -62,7 +60,7 @@ mod tests {
     fn node(program: FoundFile, list: &Value) -> Found {
         let (own, entry) = (Digest::of(b"program"), json!({"type": "detour"}));
         let owned = Owned { role: Role::Program, ours: vec![Digest::of(b"older"), own], before: Before::Nothing };
-        let ours = vec![Digest::of(entry.to_string().as_bytes())];
+        let ours = vec![Digest::of_value(&entry)];
         let listed = Listed { kind: "detour".into(), ours, single: None };
         let record = Record {
             installer: "a".into(),
@@ -82,6 +80,40 @@ mod tests {
         let found = node(there("program", 0o755), &list(&json!([{"type": "bridge"}, {"type": "detour"}])));
         assert!(changed(&found).is_empty(), "{:?}", changed(&found));
         assert!(changed(&Found::default()).is_empty());
+    }
+
+    /// Keys that are not sorted, as an installation writes them, and the same list written anew by Go,
+    /// which sorts them.
+    #[test]
+    fn a_list_that_an_installation_has_just_written_is_no_change_however_its_keys_are_ordered() {
+        let dir = path("/net.d");
+        let desired = Desired {
+            installer: "a".into(),
+            program: Digest::of(b"program"),
+            programs: Vec::new(),
+            kubeconfig: None,
+            node: None,
+            configuration: Configuration::Listed {
+                dir: dir.clone(),
+                file: None,
+                entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
+            },
+        };
+        let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
+        let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600 };
+        let plan = reconcile(&desired, &Found { configurations: vec![cluster_network], ..Found::default() });
+        let written = plan.actions.iter().find_map(|action| match action {
+            Action::Write { text, .. } => Some(text.clone()),
+            _ => None,
+        });
+        let written = written.expect("the list");
+        let mut sorted: Value = serde_json::from_str(&written).expect("JSON");
+        sorted.sort_all_objects();
+        for text in [written, sorted.to_string()] {
+            let files = [(path("/net.d/1.conflist"), there(&text, 0o600))].into();
+            let found = Found { record: plan.record.clone(), files, ..Found::default() };
+            assert!(changed(&found).is_empty(), "{:?}", changed(&found));
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A cluster network's configuration with the plugin in its list, and without: text in, text out.
 //! Whatever is somebody else's stays as it is, byte for byte.
 
+use super::digest::Digest;
 use super::json_spans::{elements, members};
 use serde_json::{Map, Value};
 use std::ops::Range;
@@ -103,6 +104,14 @@ pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, Unfit> {
     let list = List::parse(text)?;
     let own = list.of_type(&Value::from(kind));
     Ok(own.into_iter().map(|index| list.plugins[index].clone()).collect())
+}
+
+/// Digests of the plugins of the list `text` that have the type `kind`, as the record has them.
+///
+/// # Errors
+/// As [`rewrite`].
+pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, Unfit> {
+    Ok(of_type(text, kind)?.iter().map(Digest::of_value).collect())
 }
 
 /// The types of the list's plugins, in their order.

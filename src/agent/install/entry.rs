@@ -2,7 +2,7 @@
 
 use super::{Error, HostPath};
 use crate::cni::{Command, NetConf, NodeConf};
-use crate::logging;
+use crate::plugin::validate;
 use serde_json::{Map, Value, json};
 
 /// What goes into the configuration.
@@ -70,12 +70,34 @@ impl Settings {
     /// # Errors
     /// The plugin would refuse that configuration.
     pub fn node(&self) -> Result<String, Error> {
+        Ok(NodeConf::of(&self.conf()?).with_primary(self.primary).text())
+    }
+
+    /// Checks the configuration as [`validate`] does. Returns its warnings.
+    ///
+    /// # Errors
+    /// The plugin would refuse it.
+    pub fn check(&self, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
+        validate(&self.conf()?, is_installed).map_err(refused)
+    }
+
+    /// The directories in which the plugin looks for executables, besides those of the runtime.
+    ///
+    /// # Errors
+    /// The plugin would refuse the configuration.
+    pub fn program_directories(&self) -> Result<Vec<HostPath>, Error> {
+        let own = self.conf()?.kubernetes.cni_bin_dir.and_then(HostPath::new);
+        Ok([self.bin_dir.clone()].into_iter().chain(own.filter(|own| *own != self.bin_dir)).collect())
+    }
+
+    fn conf(&self) -> Result<NetConf, Error> {
         let mut keys = self.plugin();
         keys.insert("name".into(), "n".into());
         keys.insert("cniVersion".into(), "1.0.0".into());
-        Ok(NodeConf::of(&accepted(&Value::Object(keys))?).with_primary(self.primary).text())
+        accepted(&Value::Object(keys))
     }
 
+    /// All keys of the plugin's configuration, but for those of a network.
     fn plugin(&self) -> Map<String, Value> {
         let mut kubernetes = json!({
             "kubeconfig": self.kubeconfig,
@@ -96,14 +118,36 @@ impl Settings {
                 _ => drop(keys.insert(key.clone(), value.clone())),
             }
         }
+        if self.takes_the_default_chain() {
+            keys.insert("chain".into(), default_chain());
+        }
         keys
+    }
+
+    /// Whether nothing that was given decides which sub-plugins run: a type of another name and a primary
+    /// plugin's configuration do.
+    fn takes_the_default_chain(&self) -> bool {
+        let given = |key: &str| self.given.get(key).filter(|value| !value.is_null());
+        let is_primary = given("clusterNetwork").or(given("delegates")).is_some();
+        given("chain").is_none() && !is_primary && given("type").is_none_or(|kind| kind == super::PROGRAM)
     }
 }
 
+/// The sub-plugins of an installation whose operator lists none; the same as in the chart, in `conf/` and in
+/// the README.
+#[must_use]
+pub fn default_chain() -> Value {
+    json!([
+        { "type": "istio-redirect" },
+        { "type": "uid-exclude", "uids": ["1337"] },
+        { "type": "dns-exclude", "uids": ["1337"] },
+    ])
+}
+
 fn accepted(conf: &Value) -> Result<NetConf, Error> {
-    let parsed = NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM);
-    let parsed = parsed.map_err(|error| Error::Configuration(error.to_string()))?;
-    let log_file = parsed.log_file.as_deref().map_or(Ok(()), logging::accepted);
-    log_file.map_err(|why| Error::Configuration(format!("log_file: {why}")))?;
-    Ok(parsed)
+    NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM).map_err(refused)
+}
+
+fn refused(error: crate::cni::Error) -> Error {
+    Error::Configuration(error.to_string())
 }

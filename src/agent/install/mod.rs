@@ -26,7 +26,7 @@ pub use crate::host_path::{HostPath, Root};
 pub use changed::changed;
 pub use diff::unified;
 pub use digest::Digest;
-pub use entry::Settings;
+pub use entry::{Settings, default_chain};
 pub use installed::Installed;
 pub use node::{Lock, Node};
 pub use plan::{Action, Plan};

@@ -54,6 +54,17 @@ impl Node {
         self.root.reach(path).is_ok_and(|path| path.exists())
     }
 
+    /// Whether one of `directories` has the program `name`; `None` if it is not found and a directory is not in
+    /// reach, as in a pod that mounts only some.
+    #[must_use]
+    pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
+        let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
+        match directories.iter().any(is_file) {
+            true => Some(true),
+            false => directories.iter().all(|directory| self.has(directory)).then_some(false),
+        }
+    }
+
     /// Where this process reaches a path.
     ///
     /// # Errors
@@ -67,7 +78,23 @@ impl Node {
     /// # Errors
     /// The state directory can't be written.
     pub fn lock(&self) -> Result<Lock, Error> {
-        self.locked(&self.state.join("install.lock"))
+        self.locked(&self.lock_file())
+    }
+
+    /// Removes the lock's file, if nothing is installed any more. Another process that waits for the lock makes a
+    /// new file.
+    pub fn forget_lock(&self, lock: Lock) {
+        if !self.has(&self.log()) {
+            let removed = self.root.reach_entry(&self.lock_file()).and_then(|path| atomic::remove(&path));
+            if let Err(why) = removed {
+                tracing::warn!("remove {}: {why}", self.lock_file());
+            }
+        }
+        drop(lock);
+    }
+
+    fn lock_file(&self) -> HostPath {
+        self.state.join("install.lock")
     }
 
     fn locked(&self, path: &HostPath) -> Result<Lock, Error> {

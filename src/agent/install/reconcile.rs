@@ -226,9 +226,8 @@ fn write_list(path: &HostPath, single: &HostPath, file: &ConfFile, text: String,
 
 /// The list's entries of our type that are ours by the log.
 fn own_entries(earlier: Option<&Listed>, list: &str, kind: &str) -> Vec<Digest> {
-    let there: Vec<_> = conflist::of_type(list, kind).iter().flatten().map(Digest::of_value).collect();
     let ours = |digest: &Digest| earlier.is_some_and(|listed| listed.ours.contains(digest));
-    there.into_iter().filter(ours).collect()
+    conflist::digests(list, kind).into_iter().flatten().filter(ours).collect()
 }
 
 /// Plugins of meshes that redirect, too.

@@ -2,11 +2,9 @@
 
 use super::HostPath;
 use super::conflist;
-use super::digest::Digest;
 use super::plan::{Action, Plan};
 use super::reconcile::{Found, FoundFile};
 use super::record::{Before, Listed, Owned, Record, Role};
-use serde_json::Value;
 
 /// What takes back all that the log says, and removes what killed installations left behind.
 #[must_use]
@@ -84,9 +82,8 @@ fn file(path: &HostPath, owned: &Owned, found: &Found) -> Result<Vec<Action>, St
 fn list(path: &HostPath, listed: &Listed, found: &Found) -> Result<Vec<Action>, String> {
     let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
     let text = there.text.as_deref().ok_or("it is no text")?;
-    let entries = conflist::of_type(text, &listed.kind).map_err(|why| format!("it {why}"))?;
-    let ours = |entry: &Value| listed.ours.contains(&Digest::of_value(entry));
-    if !entries.iter().all(ours) {
+    let entries = conflist::digests(text, &listed.kind).map_err(|why| format!("it {why}"))?;
+    if !entries.iter().all(|entry| listed.ours.contains(entry)) {
         return Err(format!("somebody changed the plugin {} in it since", listed.kind));
     }
     let Some(left) = conflist::without(text, &listed.kind).map_err(|why| format!("it {why}"))? else {

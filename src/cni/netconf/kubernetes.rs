@@ -46,8 +46,8 @@ impl Kubernetes {
         self.exclude_namespaces.iter().any(|excluded| excluded == namespace || excluded == "*")
     }
 
-    /// Reads the block, where there is one, and istio-cni's keys at the top level. maistra's
-    /// plugin has keys in the block that mean nothing here: each is a warning.
+    /// Reads the block, where there is one, and istio-cni's keys at the top level. Unknown keys are warnings,
+    /// except those of maistra's plugin, which mean nothing here.
     pub(in crate::cni) fn read(top: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
         let absent = || Block { path: "kubernetes".to_owned(), keys: Map::new() };
         let block = top.block("kubernetes")?.unwrap_or_else(absent);
@@ -71,8 +71,7 @@ impl Kubernetes {
             },
             cluster_dns: addresses(own.list("cluster_dns")?)?,
         };
-        let ignored = own.unknown().into_iter().map(|key| format!("{}: unknown key, ignored", own.place(key)));
-        warnings.extend(ignored);
+        warnings.extend(super::unknown::in_kubernetes(&own.unknown(), &own.asked()));
         Ok(read)
     }
 }
@@ -153,9 +152,7 @@ mod tests {
         }))
         .expect("accepted");
         assert_eq!(read.cni_bin_dir, Some("/var/lib/cni/bin".into()));
-        assert!(warnings[0].starts_with("kubernetes.iptables_script: unknown key"), "{warnings:?}");
-        assert!(warnings[1].starts_with("kubernetes.node_name: unknown key"), "{warnings:?}");
-        assert_eq!(warnings.len(), 2);
+        assert_eq!(warnings, [""; 0]);
     }
 
     #[test]

@@ -29,17 +29,20 @@ impl LogLevel {
     /// The level under one key.
     pub(super) fn read_key(reader: &Reader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
         let Some(word) = text(reader, key)? else { return Ok(None) };
-        let refused = || wrong_type(key, &Value::from(word), "none, error, warn, info, debug");
-        Self::named(word).map(Some).ok_or_else(refused)
+        let accepted = "none, error, warn, info, debug";
+        let refused = || wrong_type(key, &Value::from(word), accepted);
+        // Multus's own word, in Multus's own key.
+        let of_multus = key == "logLevel" && word.eq_ignore_ascii_case("verbose");
+        of_multus.then_some(Self::Info).or_else(|| Self::named(word)).map(Some).ok_or_else(refused)
     }
 
-    /// By the words of istio-cni, of maistra's plugin (logrus) and of Multus, in upper or lower case.
+    /// By the words of istio-cni and of maistra's plugin (logrus), in upper or lower case.
     fn named(word: &str) -> Option<Self> {
         match word.to_ascii_lowercase().as_str() {
             "none" | "off" => Some(Self::Off),
             "panic" | "fatal" | "error" => Some(Self::Error),
             "warn" | "warning" => Some(Self::Warn),
-            "info" | "verbose" => Some(Self::Info),
+            "info" => Some(Self::Info),
             "debug" | "trace" => Some(Self::Debug),
             _ => None,
         }
@@ -66,7 +69,6 @@ mod tests {
             ("warn", LogLevel::Warn),
             ("warning", LogLevel::Warn),
             ("info", LogLevel::Info),
-            ("verbose", LogLevel::Info),
             ("DEBUG", LogLevel::Debug),
         ] {
             assert_eq!(read(&json!({"log_level": word})), Ok(Some(wanted)), "{word}");
@@ -80,5 +82,14 @@ mod tests {
         let error = read(&json!({"plugin_log_level": "loud"})).expect_err("refused");
         let wanted = r#"plugin_log_level: "loud" is not accepted; accepted: none, error, warn, info, debug"#;
         assert_eq!(error.msg, wanted);
+    }
+
+    #[test]
+    fn verbose_is_accepted_in_multus_key_alone() {
+        let keys = Block::new("", &json!({"logLevel": "verbose"})).expect("an object");
+        assert_eq!(LogLevel::read_key(&keys.reader(), "logLevel"), Ok(Some(LogLevel::Info)));
+        for key in ["log_level", "plugin_log_level"] {
+            assert!(read(&json!({key: "verbose"})).is_err(), "{key}");
+        }
     }
 }

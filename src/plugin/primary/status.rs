@@ -1,7 +1,7 @@
 //! STATUS: whether an ADD could be served now.
 
 use super::{Context, readiness};
-use crate::cni::{Code, Error};
+use crate::cni::{Code, DefaultNetwork, Error, NetworkName};
 use crate::delegate::{Executables, Network};
 use crate::plugin::status;
 
@@ -12,7 +12,11 @@ use crate::plugin::status;
 pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
     let unavailable = |error: Error| Error { code: Code::NotAvailable, ..error };
     readiness::look(context.primary).map_err(unavailable)?;
-    status::run(context.request, context.conf)?;
+    let by_name = matches!(context.primary.default, DefaultNetwork::Cluster(NetworkName::Name(_)));
+    // Its definition can't be looked up now, and the agent repairs that.
+    if !status::available(context.conf)? && by_name {
+        return Ok(());
+    }
     let network = default_network(context).map_err(unavailable)?;
     let call = context.call();
     network

@@ -1,0 +1,100 @@
+//! Keys that the plugin does not know: ignored, as SPEC.md demands, with a warning.
+
+use crate::cni::excerpt;
+use crate::suggest::did_you_mean;
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+
+/// The plugin's own keys at the top level.
+const OWN: &str = "attachments_may_exclude_namespaces chain chain_types delegate_timeout_seconds dialect \
+    in_process_types kubernetes log_file log_level merge_addresses network_status readiness_timeout_seconds";
+/// istio-cni's (`cni/pkg/plugin/plugin.go`), those of earlier versions included.
+const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
+    enablement_selectors exclude_namespaces log_uds_address native_nftables plugin_log_level pod_namespace";
+/// Multus's (`docs/configuration.md`, `docs/thick-plugin.md`).
+const MULTUS: &str = "auxiliaryCNIChainName binDir chrootDir clusterNetwork cniConfigDir cniDir confDir \
+    daemonSocketDir defaultNetworks delegates forceCNIVersion globalNamespaces kubeconfig logFile logLevel logOptions \
+    logToStderr metricsPort multusAutoconfigDir multusConfigFile multusMasterCNI multusNamespace namespaceIsolation \
+    overrideNetworkName perNodeCertificate readinessindicatorfile readinessIndicatorFile retryDeleteOnError socketDir \
+    systemNamespaces";
+/// The CNI specification's, libcni's and those that every plugin of the CNI project accepts.
+const CNI: &str = "args capabilities cniVersion cniVersions disableCheck disableGC dns ipMasq ipam \
+    loadOnlyInlinedPlugins name plugins prevResult runtimeConfig type";
+/// The specification's keys for runtimes.
+const CNI_PREFIX: &str = "cni.dev/";
+/// The keys in `kubernetes` of maistra's plugin, which mean nothing here.
+const MAISTRA: [&str; 3] = ["iptables_script", "k8s_api_root", "node_name"];
+/// The most unknown keys that are compared with known ones: the author of an attachment decides how many there are.
+const SUGGESTED: usize = 8;
+
+/// Returns a warning for each key at the top level that neither this plugin nor another one knows.
+pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
+    let known = || [OWN, ISTIO, MULTUS].into_iter().flat_map(str::split_whitespace);
+    let all: HashSet<&str> = known().chain(CNI.split_whitespace()).collect();
+    let is_known = |key: &str| key.starts_with(CNI_PREFIX) || all.contains(key);
+    warnings("", keys.keys().map(String::as_str).filter(|key| !is_known(key)), known)
+}
+
+/// Returns a warning for each of the `unknown` keys in `kubernetes` that is not maistra's. `known` are the keys
+/// that are read there.
+pub(super) fn in_kubernetes(unknown: &[&str], known: &[&'static str]) -> Vec<String> {
+    let unknown = unknown.iter().copied().filter(|key| !MAISTRA.contains(key));
+    warnings("kubernetes.", unknown, || known.iter().copied())
+}
+
+fn warnings<'a, K: Iterator<Item = &'static str>>(
+    prefix: &str,
+    unknown: impl Iterator<Item = &'a str>,
+    known: impl Fn() -> K,
+) -> Vec<String> {
+    let warning = |(i, key): (usize, &str)| {
+        let meant = if i < SUGGESTED { did_you_mean(key, known()) } else { String::new() };
+        format!("{prefix}{}: unknown key, ignored{meant}", excerpt(key))
+    };
+    unknown.enumerate().map(warning).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::time::{Duration, Instant};
+
+    fn top(value: &Value) -> Vec<String> {
+        at_the_top(value.as_object().expect("an object"))
+    }
+
+    #[test]
+    fn a_misspelled_key_is_a_warning_with_the_key_that_is_meant() {
+        let keys = json!({"chian": [], "log_levle": "x", "Dialect": "auto", "something": 1, "chain": []});
+        let wanted = [
+            "chian: unknown key, ignored; did you mean \"chain\"?",
+            "log_levle: unknown key, ignored; did you mean \"log_level\"?",
+            "Dialect: unknown key, ignored; did you mean \"dialect\"?",
+            "something: unknown key, ignored",
+        ];
+        assert_eq!(top(&keys), wanted);
+        let known = ["kubeconfig", "agent_socket"];
+        let wanted = ["kubernetes.kubeconfg: unknown key, ignored; did you mean \"kubeconfig\"?"];
+        assert_eq!(in_kubernetes(&["kubeconfg", "iptables_script", "node_name", "k8s_api_root"], &known), wanted);
+    }
+
+    #[test]
+    fn keys_of_runtimes_and_of_other_plugins_are_no_warning() {
+        for keys in [OWN, ISTIO, MULTUS, CNI, "cni.dev/valid-attachments cni.dev/attachments"] {
+            let keys: Map<String, Value> = keys.split_whitespace().map(|key| (key.to_owned(), Value::Null)).collect();
+            assert_eq!(at_the_top(&keys), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn of_many_or_long_unknown_keys_only_a_few_are_compared() {
+        let started = Instant::now();
+        let many: Map<String, Value> = (0..90_000).map(|i| (format!("chian{i}"), Value::Null)).collect();
+        let suggested = at_the_top(&many).iter().filter(|warning| warning.contains("did you mean")).count();
+        assert_eq!(suggested, SUGGESTED);
+        let long = [("chian".repeat(800_000), Value::Null)].into_iter().collect();
+        assert!(at_the_top(&long)[0].len() < 300);
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+}

@@ -1,0 +1,112 @@
+//! A configuration checked without a pod, by the parsers that a call uses: what is refused here makes every
+//! ADD on a node fail.
+
+use crate::chain;
+use crate::cni::{Code, Command, Error, NetConf, SUB_PLUGINS};
+use crate::logging;
+use crate::suggest::did_you_mean;
+use serde_json::{Map, Value};
+
+/// Checks `conf` with the blocks of its sub-plugins and, for a primary plugin, those delegates that run in this
+/// process. `is_installed` returns whether an executable is on the node; `None` if that is unknown. Returns what
+/// could not be checked and the configuration's own warnings, one line each.
+///
+/// Names of groups are not looked up: they are those of the node.
+///
+/// # Errors
+/// The first thing that an ADD would refuse, with the key's path; an executable that is not installed or, if
+/// that is unknown, whose name looks like a misspelled sub-plugin.
+pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
+    let mut warnings = conf.warnings.clone();
+    chain::check(&conf.chain)?;
+    for (kind, block) in chain::executables(&conf.chain) {
+        let meant = did_you_mean(kind, SUB_PLUGINS);
+        let refused =
+            |what: &str| Error::new(Code::InvalidConfig, format!("{}.type: {kind:?} {what}{meant}", block.path));
+        match is_installed(kind) {
+            Some(true) => {}
+            Some(false) => return Err(refused("is no sub-plugin and no executable in the program directories")),
+            None if !meant.is_empty() => return Err(refused("is no sub-plugin")),
+            None => warnings.push(format!("{}.type: {kind:?} is an executable, which was not looked for", block.path)),
+        }
+    }
+    if let Some(path) = &conf.log_file {
+        logging::accepted(path).map_err(|why| Error::new(Code::InvalidConfig, format!("log_file: {why}")))?;
+    }
+    for (place, keys) in delegates(conf) {
+        let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
+        let parsed = NetConf::parse(Value::Object(keys).to_string().as_bytes(), Command::Add, "").map_err(about)?;
+        let noticed = validate(&parsed, is_installed).map_err(about)?;
+        warnings.extend(noticed.into_iter().map(|warning| format!("{place}: {warning}")));
+    }
+    Ok(warnings)
+}
+
+/// The `delegates` that run in this process, each as a configuration of its own.
+fn delegates(conf: &NetConf) -> Vec<(String, Map<String, Value>)> {
+    let Some(primary) = &conf.primary else { return Vec::new() };
+    let crate::cni::DefaultNetwork::Delegates(delegates) = &primary.default else { return Vec::new() };
+    let mut found = Vec::new();
+    for (i, delegate) in delegates.iter().enumerate() {
+        let plugins = delegate["plugins"].as_array().map(|plugins| plugins.iter().collect::<Vec<_>>());
+        for plugin in plugins.unwrap_or_else(|| vec![delegate]) {
+            let in_process =
+                plugin["type"].as_str().is_some_and(|kind| primary.in_process_types.iter().any(|own| own == kind));
+            let Some(keys) = plugin.as_object().filter(|_| in_process) else { continue };
+            let mut keys = keys.clone();
+            for key in ["name", "cniVersion"] {
+                let value = delegate.get(key).filter(|value| !value.is_null()).cloned();
+                let of_primary = if key == "name" { &conf.name } else { &conf.cni_version };
+                keys.insert(key.to_owned(), value.unwrap_or_else(|| of_primary.as_str().into()));
+            }
+            found.push((format!("delegates[{i}]"), keys));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn validated(mut conf: Value, installed: Option<bool>) -> Result<Vec<String>, String> {
+        conf["name"] = json!("n");
+        conf["cniVersion"] = json!("1.0.0");
+        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("understood");
+        validate(&conf, &|_| installed).map_err(|error| error.msg)
+    }
+
+    #[test]
+    fn what_an_add_would_refuse_is_refused_with_its_place() {
+        for (conf, part) in [
+            (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: \"x\" is not accepted"),
+            (json!({"chain": [{"type": "istio-redirect", "proxy_prot": 1}]}), "chain[0].proxy_prot: unknown key"),
+            (json!({"chain": [{"type": "dns-exclude", "ports": [0]}]}), "chain[0].ports"),
+            (
+                json!({"delegates": [{"type": "ovn"}, {"type": "detour", "chain": [{"type": "uid-exclude", "uids": "x"}]}]}),
+                "delegates[1]: chain[0].uids",
+            ),
+            (
+                json!({"delegates": [{"name": "l", "plugins": [{"type": "a"}, {"type": "istio-cni", "log_level": "x"}]}]}),
+                "delegates[0]: log_level",
+            ),
+        ] {
+            let why = validated(conf.clone(), None).expect_err("refused");
+            assert!(why.contains(part), "{conf}: {why}");
+        }
+    }
+
+    #[test]
+    fn an_executable_is_refused_if_it_is_missing_or_looks_like_a_misspelled_sub_plugin() {
+        let of = |kind: &str, installed| validated(json!({"chain": [{"type": kind}]}), installed);
+        let why = of("uid-exclud", None).expect_err("a typing error");
+        assert_eq!(why, "chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean \"uid-exclude\"?");
+        let why = of("uid-exclud", Some(false)).expect_err("a typing error");
+        assert!(why.ends_with("in the program directories; did you mean \"uid-exclude\"?"), "{why}");
+        assert!(of("exclude-backup", Some(false)).is_err());
+        assert_eq!(of("exclude-backup", Some(true)), Ok(vec![]));
+        assert_eq!(of("uid-exclud", Some(true)), Ok(vec![]), "an executable of that name");
+        assert!(of("exclude-backup", None).expect("accepted")[0].contains("was not looked for"));
+    }
+}
