@@ -280,8 +280,17 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 fn verify(path: &Path, metadata: &Metadata) -> Result<(), Error> {
     verify_owner(path, metadata)?;
     let mode = metadata.mode() & 0o7777;
-    let writable = mode & OTHER_WRITABLE != 0 || mode & GROUP_WRITABLE != 0 && metadata.gid() != 0;
+    let group_writes = mode & GROUP_WRITABLE != 0 && (metadata.gid() != 0 || has_acl(path));
+    let writable = mode & OTHER_WRITABLE != 0 || group_writes;
     if writable { Err(Error::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
+}
+
+/// Whether an access control list lets other users in. Then the permission bits of the group are the most that
+/// any of them has (acl(5), "Correspondence between ACL entries and file permission bits").
+fn has_acl(path: &Path) -> bool {
+    let mut none: [u8; 0] = [];
+    let found = rustix::fs::getxattr(path, "system.posix_acl_access", &mut none);
+    !matches!(found, Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP))
 }
 
 fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), Error> {

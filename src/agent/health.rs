@@ -12,7 +12,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::sys::socket::{Backlog, listen};
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -93,7 +92,7 @@ impl Health {
             if any { std::net::TcpListener::bind(every_v4) } else { Err(error) }
         })?;
         listener.set_nonblocking(true)?;
-        listen(&listener, Backlog::new(BACKLOG)?)?;
+        rustix::net::listen(&listener, BACKLOG)?;
         let bound = listener.local_addr()?;
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let listener = {

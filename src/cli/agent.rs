@@ -30,10 +30,10 @@ Examples:
         repairs those that bypass the mesh
 
 It installs as `detour install` does, with the same flags, and again whenever the program, the
-kubeconfig, the configuration, this pod's token or the file of --config change. A file of --config that
-the plugin would refuse changes nothing: the last accepted one stays in use, and /readyz, the log and
-detour_configuration_refused report the new one. SIGTERM ends it. The
-plugin stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away,
+kubeconfig, the configuration, this pod's token or the file of --config change. A file of --config
+that the plugin would refuse changes nothing: the last accepted one stays in use, and /readyz, the
+log and the metric detour_configuration_refused report the new one. SIGTERM ends it. The plugin
+stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away,
 `auto` does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a
 node, as there are in an upgrade, the later one does the work.
 

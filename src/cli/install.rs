@@ -31,7 +31,7 @@ changes nothing else; `detour uninstall` takes all back.
 The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
 log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
 
-Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input: nothing has changed.";
+Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input, no changes.";
 
 /// The largest file of --config, which becomes a part of the plugin's configuration.
 const LARGEST_CONFIG: u64 = 1 << 20;
@@ -63,7 +63,7 @@ pub(super) struct Wanted {
     /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Whether the runtime calls the plugin as the primary plugin; if not, no attachment can make it one [default: unknown].
+    /// Whether the runtime calls the plugin as the primary plugin; if not, no attachment can make it one [default: whether the installed configuration is that of a primary plugin].
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     primary: Option<bool>,
     /// The configuration's file: the one to insert into (else the first that is valid), or of its own (istio-cni.conf).

@@ -2,7 +2,7 @@
 //! answer at all, even with an error.
 
 use super::list::wrong_type;
-use super::netconf::is_primary;
+use super::netconf::{PRIMARY_KEYS, is_primary};
 use super::{Block, Code, Error, NodeConf, excess, version};
 use serde_json::{Map, Value};
 
@@ -39,6 +39,11 @@ impl Document {
     #[must_use]
     pub fn is_primary(&self) -> bool {
         is_primary(&self.block.keys)
+    }
+
+    /// Removes the networks that make this the primary plugin.
+    pub fn remove_networks(&mut self) {
+        PRIMARY_KEYS.iter().for_each(|key| drop(self.block.keys.shift_remove(*key)));
     }
 
     /// Puts the node's keys in place of its own, as [`NodeConf::govern`].

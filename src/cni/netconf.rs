@@ -11,8 +11,8 @@ pub(super) use chain::{default_chain, kind};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::Kubernetes;
 pub use log_level::LogLevel;
-pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
+pub(super) use primary::{PRIMARY_KEYS, is_primary};
 
 use super::list::wrong_type;
 use super::names::is_identifier;

@@ -21,7 +21,7 @@ pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
         Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {error}"))
     };
     // A plugin looks for its IPAM plugin in the same directories, so this one matters even if it has no `kind`.
-    bin_dir(call).map_err(refused)?;
+    bin_dir(call).map_err(|error| Error { msg: format!("plugin {kind:?} is not executed: {}", error.msg), ..error })?;
     let mut candidates = call.directories().map(|directory| directory.join(kind));
     let Some(file) = candidates.find(|file| is_file(file)) else {
         let directories: Vec<_> = call.directories().map(|directory| directory.display().to_string()).collect();
@@ -39,14 +39,29 @@ pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
 /// another user may create it while they run.
 ///
 /// # Errors
-/// Another user can change it or a directory on its path.
-pub(super) fn bin_dir(call: &Call) -> Result<Option<&Path>, trusted_file::Error> {
+/// [`Code::InvalidConfig`]: another user can change it or a directory on its path, or it holds the commands of
+/// the system.
+pub(super) fn bin_dir(call: &Call) -> Result<Option<&Path>, Error> {
     let Some(directory) = call.bin_dir.as_deref() else { return Ok(None) };
     match trusted_file::check(directory) {
+        Ok(resolved) if is_of_system(&resolved) => {
+            let shown = directory.display();
+            let msg = format!("{shown} holds commands of the system; expected a directory of CNI plugins only");
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
         Ok(_) => Ok(Some(directory)),
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => Err(Error::new(Code::InvalidConfig, error.to_string())),
     }
+}
+
+/// Whether a directory holds shells and other commands. The author of a configuration must not reach them: a
+/// shell executes the configuration that it gets on stdin.
+fn is_of_system(resolved: &Path) -> bool {
+    const SYSTEM: [&str; 6] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
+    const SHELLS: [&str; 3] = ["sh", "bash", "busybox"];
+    SYSTEM.iter().any(|system| resolved == Path::new(system))
+        || SHELLS.iter().any(|shell| resolved.join(shell).symlink_metadata().is_ok())
 }
 
 fn is_file(path: &Path) -> bool {
@@ -141,6 +156,21 @@ mod tests {
         given(&second);
         let error = find("x", &call(None, &path)).expect_err("refused");
         assert!(error.msg.contains(&format!("{} is owned by UID 12345", second.display())), "{error}");
+    }
+
+    /// `sh` with the configuration on stdin would execute what is in it.
+    #[test]
+    fn the_configured_directory_has_no_commands_of_the_system() {
+        let root = Root::new("system");
+        let with_a_shell = root.file("tools/busybox");
+        let link = root.0.join("link");
+        symlink("/usr/bin", &link).expect("a link");
+        for directory in [Path::new("/bin"), Path::new("/usr/sbin"), &link, with_a_shell.parent().expect("a directory")]
+        {
+            let error = find("sh", &call(Some(directory), &[])).expect_err("refused");
+            let wanted = format!("plugin \"sh\" is not executed: {} holds commands of the system", directory.display());
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with(&wanted), "{error}");
+        }
     }
 
     #[test]

@@ -94,8 +94,8 @@ pub(super) fn said(last_words: &str) -> String {
 }
 
 /// Starts `program` with `variables` on top of this process's environment and `stdin`, in a
-/// process group of its own, and waits for its end. At the deadline, and when this process gets SIGTERM or
-/// SIGINT, the whole group is killed.
+/// process group of its own, and waits for its end. At the deadline, and when this process gets SIGTERM, SIGINT,
+/// SIGHUP or SIGQUIT, the whole group is killed.
 ///
 /// A SIGKILL of this process leaves it running: the kernel would kill it too (`PR_SET_PDEATHSIG`), but only a
 /// process itself can ask for that, between fork and exec, where Rust allows no safe code.

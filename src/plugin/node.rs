@@ -30,6 +30,11 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
         }
         Err(error) => return Err(error),
     };
+    if document.is_primary() && node.is_attached() {
+        // Only DEL and GC get here. ADD is refused, so there is no network to remove, and nothing is executed.
+        document.remove_networks();
+        warnings.push(format!("the networks are ignored: {}", not_primary().msg));
+    }
     if !document.is_primary() {
         warnings.extend(document.govern(&node, program));
     }

@@ -60,6 +60,25 @@ fn a_file_that_only_trusted_users_can_change_is_trusted() {
     assert!(check(&directory.0.join("missing")).expect_err("missing").is_not_found());
 }
 
+/// An access control list that lets UID 12345 write (linux/posix_acl_xattr.h: version, then tag, permissions and
+/// ID of each entry).
+const ACL: [(u16, u16, u32); 5] =
+    [(1, 7, u32::MAX), (2, 7, 12345), (4, 5, u32::MAX), (0x10, 7, u32::MAX), (0x20, 5, u32::MAX)];
+
+#[test]
+fn a_user_who_may_write_by_an_access_control_list_is_not_trusted() {
+    let directory = Directory::new("acl");
+    let file = directory.file("a/file");
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in ACL {
+        list.extend([&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat());
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(directory.0.join("a"), "system.posix_acl_access", &list, flags)
+        .expect("a file system with ACLs");
+    assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
+}
+
 #[test]
 fn each_part_of_the_path_counts() {
     type Change = fn(&Path) -> io::Result<()>;

@@ -21,10 +21,14 @@ struct Agent {
 impl Agent {
     fn start(scene: &Scene<'_>, api: &Api) -> Self {
         let (root, account) = (scene.node.root.display(), scene.account());
+        // As the pod that it is compared with.
+        let config = scene.node.root.with_extension("config");
+        std::fs::write(&config, r#"{"chain": [{"type": "istio-redirect"}]}"#).expect("written");
         let mut process = Command::new(program())
             .args(["agent", "--platform=kubernetes", "--node-name=node-1", "--taint=cni.istio.io/not-ready"])
             .args([format!("--root={root}"), format!("--api-server={}", api.url())])
             .arg(format!("--service-account={}", account.directory.display()))
+            .arg(format!("--config={}", config.display()))
             .env_clear()
             .env("HOSTNAME", "a")
             .stderr(Stdio::piped())

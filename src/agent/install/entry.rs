@@ -70,7 +70,7 @@ impl Settings {
     /// # Errors
     /// The plugin would refuse that configuration.
     pub fn node(&self) -> Result<String, Error> {
-        Ok(NodeConf::of(&self.conf()?).with_primary(self.primary).text())
+        Ok(NodeConf::of(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))).text())
     }
 
     /// Checks the configuration as [`validate`] does. Returns its warnings.

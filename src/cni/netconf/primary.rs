@@ -150,6 +150,9 @@ impl Primary {
     }
 }
 
+/// The keys that make a configuration a primary plugin's.
+pub(in crate::cni) const PRIMARY_KEYS: [&str; 2] = ["delegates", "clusterNetwork"];
+
 /// Whether these keys are a primary plugin's, right or wrong.
 pub(in crate::cni) fn is_primary(keys: &Map<String, Value>) -> bool {
     let is_there = |key| keys.get(key).is_some_and(|value: &Value| !value.is_null());

@@ -5,7 +5,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// SIGTERM and SIGINT, as something to be read. They are let through again when this is dropped.
+/// The signals that end a process by default and that users and runtimes send, read from a descriptor. They are
+/// delivered again once this is dropped.
 pub(super) struct Signals {
     fd: SignalFd,
     before: SigSet,
@@ -14,7 +15,7 @@ pub(super) struct Signals {
 impl Signals {
     /// Catches them, if they are sent to this thread or to a process that has no other.
     pub(super) fn catch() -> Result<Self, Errno> {
-        let caught = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        let caught = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
         let fd = SignalFd::with_flags(&caught, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let before = caught.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         Ok(Self { fd, before })
