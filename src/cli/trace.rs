@@ -20,7 +20,7 @@ Examples:
 
 arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where no rule of Istio's did it.
 Live rules are read on the pod's own node, as root; elsewhere, the command to run there is printed.
-Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage.";
+Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage or input.";
 
 /// Where one packet arrives, rule by rule
 ///
