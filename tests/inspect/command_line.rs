@@ -116,6 +116,26 @@ fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
 }
 
 #[test]
+fn a_trace_to_the_pods_own_address_goes_over_lo() {
+    let traced = |status: &str, from: &str, to: &str, more: &[&str]| {
+        let pod = format!("{POD}status: {status}\n");
+        let arguments = ["trace", "-f", "-", "--from", from, "--to", to, "-o", "json"];
+        let found = detour(&[&arguments[..], more].concat(), &pod, &[]).json();
+        (found["interface"].to_string(), found["arrives_at"].to_string())
+    };
+    let (lo, eth0) = ("\"lo\"".to_owned(), "\"eth0\"".to_owned());
+    let (direct, sidecar) = ("\"direct\"".to_owned(), "\"sidecar:15001\"".to_owned());
+    let both = "{podIP: 10.0.0.2, podIPs: [{ip: 10.0.0.2}, {ip: 'fd00::2'}]}";
+    assert_eq!(traced(both, "uid=1000", "10.0.0.2:80/tcp", &[]), (lo.clone(), direct.clone()));
+    assert_eq!(traced(both, "uid=1000", "[fd00::2]:80/tcp", &[]), (lo.clone(), direct.clone()));
+    assert_eq!(traced("{podIP: 10.0.0.2}", "uid=1000", "10.0.0.2:80/tcp", &[]), (lo, direct));
+    assert_eq!(traced(both, "uid=1000", "10.0.0.3:80/tcp", &[]), (eth0.clone(), sidecar.clone()));
+    let other = ["--pod-ip", "10.0.0.9"];
+    assert_eq!(traced(both, "uid=1000", "10.0.0.2:80/tcp", &other), (eth0.clone(), sidecar.clone()));
+    assert_eq!(traced("null", "uid=1000", "10.0.0.2:80/tcp", &[]), (eth0, sidecar));
+}
+
+#[test]
 fn without_a_terminal_there_is_no_colour() {
     let run = detour(&["explain", "-f", "-"], POD, &[("TERM", "xterm-256color")]);
     assert!(run.code == 0 && !run.stdout.contains('\u{1b}'), "{run:?}");
