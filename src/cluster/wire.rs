@@ -329,6 +329,7 @@ mod tests {
         }));
         let container = |name: &str| pod::Container { name: name.into(), ..pod::Container::default() };
         let expected = pod::Pod {
+            addresses: Vec::new(),
             namespace: "n".into(),
             name: "p".into(),
             uid: Some("u".into()),

@@ -103,7 +103,12 @@ fn without_redirect(subject: &Subject, policy: &Policy, process: &Process<'_>) -
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
     let lane = everything(card(process));
     match by_istio_init && process.exempt(policy) != Exempt::All {
-        true => Lane { colour: "out", what: "captured by istio-init".to_owned(), to: "sidecar".to_owned(), ..lane },
+        true => Lane {
+            colour: "out",
+            what: "captured by istio-init".to_owned(),
+            to: "through the sidecar".to_owned(),
+            ..lane
+        },
         false => lane,
     }
 }
