@@ -10,7 +10,7 @@ use detour_cni::{cni, plugin};
 use serde_json::Value;
 use std::env;
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -44,10 +44,14 @@ fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
 }
 
 /// Writes lines. Failing to write them is a failure: the caller waits for them.
-fn print(mut to: impl Write, text: &Text, code: ExitCode) -> ExitCode {
+fn print(to: impl Write, text: &Text, code: ExitCode) -> ExitCode {
+    if write(to, text).is_ok() { code } else { ExitCode::FAILURE }
+}
+
+/// Writes lines.
+fn write(mut to: impl Write, text: &Text) -> io::Result<()> {
     let lines = text.as_str().trim_end_matches('\n');
-    let written = to.write_all(format!("{lines}\n").as_bytes()).and_then(|()| to.flush());
-    if written.is_ok() { code } else { ExitCode::FAILURE }
+    to.write_all(format!("{lines}\n").as_bytes()).and_then(|()| to.flush())
 }
 
 /// What the reference library says of a plugin (`pkg/skel`); runtimes' tools look for it.

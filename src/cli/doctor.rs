@@ -2,6 +2,7 @@
 
 use super::install::Place;
 use super::output::Output;
+use super::subject::present;
 use super::{Answer, Failure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{Platform, Record, Role, changed};
@@ -87,6 +88,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
     let root = arguments.place.root();
     if !root.is_dir() {
         return Err(Failure::Usage(format!("--root {}: there is no such directory", root.display())));
+    }
+    if let Some(path) = &arguments.kubeconfig {
+        present("--kubeconfig", path)?;
     }
     // Before packets are sent for nothing.
     let bundle = arguments.bundle.as_deref().map(|path| overwrite(path).map_err(|why| unwritten(path, &why)));

@@ -23,7 +23,7 @@ Examples:
 
 The text of --rules iptables is for iptables-restore and ip6tables-restore: each loads its own.
 Nothing is changed, and neither root nor, with -f, a cluster is needed.
-Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage.";
+Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage or input.";
 
 /// What happens to a pod's traffic, and why
 ///

@@ -9,15 +9,17 @@ use std::process::ExitCode;
 pub(super) enum Failure {
     /// The arguments can't be used.
     Usage(String),
+    /// A file or an object that the arguments name is missing, or can't be understood.
+    Input(Error),
     /// Something is wrong with what was asked about.
     Wrong(Error),
 }
 
 impl Failure {
-    /// 2 for wrong usage, 1 for the rest.
+    /// 2 for wrong arguments and wrong input, 1 for the rest.
     pub(super) fn code(&self) -> ExitCode {
         match self {
-            Self::Usage(_) => ExitCode::from(2),
+            Self::Usage(_) | Self::Input(_) => ExitCode::from(2),
             Self::Wrong(_) => ExitCode::FAILURE,
         }
     }
@@ -33,7 +35,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(what) => write!(f, "{what}; see --help"),
-            Self::Wrong(error) => error.fmt(f),
+            Self::Input(error) | Self::Wrong(error) => error.fmt(f),
         }
     }
 }

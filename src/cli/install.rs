@@ -186,7 +186,7 @@ pub(super) fn program() -> Result<Digest> {
 pub(super) fn shown(plan: &Plan) -> ExitCode {
     let text: String = plan.actions.iter().map(|action| action.diff()).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
-    crate::print(io::stdout(), &Text::lines(text.trim_end()), remarks(plan))
+    super::say(&Text::lines(text.trim_end()), remarks(plan))
 }
 
 /// Prints what a plan did.
@@ -199,7 +199,7 @@ pub(super) fn done(plan: &Plan) -> ExitCode {
     if plan.actions.is_empty() {
         text.push("nothing to do");
     }
-    crate::print(io::stdout(), &text, remarks(plan))
+    super::say(&text, remarks(plan))
 }
 
 fn remarks(plan: &Plan) -> ExitCode {

@@ -1,6 +1,7 @@
 //! Whose live rules are read: a namespace's, a process's, a container's, or a pod's of this node.
 
 use super::Failure;
+use super::subject::present;
 use clap::Args;
 use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{LiveRules, Subject, elsewhere};
@@ -61,6 +62,7 @@ impl LiveArguments {
     /// There is no such namespace here (where the pod's node is known, with what to run there), or it
     /// can't be read.
     pub(super) fn read(&self, whose: &Whose, question: &str) -> Result<Live, Failure> {
+        present("--root", &self.root)?;
         let path = match whose {
             Whose::Netns(path) => self.netns(path),
             Whose::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
@@ -77,9 +79,10 @@ impl LiveArguments {
                 let name = place.display();
                 let msg =
                     format!("{}; ip netns lists those that have names, and a pod is named as -n NS {name}", error.msg);
-                Error { msg, ..error }
+                Failure::Input(Error { msg, ..error })
             }
-            _ => error,
+            Whose::Netns(_) if !path.exists() => Failure::Input(error),
+            _ => error.into(),
         })?;
         Ok(Live { rules, netns: path, evidence: None })
     }

@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 use detour_cni::printable::{Text, without_userinfo};
 use failure::Failure;
 use std::fmt::Display;
-use std::io;
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 /// Sends a meshed pod's traffic to its Istio sidecar, and around it what must not go there.
@@ -45,7 +45,7 @@ Examples:
   detour install --dry-run                              what it would change on this node
   CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
 
-Exit codes: 0 fine, 1 something is wrong, 2 wrong usage.";
+Exit codes: 0 fine, 1 something is wrong, 2 wrong usage or input.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -79,9 +79,12 @@ pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Where the help can't be written, the exit code still tells.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            // Only help and version are an answer; the exit code of an error does not depend on its text.
+            return match error.print().and_then(|()| io::stdout().flush()) {
+                Err(why) if !error.use_stderr() => unwritten(&why),
+                _ => code,
+            };
         }
     };
     let answer = match cli.command {
@@ -97,7 +100,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Completion(arguments) => completion::run(&arguments),
     };
     match answer {
-        Ok(Answer { text, code }) => crate::print(io::stdout(), &text, code),
+        Ok(Answer { text, code }) => say(&text, code),
         Err(failure) => complain(&failure, failure.code()),
     }
 }
@@ -105,6 +108,19 @@ pub(crate) fn run() -> ExitCode {
 /// The exit code of a command; what kept it from its end goes to stderr.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| complain(format_args!("{error:#}"), ExitCode::FAILURE))
+}
+
+/// Writes the answer to stdout; the exit code is `code` where that works.
+fn say(text: &Text, code: ExitCode) -> ExitCode {
+    crate::write(io::stdout(), text).map_or_else(|why| unwritten(&why), |()| code)
+}
+
+/// The answer could not be written. A reader that has seen enough, such as `head`, is no reason for a message.
+fn unwritten(why: &io::Error) -> ExitCode {
+    match why.kind() {
+        ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        _ => complain(format_args!("write the output: stdout: {why}"), ExitCode::FAILURE),
+    }
 }
 
 /// Prints why a command failed; users share such messages.

@@ -22,7 +22,7 @@ A pod or container is looked for on this node, by the results that its runtime k
 control groups of processes. For a pod of another node, the command to run there is printed.
 Needs root, and neither iptables nor nft.
 Exit codes: 0 the namespace holds what its attachments ask for, or nothing is kept of any; 1 it does
-not, or can't be found or read; 2 wrong usage.";
+not, or can't be found or read; 2 wrong usage or input.";
 
 /// A pod's live rules with their counters, beside those that it should have
 ///

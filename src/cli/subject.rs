@@ -3,7 +3,7 @@
 use super::Failure;
 use clap::Args;
 use detour_cni::cni::{Command, NetConf};
-use detour_cni::inspect::{Subject, configuration};
+use detour_cni::inspect::{Manifest, Subject, configuration};
 use std::env;
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -80,7 +80,8 @@ impl SubjectArguments {
                 let others = others.into_iter().map(|path| Ok((text(&path)?, path)));
                 let others = others.collect::<Result<Vec<_>, Failure>>()?;
                 let others = others.iter().map(|(text, path)| (path.as_path(), text.as_str()));
-                Ok(Subject::of_manifest(conf, (file, &pod), others)?)
+                let found = Manifest::read((file, &pod), others).map_err(Failure::Input)?;
+                Ok(found.subject(conf)?)
             }
             (None, Some(pod)) => self.cluster.subject(pod),
             _ => Err(Failure::Usage("name a pod: -f POD.yaml, or -n NS POD".to_owned())),
@@ -92,7 +93,7 @@ impl ClusterArguments {
     /// The configuration, `plain` where none is named.
     fn conf(&self, plain: &str) -> Result<NetConf, Failure> {
         Ok(match &self.config {
-            Some(path) => configuration(path, &read(path)?)?,
+            Some(path) => configuration(path, &read(path)?).map_err(Failure::Input)?,
             None => NetConf::parse(plain.as_bytes(), Command::Add, "detour")?,
         })
     }
@@ -111,12 +112,24 @@ impl ClusterArguments {
     /// KUBECONFIG may be a list; its first member counts.
     fn kubeconfig(&self) -> Result<Option<PathBuf>, Failure> {
         let of_environment = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
+        if let Some(path) = &self.kubeconfig {
+            present("--kubeconfig", path)?;
+        }
         let path = self.kubeconfig.clone().or_else(of_environment);
         let absolute = |path: PathBuf| {
             std::path::absolute(&path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
         };
         path.map(absolute).transpose()
     }
+}
+
+/// A file or directory that a flag names must exist.
+///
+/// # Errors
+/// It can't be looked at.
+pub(super) fn present(flag: &str, path: &Path) -> Result<(), Failure> {
+    let unread = |why| Failure::Usage(format!("{flag} {}: {why}", path.display()));
+    fs::metadata(path).map(|_| ()).map_err(unread)
 }
 
 /// The file itself, or those of a directory in the order of their names.

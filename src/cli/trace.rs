@@ -20,7 +20,7 @@ Examples:
 
 arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where no rule of Istio's did it.
 Live rules are read on the pod's own node, as root; elsewhere, the command to run there is printed.
-Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage.";
+Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage or input.";
 
 /// Where one packet arrives, rule by rule
 ///
@@ -49,7 +49,7 @@ pub(super) struct Arguments {
     /// Where to: ADDRESS:PORT/tcp or /udp
     #[arg(long, value_name = "WHERE")]
     to: String,
-    /// An address of the pod's own, several with commas: what is sent there goes by lo
+    /// The pod's own addresses, separated by commas: traffic to them goes over lo [default: status.podIPs]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
     /// The interface by which other traffic leaves and comes in
@@ -85,8 +85,10 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
             (found.rulebook(), found.addresses)
         }
         None => {
-            let policy = explain(&arguments.subject.read()?)?.policy;
-            (Rulebook::of_policy(&policy), arguments.pod_ip)
+            let subject = arguments.subject.read()?;
+            let policy = explain(&subject)?.policy;
+            let own = if arguments.pod_ip.is_empty() { subject.facts.pod.addresses } else { arguments.pod_ip };
+            (Rulebook::of_policy(&policy), own)
         }
     };
     arguments.output.answer(&trace(&book, from, to, &own, &arguments.interface))

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
 pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -25,6 +26,33 @@ pub(crate) struct Pod {
     pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) spec: PodSpec,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) status: PodStatus,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodStatus {
+    #[serde(rename = "podIP")]
+    address: Option<String>,
+    #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
+    addresses: Vec<PodAddress>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct PodAddress {
+    ip: String,
+}
+
+impl PodStatus {
+    fn addresses(&self) -> Vec<IpAddr> {
+        let all = self.address.iter().chain(self.addresses.iter().map(|address| &address.ip));
+        let mut addresses: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
 }
 
 /// A `Namespace`.
@@ -186,8 +214,9 @@ struct Variable {
 }
 
 impl From<Pod> for pod::Pod {
-    fn from(Pod { metadata, spec }: Pod) -> Self {
+    fn from(Pod { metadata, spec, status }: Pod) -> Self {
         Self {
+            addresses: status.addresses(),
             // What is not said is `default` (kubectl's and the API's rule for manifests).
             namespace: metadata.namespace.unwrap_or_else(|| "default".to_owned()),
             name: metadata.name,
@@ -300,6 +329,7 @@ mod tests {
         }));
         let container = |name: &str| pod::Container { name: name.into(), ..pod::Container::default() };
         let expected = pod::Pod {
+            addresses: Vec::new(),
             namespace: "n".into(),
             name: "p".into(),
             uid: Some("u".into()),

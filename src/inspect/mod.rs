@@ -51,7 +51,7 @@ pub use restore::restore_text;
 pub use rulebook::Rulebook;
 pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport};
 pub use settings::Setting;
-pub use subject::Subject;
+pub use subject::{Manifest, Subject};
 pub use surprise::Warning;
 pub use trace::{Place, Trace, trace};
 pub use validated::{Checked, Validated, validated};

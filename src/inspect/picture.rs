@@ -41,6 +41,8 @@ struct Card {
 /// What leaves, or comes in, untouched.
 struct Lane {
     card: Card,
+    /// The arrow's: `free` unless another process redirects the pod.
+    colour: &'static str,
     what: String,
     to: String,
 }
@@ -56,7 +58,7 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
             let captured = processes.iter().filter(|process| process.exempt(policy) != Exempt::All);
             (captured.map(card).collect(), lanes(redirect, policy, &processes))
         }
-        None => (Vec::new(), processes.iter().map(|p| everything(card(p))).collect()),
+        None => (Vec::new(), processes.iter().map(|p| without_redirect(subject, policy, p)).collect()),
     };
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
@@ -92,7 +94,23 @@ fn everyone(detail: &str) -> Card {
 }
 
 fn everything(card: Card) -> Lane {
-    Lane { card, what: "everything".to_owned(), to: ANYWHERE.to_owned() }
+    Lane { card, colour: "free", what: "everything".to_owned(), to: ANYWHERE.to_owned() }
+}
+
+/// Where istio-init redirects the pod, its rules are not known here; exclusions apply to them too.
+fn without_redirect(subject: &Subject, policy: &Policy, process: &Process<'_>) -> Lane {
+    let pod = &subject.facts.pod;
+    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
+    let lane = everything(card(process));
+    match by_istio_init && process.exempt(policy) != Exempt::All {
+        true => Lane {
+            colour: "out",
+            what: "captured by istio-init".to_owned(),
+            to: "through the sidecar".to_owned(),
+            ..lane
+        },
+        false => lane,
+    }
 }
 
 /// What leaves untouched: at the word of an exclusion, or of a setting.
@@ -108,7 +126,7 @@ fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec
         }
     }
     let mut add = |setting: &str, what: String, to: String| {
-        lanes.push(Lane { card: everyone(setting), what, to });
+        lanes.push(Lane { card: everyone(setting), colour: "free", what, to });
     };
     if let Some(ports) = ports(&redirect.outbound_ports_exclude) {
         add("outbound_ports_exclude", format!("port {ports}"), ANYWHERE.to_owned());
@@ -147,7 +165,7 @@ fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[Process<'_>]
         what.push("everything".to_owned());
     }
     let to = exclusion.destination.map_or_else(|| ANYWHERE.to_owned(), |net| net.to_string());
-    Lane { card, what: what.join(" "), to }
+    Lane { card, colour: "free", what: what.join(" "), to }
 }
 
 fn list<T: Display>(items: &[T]) -> String {
@@ -268,7 +286,7 @@ fn inbound(
 fn around_it(drawing: &mut Drawing, lanes: &[Lane], top: i32) {
     for (lane, y) in lanes.iter().zip((top..).step_by(usize::try_from(STEP).unwrap_or(1))) {
         let area = draw_card(drawing, &lane.card, y);
-        drawing.arrow("free", (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
+        drawing.arrow(lane.colour, (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
         drawing.tag((SIDECAR + SIDECAR_WIDTH / 2, area.middle()), &lane.what, 46);
         drawing.short_text("soft", (OUTSIDE + 24, area.middle() + 4), &lane.to, 26);
     }

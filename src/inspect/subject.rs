@@ -17,15 +17,20 @@ pub struct Subject {
     pub networks: Option<Together>,
 }
 
-impl Subject {
-    /// From the text of a manifest that holds one pod. Its namespace and the definitions of its networks
-    /// may stand there too, or in `others`, which win.
+/// A pod as manifests describe it, with the other objects that they hold.
+#[derive(Debug)]
+pub struct Manifest {
+    facts: Facts,
+    objects: Objects,
+}
+
+impl Manifest {
+    /// Reads the text of a manifest that holds one pod. Its namespace and the definitions of its networks
+    /// may be in the same text, or in `others`, which take precedence.
     ///
     /// # Errors
-    /// There is no pod in it or more than one, or the texts can't be understood; for a primary plugin, those
-    /// of an ADD about the pod's networks.
-    pub fn of_manifest<'a>(
-        conf: NetConf,
+    /// There is no pod in it or more than one, or the texts can't be understood.
+    pub fn read<'a>(
         (place, text): (&Path, &str),
         others: impl IntoIterator<Item = (&'a Path, &'a str)>,
     ) -> Result<Self, Error> {
@@ -43,9 +48,19 @@ impl Subject {
             return Err(Error::new(Code::InvalidConfig, msg));
         };
         let namespace = objects.namespaces.iter().find(|namespace| namespace.name == pod.namespace).cloned();
-        Self::of(conf, Facts { pod, namespace }, Some(&objects))
+        Ok(Self { facts: Facts { pod, namespace }, objects })
     }
 
+    /// The pod under a configuration.
+    ///
+    /// # Errors
+    /// For a primary plugin, those of an ADD about the pod's networks.
+    pub fn subject(self, conf: NetConf) -> Result<Subject, Error> {
+        Subject::of(conf, self.facts, Some(&self.objects))
+    }
+}
+
+impl Subject {
     /// Of these facts; `cluster` has the definitions of the pod's networks.
     ///
     /// # Errors
@@ -96,16 +111,17 @@ mod tests {
     #[test]
     fn a_text_must_hold_one_pod() {
         let conf = || configuration(Path::new("c"), br#"{"name": "n", "type": "detour"}"#).expect("a configuration");
+        let of_manifest = |manifest, others: Option<(&Path, &str)>| Manifest::read(manifest, others)?.subject(conf());
         let pod = "kind: Pod\nmetadata: {name: a, namespace: s}";
         let namespace = "kind: Namespace\nmetadata: {name: s, annotations: {k: v}}";
         let place = Path::new("-");
-        let subject = Subject::of_manifest(conf(), (place, pod), Some((place, namespace))).expect("a pod");
+        let subject = of_manifest((place, pod), Some((place, namespace))).expect("a pod");
         assert_eq!(subject.name(), "s/a");
         assert_eq!(subject.facts.namespace.expect("a namespace").annotations["k"], "v");
-        let alone = Subject::of_manifest(conf(), (place, pod), None).expect("a pod");
+        let alone = of_manifest((place, pod), None).expect("a pod");
         assert_eq!(alone.facts.namespace, None);
         for (text, count) in [(namespace, "0 objects"), (&format!("{pod}\n---\n{pod}"), "2 objects")] {
-            let error = Subject::of_manifest(conf(), (place, text), None).expect_err("refused");
+            let error = of_manifest((place, text), None).expect_err("refused");
             assert!(error.msg.contains(count), "{error}");
         }
     }

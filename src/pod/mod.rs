@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// Which pod a call is for: `CNI_ARGS`, by the keys that kubelet's runtimes pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -45,6 +46,10 @@ pub struct Pod {
     pub init_containers: Vec<Container>,
     /// `spec.containers`.
     pub containers: Vec<Container>,
+    /// `status.podIP` and `status.podIPs`, without duplicates. The agent does not send them to the plugin:
+    /// an ADD runs before the pod has any.
+    #[serde(skip)]
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A container of a pod.

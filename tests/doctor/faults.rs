@@ -242,3 +242,21 @@ fn pods() {
 fn sandboxes() {
     play(&SANDBOXES);
 }
+
+#[test]
+fn the_users_kubeconfig_overrides_the_configurations_manifests() {
+    let mut plan = Plan::new();
+    plan.config["kubernetes"]["manifests_dir"] = "/etc/manifests".into();
+    plan.is_added = false;
+    let known = scene(plan, |scene| {
+        fs::create_dir(scene.path("etc/manifests")).expect("made");
+        let kubeconfig = scene.path(KUBECONFIG).display().to_string();
+        let known = |arguments: &[&str]| {
+            let report = scene.report(arguments);
+            let lines = report["checks"].as_array().expect("a list");
+            lines.iter().find(|line| line["id"] == "pod-known").unwrap_or_else(|| panic!("{report:#}")).clone()
+        };
+        (known(&POD), known(&[&POD[..], &["--kubeconfig", &kubeconfig]].concat()))
+    });
+    assert_eq!((&known.0["outcome"], &known.1["outcome"]), (&json!("fail"), &json!("pass")), "{known:#?}");
+}

@@ -1,6 +1,8 @@
 //! Arguments, exit codes and forms.
 
 use crate::run::{detour, file};
+use std::fs::File;
+use std::process::Command;
 
 const POD: &str = "
 kind: Pod
@@ -40,20 +42,50 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
 }
 
 #[test]
-fn what_is_wrong_with_the_pod_or_the_configuration_is_code_1() {
+fn wrong_input_is_code_2() {
     let list = file("foreign.conflist", r#"{"name": "l", "plugins": [{"type": "bridge"}]}"#);
     for (arguments, stdin, said) in [
         (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "0 objects of kind Pod"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
         (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
-        (&["explain", "-n", "shop", "web"], "", "give --kubeconfig or set KUBECONFIG"),
-        (&["rules", "/dev/null"], "", "/dev/null: there is no network namespace"),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
         (&["rules", "no-such-name"], "", "a pod is named as -n NS no-such-name"),
+        (&["rules", "/no/such/netns"], "", "/no/such/netns"),
+        (&["rules", "--pid", "1", "--root", "/no/such/root"], "", "--root /no/such/root: No such file"),
+        (&["explain", "-f", "-", "--config", "/no/such/conf"], POD, "/no/such/conf"),
+        (&["explain", "-f", "-", "--definitions", "/no/such/definitions"], POD, "/no/such/definitions"),
+        (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),
+        (&["explain", "-n", "a", "b", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: "),
+        (&["doctor", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: No such file"),
     ] {
         let run = detour(arguments, stdin, &[]);
+        assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
+        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(said), "{arguments:?}: {run:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_what_the_arguments_name_is_code_1() {
+    for (arguments, said) in [
+        (&["explain", "-n", "shop", "web"][..], "give --kubeconfig or set KUBECONFIG"),
+        (&["rules", "/dev/null"], "/dev/null: there is no network namespace"),
+    ] {
+        let run = detour(arguments, "", &[]);
         assert_eq!(run.code, 1, "{arguments:?}: {run:?}");
         assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(said), "{arguments:?}: {run:?}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_reported() {
+    let pod = file("pod.yaml", POD);
+    for arguments in [&["explain", "-f", &pod][..], &["explain", "-f", &pod, "-o", "json"], &["version"], &["--help"]] {
+        let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+        let run = Command::new(env!("CARGO_BIN_EXE_detour")).args(arguments).env_clear().stdout(full).output();
+        let run = run.expect("run detour");
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("stdout: No space left on device"), "{arguments:?}: {said}");
     }
 }
 
@@ -65,7 +97,7 @@ fn kubeconfig_is_found_by_the_environment_and_by_a_relative_path() {
     let run = of(&[], &[("KUBECONFIG", "/no/such/kubeconfig:/other")]);
     assert!(run.code == 1 && run.stderr.contains("/no/such/kubeconfig"), "{run:?}");
     let run = of(&["--kubeconfig", "no-such-kubeconfig"], &[("KUBECONFIG", "/other")]);
-    assert!(run.code == 1 && run.stderr.contains("/no-such-kubeconfig"), "{run:?}");
+    assert!(run.code == 2 && run.stderr.contains("no-such-kubeconfig"), "{run:?}");
 }
 
 #[test]
@@ -81,6 +113,26 @@ fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
     assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "direct");
     let own = [&own[..], &["--pod-ip", "fd00::2,10.0.0.2"]].concat();
     assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "sidecar:15006");
+}
+
+#[test]
+fn a_trace_to_the_pods_own_address_goes_over_lo() {
+    let traced = |status: &str, from: &str, to: &str, more: &[&str]| {
+        let pod = format!("{POD}status: {status}\n");
+        let arguments = ["trace", "-f", "-", "--from", from, "--to", to, "-o", "json"];
+        let found = detour(&[&arguments[..], more].concat(), &pod, &[]).json();
+        (found["interface"].to_string(), found["arrives_at"].to_string())
+    };
+    let (lo, eth0) = ("\"lo\"".to_owned(), "\"eth0\"".to_owned());
+    let (direct, sidecar) = ("\"direct\"".to_owned(), "\"sidecar:15001\"".to_owned());
+    let both = "{podIP: 10.0.0.2, podIPs: [{ip: 10.0.0.2}, {ip: 'fd00::2'}]}";
+    assert_eq!(traced(both, "uid=1000", "10.0.0.2:80/tcp", &[]), (lo.clone(), direct.clone()));
+    assert_eq!(traced(both, "uid=1000", "[fd00::2]:80/tcp", &[]), (lo.clone(), direct.clone()));
+    assert_eq!(traced("{podIP: 10.0.0.2}", "uid=1000", "10.0.0.2:80/tcp", &[]), (lo, direct));
+    assert_eq!(traced(both, "uid=1000", "10.0.0.3:80/tcp", &[]), (eth0.clone(), sidecar.clone()));
+    let other = ["--pod-ip", "10.0.0.9"];
+    assert_eq!(traced(both, "uid=1000", "10.0.0.2:80/tcp", &other), (eth0.clone(), sidecar.clone()));
+    assert_eq!(traced("null", "uid=1000", "10.0.0.2:80/tcp", &[]), (eth0, sidecar));
 }
 
 #[test]

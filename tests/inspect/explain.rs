@@ -196,3 +196,14 @@ fn what_a_picture_has_no_room_for_is_shown_under_the_pointer() {
     }
     assert!(svg.contains(">resolvers<") && !svg.contains("15053"), "DNS that is not captured goes straight: {svg}");
 }
+
+#[test]
+fn the_picture_shows_what_istio_init_captures_and_needs_no_css_variables() {
+    let istio_init: fn(&mut Value, &mut Value) = |pod, conf| {
+        pod["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
+        conf["chain"] = json!([{"type": "istio-redirect"}]);
+    };
+    let svg = explain("istio-init-picture", istio_init, &["--format", "svg"]).stdout;
+    assert!(svg.contains("captured by istio-init") && !svg.contains(">everything<"), "{svg}");
+    assert!(!svg.contains("var("), "{svg}");
+}

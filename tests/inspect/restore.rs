@@ -5,7 +5,7 @@ use crate::run::{detour, file};
 use detour_cni::firewall::nfnetlink::Socket;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
-use detour_cni::inspect::{Subject, configuration, explain};
+use detour_cni::inspect::{Manifest, configuration, explain};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -67,7 +67,7 @@ fn live() -> Live {
 /// What the plugin would hold in a namespace of its own for that pod.
 fn committed(pod: &str, dialect: Dialect) -> Live {
     let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
-    let subject = Subject::of_manifest(conf, (Path::new("p"), pod), None).expect("a pod");
+    let subject = Manifest::read((Path::new("p"), pod), None).and_then(|found| found.subject(conf)).expect("a pod");
     let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
     in_new_netns(|| {
         let mut socket = Socket::open().expect("nfnetlink");

@@ -5,7 +5,7 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use detour_cni::firewall::Live;
 use detour_cni::inspect::{
-    Destination, LiveRules, Mark, Rulebook, RulesReport, Sender, Subject, Trace, configuration, explain, trace,
+    Destination, LiveRules, Manifest, Mark, Rulebook, RulesReport, Sender, Trace, configuration, explain, trace,
 };
 use detour_cni::policy;
 use detour_cni::state::{ROOT, Store};
@@ -139,7 +139,8 @@ fn configured(world: &World, pod: &str, chain: Value) -> Value {
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
-    let subject = Subject::of_manifest(conf, (Path::new("pod"), pod), namespace).expect("a pod");
+    let subject =
+        Manifest::read((Path::new("pod"), pod), namespace).and_then(|found| found.subject(conf)).expect("a pod");
     explain(&subject).expect("explained").policy
 }
 

@@ -155,7 +155,7 @@ impl Kind for KnownPod {
         let metadata = trimmed(metadata);
         let owned = controlled && !metadata.annotations.contains_key(MIRROR);
         Self {
-            pod: wire::Pod { metadata, spec }.into(),
+            pod: wire::Pod { metadata, spec, status: wire::PodStatus::default() }.into(),
             resource_version,
             owned,
             ending,

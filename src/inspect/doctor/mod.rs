@@ -202,9 +202,9 @@ fn inquiry(case: &Case, seen: &Examination, checkup: &Checkup) -> Result<Inquiry
     checkup.obstacle(&[&rights::API]).map_or_else(|| Ok(Inquiry::new(&case.mount, path.clone())), Err)
 }
 
-/// Facts from files, where the configuration wants those.
+/// Facts from files, where the configuration names a directory of them and the user names no API server.
 fn manifests(case: &Case, conf: &NetConf) -> Option<Box<dyn Cluster>> {
-    let directory = conf.kubernetes.manifests_dir.as_ref()?;
+    let directory = conf.kubernetes.manifests_dir.as_ref().filter(|_| case.kubeconfig.is_none())?;
     let reached = case.reach_named(directory).ok()?;
     let mut kubernetes = conf.kubernetes.clone();
     kubernetes.manifests_dir = Some(reached);
