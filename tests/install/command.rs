@@ -395,7 +395,7 @@ fn the_node_configuration_states_what_the_plugins_own_states() {
             "agent_namespace": "istio-system", "agent_pod_prefixes": ["detour-agent-", "istio-cni-node-"],
             "exclude_namespaces": ["istio-system", "kube-system"],
         },
-        "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false,
+        "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": false, "primary": false,
     });
     assert_eq!((scene.json(NODE), scene.mode(NODE)), (wanted, 0o600));
 
