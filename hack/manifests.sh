@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Renders the chart into the kustomize bases beside it. With --check it only says whether they are
-# what the chart gives, and whether the plugin accepts the configuration in it (detour validate); with --digest it prints what tells one chart from another, which stands in
-# each base as well and needs no helm.
+# Renders the chart into the kustomize bases beside it. With --check it compares the bases with the chart,
+# and checks the chart's configuration with detour validate. With --digest it prints the chart's digest,
+# which each base contains too; that needs no helm.
 #
 # Usage: hack/manifests.sh [--check|--digest]
 set -euo pipefail

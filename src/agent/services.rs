@@ -104,7 +104,7 @@ impl Services {
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
-            let mut asked = Asked::nobody();
+            let mut asked = Asked::none();
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}

@@ -26,12 +26,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How often is looked whether the socket is still there.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Those who are served now.
+/// The connections that are served now.
 pub(super) struct Asked(Connections);
 
 impl Asked {
-    /// Nobody so far.
-    pub(super) fn nobody() -> Self {
+    /// No connections.
+    pub(super) fn none() -> Self {
         Self(Connections::new(CONNECTIONS))
     }
 

@@ -74,7 +74,7 @@ impl Subject {
     /// configuration names; else as a pod of the cluster asks.
     ///
     /// # Errors
-    /// There is none of them, or the pod can't be had from it.
+    /// No source of facts is configured, or it does not know the pod.
     pub fn of_cluster(
         mut conf: NetConf,
         kubeconfig: Option<PathBuf>,

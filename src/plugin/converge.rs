@@ -342,7 +342,7 @@ struct Begun {
 
 /// Why the kernel does not hold what is asked for after one try.
 enum Obstacle {
-    /// Somebody changed the rules or the attachments meanwhile.
+    /// Another process changed the rules or the attachments meanwhile.
     Changed,
     /// The kernel is unable to take the rules in this dialect.
     Unable(Error),

@@ -90,7 +90,7 @@ impl Api {
         state.tell(collection, "DELETED", &object);
     }
 
-    /// Ends every watch and every connection, and answers nobody any more.
+    /// Ends every watch and every connection, and answers no more requests.
     pub(crate) fn go_down(&self) {
         let mut state = self.state();
         state.down = true;
@@ -116,7 +116,7 @@ impl Api {
         state.watches.clear();
     }
 
-    /// Ends every watch, and answers nobody any more, but keeps the connections.
+    /// Ends every watch, and answers no more requests, but keeps the connections.
     pub(crate) fn go_silent(&self) {
         let mut state = self.state();
         state.silent = true;

@@ -1,4 +1,4 @@
-//! Kubeconfigs, and the tokens, certificates and keys that they name: whoever can change one of them decides
+//! Kubeconfigs, and the tokens, certificates and keys that they name: a user who can change one of them decides
 //! which file root reads and who gets it.
 
 use crate::node::{Node, OTHER, call, complaint, detour, give_away, refusal, succeeds};

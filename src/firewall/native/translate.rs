@@ -97,7 +97,7 @@ fn only(rule: &Rule, family: Family) -> Rule {
     Rule { family: Some(family), ..rule.clone() }
 }
 
-/// Two families' rules in one list: what stands in both, in the same order, stands there once. Where
+/// Two families' rules in one list: a rule of both, in the same order, is in it once. Where
 /// there are too many to find that out, only at both ends.
 fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
     let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();

@@ -17,7 +17,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
     let (store, attachment) = (context.store(), context.attachment());
     let kept = match Kept::read_to_remove(&store, &attachment) {
         Err(error) if error.code == Code::State => {
-            tracing::warn!("DEL goes by the configuration alone: {error}");
+            tracing::warn!("DEL uses the configuration only, without saved state: {error}");
             None
         }
         other => other?,
