@@ -35,7 +35,14 @@ pub(super) fn surprises(subject: &Subject, policy: &Policy) -> Vec<Warning> {
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_range(subject, namespace));
     }
+    all.extend(chain::ignored(&subject.facts).into_iter().map(Warning::from));
     all
+}
+
+impl From<chain::Ignored> for Warning {
+    fn from(chain::Ignored { code, what, next }: chain::Ignored) -> Self {
+        Self { code, what, next }
+    }
 }
 
 /// An excluded UID that an application runs as.

@@ -66,6 +66,8 @@ const CASES: [Case; 15] = [
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "9090");
         annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
         annotate(pod, "detour.io/exclude-uids", "1000650000");
+        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPort", "8080");
+        pod["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "yess" });
         let init = json!({ "name": "migrate", "securityContext": { "runAsUser": 7 } });
         pod["spec"]["initContainers"].as_array_mut().expect("an array").push(init);
     }),
