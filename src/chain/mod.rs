@@ -157,6 +157,7 @@ pub fn run(chain: &[Block], input: &Input<'_>) -> Result<Output, Error> {
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
         }
         notes.extend(note::unheard(&chain, input));
+        notes.extend(note::misspelled(input));
     }
     let policy = policy.union(&Policy::default()).map_err(internal)?;
     Ok(Output { policy, decision, origins, notes: note::each_once(notes) })

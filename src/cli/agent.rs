@@ -1,5 +1,6 @@
 //! `detour agent`.
 
+use super::Failure;
 use super::install::{PROGRAM_FILE, Wanted, program};
 use super::repair::Repair;
 use anyhow::{Context, Result, anyhow};
@@ -51,7 +52,8 @@ and the rules are read back. Each pod gets an Event of it. A pod is tried five t
 With --health-address the agent ends with exit code 1 if the file system has not answered for two
 minutes, so that it is started again.
 
-Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
+Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage or input. A file
+of --config or --kubeconfig that is missing or wrong does not end it: /readyz and the log report it.";
 
 /// The agent's own kubeconfig has a few KiB.
 const LARGEST_KUBECONFIG: u64 = 1 << 20;
@@ -122,6 +124,11 @@ enum Exit {
     Auto,
 }
 
+/// What is wrong with the arguments is wrong usage.
+fn usage<T>(result: Result<T>) -> Result<T, Failure> {
+    result.map_err(|why| Failure::Usage(format!("{why:#}")))
+}
+
 impl Agent {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.keep())
@@ -129,10 +136,10 @@ impl Agent {
 
     fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None, None);
-        let node = self.wanted.node();
+        let node = self.wanted.node()?;
         tracing::info!("{}", self.wanted.describe_platform(&node));
         let program = program()?;
-        let plugin_token = self.plugin_token()?;
+        let (plugin_token, on_exit) = (usage(self.plugin_token())?, usage(self.on_exit())?);
         let token = || match &plugin_token {
             None => self.wanted.token(),
             Some(token) => {
@@ -167,7 +174,7 @@ impl Agent {
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
             sources: self.wanted.sources(),
-            on_exit: self.on_exit()?,
+            on_exit,
             health_address: self.health_address,
             metrics: Metrics::default(),
             services: services.clone(),

@@ -13,7 +13,7 @@ use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, io};
+use std::{env, fs, io};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,7 +33,7 @@ pods (the chart's repair.enabled), except read log files and the journal; its on
 bundle is /run/detour, the node's own. The pod is asked for with --kubeconfig, else KUBECONFIG,
 else, in a pod, as its service account, else with the plugin's own kubeconfig, which may not see
 everything.
-Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
+Exit codes: 0 nothing failed, 1 something did, 2 wrong usage or input.";
 
 /// A name has at most 64 bytes (gethostname(2)); hostname(5) allows comments beside it.
 const LARGEST_NAME: u64 = 4 << 10;
@@ -85,9 +85,11 @@ pub(super) struct Arguments {
 
 /// The list; exit code 1 where something failed.
 pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
-    let root = arguments.place.root();
-    if !root.is_dir() {
-        return Err(Failure::Usage(format!("--root {}: there is no such directory", root.display())));
+    arguments.place.check_root()?;
+    if let Some(path) = &arguments.conf {
+        let reached =
+            arguments.place.node().reach(path).map_err(|why| Failure::Usage(format!("--conf {path}: {why}")))?;
+        fs::metadata(reached).map_err(|why| Failure::Usage(format!("--conf {path}: {why}")))?;
     }
     if let Some(path) = &arguments.kubeconfig {
         present("--kubeconfig", path)?;

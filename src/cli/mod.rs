@@ -107,7 +107,10 @@ pub(crate) fn run() -> ExitCode {
 
 /// The exit code of a command; what kept it from its end goes to stderr.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| complain(format_args!("{error:#}"), ExitCode::FAILURE))
+    result.unwrap_or_else(|error| {
+        let code = error.downcast_ref().map_or(ExitCode::FAILURE, Failure::code);
+        complain(format_args!("{error:#}"), code)
+    })
 }
 
 /// Writes the answer to stdout; the exit code is `code` where that works.
@@ -152,6 +155,8 @@ mod tests {
         for own in command.get_subcommands() {
             let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains(&format!("detour {}", own.get_name())), "{}: {help}", own.get_name());
+            let codes = help.contains("Exit codes: 0 ") && help.contains("2 wrong usage or input");
+            assert!(codes, "{}: {help}", own.get_name());
         }
     }
 }

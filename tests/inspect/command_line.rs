@@ -57,6 +57,9 @@ fn wrong_input_is_code_2() {
         (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),
         (&["explain", "-n", "a", "b", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: "),
         (&["doctor", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: No such file"),
+        (&["doctor", "--conf", "/no/such/conf"], "", "--conf /no/such/conf: No such file"),
+        (&["validate", "/no/such/conf"], "", "/no/such/conf can't be read"),
+        (&["validate", "-", "--bin-dir", "/no/such/bin"], "{}", "--bin-dir /no/such/bin: No such file"),
     ] {
         let run = detour(arguments, stdin, &[]);
         assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
@@ -79,7 +82,20 @@ fn what_is_wrong_with_what_the_arguments_name_is_code_1() {
 #[test]
 fn output_that_cannot_be_written_is_reported() {
     let pod = file("pod.yaml", POD);
-    for arguments in [&["explain", "-f", &pod][..], &["explain", "-f", &pod, "-o", "json"], &["version"], &["--help"]] {
+    for arguments in [
+        &["explain", "-f", &pod][..],
+        &["explain", "-f", &pod, "-o", "json"],
+        &["trace", "-f", &pod, "--from", "uid=1", "--to", "1.2.3.4:5/tcp"],
+        &["rules", "/proc/self/ns/net"],
+        &["doctor", "--node"],
+        &["validate", concat!(env!("CARGO_MANIFEST_DIR"), "/conf/node.json")],
+        &["install", "--dry-run", "--kubeconfig", "/k", "--allow-missing-credentials"],
+        &["uninstall", "--dry-run"],
+        &["completion", "bash"],
+        &["version"],
+        &["--help"],
+        &["--version"],
+    ] {
         let full = File::options().write(true).open("/dev/full").expect("/dev/full");
         let run = Command::new(env!("CARGO_BIN_EXE_detour")).args(arguments).env_clear().stdout(full).output();
         let run = run.expect("run detour");

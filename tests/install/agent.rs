@@ -227,14 +227,14 @@ fn who_lets_a_daemon_set_decide_says_which() {
     let output = scene.run("agent", &["--on-exit=auto"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--daemon-set"));
-    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
+    let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
     assert!(why.contains("--daemon-set detour-agent") && why.contains("--agent-namespace"), "{why}");
 }
 
 #[test]
 fn who_watches_outside_of_a_pod_is_told_what_to_give_in_place_of_a_kubeconfig() {
     let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
-    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
+    let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 
