@@ -10,8 +10,8 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  detour rules -n shop web-0                            with KUBECONFIG, or as the agent
-  detour rules -n shop web-0 --config /etc/cni/multus/net.d/istio-cni.conf
+  detour rules -n shop web-0                            with your kubeconfig, or as the agent
+  detour rules -n shop web-0 --kubeconfig /var/lib/cni/detour/kubeconfig
                                                         with the plugin's own kubeconfig
   detour rules --container 5f0c1f2ab34d                 as crictl ps prints it
   detour rules --pid \"$(pgrep -o envoy)\" -o json

@@ -2,6 +2,7 @@
 
 use crate::run::{detour, file};
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 
 const POD: &str = "
@@ -13,11 +14,12 @@ spec: {containers: [{name: app}, {name: istio-proxy}]}
 #[test]
 fn wrong_usage_is_code_2_and_says_what_is_wanted() {
     for (arguments, said) in [
-        (&["explain"][..], "name a pod: -f POD.yaml, or -n NS POD"),
+        (&["explain"][..], "name a pod: -f FILE, or -n NS POD"),
         (&["explain", "-f", "/no/such/file"], "/no/such/file can't be read"),
         (&["explain", "-f", "-", "--config", "-"], "stdin can be one of the files only"),
-        (&["explain", "-f", "-", "-n", "a", "b"], "cannot be used with"),
-        (&["explain", "-n", "a"], "POD"),
+        (&["explain", "-f", "-", "--kubeconfig", "a"], "cannot be used with"),
+        (&["explain", "web"], "name the pod's namespace with -n"),
+        (&["explain", "-n", "a"], "-n NS POD"),
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
         (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: \"me\" is not accepted; accepted: "),
         (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: \"1.2.3.4\" is not accepted; accepted: "),
@@ -45,7 +47,7 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
 fn wrong_input_is_code_2() {
     let list = file("foreign.conflist", r#"{"name": "l", "plugins": [{"type": "bridge"}]}"#);
     for (arguments, stdin, said) in [
-        (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "0 objects of kind Pod"),
+        (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
         (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
@@ -67,7 +69,7 @@ fn wrong_input_is_code_2() {
 #[test]
 fn what_is_wrong_with_what_the_arguments_name_is_code_1() {
     for (arguments, said) in [
-        (&["explain", "-n", "shop", "web"][..], "give --kubeconfig or set KUBECONFIG"),
+        (&["explain", "-n", "shop", "web"][..], "give --kubeconfig, set KUBECONFIG or write ~/.kube/config"),
         (&["rules", "/dev/null"], "/dev/null: there is no network namespace"),
     ] {
         let run = detour(arguments, "", &[]);
@@ -98,6 +100,29 @@ fn kubeconfig_is_found_by_the_environment_and_by_a_relative_path() {
     assert!(run.code == 1 && run.stderr.contains("/no/such/kubeconfig"), "{run:?}");
     let run = of(&["--kubeconfig", "no-such-kubeconfig"], &[("KUBECONFIG", "/other")]);
     assert!(run.code == 2 && run.stderr.contains("no-such-kubeconfig"), "{run:?}");
+}
+
+#[test]
+fn the_kubeconfig_of_the_home_directory_comes_after_the_environments() {
+    let file = file("x", "");
+    let home = Path::new(&*file).parent().expect("a directory");
+    let kubeconfig = home.join(".kube/config");
+    std::fs::create_dir(home.join(".kube")).expect("a new directory");
+    std::fs::write(&kubeconfig, "kind: [").expect("writable");
+    let (home, kubeconfig) = (home.display().to_string(), kubeconfig.display().to_string());
+    let of = |command: &[&str], environment: &[(&str, &str)]| {
+        detour(&[command, &["-n", "shop", "web"][..]].concat(), "", &[environment, &[("HOME", home.as_str())]].concat())
+    };
+    for command in ["explain", "rules"] {
+        let run = of(&[command], &[]);
+        assert!(run.code == 1 && run.stderr.contains(&kubeconfig), "{run:?}");
+        let run = of(&[command], &[("KUBECONFIG", "/no/such/kubeconfig")]);
+        assert!(run.stderr.contains("/no/such/kubeconfig") && !run.stderr.contains(&home), "{run:?}");
+    }
+    let doctor = of(&["doctor", "-o", "json"], &[]);
+    assert!(doctor.stdout.contains(&kubeconfig), "{doctor:?}");
+    std::fs::remove_file(&kubeconfig).expect("removable");
+    assert!(of(&["explain"], &[]).stderr.contains("no kubeconfig: give --kubeconfig"));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod command_line;
 mod explain;
 mod hostile;
+mod manifests;
 mod networks;
 mod reports;
 mod restore;

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 use std::io::Write;
+use std::ops::Deref;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -39,12 +41,35 @@ pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str
     Run { code: output.status.code().expect("it exits"), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// The path of a file of this name in a directory of its own.
-pub(crate) fn file(name: &str, text: &str) -> String {
+/// A file in a directory of its own, which is removed with it. It dereferences to its path.
+pub(crate) struct File {
+    directory: PathBuf,
+    path: String,
+}
+
+impl Deref for File {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.path
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.directory) {
+            eprintln!("remove {}: {error}", self.directory.display());
+        }
+    }
+}
+
+/// Writes a file of this name.
+pub(crate) fn file(name: &str, text: &str) -> File {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     let directory = std::env::temp_dir().join(format!("detour-inspect-{}-{number}", std::process::id()));
     std::fs::create_dir(&directory).expect("a new directory");
     std::fs::write(directory.join(name), text).expect("writable");
-    directory.join(name).display().to_string()
+    let path = directory.join(name).display().to_string();
+    File { directory, path }
 }

@@ -5,7 +5,8 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use detour_cni::firewall::Live;
 use detour_cni::inspect::{
-    Destination, LiveRules, Manifest, Mark, Rulebook, RulesReport, Sender, Trace, configuration, explain, trace,
+    Choice, Destination, LiveRules, Manifest, Mark, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
+    explain, trace,
 };
 use detour_cni::policy;
 use detour_cni::state::{ROOT, Store};
@@ -139,8 +140,9 @@ fn configured(world: &World, pod: &str, chain: Value) -> Value {
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
-    let subject =
-        Manifest::read((Path::new("pod"), pod), namespace).and_then(|found| found.subject(conf)).expect("a pod");
+    let texts = Texts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
+    let found = Manifest::read(&texts, &Choice::default()).expect("a pod");
+    let subject = found.subject(&found.pods[0], conf).expect("a subject");
     explain(&subject).expect("explained").policy
 }
 
