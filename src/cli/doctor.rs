@@ -31,8 +31,8 @@ Needs root for the kernel's part and the pod's, and changes nothing. What needs 
 failed is not checked, and says so. The agent's container can do all of it while the agent repairs
 pods (the chart's repair.enabled), except read log files and the journal; its only place for a
 bundle is /run/detour, the node's own. The pod is asked for with --kubeconfig, else KUBECONFIG,
-else ~/.kube/config, else, in a pod, as its service account, else with the plugin's own kubeconfig, which may not see
-everything.
+else ~/.kube/config, else, in a pod, as its service account, else with the plugin's own kubeconfig,
+which may not see everything.
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
 
 /// A name has at most 64 bytes (gethostname(2)); hostname(5) allows comments beside it.

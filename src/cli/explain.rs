@@ -27,7 +27,7 @@ Examples:
 
 The text of --rules iptables is for iptables-restore and ip6tables-restore: each loads its own.
 --rules and --format need one pod; name it where FILE has several. With several, -o json and -o yaml
-print a list. A Deployment has a sidecar only if it is injected: Istio injects pods, not Deployments.
+print a list. Istio injects pods, not Deployments: the template in the cluster has no sidecar.
 Nothing is changed, and neither root nor, with -f, a cluster is needed.
 Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage or input.";
 

@@ -44,7 +44,7 @@ pub use exemption::Exemption;
 pub use explain::{Explained, Explanation, Explanations, Proxy, explain};
 pub use format::{Format, render};
 pub use network::Network;
-pub use packet::{Destination, Origin, Sender};
+pub use packet::{Destination, Named, Origin, Sender};
 pub use page::{Cell, Page, Sheet, Tone};
 pub use picture::picture;
 pub use restore::restore_text;

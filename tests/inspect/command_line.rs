@@ -141,6 +141,36 @@ fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
 }
 
 #[test]
+fn a_container_sends_under_the_ids_of_its_manifest() {
+    let pod = "
+kind: Pod
+metadata: {name: web, namespace: shop, annotations: {sidecar.istio.io/status: '{}'}}
+spec:
+  securityContext: {runAsUser: 7, runAsGroup: 8}
+  containers: [{name: app}, {name: istio-proxy, securityContext: {runAsUser: 1337, runAsGroup: 1337}}]
+";
+    let trace = |pod: &str, from: &str| {
+        detour(&["trace", "-f", "-", "--from", from, "--to", "1.2.3.4:443/tcp", "-o", "json"], pod, &[])
+    };
+    let said = trace(pod, "container=app").json();
+    assert_eq!(said["from"]["process"], serde_json::json!({"uid": 7, "gid": 8}));
+    assert_eq!(said["arrives_at"], "sidecar:15001");
+    assert_eq!(trace(pod, "container=istio-proxy").json()["arrives_at"], "direct");
+    let none = detour(&["trace", "--pid", "1", "--from", "container=app", "--to", "1.2.3.4:443/tcp"], "", &[]);
+    for (run, said) in [
+        (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),
+        (trace(POD, "container=app"), "--from: container \"app\": pod shop/web sets no runAsUser for it"),
+        (
+            trace(pod, "container="),
+            "--from: \"container=\" is not accepted; accepted: uid=U, uid=U,gid=G, container=NAME",
+        ),
+        (none, "--from: container \"app\": the pod is not known; name it with -f FILE or -n NS POD"),
+    ] {
+        assert!(run.code == 2 && run.stderr.contains(said), "{run:?}");
+    }
+}
+
+#[test]
 fn a_trace_to_the_pods_own_address_goes_over_lo() {
     let traced = |status: &str, from: &str, to: &str, more: &[&str]| {
         let pod = format!("{POD}status: {status}\n");
