@@ -49,7 +49,7 @@ pub use page::{Cell, Page, Sheet, Tone};
 pub use picture::picture;
 pub use restore::restore_text;
 pub use rulebook::Rulebook;
-pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport};
+pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
 pub use subject::{Applied, Choice, Manifest, Subject, Texts};
 pub use surprise::Warning;

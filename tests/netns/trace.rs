@@ -245,14 +245,28 @@ fn rules_marks_what_is_missing_extra_and_foreign() {
         (Mark::Foreign, "OUTPUT", "-p tcp -m tcp --dport 2 -j RETURN"),
     ];
     assert_eq!(marked, expected);
-    let program = std::process::Command::new(env!("CARGO_BIN_EXE_detour"))
-        .args(["rules", &world.netns().display().to_string()])
-        .env_clear()
-        .output()
-        .expect("run detour");
-    assert_eq!(program.status.code(), Some(1), "{program:?}");
-    let text = String::from_utf8_lossy(&program.stdout).into_owned();
-    assert!(text.lines().any(|line| line.contains("missing") && line.contains("-d 127.0.0.1/32 -j RETURN")), "{text}");
+    let printed = |more: &[&str]| {
+        let program = std::process::Command::new(env!("CARGO_BIN_EXE_detour"))
+            .args(["rules", &world.netns().display().to_string()])
+            .args(more)
+            .env_clear()
+            .output()
+            .expect("run detour");
+        assert_eq!(program.status.code(), Some(1), "{program:?}");
+        String::from_utf8_lossy(&program.stdout).into_owned()
+    };
+    let (short, all) = (printed(&[]), printed(&["--all"]));
+    let signs = |text: &str| {
+        let lines = text.lines().filter_map(|line| line.split_whitespace().next());
+        lines.filter(|sign| ["missing", "extra", "foreign"].contains(sign)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(signs(&short), ["extra", "missing", "foreign"], "{short}");
+    assert!(short.contains("\nDifference in ip nat\n") && !short.contains("--to-ports 15001"), "{short}");
+    let others = format!("{} other rules are as asked for; --all lists them\n", report.rules.len() - 3);
+    let difference = short.strip_suffix(&others).expect("the rest is counted").trim_end();
+    let rest = all.strip_prefix(difference).expect("the difference comes first");
+    assert!(rest.contains("\nip nat\n") && rest.contains("--to-ports 15001"), "{all}");
+    assert_eq!(signs(rest).len(), 3, "{all}");
 }
 
 #[test]
