@@ -1,11 +1,10 @@
 //! Runs of the binary.
 
+use crate::directory::Directory;
 use serde_json::Value;
 use std::io::Write;
 use std::ops::Deref;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What a run left behind.
 #[derive(Debug)]
@@ -43,8 +42,8 @@ pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str
 
 /// A file in a directory of its own, which is removed with it. It dereferences to its path.
 pub(crate) struct File {
-    directory: PathBuf,
     path: String,
+    _directory: Directory,
 }
 
 impl Deref for File {
@@ -55,21 +54,9 @@ impl Deref for File {
     }
 }
 
-impl Drop for File {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.directory) {
-            eprintln!("remove {}: {error}", self.directory.display());
-        }
-    }
-}
-
 /// Writes a file of this name.
 pub(crate) fn file(name: &str, text: &str) -> File {
-    static COUNTER: AtomicU32 = AtomicU32::new(0);
-    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let directory = std::env::temp_dir().join(format!("detour-inspect-{}-{number}", std::process::id()));
-    std::fs::create_dir(&directory).expect("a new directory");
+    let directory = Directory::new("inspect");
     std::fs::write(directory.join(name), text).expect("writable");
-    let path = directory.join(name).display().to_string();
-    File { directory, path }
+    File { path: directory.join(name).display().to_string(), _directory: directory }
 }
