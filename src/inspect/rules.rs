@@ -80,7 +80,7 @@ impl LiveRules {
         let nothing = Ruleset::default();
         let desired = self.asked.as_ref().map_or(&nothing, |asked| &asked.rules);
         let drift = self.asked.as_ref().map(|asked| asked.dialect.drift(&self.live, desired));
-        let as_asked = drift.as_ref().map(Vec::is_empty);
+        let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
         let foreign = if self.asked.is_some() { foreign_rules(&self.live, desired) } else { Vec::new() };
         let attachments = self.asked.iter().flat_map(|asked| &asked.attachments).map(ToString::to_string).collect();
         let known = self.asked.as_ref().map(|asked| &asked.rules);
@@ -92,6 +92,7 @@ impl LiveRules {
             dialect: self.asked.as_ref().map(|asked| asked.dialect.name()),
             as_asked,
             legacy: self.legacy.clone(),
+            absent: self.unfixed.clone(),
             rules,
             left_out,
         }
@@ -113,6 +114,8 @@ pub struct RulesReport {
     pub as_asked: Option<bool>,
     /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
     pub legacy: Vec<String>,
+    /// Addresses, routes and policy rules that its attachments need and that are missing, one line each.
+    pub absent: Vec<String>,
     /// Every rule that is there or should be, but for those that are left out.
     pub rules: Vec<RuleLine>,
     /// Chains of which not every foreign, extra or moved rule is listed.
@@ -352,6 +355,9 @@ impl RulesReport {
         }
         for table in &self.legacy {
             page.line(&[Cell::of(format!("  iptables-legacy {table}: not seen here")).tone(Tone::Notable)]);
+        }
+        for absent in &self.absent {
+            page.line(&[Cell::of(format!("  {absent}")).tone(Tone::Bad)]);
         }
     }
 

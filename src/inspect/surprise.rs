@@ -63,7 +63,8 @@ fn not_selected(name: &str) -> Warning {
 
 /// A pod template as its author wrote it.
 fn not_yet_injected(subject: &Subject) -> Option<Warning> {
-    let object = subject.template_of.as_ref().filter(|_| subject.facts.pod.proxy().is_none())?;
+    let pod = &subject.facts.pod;
+    let object = subject.template_of.as_ref().filter(|_| !pod.host_network && pod.proxy().is_none())?;
     Some(Warning {
         code: "template-without-sidecar",
         what: format!("the pod template of {object} has no container istio-proxy; Istio adds it to each new pod"),

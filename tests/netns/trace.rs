@@ -270,6 +270,19 @@ fn rules_marks_what_is_missing_extra_and_foreign() {
 }
 
 #[test]
+fn rules_names_routes_that_are_missing() {
+    let world = World::new(Families::V4);
+    let pod = pod::manifest(false, PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
+    world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
+    assert_eq!((report(&world).as_asked, report(&world).absent), (Some(true), Vec::new()));
+    world.ip(&["route", "flush", "table", "133"]);
+    let report = report(&world);
+    assert!(report.rules.iter().all(|rule| rule.mark == Mark::Fine), "{report:#?}");
+    assert_eq!((report.as_asked, report.absent.len()), (Some(false), 1), "{report:#?}");
+    assert!(report.absent[0].contains("133"), "{report:#?}");
+}
+
+#[test]
 fn native_rules_are_shown_and_marked_the_same_way() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[]);
