@@ -16,7 +16,7 @@ mod uninstall;
 mod validate;
 mod version;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use detour_cni::printable::{Text, without_userinfo};
 use failure::Failure;
 use std::fmt::Display;
@@ -72,6 +72,11 @@ impl Answer {
     const fn fine(text: Text) -> Self {
         Self { text, code: ExitCode::SUCCESS }
     }
+}
+
+/// Prints the help.
+pub(crate) fn help() -> ExitCode {
+    say(&Text::lines(&Cli::command().render_help().to_string()), ExitCode::SUCCESS)
 }
 
 /// Runs the command that the arguments ask for.
@@ -134,7 +139,6 @@ fn complain(why: impl Display, code: ExitCode) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     /// What is wider is wrapped: prose becomes ragged, and a command that is broken in two can't be copied.
     #[test]
