@@ -5,6 +5,9 @@ use super::{Code, Error};
 /// The kernel's `IFNAMSIZ`, less the terminating zero.
 const LONGEST_INTERFACE_NAME: usize = 15;
 
+/// The interface of a pod's default network: kubelets' runtimes give it no other name.
+pub const DEFAULT_INTERFACE: &str = "eth0";
+
 /// A container ID or the name of a network: `[a-zA-Z0-9][a-zA-Z0-9_.-]*` (reference library, `pkg/utils`).
 #[must_use]
 pub fn is_identifier(text: &str) -> bool {

@@ -9,7 +9,9 @@ mod lock;
 mod routing;
 mod rtnl;
 
-pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, secondary_interfaces};
+pub use addresses::{
+    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
+};
 pub use default_route::replace_default_routes;
 pub use fixtures::Fixtures;
 pub use lock::remove_stale_locks;

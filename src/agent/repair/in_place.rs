@@ -1,15 +1,13 @@
 //! Repair without harm: the pod runs on, and has its rules.
 
 use super::{Case, Cause, KnownPod, Outcome};
-use crate::cni::{Code, Error, Request};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
 use crate::plugin::{self, Standing};
 use crate::sandbox::find::Found;
 use std::time::Duration;
 
 /// How long a call of the plugin in the same namespace is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The interface of an ADD that nothing is known of: kubelets' runtimes name it so.
-const INTERFACE: &str = "eth0";
 
 /// Makes the pod's rules what they should be, and reads them back. It takes as long as the calls of the plugin that it makes, each of which has a limit.
 ///
@@ -81,7 +79,7 @@ fn add(case: &Case<'_>, found: &Found, container_id: &str, before: &Standing) ->
             "CNI_COMMAND" => "ADD",
             "CNI_CONTAINERID" => container_id,
             "CNI_NETNS" => found.netns.to_str()?,
-            "CNI_IFNAME" => ifname.map_or(INTERFACE, String::as_str),
+            "CNI_IFNAME" => ifname.map_or(DEFAULT_INTERFACE, String::as_str),
             "CNI_ARGS" => &args,
             // No executable is run.
             "CNI_PATH" => "/",
