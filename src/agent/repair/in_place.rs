@@ -43,7 +43,19 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
     if *cause != Cause::Drift && !after.redirected {
         return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
     }
-    Ok(Outcome::Repaired)
+    match plugin::bypassing(container_id, &found.netns, PATIENCE) {
+        Ok(0) => Ok(Outcome::Repaired),
+        Ok(older) => Ok(Outcome::RepairedForNew { older }),
+        Err(error) => {
+            let pod = &known.pod;
+            tracing::warn!(
+                "pod {}/{}: connections that bypass the sidecar are not counted: {error}",
+                pod.namespace,
+                pod.name
+            );
+            Ok(Outcome::Repaired)
+        }
+    }
 }
 
 /// Holds what was found against what the cluster says: a pod's sandbox may have gone, and the addresses
