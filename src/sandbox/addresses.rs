@@ -1,7 +1,7 @@
 //! Addresses of the namespace that the calling thread is in.
 
 use super::rtnl::{LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, failed, open, unless_gone, unless_there};
-use crate::cni::{DEFAULT_INTERFACE, Error};
+use crate::cni::{DEFAULT_INTERFACE, Error, is_interface_of_rules};
 use crate::netlink::attributes::{Attributes, find, find_text};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
 use nix::errno::Errno;
@@ -102,13 +102,14 @@ fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
     .map_err(|e| failed("listing the pod's addresses failed", &e))
 }
 
-/// The interfaces that are there besides lo and [`DEFAULT_INTERFACE`].
+/// The interfaces that are there besides lo and [`DEFAULT_INTERFACE`], as far as rules can name them.
 ///
 /// # Errors
 /// As [`own_addresses`].
 pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
-    let others = links()?.into_iter().filter(|(index, name)| *index != LO && name != DEFAULT_INTERFACE);
-    Ok(others.map(|(_, name)| name).collect())
+    let is_other =
+        |(index, name): &(u32, String)| *index != LO && name != DEFAULT_INTERFACE && is_interface_of_rules(name);
+    Ok(links()?.into_iter().filter(is_other).map(|(_, name)| name).collect())
 }
 
 /// The names of all interfaces by index. An alias such as `eth0:7` is a label of an address and no interface,
