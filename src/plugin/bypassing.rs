@@ -11,7 +11,7 @@ use super::own_netns;
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{Connection, Socket};
 use crate::policy::{
-    DnsCapture, Exclusion, IdRange, InterceptionMode, Owner, Policy, PortRange, Ports, Protocol, Ranges,
+    DnsCapture, Exclusion, IdRange, InterceptionMode, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
 };
 use crate::sandbox::{Access, OpenConnection, Sandbox, open_connections};
 use crate::state::{ROOT, Store};
@@ -22,8 +22,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// How many tracked connections are compared with the policy, and how many queries are forgotten.
-const MOST: usize = 5000;
+/// How many connections are compared with the exclusions, and so how many are counted at most.
+const MOST_CONNECTIONS: usize = 1000;
+/// How many DNS flows are forgotten.
+const MOST_FLOWS: usize = 5000;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const DNS_PORT: u16 = 53;
@@ -46,18 +48,24 @@ pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result
         let dns_captured = redirect.dns != DnsCapture::Off;
         let ip6 = writes_ip6(&policy, records.ip6());
         let open = open_connections()?;
-        let by_ends: HashMap<_, _> = open.iter().map(|one| ((one.local, one.remote), one)).collect();
+        let by_ends: HashMap<_, _> = open
+            .iter()
+            .filter(|open| may_be_redirected(redirect, open))
+            .map(|one| ((one.local, one.remote), one))
+            .collect();
         let find = |c: &Connection| {
             let outbound = by_ends.get(&(c.source, c.destination)).map(|open| (**open, true));
             outbound.or_else(|| by_ends.get(&(c.destination, c.source)).map(|open| (**open, false)))
         };
-        let left = Cell::new(MOST);
+        let (connections, flows) = (Cell::new(MOST_CONNECTIONS), Cell::new(MOST_FLOWS));
+        let one_of = |left: &Cell<usize>| left.replace(left.get().saturating_sub(1)) > 0;
         let is_wanted = |c: &Connection| {
-            let is_untouched = c.answers == c.destination;
-            let is_query = dns_captured && c.protocol == UDP && c.destination.port() == DNS_PORT;
-            let wanted = is_untouched && left.get() > 0 && (is_query || (c.protocol == TCP && find(c).is_some()));
-            left.set(left.get() - usize::from(wanted));
-            wanted
+            c.answers == c.destination
+                && match c.protocol {
+                    TCP => find(c).is_some() && one_of(&connections),
+                    UDP => dns_captured && c.destination.port() == DNS_PORT && one_of(&flows),
+                    _ => false,
+                }
         };
         let failed =
             |error| Error::new(Code::KernelRefused, format!("connection tracking of {}: {error}", netns.display()));
@@ -73,11 +81,17 @@ pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result
     })
 }
 
+/// Whether a redirection can be about the connection: it is not the proxy's own, and not within the pod.
+fn may_be_redirected(redirect: &Redirect, open: &OpenConnection) -> bool {
+    let OpenConnection { local, remote, uid } = open;
+    !redirect.proxy_uid.contains(uid) && !remote.ip().is_loopback() && local.ip() != remote.ip()
+}
+
 /// Whether the policy redirects such a connection when it begins.
 fn is_redirected(policy: &Policy, open: &OpenConnection, outbound: bool) -> bool {
     let Some(redirect) = policy.redirect() else { return false };
     let OpenConnection { local, remote, uid } = *open;
-    if redirect.proxy_uid.contains(&uid) || remote.ip().is_loopback() || local.ip() == remote.ip() {
+    if !may_be_redirected(redirect, open) {
         return false;
     }
     if !outbound {
@@ -124,7 +138,7 @@ fn has_address(ranges: &Ranges, address: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Interception, Redirect};
+    use crate::policy::Interception;
 
     fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
         let mut redirect = Redirect::default();
