@@ -102,7 +102,7 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod agent;
-pub mod chain;
+pub mod sub_plugins;
 pub mod cluster;
 pub mod cni;
 pub mod delegate;
@@ -116,7 +116,7 @@ pub mod plugin;
 pub mod pod;
 pub mod policy;
 pub mod printable;
-pub mod sandbox;
+pub mod netns;
 #[cfg(test)]
 #[path = "../tests/scratch/directory.rs"]
 mod scratch;

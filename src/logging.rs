@@ -5,7 +5,7 @@ mod lines;
 mod noticed;
 
 pub use lines::Lines;
-pub use noticed::Noticed;
+pub use noticed::EventCollector;
 
 use crate::cni::LogLevel;
 use crate::printable;
@@ -38,7 +38,7 @@ pub fn start(
     level: LogLevel,
     file: Option<&Path>,
     context: &[(&str, &str)],
-    noticed: Option<&Noticed>,
+    noticed: Option<&EventCollector>,
     lines: Option<&Lines>,
 ) {
     let level = match level {
@@ -67,7 +67,7 @@ pub fn start(
     let filter = Targets::new().with_target(ours, level).with_default(others);
     // Where stderr is closed, the layer's own report of that to stderr would be a panic.
     let layer = tracing_subscriber::fmt::layer()
-        .event_format(Line { context: pairs(context), lines: lines.cloned() })
+        .event_format(LineFormat { context: pairs(context), lines: lines.cloned() })
         .with_writer(writer)
         .log_internal_errors(false)
         .with_filter(filter);
@@ -118,12 +118,12 @@ fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::
 }
 
 /// How an event is written.
-struct Line {
+struct LineFormat {
     context: String,
     lines: Option<Lines>,
 }
 
-impl<S, N> FormatEvent<S, N> for Line
+impl<S, N> FormatEvent<S, N> for LineFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -135,7 +135,7 @@ where
         writer.write_str("time=")?;
         SystemTime.format_time(&mut writer)?;
         write!(writer, " level={}", event.metadata().level().as_str().to_ascii_lowercase())?;
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         event.record(&mut fields);
         pair(&mut writer, "msg", &fields.message, MESSAGE)?;
         writeln!(writer, "{}{}", fields.others, self.context)
@@ -144,12 +144,12 @@ where
 
 /// What an event says.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     message: String,
     others: String,
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => value.clone_into(&mut self.message),

@@ -9,7 +9,7 @@ mod output;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd;
-use output::Output;
+use output::TimedOutput;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
@@ -51,7 +51,7 @@ impl Read for Stdin {
 #[derive(Debug, Clone, Copy)]
 pub struct Stderr;
 
-static STDERR: Mutex<Output> = Mutex::new(Output::new(STDERR_BUDGET));
+static STDERR: Mutex<TimedOutput> = Mutex::new(TimedOutput::new(STDERR_BUDGET));
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -71,7 +71,7 @@ pub struct Stdout;
 
 impl Write for Stdout {
     fn write(&mut self, answer: &[u8]) -> io::Result<usize> {
-        Output::new(STDOUT_BUDGET).all(io::stdout().as_fd(), answer)?;
+        TimedOutput::new(STDOUT_BUDGET).all(io::stdout().as_fd(), answer)?;
         Ok(answer.len())
     }
 

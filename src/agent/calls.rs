@@ -1,13 +1,13 @@
 //! What is made of the plugin's word on a call: a line of the log, and counts.
 
 use super::Metrics;
-use crate::cluster::agent::Called;
-use crate::cni::{Code, Command};
+use crate::cluster::agent::CallReport;
+use crate::cni::{Code, CniCommand};
 
 /// Logs a call in one line and counts it.
-pub(super) fn record(called: &Called, metrics: &Metrics) {
+pub(super) fn record(called: &CallReport, metrics: &Metrics) {
     let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1e3);
-    let Called { command, pod, container, network, ifname, facts, .. } = called;
+    let CallReport { command, pod, container, network, ifname, facts, .. } = called;
     let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
     let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
     let facts = (!facts.is_empty()).then_some(facts.as_str());
@@ -45,7 +45,7 @@ pub(super) fn record(called: &Called, metrics: &Metrics) {
         metrics.api_fallback("agent-passed-over");
     }
     // A verb of a later version has no name here.
-    let Some(verb) = Command::named(command) else { return };
+    let Some(verb) = CniCommand::named(command) else { return };
     let (outcome, reason) = match called.code {
         None => ("done", ""),
         Some(code) => ("failed", Code::numbered(code).map_or("of-another-plugin", Code::name)),
@@ -61,7 +61,7 @@ mod tests {
     fn calls_are_counted_by_what_came_of_them() {
         let metrics = Metrics::default();
         let called = |command: &str, code, facts: &str| {
-            let called = Called { command: command.into(), code, facts: facts.into(), ..Called::default() };
+            let called = CallReport { command: command.into(), code, facts: facts.into(), ..CallReport::default() };
             record(&called, &metrics);
         };
         called("ADD", None, "agent");

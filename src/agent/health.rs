@@ -40,10 +40,10 @@ const CHECKS: u32 = 3;
 
 /// What is known, shared with who answers.
 #[derive(Debug, Clone)]
-pub(super) struct Health(Arc<Mutex<State>>);
+pub(super) struct Health(Arc<Mutex<HealthState>>);
 
 #[derive(Debug)]
-struct State {
+struct HealthState {
     /// Why the node isn't ready.
     obstacle: Option<String>,
     /// Until when the next turn must have come.
@@ -53,14 +53,14 @@ struct State {
 impl Health {
     /// Of an agent that has done nothing yet and has `patience` to do so.
     pub(super) fn new(patience: Duration) -> Self {
-        let state = State { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + patience };
+        let state = HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + patience };
         Self(Arc::new(Mutex::new(state)))
     }
 
     /// Says what keeps the node from being ready, and within what time there will be news.
     pub(super) fn tell(&self, obstacle: Option<String>, patience: Duration) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { obstacle, alive_until: Instant::now() + patience };
+        *state = HealthState { obstacle, alive_until: Instant::now() + patience };
     }
 
     /// Looks every `interval`, on a thread of its own, whether the agent is stuck; if so, calls `end`.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 /// A pod of the node, as the watch saw it last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KnownPod {
+pub struct ObservedPod {
     /// What decides about its traffic.
     pub pod: Pod,
     /// `metadata.resourceVersion`: a precondition for what is done to it.

@@ -1,13 +1,13 @@
 //! What the agent does beside keeping the plugin installed: one thread watches the node's pods and
 //! answers the plugin, one repairs pods, one keeps the node's taint.
 
-use super::facts::{Answers, Facts};
-use super::install::{HostPath, Node};
+use super::facts::{Answers, SharedFacts};
+use super::install::{HostPath, NodeFiles};
 use super::metrics::Metrics;
-use super::repair::{Pods, Repair, Settings};
-use super::socket::Asked;
-use super::taint::{Keeper, Taint};
-use super::{KnownPod, socket};
+use super::repair::{Pods, RepairWorker, RepairSettings};
+use super::socket::OpenConnections;
+use super::taint::{TaintController, Taint};
+use super::{ObservedPod, socket};
 use crate::cluster::ServiceAccount;
 use std::future::pending;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct Services {
     /// Who watches.
     pub account: ServiceAccount,
     /// How pods that bypass the mesh are repaired; `None`: not at all.
-    pub repair: Option<Settings>,
+    pub repair: Option<RepairSettings>,
     /// The key of the taint of a node that isn't ready; `None`: there is none.
     pub taint: Option<String>,
 }
@@ -44,18 +44,18 @@ pub(super) struct Running {
     thread: Option<JoinHandle<()>>,
     /// Has repairs begin.
     repair: Option<Sender<()>>,
-    taint: Option<Keeper>,
+    taint: Option<TaintController>,
 }
 
 /// The watched pods, for who repairs them.
 struct WatchedPods {
-    facts: Facts,
+    facts: SharedFacts,
     /// As many changes were seen.
     seen: u64,
 }
 
 impl Pods for WatchedPods {
-    fn pods(&self) -> Vec<Arc<KnownPod>> {
+    fn pods(&self) -> Vec<Arc<ObservedPod>> {
         self.facts.pods()
     }
 
@@ -69,8 +69,8 @@ impl Services {
     ///
     /// # Errors
     /// The kernel has no thread or no event queue left.
-    pub(super) fn start(&self, node: &Node, metrics: &Metrics) -> Result<Running, String> {
-        let (facts, (end, ended)) = (Facts::new(), oneshot::channel());
+    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<Running, String> {
+        let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
         let mut builder = Builder::new_current_thread();
@@ -80,9 +80,9 @@ impl Services {
         let thread = thread::Builder::new().name("services".into());
         let thread = thread.spawn(move || services.run(runtime, &known, &counted, socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
-        let repair = |settings: &Settings| {
+        let repair = |settings: &RepairSettings| {
             let (begin, installed) = channel();
-            let repair = Repair::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
+            let repair = RepairWorker::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
             repair.start(WatchedPods { facts: facts.clone(), seen: 0 }, installed).map(|()| begin)
         };
         let repair = self.repair.as_ref().map(repair).transpose();
@@ -97,14 +97,14 @@ impl Services {
     fn run(
         &self,
         runtime: Runtime,
-        facts: &Facts,
+        facts: &SharedFacts,
         metrics: &Metrics,
         socket: Option<PathBuf>,
         ended: oneshot::Receiver<()>,
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
-            let mut asked = Asked::none();
+            let mut asked = OpenConnections::none();
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}
@@ -118,7 +118,7 @@ impl Services {
 }
 
 /// Answers for ever; where there is no socket, nobody.
-async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut Asked) {
+async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut OpenConnections) {
     match socket {
         Some(socket) => socket::serve(&socket, answers, asked).await,
         None => pending().await,

@@ -3,7 +3,7 @@
 
 use super::connections::{Busy, Connections};
 use super::facts::Answers;
-use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
+use crate::cluster::agent::{AgentAnswer, RequestKind, Hello, LONGEST_QUESTION, AgentRequest};
 use crate::trusted_file::{create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -27,9 +27,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The connections that are served now.
-pub(super) struct Asked(Connections);
+pub(super) struct OpenConnections(Connections);
 
-impl Asked {
+impl OpenConnections {
     /// No connections.
     pub(super) fn none() -> Self {
         Self(Connections::new(CONNECTIONS))
@@ -42,7 +42,7 @@ impl Asked {
 }
 
 /// A socket of this process's own.
-struct Bound {
+struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
     /// What tells the file from another of its name: device and inode.
@@ -51,7 +51,7 @@ struct Bound {
 
 /// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
 /// later agent has taken it leaves, until that one is gone.
-pub(super) async fn serve(path: &Path, answers: &Answers, Asked(connections): &mut Asked) {
+pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connections): &mut OpenConnections) {
     let (mut bound, mut said) = (None, String::new());
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -85,8 +85,8 @@ pub(super) async fn serve(path: &Path, answers: &Answers, Asked(connections): &m
 }
 
 /// The next connection, once there is room for it; waits for ever where there is nothing to listen on.
-async fn accept(bound: Option<&Bound>, connections: &mut Connections) -> UnixStream {
-    let Some(Bound { listener, .. }) = bound else { return pending().await };
+async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> UnixStream {
+    let Some(BoundSocket { listener, .. }) = bound else { return pending().await };
     connections.room().await;
     loop {
         match listener.accept().await {
@@ -102,7 +102,7 @@ async fn accept(bound: Option<&Bound>, connections: &mut Connections) -> UnixStr
 
 /// A socket at `path`, where it has to be made: there is none, or that of nobody who lives. An agent that
 /// has had none yet takes it from whoever has it.
-async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
+async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Option<BoundSocket>> {
     if let Some(own) = own {
         match identity(path) {
             Ok(file) if file == own.file => return Ok(None),
@@ -117,7 +117,7 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 
 /// Makes the socket where nobody gets to it, and moves it to its place when only root does: there is no
 /// moment without a socket, and none at which it is open to others.
-fn bind(path: &Path) -> io::Result<Bound> {
+fn bind(path: &Path) -> io::Result<BoundSocket> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     create_directories(directory)?;
     let _lock = locked(path)?;
@@ -133,7 +133,7 @@ fn bind(path: &Path) -> io::Result<Bound> {
     let file = identity(&made)?;
     put(&made, path)?;
     fs::remove_dir(&apart)?;
-    Ok(Bound { listener, path: path.to_owned(), file })
+    Ok(BoundSocket { listener, path: path.to_owned(), file })
 }
 
 /// Gives the socket its place. An empty directory gives way: a pod that mounts the socket before there is
@@ -151,7 +151,7 @@ fn put(made: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// Takes the socket away, where it still is this one.
-impl Drop for Bound {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         let removed = locked(&self.path).and_then(|_lock| {
             if identity(&self.path).is_ok_and(|file| file == self.file) {
@@ -205,16 +205,16 @@ async fn talk(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Res
     }
     let question = serde_json::from_slice(&line).unwrap_or_else(|error| {
         tracing::warn!(%error, "a question is none");
-        Question::default()
+        AgentRequest::default()
     });
     drop(line);
-    if let Ask::Called(called) = &question.ask {
+    if let RequestKind::Called(called) = &question.ask {
         answers.told(called);
         return Ok(());
     }
     send(&mut stream, &Hello::own()).await?;
     let wait = Duration::from_millis(question.wait_ms).min(LONGEST_WAIT);
-    let answer: Answer = timeout_at(arrived + wait, answers.answer(question.ask, arrived + wait)).await?;
+    let answer: AgentAnswer = timeout_at(arrived + wait, answers.answer(question.ask, arrived + wait)).await?;
     send(&mut stream, &answer).await
 }
 

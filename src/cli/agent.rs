@@ -1,12 +1,12 @@
 //! `detour agent`.
 
-use super::Failure;
-use super::install::{PROGRAM_FILE, Wanted, program};
-use super::repair::Repair;
+use super::CommandError;
+use super::install::{PROGRAM_FILE, InstallOptions, program};
+use super::repair::RepairArguments;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
-use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, OwnPod, PluginToken, Services, Wish, keep};
+use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, OwnPod, PluginToken, Services, DesiredInstallation, keep};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
@@ -63,9 +63,9 @@ const LARGEST_KUBECONFIG: u64 = 1 << 20;
 /// Puts the plugin on a node and keeps it there.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Agent {
+pub(super) struct AgentArguments {
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: InstallOptions,
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
@@ -84,12 +84,12 @@ pub(super) struct Agent {
     node_name: Option<String>,
     /// Where, on the node, the plugin's questions are answered; nowhere if it is empty.
     #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
-    socket: Socket,
+    socket: SocketPath,
     /// The taint that the node has while the plugin isn't ready there (NoSchedule); none unless given.
     #[arg(long, value_name = "KEY", value_parser = taint)]
     taint: Option<String>,
     #[command(flatten)]
-    repair: Repair,
+    repair: RepairArguments,
 }
 
 /// A taint's key as the API takes it (apimachinery, `IsQualifiedName`), as far as an agent can know.
@@ -106,9 +106,9 @@ fn taint(key: &str) -> Result<String, String> {
 
 /// A path on the node, or nowhere.
 #[derive(Debug, Clone)]
-struct Socket(Option<HostPath>);
+struct SocketPath(Option<HostPath>);
 
-impl FromStr for Socket {
+impl FromStr for SocketPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -127,11 +127,11 @@ enum Exit {
 }
 
 /// What is wrong with the arguments is wrong usage.
-fn usage<T>(result: Result<T>) -> Result<T, Failure> {
-    result.map_err(|why| Failure::Usage(format!("{why:#}")))
+fn usage<T>(result: Result<T>) -> Result<T, CommandError> {
+    result.map_err(|why| CommandError::Usage(format!("{why:#}")))
 }
 
-impl Agent {
+impl AgentArguments {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.keep())
     }
@@ -161,13 +161,13 @@ impl Agent {
             match newest {
                 Ok((desired, given)) => {
                     accepted.replace(Some(given));
-                    Ok(Wish { desired, refused: None })
+                    Ok(DesiredInstallation { desired, refused: None })
                 }
                 // The token and all else stay current with the last configuration that was accepted.
                 Err(error) => {
                     let refused = format!("{error:#}");
                     let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
-                    earlier.map(|desired| Wish { desired, refused: Some(refused.clone()) }).ok_or(refused)
+                    earlier.map(|desired| DesiredInstallation { desired, refused: Some(refused.clone()) }).ok_or(refused)
                 }
             }
         };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 /// Either the arguments, or what they speak of.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CommandError {
     /// The arguments can't be used.
     Usage(String),
     /// A file or an object that the arguments name is missing, or can't be understood.
@@ -15,7 +15,7 @@ pub(super) enum Failure {
     Wrong(Error),
 }
 
-impl Failure {
+impl CommandError {
     /// 2 for wrong arguments and wrong input, 1 for the rest.
     pub(super) fn code(&self) -> ExitCode {
         match self {
@@ -25,13 +25,13 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
         Self::Wrong(error)
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(what) => write!(f, "{what}; see --help"),
@@ -40,4 +40,4 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CommandError {}

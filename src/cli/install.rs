@@ -1,13 +1,13 @@
 //! `detour install`.
 
-use super::Failure;
+use super::CommandError;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::kubeconfig::{self, Credentials};
+use detour_cni::agent::install::kubeconfig::{self, PluginCredentials};
 use detour_cni::agent::install::{
-    Configuration, Desired, Digest, Error, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
+    ConfigurationTarget, DesiredState, Digest, InstallError, HostPath, NodeFiles, PROGRAM, InstallPlan, Platform, HostRoot, EntrySettings, reconcile,
 };
-use detour_cni::cluster::{ServiceAccount, Summary};
+use detour_cni::cluster::{ServiceAccount, KubeconfigSummary};
 use detour_cni::cni::{LogLevel, NODE_CONFIGURATION};
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::{follow, read, read_trusted};
@@ -45,9 +45,9 @@ const LARGEST_CREDENTIAL: u64 = 1 << 20;
 /// that names a program which is there.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Install {
+pub(super) struct InstallArguments {
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: InstallOptions,
     /// Print what would change as a unified diff, and change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -55,12 +55,12 @@ pub(super) struct Install {
 
 /// What is wanted on the node.
 #[derive(Debug, Args)]
-pub(super) struct Wanted {
+pub(super) struct InstallOptions {
     /// The kind of node, which implies directories and --chained; else it is detected.
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
     #[command(flatten)]
-    place: Place,
+    place: NodeArguments,
     /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
@@ -114,7 +114,7 @@ pub(super) struct Wanted {
 
 /// Where the node is.
 #[derive(Debug, Args)]
-pub(super) struct Place {
+pub(super) struct NodeArguments {
     /// Where the node's file system, or as much of it as is needed, is mounted.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -123,7 +123,7 @@ pub(super) struct Place {
     state_dir: HostPath,
 }
 
-impl Place {
+impl NodeArguments {
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -132,11 +132,11 @@ impl Place {
     ///
     /// # Errors
     /// It is not.
-    pub(super) fn check_root(&self) -> Result<(), Failure> {
+    pub(super) fn check_root(&self) -> Result<(), CommandError> {
         if self.root.is_dir() {
             return Ok(());
         }
-        Err(Failure::Usage(format!("--root {}: expected a directory, found none", self.root.display())))
+        Err(CommandError::Usage(format!("--root {}: expected a directory, found none", self.root.display())))
     }
 
     /// The log of the installation.
@@ -149,8 +149,8 @@ impl Place {
         HostPath::new(NODE_CONFIGURATION).filter(|path| path.parent() == self.state_dir)
     }
 
-    pub(super) fn node(&self) -> Node {
-        Node::new(Root::new(&self.root), self.state_dir.clone())
+    pub(super) fn node(&self) -> NodeFiles {
+        NodeFiles::new(HostRoot::new(&self.root), self.state_dir.clone())
     }
 }
 
@@ -164,7 +164,7 @@ fn log_level(text: &str) -> Result<String, String> {
     LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(accepted)
 }
 
-impl Install {
+impl InstallArguments {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.install())
     }
@@ -200,14 +200,14 @@ pub(super) fn program() -> Result<Digest> {
 }
 
 /// Prints what a plan would do.
-pub(super) fn shown(plan: &Plan) -> ExitCode {
+pub(super) fn shown(plan: &InstallPlan) -> ExitCode {
     let text: String = plan.actions.iter().map(|action| action.diff()).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
     super::say(&Text::lines(text.trim_end()), remarks(plan))
 }
 
 /// Prints what a plan did.
-pub(super) fn done(plan: &Plan) -> ExitCode {
+pub(super) fn done(plan: &InstallPlan) -> ExitCode {
     let mut text = Text::default();
     for action in &plan.actions {
         text.push(&action.to_string());
@@ -219,7 +219,7 @@ pub(super) fn done(plan: &Plan) -> ExitCode {
     super::say(&text, remarks(plan))
 }
 
-fn remarks(plan: &Plan) -> ExitCode {
+fn remarks(plan: &InstallPlan) -> ExitCode {
     for note in &plan.notes {
         crate::print(io::stderr(), &Text::message(&format!("note: {note}")), ExitCode::SUCCESS);
     }
@@ -229,12 +229,12 @@ fn remarks(plan: &Plan) -> ExitCode {
     }
 }
 
-impl Wanted {
+impl InstallOptions {
     /// The node.
     ///
     /// # Errors
     /// As [`Place::check_root`].
-    pub(super) fn node(&self) -> Result<Node, Failure> {
+    pub(super) fn node(&self) -> Result<NodeFiles, CommandError> {
         self.place.check_root().map(|()| self.place.node())
     }
 
@@ -249,12 +249,12 @@ impl Wanted {
     /// there first.
     pub(super) fn desired(
         &self,
-        node: &Node,
+        node: &NodeFiles,
         program: &Digest,
         given: &Map<String, Value>,
         token: &dyn Fn() -> Result<String>,
         socket: Option<&HostPath>,
-    ) -> Result<Desired> {
+    ) -> Result<DesiredState> {
         let platform = self.platform(node);
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -265,7 +265,7 @@ impl Wanted {
         let names = self.program_names();
         self.credentials_exist(node)?;
         let own_kubeconfig = self.own_kubeconfig();
-        let settings = Settings {
+        let settings = EntrySettings {
             given: given.clone(),
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
@@ -279,27 +279,27 @@ impl Wanted {
         settings
             .check(&|kind| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) })?;
         let configuration = if self.chained.unwrap_or(platform.chained) {
-            Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
+            ConfigurationTarget::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
         } else {
             let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-            Configuration::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
+            ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
         };
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
             None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
         };
-        Ok(Desired {
+        Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
-            node: self.place.node_configuration().map(|path| Ok::<_, Error>((path, settings.node()?))).transpose()?,
+            node: self.place.node_configuration().map(|path| Ok::<_, InstallError>((path, settings.node()?))).transpose()?,
             configuration,
         })
     }
 
     /// Checks the files of the node that the plugin is to use: without them, every ADD would fail.
-    fn credentials_exist(&self, node: &Node) -> Result<()> {
+    fn credentials_exist(&self, node: &NodeFiles) -> Result<()> {
         let files = [("--kubeconfig", &self.kubeconfig), ("--token-file", &self.token_file)];
         for (flag, path) in files {
             let Some(path) = path.as_ref().filter(|_| !self.allow_missing_credentials) else { continue };
@@ -312,18 +312,18 @@ impl Wanted {
             })?;
         }
         if let Some(path) = self.kubeconfig.as_ref().filter(|_| !self.allow_missing_credentials) {
-            let summary = Summary::read(self.place.root(), &node.reach(path)?);
+            let summary = KubeconfigSummary::read(self.place.root(), &node.reach(path)?);
             summary.with_context(|| format!("--kubeconfig {path}: the plugin can't use it"))?;
         }
         Ok(())
     }
 
-    fn platform(&self, node: &Node) -> &'static Platform {
+    fn platform(&self, node: &NodeFiles) -> &'static Platform {
         self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)))
     }
 
     /// The platform, how it is known and what it implies, for people.
-    pub(super) fn describe_platform(&self, node: &Node) -> String {
+    pub(super) fn describe_platform(&self, node: &NodeFiles) -> String {
         let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
         let detected = if self.platform.is_none() { " (detected)" } else { "" };
         let programs = self.bin_dir.as_ref().map_or_else(|| (*bin_dir).to_owned(), ToString::to_string);
@@ -396,8 +396,8 @@ impl Wanted {
         )?;
         let ca = self.read("ca.crt")?;
         let credentials = match &self.token_file {
-            Some(path) => Credentials::TokenFile(path.clone()),
-            None => Credentials::Token(token()?),
+            Some(path) => PluginCredentials::TokenFile(path.clone()),
+            None => PluginCredentials::Token(token()?),
         };
         Ok(kubeconfig::text(&server, Some(&ca), &credentials))
     }

@@ -1,11 +1,11 @@
 //! Whose live rules are read: a namespace's, a process's, a container's, or a pod's of this node.
 
-use super::Failure;
+use super::CommandError;
 use super::subject::present;
 use clap::Args;
 use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{LiveRules, Subject, elsewhere};
-use detour_cni::sandbox::find::{Found, of_container, of_pod};
+use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
 use detour_cni::state::{ROOT, Store};
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(super) struct LiveArguments {
 }
 
 /// What names a namespace.
-pub(super) enum Whose {
+pub(super) enum NetnsSelector {
     /// Its path, or its name in /run/netns.
     Netns(PathBuf),
     /// A process in it.
@@ -41,7 +41,7 @@ pub(super) enum Whose {
 }
 
 /// Rules, and where they were found.
-pub(super) struct Live {
+pub(super) struct NetnsRules {
     pub(super) rules: LiveRules,
     pub(super) netns: PathBuf,
     /// How the namespace is known, where that had to be found out.
@@ -50,10 +50,10 @@ pub(super) struct Live {
 
 impl LiveArguments {
     /// What the arguments name.
-    pub(super) fn named(&self) -> Option<Whose> {
-        let process = self.pid.map(Whose::Process);
-        let container = || self.container.clone().map(Whose::Container);
-        process.or_else(container).or_else(|| self.pod_uid.clone().map(Whose::Uid))
+    pub(super) fn named(&self) -> Option<NetnsSelector> {
+        let process = self.pid.map(NetnsSelector::Process);
+        let container = || self.container.clone().map(NetnsSelector::Container);
+        process.or_else(container).or_else(|| self.pod_uid.clone().map(NetnsSelector::Uid))
     }
 
     /// Reads the rules. `question` is what is asked, as arguments of this program, without whose rules.
@@ -61,42 +61,42 @@ impl LiveArguments {
     /// # Errors
     /// There is no such namespace here (where the pod's node is known, with what to run there), or it
     /// can't be read.
-    pub(super) fn read(&self, whose: &Whose, question: &str) -> Result<Live, Failure> {
+    pub(super) fn read(&self, whose: &NetnsSelector, question: &str) -> Result<NetnsRules, CommandError> {
         present("--root", &self.root)?;
         let path = match whose {
-            Whose::Netns(path) => self.netns(path),
-            Whose::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
-            Whose::Container(id) => {
+            NetnsSelector::Netns(path) => self.netns(path),
+            NetnsSelector::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
+            NetnsSelector::Container(id) => {
                 return self.found(of_container(&self.root, id)?.ok_or_else(|| unknown(&format!("container {id}")))?);
             }
-            Whose::Uid(uid) => {
+            NetnsSelector::Uid(uid) => {
                 return self.found(of_pod(&self.root, uid)?.ok_or_else(|| unknown(&format!("pod {uid}")))?);
             }
-            Whose::Pod(subject) => return self.found(self.of_subject(subject, question)?),
+            NetnsSelector::Pod(subject) => return self.found(self.of_subject(subject, question)?),
         };
         let rules = LiveRules::read(&path, &self.store()).map_err(|error| match whose {
-            Whose::Netns(place) if is_name(place) && !path.exists() => {
+            NetnsSelector::Netns(place) if is_name(place) && !path.exists() => {
                 let name = place.display();
                 let msg =
                     format!("{}; ip netns lists those that have names, and a pod is named as -n NS {name}", error.msg);
-                Failure::Input(Error { msg, ..error })
+                CommandError::Input(Error { msg, ..error })
             }
-            Whose::Netns(_) if !path.exists() => Failure::Input(error),
+            NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),
             _ => error.into(),
         })?;
-        Ok(Live { rules, netns: path, evidence: None })
+        Ok(NetnsRules { rules, netns: path, evidence: None })
     }
 
-    fn found(&self, found: Found) -> Result<Live, Failure> {
+    fn found(&self, found: FoundNetns) -> Result<NetnsRules, CommandError> {
         let rules = LiveRules::of(&found.open()?, &self.store())?;
-        Ok(Live { rules, netns: found.netns, evidence: Some(found.evidence) })
+        Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
     }
 
     fn store(&self) -> Store {
         Store::new(self.root.join(ROOT.trim_start_matches('/')))
     }
 
-    fn of_subject(&self, subject: &Subject, question: &str) -> Result<Found, Error> {
+    fn of_subject(&self, subject: &Subject, question: &str) -> Result<FoundNetns, Error> {
         let (pod, name) = (&subject.facts.pod, subject.name());
         let wrong = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
         if pod.host_network {

@@ -18,7 +18,7 @@ mod version;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use detour_cni::printable::{Text, without_userinfo};
-use failure::Failure;
+use failure::CommandError;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -49,25 +49,25 @@ Exit codes: 0 fine, 1 something is wrong, 2 wrong usage or input.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Explain(explain::Arguments),
-    Trace(trace::Arguments),
-    Rules(rules::Arguments),
-    Doctor(Box<doctor::Arguments>),
-    Install(Box<install::Install>),
-    Agent(Box<agent::Agent>),
-    Uninstall(uninstall::Uninstall),
-    Validate(validate::Arguments),
-    Version(version::Arguments),
-    Completion(completion::Arguments),
+    Explain(explain::ExplainArguments),
+    Trace(trace::TraceArguments),
+    Rules(rules::RulesArguments),
+    Doctor(Box<doctor::DoctorArguments>),
+    Install(Box<install::InstallArguments>),
+    Agent(Box<agent::AgentArguments>),
+    Uninstall(uninstall::UninstallArguments),
+    Validate(validate::ValidateArguments),
+    Version(version::VersionArguments),
+    Completion(completion::CompletionArguments),
 }
 
 /// What a command has to say on stdout, and how it ended.
-struct Answer {
+struct CommandOutput {
     text: Text,
     code: ExitCode,
 }
 
-impl Answer {
+impl CommandOutput {
     /// All is well.
     const fn fine(text: Text) -> Self {
         Self { text, code: ExitCode::SUCCESS }
@@ -101,11 +101,11 @@ pub(crate) fn run() -> ExitCode {
         Command::Agent(agent) => return agent.run(),
         Command::Uninstall(uninstall) => return uninstall.run(),
         Command::Validate(arguments) => validate::run(&arguments),
-        Command::Version(arguments) => version::run(&arguments),
-        Command::Completion(arguments) => completion::run(&arguments),
+        Command::Version(arguments) => version::run_version(&arguments),
+        Command::Completion(arguments) => completion::run_completion(&arguments),
     };
     match answer {
-        Ok(Answer { text, code }) => say(&text, code),
+        Ok(CommandOutput { text, code }) => say(&text, code),
         Err(failure) => complain(&failure, failure.code()),
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn run() -> ExitCode {
 /// The exit code of a command; what kept it from its end goes to stderr.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        let code = error.downcast_ref().map_or(ExitCode::FAILURE, Failure::code);
+        let code = error.downcast_ref().map_or(ExitCode::FAILURE, CommandError::code);
         complain(format_args!("{error:#}"), code)
     })
 }

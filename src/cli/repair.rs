@@ -1,13 +1,13 @@
 //! `detour agent --repair …`: pods that bypass the mesh.
 
 use clap::{Args, ValueEnum};
-use detour_cni::agent::repair::{Criteria, Mode, Selector, Settings};
+use detour_cni::agent::repair::{Criteria, RepairMode, Selector, RepairSettings};
 use std::time::Duration;
 
 /// How pods that bypass the mesh are repaired.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Repair of pods")]
-pub(super) struct Repair {
+pub(super) struct RepairArguments {
     /// What is done with a pod that raced the plugin, or lost its rules.
     #[arg(long, value_name = "HOW", value_enum, default_value = "repair")]
     repair: How,
@@ -65,10 +65,10 @@ fn label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-impl Repair {
+impl RepairArguments {
     /// `None` where nothing is repaired.
-    pub(super) fn settings(&self) -> Option<Settings> {
-        Some(Settings {
+    pub(super) fn settings(&self) -> Option<RepairSettings> {
+        Some(RepairSettings {
             criteria: Criteria {
                 selector: self.repair_selector.clone(),
                 annotation: self.repair_annotation.clone(),
@@ -77,14 +77,14 @@ impl Repair {
                 message: self.repair_message.clone(),
             },
             mode: match self.repair {
-                How::Repair => Mode::InPlace,
-                How::Delete => Mode::Delete,
-                How::Label => Mode::Label,
+                How::Repair => RepairMode::InPlace,
+                How::Delete => RepairMode::Delete,
+                How::Label => RepairMode::Label,
                 How::Off => return None,
             },
             otherwise: match self.repair_otherwise {
-                Otherwise::Delete => Some(Mode::Delete),
-                Otherwise::Label => Some(Mode::Label),
+                Otherwise::Delete => Some(RepairMode::Delete),
+                Otherwise::Label => Some(RepairMode::Label),
                 Otherwise::Off => None,
             },
             label: self.repair_label.clone(),

@@ -1,9 +1,9 @@
 //! Which pod, under which configuration: the arguments by which commands name them.
 
-use super::{Failure, complain};
+use super::{CommandError, complain};
 use clap::Args;
-use detour_cni::cni::{Command, NetConf};
-use detour_cni::inspect::{Applied, Choice, Manifest, Subject, Texts};
+use detour_cni::cni::{CniCommand, NetConf};
+use detour_cni::inspect::{Applied, Choice, PodManifest, Subject, Texts};
 use std::env;
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -68,7 +68,7 @@ pub(super) struct ClusterArguments {
 /// Pods of manifests, or the pod that the cluster knows, and the configuration.
 pub(super) enum Subjects {
     /// Those of manifests.
-    Given(Box<(Manifest, Applied)>),
+    Given(Box<(PodManifest, Applied)>),
     /// The cluster's.
     Known(Box<Subject>),
 }
@@ -78,12 +78,12 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// A file can't be read or understood, it holds several pods, or the cluster has no answer.
-    pub(super) fn read(&self) -> Result<Subject, Failure> {
+    pub(super) fn read(&self) -> Result<Subject, CommandError> {
         match self.read_all()? {
             Subjects::Known(subject) => Ok(*subject),
             Subjects::Given(given) => {
                 let (found, conf) = *given;
-                Ok(found.subject(found.one().map_err(Failure::Input)?, conf)?)
+                Ok(found.subject(found.one().map_err(CommandError::Input)?, conf)?)
             }
         }
     }
@@ -92,17 +92,17 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// A file can't be read or understood, or the cluster has no answer.
-    pub(super) fn read_all(&self) -> Result<Subjects, Failure> {
+    pub(super) fn read_all(&self) -> Result<Subjects, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
-            return Err(Failure::Usage("stdin can be one of the files only".to_owned()));
+            return Err(CommandError::Usage("stdin can be one of the files only".to_owned()));
         }
         match (&self.file, &self.pod) {
             (Some(file), name) => {
                 let plain = if self.definitions.is_empty() { PLAIN } else { ATTACHMENTS };
                 let conf = self.cluster.conf(plain)?;
                 let pods = text(file)?;
-                let namespace = self.namespace_file.as_ref().map(|path| Ok::<_, Failure>((path, text(path)?)));
+                let namespace = self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, text(path)?)));
                 let namespace = namespace.transpose()?;
                 let mut definitions = Vec::new();
                 for place in &self.definitions {
@@ -116,7 +116,7 @@ impl SubjectArguments {
                     definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
                 };
                 let choice = Choice { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
-                let found = Manifest::read(&texts, &choice).map_err(Failure::Input)?;
+                let found = PodManifest::read(&texts, &choice).map_err(CommandError::Input)?;
                 if let Some(skipped) = found.skipped() {
                     let note = format_args!("{}: skipped, neither pod nor pod template: {skipped}", file.display());
                     complain(note, ExitCode::SUCCESS);
@@ -124,17 +124,17 @@ impl SubjectArguments {
                 Ok(Subjects::Given(Box::new((found, conf))))
             }
             (None, Some(pod)) => Ok(Subjects::Known(Box::new(self.cluster.subject(pod)?))),
-            _ => Err(Failure::Usage("name a pod: -f FILE, or -n NS POD".to_owned())),
+            _ => Err(CommandError::Usage("name a pod: -f FILE, or -n NS POD".to_owned())),
         }
     }
 }
 
 impl ClusterArguments {
     /// The configuration, `plain` where none is named.
-    fn conf(&self, plain: &str) -> Result<Applied, Failure> {
+    fn conf(&self, plain: &str) -> Result<Applied, CommandError> {
         Ok(match &self.config {
-            Some(path) => Applied::read(path, &read(path)?).map_err(Failure::Input)?,
-            None => NetConf::parse(plain.as_bytes(), Command::Add, "detour")?.into(),
+            Some(path) => Applied::read(path, &read(path)?).map_err(CommandError::Input)?,
+            None => NetConf::parse(plain.as_bytes(), CniCommand::Add, "detour")?.into(),
         })
     }
 
@@ -142,9 +142,9 @@ impl ClusterArguments {
     ///
     /// # Errors
     /// The namespace isn't said, the configuration can't be understood, or the cluster has no answer.
-    pub(super) fn subject(&self, pod: &str) -> Result<Subject, Failure> {
+    pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
         let Some(namespace) = &self.namespace else {
-            return Err(Failure::Usage("name the pod's namespace with -n".to_owned()));
+            return Err(CommandError::Usage("name the pod's namespace with -n".to_owned()));
         };
         Ok(Subject::of_cluster(self.conf(PLAIN)?, kubeconfig(self.kubeconfig.as_deref())?, (namespace, pod))?)
     }
@@ -154,12 +154,12 @@ impl ClusterArguments {
 ///
 /// # Errors
 /// The flag names a missing file.
-fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
     if let Some(path) = flag {
         present("--kubeconfig", path)?;
     }
     let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+        std::path::absolute(&path).map_err(|error| CommandError::Usage(format!("{}: {error}", path.display())))
     };
     flag.map(Path::to_owned).or_else(kubeconfig_of_environment).map(absolute).transpose()
 }
@@ -175,17 +175,17 @@ pub(super) fn kubeconfig_of_environment() -> Option<PathBuf> {
 ///
 /// # Errors
 /// It can't be looked at.
-pub(super) fn present(flag: &str, path: &Path) -> Result<(), Failure> {
-    let unread = |why| Failure::Usage(format!("{flag} {}: {why}", path.display()));
+pub(super) fn present(flag: &str, path: &Path) -> Result<(), CommandError> {
+    let unread = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
     fs::metadata(path).map(|_| ()).map_err(unread)
 }
 
 /// The file itself, or those of a directory in the order of their names.
-fn manifests(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn manifests(place: &Path) -> Result<Vec<PathBuf>, CommandError> {
     if !place.is_dir() {
         return Ok(vec![place.to_owned()]);
     }
-    let failed = |error| Failure::Usage(format!("{} can't be read: {error}", place.display()));
+    let failed = |error| CommandError::Usage(format!("{} can't be read: {error}", place.display()));
     let mut files = Vec::new();
     for entry in fs::read_dir(place).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -197,8 +197,8 @@ fn manifests(place: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let unread = |why: &dyn Display| Failure::Usage(format!("{} can't be read: {why}", path.display()));
+fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
+    let unread = |why: &dyn Display| CommandError::Usage(format!("{} can't be read: {why}", path.display()));
     // The user names it, and waits for it if need be: `<(kubectl get …)` is a pipe.
     #[expect(clippy::disallowed_methods, reason = "a pipe of the user's own is accepted")]
     let source: Box<dyn Read> = match path.as_os_str() == "-" {
@@ -210,6 +210,6 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     if bytes.len() as u64 > LARGEST { Err(unread(&format!("larger than {LARGEST} bytes"))) } else { Ok(bytes) }
 }
 
-pub(super) fn text(path: &Path) -> Result<String, Failure> {
-    String::from_utf8(read(path)?).map_err(|_| Failure::Usage(format!("{} is not UTF-8", path.display())))
+pub(super) fn text(path: &Path) -> Result<String, CommandError> {
+    String::from_utf8(read(path)?).map_err(|_| CommandError::Usage(format!("{} is not UTF-8", path.display())))
 }

@@ -1,13 +1,13 @@
 //! `detour uninstall`.
 
-use super::install::{self, Place};
+use super::install::{self, NodeArguments};
 use anyhow::Result;
 use clap::Args;
 use detour_cni::agent::install::undo::undo;
 use std::path::Path;
 use std::process::ExitCode;
 
-const EXAMPLES: &str = "\
+const UNINSTALL_EXAMPLES: &str = "\
 Examples:
   detour uninstall --dry-run         what would be taken away from this node, as a unified diff
   detour uninstall --root /host      from a pod that has the node's file system at /host
@@ -20,16 +20,16 @@ Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage
 
 /// Takes away what `install` put on a node, as far as nobody changed it since.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct Uninstall {
+#[command(after_help = UNINSTALL_EXAMPLES)]
+pub(super) struct UninstallArguments {
     #[command(flatten)]
-    place: Place,
+    place: NodeArguments,
     /// Print what would change as a unified diff, and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
 
-impl Uninstall {
+impl UninstallArguments {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.uninstall())
     }

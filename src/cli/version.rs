@@ -1,13 +1,13 @@
 //! `detour version`
 
-use super::output::Output;
-use super::{Answer, Failure};
+use super::output::OutputArguments;
+use super::{CommandOutput, CommandError};
 use clap::Args;
 use detour_cni::cni::version::SUPPORTED;
-use detour_cni::inspect::{Cell, Page, Sheet};
+use detour_cni::inspect::{Cell, Screen, TextReport};
 use serde::Serialize;
 
-const EXAMPLES: &str = "\
+const VERSION_EXAMPLES: &str = "\
 Examples:
   detour version
   detour version -o json
@@ -16,26 +16,26 @@ Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input."
 
 /// The version, and the CNI versions that are spoken
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+#[command(after_help = VERSION_EXAMPLES)]
+pub(super) struct VersionArguments {
     #[command(flatten)]
-    output: Output,
+    output: OutputArguments,
 }
 
 #[derive(Serialize)]
-struct Version {
+struct VersionReport {
     version: &'static str,
     cni_versions: Vec<&'static str>,
 }
 
-impl Sheet for Version {
-    fn write(&self, page: &mut Page) {
+impl TextReport for VersionReport {
+    fn write(&self, page: &mut Screen) {
         page.line(&[Cell::of(format!("detour {}", self.version))]);
         page.line(&[Cell::of(crate::protocols())]);
     }
 }
 
 /// What this is.
-pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
-    arguments.output.answer(&Version { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
+pub(super) fn run_version(arguments: &VersionArguments) -> Result<CommandOutput, CommandError> {
+    arguments.output.answer(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
 }

@@ -24,7 +24,7 @@ pub(super) fn label(pod: &pod::Pod, resource_version: &str, (key, value): (&str,
 }
 
 /// The merge patch that gives a node its taints, all of them, if it still is as it was read.
-pub(super) fn taints(node: &cluster::Node) -> Value {
+pub(super) fn taints(node: &cluster::NodeTaints) -> Value {
     json!({"metadata": {"resourceVersion": node.resource_version}, "spec": {"taints": node.taints}})
 }
 

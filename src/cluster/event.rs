@@ -17,7 +17,7 @@ pub struct Event {
 
 /// An event as others told it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct ReportedEvent {
     /// Whether something should be looked at (`type: Warning`).
     pub warning: bool,
     /// Why, in one word for programs.

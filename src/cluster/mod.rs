@@ -20,11 +20,11 @@ mod text;
 mod token;
 pub(crate) mod wire;
 
-pub use api::Inquiry;
-pub use control::Node;
-pub use definition::{Definition, Lookup, ObjectRef, Sought};
-pub use event::{Event, Told};
-pub use kubeconfig::{Authority, Credentials, Summary};
+pub use api::ApiProbe;
+pub use control::NodeTaints;
+pub use definition::{Definition, Lookup, ObjectRef, DefinitionQuery};
+pub use event::{Event, ReportedEvent};
+pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub(crate) use limited::PAGE;
 pub(crate) use query::causes;
 pub use read_only::ReadOnly;
@@ -58,7 +58,7 @@ pub trait Cluster {
     ///
     /// # Errors
     /// Whether they are there can't be known within the configured wait.
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, cni::Error>;
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, cni::Error>;
 
     /// The namespaces that have a definition of this name, sorted; `None` where that can't be
     /// known at once.
@@ -107,7 +107,7 @@ fn source_or(conf: &cni::Kubernetes, other: impl FnOnce() -> Option<api::Api>) -
     let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
     let api = kubeconfig.map(|path| api::Api::new(path, conf.timeout)).or_else(other);
     match &conf.agent_socket {
-        Some(socket) => Some(Box::new(agent::Agent::new(socket.clone(), api, conf.timeout))),
+        Some(socket) => Some(Box::new(agent::AgentClient::new(socket.clone(), api, conf.timeout))),
         None => Some(Box::new(api?)),
     }
 }

@@ -5,7 +5,7 @@ use crate::cni::Error;
 use std::time::Duration;
 
 /// How long an answer may take that nobody else waits for, all tries together.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Credentials are read anew for each question: they change while the agent stays.
 impl ServiceAccount {
@@ -15,7 +15,7 @@ impl ServiceAccount {
     /// # Errors
     /// What the API refuses, or that it gives no answer within five seconds.
     pub fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
-        self.api(PATIENCE).token(of, lifetime)
+        self.api(WATCH_TIMEOUT).token(of, lifetime)
     }
 
     /// Whether a DaemonSet is there and nobody has deleted it; `within` that time.
@@ -32,6 +32,6 @@ impl ServiceAccount {
     /// # Errors
     /// As [`Self::token`]; the connection ends.
     pub fn watch(&self, daemon_set: &ObjectRef, tell: impl FnMut(bool)) -> Result<(), Error> {
-        self.api(PATIENCE).watch(daemon_set, tell)
+        self.api(WATCH_TIMEOUT).watch(daemon_set, tell)
     }
 }

@@ -1,6 +1,6 @@
 //! A source of facts that nothing is told to.
 
-use super::{Cluster, Event, Lookup, Sought};
+use super::{Cluster, Event, Lookup, DefinitionQuery};
 use crate::cni::Error;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 
@@ -16,7 +16,7 @@ impl Cluster for ReadOnly<'_> {
         self.0.namespace(wanted)
     }
 
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         self.0.definitions(wanted)
     }
 

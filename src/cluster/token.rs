@@ -15,7 +15,7 @@ pub struct Token {
 
 /// What such a token says of itself (RFC 7519; the subject is `system:serviceaccount:NAMESPACE:NAME`).
 #[derive(Deserialize)]
-struct Claims {
+struct TokenClaims {
     sub: String,
     exp: i64,
 }
@@ -27,7 +27,7 @@ impl Token {
     pub fn of_account(text: &str, namespace: &str, name: &str) -> Option<Self> {
         let claims = text.split('.').nth(1)?.replace('-', "+").replace('_', "/");
         let padding = "=".repeat((4 - claims.len() % 4) % 4);
-        let claims: Claims = serde_json::from_slice(&base64(&(claims + &padding)).ok()?).ok()?;
+        let claims: TokenClaims = serde_json::from_slice(&base64(&(claims + &padding)).ok()?).ok()?;
         let subject = format!("system:serviceaccount:{namespace}:{name}");
         let expires = Timestamp::from_second(claims.exp).ok()?;
         (claims.sub == subject).then(|| Self { text: text.to_owned(), expires })

@@ -25,7 +25,7 @@ impl Args {
         let mut values = HashMap::new();
         for item in text.split(';').filter(|item| !item.is_empty()) {
             let Some((key, value)) = item.split_once('=') else {
-                return Err(refuse(format!("CNI_ARGS: {item:?} is not accepted; accepted: KEY=VALUE, separated by ;")));
+                return Err(refuse_args(format!("CNI_ARGS: {item:?} is not accepted; accepted: KEY=VALUE, separated by ;")));
             };
             values.insert(key, value);
         }
@@ -34,12 +34,12 @@ impl Args {
         let namespace = value("K8S_POD_NAMESPACE");
         if let Some(name) = name.as_ref().filter(|name| !is_dns_subdomain(name)) {
             let accepted = "lower case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
-            return Err(refuse(format!("CNI_ARGS: K8S_POD_NAME {name:?} is not accepted; accepted: {accepted}")));
+            return Err(refuse_args(format!("CNI_ARGS: K8S_POD_NAME {name:?} is not accepted; accepted: {accepted}")));
         }
         if let Some(namespace) = namespace.as_ref().filter(|namespace| !is_dns_label(namespace)) {
             let accepted = "lower case letters, digits and -, at most 63 (an RFC 1123 label)";
             let msg = format!("CNI_ARGS: K8S_POD_NAMESPACE {namespace:?} is not accepted; accepted: {accepted}");
-            return Err(refuse(msg));
+            return Err(refuse_args(msg));
         }
         let uid = value("K8S_POD_UID");
         let pod = namespace.zip(name).map(|(namespace, name)| PodRef { namespace, name, uid });
@@ -47,7 +47,7 @@ impl Args {
     }
 }
 
-fn refuse(msg: String) -> Error {
+fn refuse_args(msg: String) -> Error {
     Error::new(Code::Environment, msg)
 }
 

@@ -1,6 +1,6 @@
 //! A file with a configuration: a plugin's own, or a list of which one member is ours.
 
-use super::{Code, Command, Error, NetConf};
+use super::{Code, CniCommand, Error, NetConf};
 use serde_json::Value;
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
     let value: Value = serde_json::from_slice(text)
         .map_err(|error| about(Error::new(Code::Decode, format!("it is not JSON: {error}"))))?;
     let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
-        return NetConf::parse(text, Command::Add, "detour").map_err(about);
+        return NetConf::parse(text, CniCommand::Add, "detour").map_err(about);
     };
     let kind = |plugin: &&Value| plugin["type"].as_str().unwrap_or_default().to_owned();
     let ours: Vec<&Value> = plugins.iter().filter(|plugin| OWN_TYPES.contains(&kind(plugin).as_str())).collect();
@@ -37,7 +37,7 @@ pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
     for key in ["name", "cniVersion"] {
         plugin[key] = value[key].clone();
     }
-    NetConf::parse(plugin.to_string().as_bytes(), Command::Add, "detour").map_err(about)
+    NetConf::parse(plugin.to_string().as_bytes(), CniCommand::Add, "detour").map_err(about)
 }
 
 #[cfg(test)]

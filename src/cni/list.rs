@@ -9,14 +9,14 @@ use std::hash::Hash;
 
 /// The items of a list and the place they come from, for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct List {
+pub struct ItemList {
     /// For example `chain[0].uids` or `annotation "x" of pod a/b`.
     pub place: String,
     /// Trimmed, none empty.
     pub items: Vec<String>,
 }
 
-impl List {
+impl ItemList {
     /// A comma list.
     ///
     /// # Errors
@@ -109,38 +109,38 @@ mod tests {
     #[test]
     fn every_way_to_write_a_list_gives_the_same_items() {
         for value in [json!("1, 2,,"), json!(["1", " 2 ", ""]), json!([1, 2]), json!([1, "2"])] {
-            assert_eq!(List::from_json("k", &value).expect("a list").items, ["1", "2"], "{value}");
+            assert_eq!(ItemList::from_json("k", &value).expect("a list").items, ["1", "2"], "{value}");
         }
-        assert_eq!(List::from_json("k", &json!(7)).expect("a list").items, ["7"]);
-        assert!(List::from_json("k", &json!("")).expect("a list").items.is_empty());
+        assert_eq!(ItemList::from_json("k", &json!(7)).expect("a list").items, ["7"]);
+        assert!(ItemList::from_json("k", &json!("")).expect("a list").items.is_empty());
     }
 
     #[test]
     fn a_list_that_is_too_long_is_refused_by_place_and_numbers() {
         let items = |n: usize| vec!["1"; n];
         for value in [json!(items(LIST_ITEMS)), json!(items(LIST_ITEMS).join(","))] {
-            assert_eq!(List::from_json("k", &value).expect("a list").items.len(), LIST_ITEMS);
+            assert_eq!(ItemList::from_json("k", &value).expect("a list").items.len(), LIST_ITEMS);
         }
         for value in [json!(items(LIST_ITEMS + 1)), json!(items(LIST_ITEMS + 1).join(","))] {
             let wanted = format!("k: expected at most {LIST_ITEMS} items, got {}", LIST_ITEMS + 1);
-            assert_eq!(List::from_json("k", &value).expect_err("too long"), Error::new(Code::InvalidConfig, wanted));
+            assert_eq!(ItemList::from_json("k", &value).expect_err("too long"), Error::new(Code::InvalidConfig, wanted));
         }
-        let error = List::from_text("k", &",".repeat(LIST_BYTES + 1)).expect_err("too long");
+        let error = ItemList::from_text("k", &",".repeat(LIST_BYTES + 1)).expect_err("too long");
         assert_eq!(error.msg, "k: expected at most 65536 bytes, got 65537");
     }
 
     #[test]
     fn an_item_that_is_refused_is_quoted_in_part() {
-        let list = List::from_text("k", &"x".repeat(LIST_BYTES)).expect("one item");
+        let list = ItemList::from_text("k", &"x".repeat(LIST_BYTES)).expect("one item");
         let error = list.distinct("numbers", |_| None::<u32>).expect_err("no number");
         assert!(error.msg.len() < 200 && error.msg.contains("xxx…\" is not accepted; accepted: numbers"), "{error}");
     }
 
     #[test]
     fn what_is_no_list_is_refused_by_place_and_value() {
-        let error = List::from_json("chain[0].uids", &json!({"a": 1})).expect_err("an error");
+        let error = ItemList::from_json("chain[0].uids", &json!({"a": 1})).expect_err("an error");
         assert_eq!(error.code, Code::InvalidConfig);
         assert!(error.msg.starts_with(r#"chain[0].uids: {"a":1} is not accepted; accepted: an array"#), "{error}");
-        assert!(List::from_json("k", &json!([["1"]])).is_err());
+        assert!(ItemList::from_json("k", &json!([["1"]])).is_err());
     }
 }

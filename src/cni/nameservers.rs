@@ -31,13 +31,13 @@ fn addresses(list: &Value) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Command;
+    use crate::cni::CniCommand;
     use serde_json::json;
 
     fn conf(more: (&str, Value)) -> NetConf {
         let mut conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour"});
         conf[more.0] = more.1;
-        NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("a configuration")
+        NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("a configuration")
     }
 
     #[test]

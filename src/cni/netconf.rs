@@ -16,7 +16,7 @@ pub(super) use primary::{PRIMARY_KEYS, is_primary};
 
 use super::list::wrong_type;
 use super::names::is_identifier;
-use super::{Block, Code, Command, Document, Error, Reader, version};
+use super::{Block, Code, CniCommand, Document, Error, BlockReader, version};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub struct NetConf {
     /// `kubernetes`: where facts come from.
     pub kubernetes: Kubernetes,
     /// `dialect`.
-    pub dialect: Dialect,
+    pub dialect: RuleFormatSetting,
     /// `chain`, or what `type` stands for where there is none; for a primary plugin without one it
     /// is empty.
     pub chain: Vec<Block>,
@@ -72,7 +72,7 @@ const GROUP_FILE: &str = "/etc/group";
 
 /// How the rules are written into the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub enum RuleFormatSetting {
     /// The first of the two that the kernel accepts.
     Auto,
     /// What iptables-nft itself would write.
@@ -96,7 +96,7 @@ impl NetConf {
     ///
     /// # Errors
     /// As [`Document::parse`] and [`NetConf::understand`].
-    pub fn parse(stdin: &[u8], command: Command, program: &str) -> Result<Self, Error> {
+    pub fn parse(stdin: &[u8], command: CniCommand, program: &str) -> Result<Self, Error> {
         Self::understand(&Document::parse(stdin)?, command, program)
     }
 
@@ -106,7 +106,7 @@ impl NetConf {
     /// # Errors
     /// [`Code::InvalidConfig`] with the key's path and what is accepted; the version's errors are
     /// those of [`version::check`].
-    pub fn understand(document: &Document, command: Command, program: &str) -> Result<Self, Error> {
+    pub fn understand(document: &Document, command: CniCommand, program: &str) -> Result<Self, Error> {
         let keys = document.block.reader();
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
@@ -132,7 +132,7 @@ impl NetConf {
             log_level: log_level.unwrap_or(LogLevel::Info),
             log_file,
             kubernetes,
-            dialect: Dialect::read(&keys)?,
+            dialect: RuleFormatSetting::read(&keys)?,
             chain: if has_chain { chain::chain(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
@@ -164,16 +164,16 @@ impl NetConf {
             let mut bare = document.clone();
             bare.block.keys.retain(|key, _| keys.contains(&key.as_str()));
             bare.block.keys.insert("type".to_owned(), "detour".into());
-            Self::understand(&bare, Command::Del, "")
+            Self::understand(&bare, CniCommand::Del, "")
         };
         only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
             .or_else(|_| only(&["name"]))
     }
 }
 
-impl Dialect {
+impl RuleFormatSetting {
     /// `dialect`, else istio-cni's `native_nftables`.
-    fn read(keys: &Reader<'_>) -> Result<Self, Error> {
+    fn read(keys: &BlockReader<'_>) -> Result<Self, Error> {
         let native = keys.boolean("native_nftables")?.unwrap_or(false);
         let words = [("auto", Self::Auto), ("iptables", Self::Iptables), ("nftables", Self::Nftables)];
         let written = keys.one_of("dialect", &words)?;
@@ -181,7 +181,7 @@ impl Dialect {
     }
 }
 
-fn name(keys: &Reader<'_>) -> Result<String, Error> {
+fn name(keys: &BlockReader<'_>) -> Result<String, Error> {
     let invalid = |msg: &str| Error::new(Code::InvalidConfig, msg);
     match text(keys, "name")? {
         None => Err(invalid("missing network name")),
@@ -192,7 +192,7 @@ fn name(keys: &Reader<'_>) -> Result<String, Error> {
 
 /// What the runtime still knows. The second name is SPEC.md's own until libcni 1.2.3
 /// (containernetworking/cni#1101).
-fn valid_attachments(keys: &Reader<'_>) -> Result<Option<Vec<ValidAttachment>>, Error> {
+fn valid_attachments(keys: &BlockReader<'_>) -> Result<Option<Vec<ValidAttachment>>, Error> {
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
         let items = match keys.value(key) {
             None => continue,
@@ -213,17 +213,17 @@ fn valid_attachments(keys: &Reader<'_>) -> Result<Option<Vec<ValidAttachment>>, 
 }
 
 /// A string. istio-cni's agent writes empty ones for what is not set: they count as absent.
-fn text<'a>(keys: &Reader<'a>, key: &'static str) -> Result<Option<&'a str>, Error> {
+fn text<'a>(keys: &BlockReader<'a>, key: &'static str) -> Result<Option<&'a str>, Error> {
     Ok(keys.string(key)?.filter(|text| !text.is_empty()))
 }
 
-pub(super) fn delegate_timeout(keys: &Reader<'_>) -> Result<Duration, Error> {
+pub(super) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error> {
     let seconds = keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT);
     Ok(Duration::from_secs(seconds.into()))
 }
 
 /// A path. A runtime starts plugins in a directory of its own choice, so it must be absolute.
-pub(super) fn absolute(keys: &Reader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
+pub(super) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
     let Some(text) = text(keys, key)? else { return Ok(None) };
     if !Path::new(text).is_absolute() {
         return Err(wrong_type(&keys.place(key), &Value::from(text), "an absolute path"));
@@ -237,7 +237,7 @@ mod tests {
     use serde_json::json;
 
     fn parse(conf: &Value) -> Result<NetConf, Error> {
-        NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour")
+        NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour")
     }
 
     /// A small configuration with one more key.
@@ -252,7 +252,7 @@ mod tests {
         let conf = parse(&json!({"name": "n"})).expect("accepted");
         assert_eq!((conf.cni_version.as_str(), conf.name.as_str(), conf.kind.as_str()), ("0.1.0", "n", "detour"));
         assert_eq!((conf.log_level, conf.log_file), (LogLevel::Info, None));
-        assert_eq!(conf.dialect, Dialect::Auto);
+        assert_eq!(conf.dialect, RuleFormatSetting::Auto);
         assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
         assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
         assert!(conf.warnings.is_empty() && !conf.ambient_enabled);
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(refused(json!({"name": "a", "cniVersion": "9", "chain": 7})).code, Code::IncompatibleVersion);
         assert_eq!(refused(json!({"name": 7})).msg, "name: 7 is not accepted; accepted: a string");
         let old = json!({"name": "a", "cniVersion": "0.3.1"}).to_string();
-        assert!(NetConf::parse(old.as_bytes(), Command::Check, "detour").is_err());
+        assert!(NetConf::parse(old.as_bytes(), CniCommand::Check, "detour").is_err());
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
             "native_nftables": true, "enable_ambient_detection_retry": false, "ipam": {}, "dns": {},
         }))
         .expect("accepted");
-        assert_eq!((conf.log_level, conf.dialect), (LogLevel::Debug, Dialect::Nftables));
+        assert_eq!((conf.log_level, conf.dialect), (LogLevel::Debug, RuleFormatSetting::Nftables));
         assert_eq!(conf.kubernetes.kubeconfig, Some("/var/run/istio-cni/istio-cni-kubeconfig".into()));
         assert_eq!(conf.kubernetes.exclude_namespaces, ["istio-system", "kube-system"]);
         assert_eq!(conf.kubernetes.agent_namespace.as_deref(), Some("istio-system"));
@@ -302,7 +302,7 @@ mod tests {
             "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
         }));
         let conf = conf.expect("accepted");
-        assert_eq!((conf.dialect, conf.log_level), (Dialect::Auto, LogLevel::Warn));
+        assert_eq!((conf.dialect, conf.log_level), (RuleFormatSetting::Auto, LogLevel::Warn));
     }
 
     #[test]

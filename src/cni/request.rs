@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// What is to be done: every `CNI_COMMAND` that comes with a configuration. `VERSION` comes
 /// without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum CniCommand {
     /// `ADD`
     Add,
     /// `DEL`
@@ -23,7 +23,7 @@ pub enum Command {
     Status,
 }
 
-impl Command {
+impl CniCommand {
     /// By its name in `CNI_COMMAND`, which is in upper case.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
@@ -48,7 +48,7 @@ impl Command {
     }
 }
 
-impl fmt::Display for Command {
+impl fmt::Display for CniCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// `CNI_COMMAND`.
-    pub command: Command,
+    pub command: CniCommand,
     /// `CNI_CONTAINERID`; empty for GC and STATUS.
     pub container_id: String,
     /// `CNI_NETNS`; DEL may come without.
@@ -108,7 +108,7 @@ impl Request {
     pub fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let mut variables = Variables { read: variable, missing: Vec::new() };
         let name = variables.optional("CNI_COMMAND").unwrap_or_default();
-        let command = Command::named(&name).ok_or_else(|| refuse(format!("unknown CNI_COMMAND: {name}")))?;
+        let command = CniCommand::named(&name).ok_or_else(|| refuse(format!("unknown CNI_COMMAND: {name}")))?;
         let (mut container_id, mut netns, mut ifname) = (String::new(), None, String::new());
         if command.is_for_a_container() {
             container_id = variables.required("CNI_CONTAINERID");
@@ -116,7 +116,7 @@ impl Request {
                 return Err(refuse("invalid characters in containerID").with_details(container_id));
             }
             netns = match command {
-                Command::Del => variables.optional("CNI_NETNS"),
+                CniCommand::Del => variables.optional("CNI_NETNS"),
                 _ => Some(variables.required("CNI_NETNS")),
             };
             ifname = variables.required("CNI_IFNAME");
@@ -130,8 +130,8 @@ impl Request {
         }
         let args_text = variables.optional("CNI_ARGS").unwrap_or_default();
         let args = match command {
-            Command::Add | Command::Check => Args::parse(&args_text)?,
-            Command::Del | Command::Gc | Command::Status => Args::default(),
+            CniCommand::Add | CniCommand::Check => Args::parse(&args_text)?,
+            CniCommand::Del | CniCommand::Gc | CniCommand::Status => Args::default(),
         };
         let netns_override = variables.optional("CNI_NETNS_OVERRIDE");
         Ok(Self {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_whole_call() {
         let request = call("ADD", &[]).expect("accepted");
-        assert_eq!(request.command, Command::Add);
+        assert_eq!(request.command, CniCommand::Add);
         assert_eq!(request.netns, Some(PathBuf::from("/run/netns/x")));
         assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("c1", "eth0"));
         assert_eq!(request.path, [PathBuf::from("/a"), PathBuf::from("/b")]);

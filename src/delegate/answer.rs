@@ -1,7 +1,7 @@
 //! What a plugin's exit and stdout mean (SPEC.md, "Success" and "Error").
 
-use super::process::{Ended, said};
-use crate::cni::{Code, Command, Error};
+use super::process::{ChildExit, said};
+use crate::cni::{Code, CniCommand, Error};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -16,11 +16,11 @@ const UNSPECIFIC: u32 = 999;
 /// # Errors
 /// The plugin's own, with its code, message and details. [`Code::Delegate`] where it has no code of
 /// its own, said nothing, nothing that makes sense, or was ended by a signal.
-pub(super) fn of(program: &Path, command: Command, ended: &Ended) -> Result<Option<Value>, Error> {
+pub(super) fn of(program: &Path, command: CniCommand, ended: &ChildExit) -> Result<Option<Value>, Error> {
     if !ended.status.success() {
         return Err(failure(program, ended));
     }
-    let has_result = command == Command::Add && !ended.stdout.trim_ascii().is_empty();
+    let has_result = command == CniCommand::Add && !ended.stdout.trim_ascii().is_empty();
     if !has_result {
         return Ok(None);
     }
@@ -34,7 +34,7 @@ pub(super) fn of(program: &Path, command: Command, ended: &Ended) -> Result<Opti
 /// A plugin's error object. The reference library has no default for the code; a plugin in shell
 /// may well forget it.
 #[derive(Deserialize)]
-struct Answer {
+struct PluginError {
     #[serde(default)]
     code: u32,
     msg: String,
@@ -42,12 +42,12 @@ struct Answer {
     details: String,
 }
 
-fn failure(program: &Path, ended: &Ended) -> Error {
+fn failure(program: &Path, ended: &ChildExit) -> Error {
     // A plugin whose work was refused afterwards has printed a result before (`pkg/skel`, the
     // check of namespaces): the last object counts.
     let objects = serde_json::Deserializer::from_slice(&ended.stdout).into_iter::<Value>();
     let last = objects.map_while(Result::ok).last();
-    if let Some(answer) = last.and_then(|object| serde_json::from_value::<Answer>(object).ok()) {
+    if let Some(answer) = last.and_then(|object| serde_json::from_value::<PluginError>(object).ok()) {
         let error = Error::new(Code::Delegate, answer.msg).with_details(answer.details);
         return if [0, UNSPECIFIC].contains(&answer.code) { error } else { error.answered_with(answer.code) };
     }
@@ -74,22 +74,22 @@ mod tests {
     use std::process::ExitStatus;
 
     /// `status` is wait(2)'s: the exit code in the second byte, a signal in the first.
-    fn answer(command: Command, status: i32, stdout: &str, stderr: &str) -> Result<Option<Value>, Error> {
+    fn answer(command: CniCommand, status: i32, stdout: &str, stderr: &str) -> Result<Option<Value>, Error> {
         let status = ExitStatus::from_raw(status);
-        let ended = Ended { status, stdout: stdout.into(), last_words: stderr.into() };
+        let ended = ChildExit { status, stdout: stdout.into(), last_words: stderr.into() };
         of(Path::new("/bin/x"), command, &ended)
     }
 
     fn refused(status: i32, stdout: &str, stderr: &str) -> Error {
-        answer(Command::Add, status, stdout, stderr).expect_err("it failed")
+        answer(CniCommand::Add, status, stdout, stderr).expect_err("it failed")
     }
 
     #[test]
     fn a_result_is_adds() {
-        let result = answer(Command::Add, 0, " {\"ips\": []}\n", "");
+        let result = answer(CniCommand::Add, 0, " {\"ips\": []}\n", "");
         assert_eq!(result, Ok(Some(json!({"ips": []}))));
-        assert_eq!(answer(Command::Add, 0, " \n", ""), Ok(None));
-        for command in [Command::Del, Command::Check, Command::Gc, Command::Status] {
+        assert_eq!(answer(CniCommand::Add, 0, " \n", ""), Ok(None));
+        for command in [CniCommand::Del, CniCommand::Check, CniCommand::Gc, CniCommand::Status] {
             assert_eq!(answer(command, 0, "done", ""), Ok(None));
         }
         let error = refused(0, "done", "");

@@ -1,6 +1,6 @@
 //! The environment of a plugin (SPEC.md, "Parameters").
 
-use crate::cni::{Command, NetConf, Request};
+use crate::cni::{CniCommand, NetConf, Request};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// `CNI_COMMAND`.
-    pub command: Command,
+    pub command: CniCommand,
     /// `CNI_CONTAINERID`; empty for GC and STATUS.
     pub container_id: String,
     /// `CNI_NETNS`; empty where there is none.
@@ -49,7 +49,7 @@ impl Call {
 
     /// The same with another command.
     #[must_use]
-    pub fn with_command(&self, command: Command) -> Self {
+    pub fn with_command(&self, command: CniCommand) -> Self {
         Self { command, ..self.clone() }
     }
 
@@ -83,7 +83,7 @@ pub(super) mod tests {
     /// A DEL without directories.
     pub(in crate::delegate) fn call() -> Call {
         Call {
-            command: Command::Del,
+            command: CniCommand::Del,
             container_id: "c".into(),
             netns: PathBuf::new(),
             ifname: "eth0".into(),
@@ -108,7 +108,7 @@ pub(super) mod tests {
         })
         .expect("a request");
         let conf = br#"{"name": "n", "type": "detour", "kubernetes": {"cni_bin_dir": "/x"}}"#;
-        let conf = NetConf::parse(conf, Command::Del, "detour").expect("a configuration");
+        let conf = NetConf::parse(conf, CniCommand::Del, "detour").expect("a configuration");
         let call = Call::handed_on(&request, &conf);
         let variables: HashMap<_, _> = call.variables(call.bin_dir.as_deref()).into_iter().collect();
         let wanted = [

@@ -1,7 +1,7 @@
 //! What goes to a plugin's stdin (SPEC.md, "Deriving execution configuration from plugin
 //! configuration").
 
-use super::{Network, Plugin};
+use super::{NetworkConfiguration, Plugin};
 use crate::cni::{Error, ValidAttachment, wrong_type};
 use serde_json::{Map, Value, json};
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 /// # Errors
 /// `capabilities` is no object of booleans, or `args` no object where the call has some.
 pub(super) fn for_attachment(
-    network: &Network,
+    network: &NetworkConfiguration,
     plugin: &Plugin,
     previous: Option<&Value>,
 ) -> Result<Map<String, Value>, Error> {
@@ -43,7 +43,7 @@ pub(super) fn for_attachment(
 }
 
 /// The configuration for STATUS, which is about no attachment.
-pub(super) fn for_node(network: &Network, plugin: &Plugin) -> Map<String, Value> {
+pub(super) fn for_node(network: &NetworkConfiguration, plugin: &Plugin) -> Map<String, Value> {
     let mut conf = plugin.conf.clone();
     // A description of the plugin for the runtime; the plugin must not see it.
     conf.shift_remove("capabilities");
@@ -54,7 +54,7 @@ pub(super) fn for_node(network: &Network, plugin: &Plugin) -> Map<String, Value>
 
 /// The configuration for GC. The list goes under two names: the reference library sent it under
 /// the second before the first was in the specification (`libcni/api.go`).
-pub(super) fn for_gc(network: &Network, plugin: &Plugin, valid: Option<&[ValidAttachment]>) -> Map<String, Value> {
+pub(super) fn for_gc(network: &NetworkConfiguration, plugin: &Plugin, valid: Option<&[ValidAttachment]>) -> Map<String, Value> {
     let mut conf = for_node(network, plugin);
     if let Some(valid) = valid {
         let list: Value = valid.iter().map(|a| json!({"containerID": a.container_id, "ifname": a.ifname})).collect();
@@ -94,13 +94,13 @@ mod tests {
         Plugin { kind: "x".into(), path: "chain[1]".into(), conf: conf.as_object().expect("an object").clone() }
     }
 
-    fn network() -> Network {
+    fn network() -> NetworkConfiguration {
         let runtime_config = json!({"portMappings": [1], "dns": {"servers": []}, "mac": "m"});
-        Network {
+        NetworkConfiguration {
             name: "n".into(),
             cni_version: "1.1.0".into(),
             runtime_config: runtime_config.as_object().expect("an object").clone(),
-            ..Network::default()
+            ..NetworkConfiguration::default()
         }
     }
 
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn args_of_the_call_win_over_the_plugins_own() {
         let args = json!({"a": 1, "b": 2});
-        let network = Network { args: args.as_object().expect("an object").clone(), ..network() };
+        let network = NetworkConfiguration { args: args.as_object().expect("an object").clone(), ..network() };
         for (own, wanted) in [
             (json!({"type": "x"}), json!({"cni": {"a": 1, "b": 2}})),
             (

@@ -1,7 +1,7 @@
 //! What a plugin printed, as a result in the version of the configuration.
 
 use crate::cni::result::AddResult;
-use crate::cni::version::Family;
+use crate::cni::version::ResultShape;
 use crate::cni::{Code, Error};
 use serde_json::{Map, Value};
 
@@ -26,7 +26,7 @@ pub(super) fn accept(answer: Value, cni_version: &str) -> Result<Value, Error> {
 
 fn has_shape(result: &Map<String, Value>, cni_version: &str) -> bool {
     let label = result.get("cniVersion").and_then(Value::as_str).filter(|label| !label.is_empty());
-    label.is_none_or(|label| Family::of(label) == Family::of(cni_version))
+    label.is_none_or(|label| ResultShape::of(label) == ResultShape::of(cni_version))
 }
 
 #[cfg(test)]

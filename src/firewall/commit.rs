@@ -1,11 +1,11 @@
 //! Changes as netlink messages, sent as one transaction.
 
 use super::iptables;
-use super::live::Live;
+use super::live::LiveRuleset;
 use super::native::rule::chain_type;
 use super::nfnetlink::attributes::Attributes;
-use super::nfnetlink::{Error, Message, NLM_F_APPEND, NLM_F_CREATE, Socket, Verb};
-use super::plan::{BY_HANDLE, Change, Step};
+use super::nfnetlink::{NfError, Message, NLM_F_APPEND, NLM_F_CREATE, NfSocket, Verb};
+use super::plan::{BY_HANDLE, PlannedStep, Step};
 use super::rule::{Family, Hook, Rule, Table};
 
 /// Commits `changes`, all or nothing, on top of what `live` has read.
@@ -13,13 +13,13 @@ use super::rule::{Family, Hook, Rule, Table};
 /// # Errors
 /// The kernel refuses, another process changed the rules since, or more rules of a chain would be deleted
 /// one by one than [`BY_HANDLE`].
-pub(super) fn commit(socket: &mut Socket, live: &Live, changes: &[Change]) -> Result<(), Error> {
-    let deletes_alike = |a: &Change, b: &Change| match (a, b) {
+pub(super) fn commit(socket: &mut NfSocket, live: &LiveRuleset, changes: &[PlannedStep]) -> Result<(), NfError> {
+    let deletes_alike = |a: &PlannedStep, b: &PlannedStep| match (a, b) {
         ((a, Step::DeleteRule { chain: from, .. }), (b, Step::DeleteRule { chain, .. })) => (a, from) == (b, chain),
         _ => false,
     };
     if let Some(run) = changes.chunk_by(deletes_alike).find(|run| run.len() > BY_HANDLE) {
-        return Err(Error::TooManyDeletions { count: run.len(), limit: BY_HANDLE });
+        return Err(NfError::TooManyDeletions { count: run.len(), limit: BY_HANDLE });
     }
     let messages: Vec<Message> = changes.iter().map(|((family, table), step)| message(*family, *table, step)).collect();
     socket.transact(&messages, live.generation)

@@ -4,7 +4,7 @@ use super::expression::Expression;
 use super::iptables;
 use super::native::{self, live::Sets};
 use super::nfnetlink::attributes::{Attributes, find, find_be64, find_text};
-use super::nfnetlink::{Error, Socket, Verb};
+use super::nfnetlink::{NfError, NfSocket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
 use crate::cni::{self, Code};
 use crate::netlink::Allowance;
@@ -119,13 +119,13 @@ pub(super) type LiveTable = BTreeMap<String, LiveChain>;
 
 /// What the kernel holds in the tables raw, mangle and nat of `ip` and `ip6`, and in our own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveRuleset {
     /// Of which generation this is.
     pub generation: u32,
     /// The tables that there are.
     pub tables: BTreeMap<(Family, Table), LiveTable>,
     /// Tables of the `nftables` dialect.
-    pub native: native::LiveTables,
+    pub native: native::NativeLiveTables,
     /// The native redirection of Istio's own tools, if there is one.
     pub native_istio: Option<NativeIstio>,
 }
@@ -137,7 +137,7 @@ pub struct NativeIstio {
     pub captures_dns: bool,
 }
 
-impl Live {
+impl LiveRuleset {
     /// Reads them as they are at one moment.
     ///
     /// # Errors
@@ -145,12 +145,12 @@ impl Live {
     /// [`Allowance::USUAL`], or
     /// [`Code::TryAgain`] if another process keeps changing them.
     pub fn now() -> Result<Self, cni::Error> {
-        let mut socket = Socket::open().map_err(|e| failed("reading", e))?;
+        let mut socket = NfSocket::open().map_err(|e| failed("reading", e))?;
         let deadline = Instant::now() + DEADLINE;
         for _ in 0..TRIES {
             match Self::read(&mut socket) {
-                Err(Error::Changed) if Instant::now() < deadline => {}
-                Err(Error::Changed) => break,
+                Err(NfError::Changed) if Instant::now() < deadline => {}
+                Err(NfError::Changed) => break,
                 other => return other.map_err(|e| failed("reading", e)),
             }
         }
@@ -162,7 +162,7 @@ impl Live {
     ///
     /// # Errors
     /// Netlink fails, there are more, or another process changed the rules meanwhile.
-    pub fn read(socket: &mut Socket) -> Result<Self, Error> {
+    pub fn read(socket: &mut NfSocket) -> Result<Self, NfError> {
         Self::read_within(Allowance::USUAL, socket)
     }
 
@@ -170,7 +170,7 @@ impl Live {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_within(limit: Allowance, socket: &mut Socket) -> Result<Self, Error> {
+    pub fn read_within(limit: Allowance, socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(limit);
         let (mut live, has_other_tables) = Self::read_tables(socket)?;
         if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
@@ -181,14 +181,14 @@ impl Live {
         for (family, which) in live.dumps_of_rules(has_other_tables) {
             socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
         }
-        if socket.generation()? == live.generation { Ok(live) } else { Err(Error::Changed) }
+        if socket.generation()? == live.generation { Ok(live) } else { Err(NfError::Changed) }
     }
 
     /// Reads tables and chains, but no rules.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(super) fn without_rules(socket: &mut Socket) -> Result<Self, Error> {
+    pub(super) fn without_rules(socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(Allowance::USUAL);
         let (mut live, _) = Self::read_tables(socket)?;
         live.read_chains(socket)?;
@@ -196,7 +196,7 @@ impl Live {
     }
 
     /// The tables, and whether there are others.
-    fn read_tables(socket: &mut Socket) -> Result<(Self, bool), Error> {
+    fn read_tables(socket: &mut NfSocket) -> Result<(Self, bool), NfError> {
         let generation = socket.generation()?;
         let mut live = Self { generation, ..Self::default() };
         let mut has_other_tables = false;
@@ -215,7 +215,7 @@ impl Live {
         Ok((live, has_other_tables))
     }
 
-    fn read_chains(&mut self, socket: &mut Socket) -> Result<(), Error> {
+    fn read_chains(&mut self, socket: &mut NfSocket) -> Result<(), NfError> {
         socket.dump(Verb::GetChain, |family, body| {
             let table = table_of(family, find_text(body, 1)).and_then(|key| self.tables.get_mut(&key));
             if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
@@ -276,9 +276,9 @@ impl Live {
 /// The error of a call that failed `doing` something with the rules: [`Code::ForeignRules`] if there are
 /// too many.
 #[must_use]
-pub fn failed(doing: &str, error: Error) -> cni::Error {
+pub fn failed(doing: &str, error: NfError) -> cni::Error {
     let (code, next) = match error {
-        Error::TooMany(_) | Error::TooManyDeletions { .. } => {
+        NfError::TooMany(_) | NfError::TooManyDeletions { .. } => {
             (Code::ForeignRules, "; remove rules in the pod's network namespace, or delete the pod")
         }
         _ => (Code::KernelRefused, ""),

@@ -1,7 +1,7 @@
 //! All rules of one pod as a value: what [`super::istio`] and [`super::detour`] write a policy as.
 
 use super::rule::{Family, Hook, Rule, Table};
-use super::{detour, istio};
+use super::{exclusions, istio};
 use crate::policy::Policy;
 use std::collections::{BTreeMap, HashSet};
 
@@ -53,7 +53,7 @@ impl Ruleset {
                 if let Some(redirect) = policy.redirect() {
                     istio::write(redirect, family, &mut ruleset);
                 }
-                detour::write(policy, &exclusions, family, &mut ruleset);
+                exclusions::write(policy, &exclusions, family, &mut ruleset);
             }
         }
         ruleset.rules_mut().for_each(Rule::drop_empty_conditions);

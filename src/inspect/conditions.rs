@@ -36,7 +36,7 @@ fn interface(wanted: Option<&Is<String>>, name: Option<&str>) -> bool {
 }
 
 /// The UID and GID of the socket that a packet leaves by; what comes in has none.
-fn owner(packet: &Packet) -> Option<(u32, u32)> {
+fn owner_condition(packet: &Packet) -> Option<(u32, u32)> {
     match packet.origin {
         Origin::Process { uid, gid } if packet.out_interface.is_some() => Some((uid, gid)),
         Origin::Process { .. } | Origin::Outside => None,
@@ -54,8 +54,8 @@ fn holds(packet: &Packet, condition: &Match) -> bool {
         Match::DestinationPort(is) => within(is.value, packet.destination.port()) != is.not,
         Match::SourcePort(is) => within(is.value, packet.source.port()) != is.not,
         Match::DestinationPorts(is) => is.value.iter().any(|range| within(*range, packet.destination.port())) != is.not,
-        Match::Uid(is) => id(is, owner(packet).map(|(uid, _)| uid)),
-        Match::Gid(is) => id(is, owner(packet).map(|(_, gid)| gid)),
+        Match::Uid(is) => id(is, owner_condition(packet).map(|(uid, _)| uid)),
+        Match::Gid(is) => id(is, owner_condition(packet).map(|(_, gid)| gid)),
         Match::CtState(CtState::Invalid | CtState::RelatedOrEstablished) => false,
         Match::Mark(is) => (packet.mark == is.value) != is.not,
         Match::Connmark(mark) => *mark == 0,
@@ -63,7 +63,7 @@ fn holds(packet: &Packet, condition: &Match) -> bool {
 }
 
 /// Whether the packet meets all conditions of a native rule.
-pub(super) fn meets_native(packet: &Packet, rule: &native::Rule) -> bool {
+pub(super) fn meets_native(packet: &Packet, rule: &native::NativeRule) -> bool {
     rule.family.is_none_or(|family| family == packet.family())
         && rule.conditions.iter().all(|condition| holds_native(packet, condition))
 }
@@ -100,8 +100,8 @@ fn loaded(packet: &Packet, key: Key) -> Option<u128> {
         }),
         Key::SourcePort => Some(packet.source.port().into()),
         Key::DestinationPort => Some(packet.destination.port().into()),
-        Key::Uid => owner(packet).map(|(uid, _)| uid.into()),
-        Key::Gid => owner(packet).map(|(_, gid)| gid.into()),
+        Key::Uid => owner_condition(packet).map(|(uid, _)| uid.into()),
+        Key::Gid => owner_condition(packet).map(|(_, gid)| gid.into()),
         Key::Mark => Some(packet.mark.into()),
         Key::CtMark => Some(0),
         Key::CtState => None,

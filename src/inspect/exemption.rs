@@ -1,6 +1,6 @@
 //! What leaves untouched although the pod is redirected, in words, and at whose word.
 
-use crate::policy::{Exclusion, Owner};
+use crate::policy::{Exclusion, TrafficOwner};
 use serde::Serialize;
 
 /// One exclusion.
@@ -42,7 +42,7 @@ pub(super) fn exemptions<'a>(
     let sources = |exclusion: &Exclusion| {
         let mut sources: Vec<String> = Vec::new();
         // Ranges that touch are one by now.
-        let merged = |owner: Owner| exclusion.owner != Owner::Any && exclusion.owner.covers(owner);
+        let merged = |owner: TrafficOwner| exclusion.owner != TrafficOwner::Any && exclusion.owner.covers(owner);
         let part_of = |other: &Exclusion| {
             (other.owner == exclusion.owner || merged(other.owner))
                 && Exclusion { owner: exclusion.owner, ..other.clone() } == *exclusion
@@ -65,10 +65,10 @@ pub(super) fn exemptions<'a>(
 }
 
 /// Whose, in words.
-pub(super) fn owner(owner: Owner) -> String {
+pub(super) fn owner(owner: TrafficOwner) -> String {
     match owner {
-        Owner::Any => "every process".to_owned(),
-        Owner::Uid(range) => format!("uid {range}"),
-        Owner::Gid(range) => format!("gid {range}"),
+        TrafficOwner::Any => "every process".to_owned(),
+        TrafficOwner::Uid(range) => format!("uid {range}"),
+        TrafficOwner::Gid(range) => format!("gid {range}"),
     }
 }

@@ -1,6 +1,6 @@
 //! The three forms in which every report can be had.
 
-use super::page::{Page, Sheet};
+use super::terminal::{Screen, TextReport};
 use crate::cni::{Code, Error};
 use crate::printable::{Text, acts};
 use serde::ser::{SerializeMap, SerializeSeq};
@@ -26,11 +26,11 @@ pub enum Format {
 ///
 /// # Errors
 /// A value in it has no such form, which is a fault of this program.
-pub fn render<R: Serialize + Sheet>(report: &R, format: Format) -> Result<Text, Error> {
+pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<Text, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::new(Code::Internal, format!("the report has no text: {error}"));
     match format {
         Format::Table { colour } => {
-            let mut page = Page::new(colour);
+            let mut page = Screen::new(colour);
             report.write(&mut page);
             Ok(page.into_text())
         }
@@ -69,14 +69,14 @@ impl Serialize for Quoted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::page::Cell;
+    use crate::inspect::terminal::Cell;
     use serde_json::json;
 
     #[derive(Serialize)]
     struct Report(Value);
 
-    impl Sheet for Report {
-        fn write(&self, page: &mut Page) {
+    impl TextReport for Report {
+        fn write(&self, page: &mut Screen) {
             page.line(&[Cell::of(self.0.to_string())]);
         }
     }

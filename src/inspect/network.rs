@@ -1,13 +1,13 @@
 //! The networks of a pod under a primary plugin, and what each contributes.
 
-use super::heard::{Heard, redirects};
-use super::page::{Cell, Tone};
-use crate::plugin::primary::{Place, Used};
+use super::evaluation::{Evaluation, redirects};
+use super::terminal::{Cell, Tone};
+use crate::plugin::primary::{NetworkRunner, PreviewedNetwork};
 use serde::Serialize;
 
 /// A network of the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Network {
+pub struct NetworkReport {
     /// `NAMESPACE/NAME` of its definition, else its configuration's name.
     pub name: String,
     /// `pod`, where the pod selects it, else `configuration`.
@@ -25,18 +25,18 @@ pub struct Network {
     pub exclusions: usize,
 }
 
-impl Network {
-    pub(super) fn of(used: &Used, heard: &[Heard<'_>]) -> Self {
-        let own = heard.iter().find(|one| one.attachment == Some(used.name.as_str()) && used.place == Place::Here);
+impl NetworkReport {
+    pub(super) fn of(used: &PreviewedNetwork, heard: &[Evaluation<'_>]) -> Self {
+        let own = heard.iter().find(|one| one.attachment == Some(used.name.as_str()) && used.place == NetworkRunner::Here);
         Self {
             name: used.name.clone(),
             selected_by: if used.selected { "pod" } else { "configuration" },
             interface: used.interface.clone(),
             types: used.types.clone(),
             runs: match used.place {
-                Place::Delegate => "delegate",
-                Place::Chain => "chain",
-                Place::Here => "in-process",
+                NetworkRunner::Delegate => "delegate",
+                NetworkRunner::Chain => "chain",
+                NetworkRunner::Here => "in-process",
             },
             decision: own.map(|own| match redirects(&own.conf.chain) {
                 true => own.decision(),

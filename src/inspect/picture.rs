@@ -6,10 +6,10 @@
 
 use super::exemption::owner;
 use super::explain::Explained;
-use super::process::{Exempt, Process, processes};
+use super::process::{Exempt, ContainerTraffic, processes};
 use super::subject::Subject;
 use super::svg::{Area, Drawing, wrapped};
-use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
+use crate::policy::{DnsCapture, Exclusion, TrafficOwner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
 use std::fmt::Display;
 
 const WIDTH: i32 = 1120;
@@ -83,7 +83,7 @@ fn upper_height(cards: usize) -> i32 {
     (i32::try_from(cards).unwrap_or_default() * STEP).max(3 * STEP + 78) + 28
 }
 
-fn card(process: &Process<'_>) -> Card {
+fn card(process: &ContainerTraffic<'_>) -> Card {
     let uid = process.uid().map_or_else(|| "UID unsaid".to_owned(), |uid| format!("uid {uid}"));
     let detail = if process.ends_before { format!("init container, {uid}") } else { uid };
     Card { name: process.container.name.clone(), detail, ends_before: process.ends_before }
@@ -98,7 +98,7 @@ fn everything(card: Card) -> Lane {
 }
 
 /// Where istio-init redirects the pod, its rules are not known here; exclusions apply to them too.
-fn without_redirect(subject: &Subject, policy: &Policy, process: &Process<'_>) -> Lane {
+fn without_redirect(subject: &Subject, policy: &Policy, process: &ContainerTraffic<'_>) -> Lane {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
     let lane = everything(card(process));
@@ -114,7 +114,7 @@ fn without_redirect(subject: &Subject, policy: &Policy, process: &Process<'_>) -
 }
 
 /// What leaves untouched: at the word of an exclusion, or of a setting.
-fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec<Lane> {
+fn lanes(redirect: &Redirect, policy: &Policy, processes: &[ContainerTraffic<'_>]) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     let exclusions = policy.exclusions_in_effect();
     for exclusion in &exclusions {
@@ -145,11 +145,11 @@ fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec
     lanes
 }
 
-fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[Process<'_>]) -> Lane {
+fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[ContainerTraffic<'_>]) -> Lane {
     let who = owner(exclusion.owner);
-    let matching: Vec<&Process<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
+    let matching: Vec<&ContainerTraffic<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
     let card = match matching.as_slice() {
-        _ if exclusion.owner == Owner::Any => everyone("excluded"),
+        _ if exclusion.owner == TrafficOwner::Any => everyone("excluded"),
         [] => Card { name: who, detail: "no container says that it is".to_owned(), ends_before: false },
         [one] => card(one),
         several => {

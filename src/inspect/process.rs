@@ -1,14 +1,14 @@
 //! The processes of a container as rules see them: by the UID and GID that the pod says they have.
 
 use crate::pod::{Container, Pod};
-use crate::policy::{Exclusion, IdRange, Owner, Policy};
+use crate::policy::{Exclusion, IdRange, TrafficOwner, Policy};
 
 /// Containers of Istio's own, whose traffic is its own affair.
 const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
 
 /// A container of a pod.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Process<'a> {
+pub(super) struct ContainerTraffic<'a> {
     pub pod: &'a Pod,
     pub container: &'a Container,
     /// Whether it has ended when the application starts.
@@ -24,14 +24,14 @@ pub(super) enum Exempt {
 }
 
 /// Every container but Istio's own, those that start first first.
-pub(super) fn processes(pod: &Pod) -> Vec<Process<'_>> {
+pub(super) fn processes(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
     let init = pod.init_containers.iter().map(|c| (c, !c.restarts_always));
     let all = init.chain(pod.containers.iter().map(|c| (c, false)));
     let own = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
-    own.map(|(container, ends_before)| Process { pod, container, ends_before }).collect()
+    own.map(|(container, ends_before)| ContainerTraffic { pod, container, ends_before }).collect()
 }
 
-impl Process<'_> {
+impl ContainerTraffic<'_> {
     pub(super) fn uid(&self) -> Option<u32> {
         u32::try_from(self.pod.user_of(self.container)?).ok()
     }
@@ -41,12 +41,12 @@ impl Process<'_> {
     }
 
     /// Whether it is one of those; one whose IDs are not known is not.
-    pub(super) fn is(&self, owner: Owner) -> bool {
+    pub(super) fn is(&self, owner: TrafficOwner) -> bool {
         let within = |range: IdRange, id: Option<u32>| id.is_some_and(|id| range.covers(IdRange::one(id)));
         match owner {
-            Owner::Any => true,
-            Owner::Uid(range) => within(range, self.uid()),
-            Owner::Gid(range) => within(range, self.gid()),
+            TrafficOwner::Any => true,
+            TrafficOwner::Uid(range) => within(range, self.uid()),
+            TrafficOwner::Gid(range) => within(range, self.gid()),
         }
     }
 

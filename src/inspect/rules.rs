@@ -1,13 +1,13 @@
 //! The rules that a network namespace holds, with their counters, beside those that its
 //! attachments ask for.
 
-use super::page::{Cell, Page, Sheet, Tone};
-use super::rulebook::Rulebook;
+use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::rule_listing::Rulebook;
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule::table_name;
-use crate::firewall::{Counter, Difference, Drift, Live, Ruleset, foreign_rules, legacy_tables};
-use crate::plugin::asked::{Asked, asked};
-use crate::sandbox::{Sandbox, own_addresses};
+use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
+use crate::plugin::netns_state::{NetnsState, asked};
+use crate::netns::{NetNs, own_addresses};
 use crate::state::Store;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -24,9 +24,9 @@ const LISTED: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRules {
     /// Its rules.
-    pub live: Live,
+    pub live: LiveRuleset,
     /// What its attachments ask for; `None` where nothing is kept of any.
-    pub asked: Option<Asked>,
+    pub asked: Option<NetnsState>,
     /// Its own addresses, loopback and link-local left out.
     pub addresses: Vec<IpAddr>,
     /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
@@ -45,19 +45,19 @@ impl LiveRules {
             let msg = format!("{}: there is no network namespace", path.display());
             Error::new(Code::InvalidNetns, msg)
         };
-        Self::of(&Sandbox::open(path)?.ok_or_else(none)?, store)
+        Self::of(&NetNs::open(path)?.ok_or_else(none)?, store)
     }
 
     /// Reads a namespace.
     ///
     /// # Errors
     /// It can't be entered, or its rules or what is kept of its attachments can't be read.
-    pub fn of(sandbox: &Sandbox, store: &Store) -> Result<Self, Error> {
+    pub fn of(sandbox: &NetNs, store: &Store) -> Result<Self, Error> {
         let asked = asked(store, sandbox)?;
         sandbox.enter(PATIENCE, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = asked.as_ref().map_or_else(|| Ok(Vec::new()), |asked| asked.fixtures.drift())?;
-            Ok(Self { live: Live::now()?, asked, addresses: own_addresses()?, legacy, unfixed })
+            Ok(Self { live: LiveRuleset::now()?, asked, addresses: own_addresses()?, legacy, unfixed })
         })
     }
 
@@ -190,7 +190,7 @@ struct Present {
     is_asked_for: bool,
 }
 
-fn present(live: &Live, known: Option<&Ruleset>) -> Vec<Present> {
+fn present(live: &LiveRuleset, known: Option<&Ruleset>) -> Vec<Present> {
     let mut all = Vec::new();
     for (family, table, name, chain) in live.chains() {
         let place = format!("{} {}", family.name(), table.name());
@@ -313,8 +313,8 @@ pub struct RulesView<'a> {
     pub all: bool,
 }
 
-impl Sheet for RulesView<'_> {
-    fn write(&self, page: &mut Page) {
+impl TextReport for RulesView<'_> {
+    fn write(&self, page: &mut Screen) {
         let report = self.report;
         report.write_summary(page);
         let different: Vec<&RuleLine> = report.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
@@ -340,7 +340,7 @@ impl Sheet for RulesView<'_> {
 }
 
 impl RulesReport {
-    fn write_summary(&self, page: &mut Page) {
+    fn write_summary(&self, page: &mut Screen) {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("holds what is asked for", Tone::Good),
             Some(false) => ("does not hold what is asked for", Tone::Bad),
@@ -361,14 +361,14 @@ impl RulesReport {
         }
     }
 
-    fn write_left_out(&self, page: &mut Page) {
+    fn write_left_out(&self, page: &mut Screen) {
         for LeftOut { table, chain, rules } in &self.left_out {
             page.line(&[Cell::of(format!("{table} {chain}: {rules} more rules")).tone(Tone::Notable)]);
         }
     }
 }
 
-fn write_table(page: &mut Page, heading: &str, rules: &[&RuleLine]) {
+fn write_table(page: &mut Screen, heading: &str, rules: &[&RuleLine]) {
     page.heading(heading);
     let row = |rule: &&RuleLine| {
         let (sign, tone) = rule.mark.sign();

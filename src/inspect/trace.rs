@@ -1,8 +1,8 @@
 //! One packet from where it is sent to where it arrives, through all tables in the kernel's order.
 
 use super::packet::{Destination, Origin, Packet, Sender};
-use super::page::{Cell, Page, Sheet, Tone};
-use super::rulebook::{Book, Rulebook};
+use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::rule_listing::{TableListing, Rulebook};
 use super::walk::{End, Hop, STEPS, Walk, Weight};
 use crate::firewall::rule::{Hook, Table};
 use serde::Serialize;
@@ -26,7 +26,7 @@ pub struct Trace {
     pub hops: Vec<Hop>,
     /// The rule without which it would arrive elsewhere, or would at least be looked at further;
     /// none where no rule is for it.
-    pub decided_by: Option<Place>,
+    pub decided_by: Option<RulePlace>,
     /// `sidecar:PORT`, `redirected:PORT` (not by Istio's chains), `direct` or `dropped`.
     pub arrives_at: String,
     /// Connection tracking's zone; 0 where no rule names one.
@@ -37,7 +37,7 @@ pub struct Trace {
 
 /// A rule and where it stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct RulePlace {
     /// `raw`, `mangle`, `nat`, or the same with `detour-` before it.
     pub table: &'static str,
     /// The chain.
@@ -100,7 +100,7 @@ fn through(walk: &mut Walk<'_>) -> End {
 
 fn tables(walk: &mut Walk<'_>, tables: &[Table], hook: Hook) -> End {
     let family = walk.packet.family();
-    let books = tables.iter().flat_map(|table| [Book::Native(*table), Book::Iptables(*table, family)]);
+    let books = tables.iter().flat_map(|table| [TableListing::Native(*table), TableListing::Iptables(*table, family)]);
     for book in books {
         match walk.pass(book, hook) {
             End::PassedOn => {}
@@ -115,18 +115,18 @@ fn tables(walk: &mut Walk<'_>, tables: &[Table], hook: Hook) -> End {
 }
 
 /// The rule that sent it elsewhere, else the last one that had it looked at no further.
-fn decisive(hops: &[Hop], end: End) -> Option<Place> {
+fn decisive(hops: &[Hop], end: End) -> Option<RulePlace> {
     let decides = |hop: &&Hop| match end {
         // What is let go in raw goes on to where connections are made.
         End::PassedOn | End::Settled => hop.weight == Weight::LetGo && !hop.table.ends_with(Table::Raw.name()),
         End::Dropped | End::Redirected(_) | End::Tproxied(_) => hop.weight == Weight::SentElsewhere,
     };
     let hop = hops.iter().rfind(decides)?;
-    Some(Place { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
+    Some(RulePlace { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
 }
 
-impl Sheet for Trace {
-    fn write(&self, page: &mut Page) {
+impl TextReport for Trace {
+    fn write(&self, page: &mut Screen) {
         let who = match self.from {
             Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}, by {}", self.interface),
             Origin::Outside => format!("from outside, by {}", self.interface),
@@ -172,7 +172,7 @@ impl Sheet for Trace {
 mod tests {
     use super::*;
     use crate::policy::{
-        DnsCapture, Exclusion, IdRange, Interception, InterceptionMode, Owner, Policy, PortRange, Redirect,
+        DnsCapture, Exclusion, IdRange, Interception, InterceptionMode, TrafficOwner, Policy, PortRange, Redirect,
     };
 
     fn arrives(policy: &Policy, from: &str, to: &str) -> String {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn the_deciding_rule_and_the_zone_are_told() {
         let excluded = Exclusion {
-            owner: Owner::Uid(IdRange::one(7)),
+            owner: TrafficOwner::Uid(IdRange::one(7)),
             destination: None,
             protocol: None,
             ports: vec![PortRange::one(53)],

@@ -3,8 +3,8 @@
 
 use super::conditions::{meets, meets_native};
 use super::packet::Packet;
-use super::rulebook::{Book, Line, Rulebook, Words};
-use crate::firewall::native::rule::Action;
+use super::rule_listing::{TableListing, RuleText, Rulebook, Words};
+use crate::firewall::native::rule::NativeAction;
 use crate::firewall::rule::Hook;
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ pub(super) struct Walk<'a> {
 pub(super) const STEPS: usize = 100_000;
 
 /// What a rule, or a chain, means for the packet.
-enum Verdict {
+enum RuleEffect {
     /// The next rule.
     Continue,
     /// Back to the chain that jumped here.
@@ -80,49 +80,49 @@ enum Verdict {
 
 impl Walk<'_> {
     /// Through one hook of one table.
-    pub(super) fn pass(&mut self, book: Book, hook: Hook) -> End {
+    pub(super) fn pass(&mut self, book: TableListing, hook: Hook) -> End {
         match self.chain((book, hook), hook.chain()) {
-            Verdict::End(end) => end,
-            Verdict::Continue | Verdict::Return | Verdict::Jump(_) => End::PassedOn,
+            RuleEffect::End(end) => end,
+            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => End::PassedOn,
         }
     }
 
-    fn chain(&mut self, at: (Book, Hook), name: &str) -> Verdict {
+    fn chain(&mut self, at: (TableListing, Hook), name: &str) -> RuleEffect {
         let book = self.book;
         for line in book.chain(at.0, name) {
             match self.line(at, name, line) {
-                Verdict::Continue => {}
+                RuleEffect::Continue => {}
                 // The caller goes on behind the rule that jumped here.
-                Verdict::Return => return Verdict::Continue,
-                Verdict::Jump(to) => match self.chain(at, &to) {
-                    end @ Verdict::End(_) => return end,
-                    Verdict::Continue | Verdict::Return | Verdict::Jump(_) => {}
+                RuleEffect::Return => return RuleEffect::Continue,
+                RuleEffect::Jump(to) => match self.chain(at, &to) {
+                    end @ RuleEffect::End(_) => return end,
+                    RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => {}
                 },
-                end @ Verdict::End(_) => return end,
+                end @ RuleEffect::End(_) => return end,
             }
         }
-        Verdict::Continue
+        RuleEffect::Continue
     }
 
-    fn line(&mut self, (book, hook): (Book, Hook), chain: &str, line: &Line) -> Verdict {
+    fn line(&mut self, (book, hook): (TableListing, Hook), chain: &str, line: &RuleText) -> RuleEffect {
         self.steps += 1;
         if self.steps > STEPS {
-            return Verdict::End(End::PassedOn);
+            return RuleEffect::End(End::PassedOn);
         }
         let action = match &line.words {
-            Words::Iptables(rule) => meets(&self.packet, rule).then(|| Action::from(&rule.target)),
+            Words::Iptables(rule) => meets(&self.packet, rule).then(|| NativeAction::from(&rule.target)),
             Words::Native(rule) => meets_native(&self.packet, rule).then(|| rule.action.clone()),
             Words::Unknown => {
                 self.unknown.push(format!("{chain} {}", line.text));
                 None
             }
         };
-        let Some(action) = action else { return Verdict::Continue };
+        let Some(action) = action else { return RuleEffect::Continue };
         let (then, verdict) = self.packet.undergo(action);
         let weight = match verdict {
-            Verdict::Continue | Verdict::Jump(_) => Weight::None,
-            Verdict::Return | Verdict::End(End::PassedOn | End::Settled) => Weight::LetGo,
-            Verdict::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => Weight::SentElsewhere,
+            RuleEffect::Continue | RuleEffect::Jump(_) => Weight::None,
+            RuleEffect::Return | RuleEffect::End(End::PassedOn | End::Settled) => Weight::LetGo,
+            RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => Weight::SentElsewhere,
         };
         self.hops.push(Hop {
             table: book.name(),
@@ -138,30 +138,30 @@ impl Walk<'_> {
 
 impl Packet {
     /// What an action does to it, in words and for the way that it goes on.
-    fn undergo(&mut self, action: Action) -> (String, Verdict) {
+    fn undergo(&mut self, action: NativeAction) -> (String, RuleEffect) {
         match action {
-            Action::Accept => ("accepted".to_owned(), Verdict::End(End::PassedOn)),
-            Action::Return => ("returns".to_owned(), Verdict::Return),
-            Action::Drop => ("dropped".to_owned(), Verdict::End(End::Dropped)),
-            Action::Jump(chain) => (format!("goes to {chain}"), Verdict::Jump(chain)),
-            Action::Redirect(port) => (format!("to port {port}"), Verdict::End(End::Redirected(port))),
-            Action::KeepDestination => ("keeps its destination".to_owned(), Verdict::End(End::Settled)),
-            Action::Tproxy { port, mark } => {
+            NativeAction::Accept => ("accepted".to_owned(), RuleEffect::End(End::PassedOn)),
+            NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
+            NativeAction::Drop => ("dropped".to_owned(), RuleEffect::End(End::Dropped)),
+            NativeAction::Jump(chain) => (format!("goes to {chain}"), RuleEffect::Jump(chain)),
+            NativeAction::Redirect(port) => (format!("to port {port}"), RuleEffect::End(End::Redirected(port))),
+            NativeAction::KeepDestination => ("keeps its destination".to_owned(), RuleEffect::End(End::Settled)),
+            NativeAction::Tproxy { port, mark } => {
                 self.mark = mark;
-                (format!("to port {port} as it is"), Verdict::End(End::Tproxied(port)))
+                (format!("to port {port} as it is"), RuleEffect::End(End::Tproxied(port)))
             }
             // What has a zone, or came over lo and so has been tracked, keeps it (xt_CT.c, nft_ct.c).
-            Action::Zone(_) if self.zone.is_some() => ("has a zone already".to_owned(), Verdict::Continue),
-            Action::Zone(zone) => {
+            NativeAction::Zone(_) if self.zone.is_some() => ("has a zone already".to_owned(), RuleEffect::Continue),
+            NativeAction::Zone(zone) => {
                 self.zone = Some(zone);
-                (format!("zone {zone}"), Verdict::Continue)
+                (format!("zone {zone}"), RuleEffect::Continue)
             }
-            Action::SetMark(mark) => {
+            NativeAction::SetMark(mark) => {
                 self.mark = mark;
-                (format!("mark {mark:#x}"), Verdict::Continue)
+                (format!("mark {mark:#x}"), RuleEffect::Continue)
             }
-            Action::SaveMark => ("the connection keeps the mark".to_owned(), Verdict::Continue),
-            Action::RestoreMark => ("the connection's mark".to_owned(), Verdict::Continue),
+            NativeAction::SaveMark => ("the connection keeps the mark".to_owned(), RuleEffect::Continue),
+            NativeAction::RestoreMark => ("the connection's mark".to_owned(), RuleEffect::Continue),
         }
     }
 }

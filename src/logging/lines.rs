@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tracing::Level;
 
 /// The most lines of levels info and warn of one call.
-const MOST: usize = 100;
+const MOST_LINES: usize = 100;
 /// So much of a line's message, of all its other values, and of each value of its context is logged, in
 /// bytes: together 4 KiB.
 pub(super) const MESSAGE: usize = 2500;
@@ -21,14 +21,14 @@ pub struct Lines(Arc<AtomicUsize>);
 impl Lines {
     /// Whether a line of this level is still logged.
     pub(super) fn admit(&self, level: Level) -> bool {
-        !matches!(level, Level::INFO | Level::WARN) || self.0.fetch_add(1, Relaxed) < MOST
+        !matches!(level, Level::INFO | Level::WARN) || self.0.fetch_add(1, Relaxed) < MOST_LINES
     }
 
     /// Says how many lines were left out, where any were; lines after that are counted anew.
     pub fn finish(&self) {
-        let more = self.0.swap(0, Relaxed).saturating_sub(MOST);
+        let more = self.0.swap(0, Relaxed).saturating_sub(MOST_LINES);
         if more > 0 {
-            tracing::warn!("{more} more lines of this call are not logged (at most {MOST} are)");
+            tracing::warn!("{more} more lines of this call are not logged (at most {MOST_LINES} are)");
         }
     }
 }

@@ -36,7 +36,7 @@ pub fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> 
 /// A socket that is connected to the kernel: no process of the network namespace can send to it, not even
 /// with `CAP_NET_ADMIN` (`netlink_getsockbyportid` of linux/netlink.c).
 #[derive(Debug)]
-pub struct Socket {
+pub struct NetlinkSocket {
     fd: OwnedFd,
     protocol: SockProtocol,
     sequence: u32,
@@ -45,7 +45,7 @@ pub struct Socket {
     left: Allowance,
 }
 
-impl Socket {
+impl NetlinkSocket {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
@@ -191,8 +191,8 @@ mod tests {
     /// A process in a pod can have `CAP_NET_ADMIN` there, and port and sequence numbers can be guessed.
     #[test]
     fn only_the_kernel_can_send_to_it() {
-        let own = Socket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
-        let other = Socket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
+        let own = NetlinkSocket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
+        let other = NetlinkSocket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
         let address: NetlinkAddr = getsockname(own.fd.as_raw_fd()).expect("it is bound");
         assert_ne!(address.pid(), 0);
         let sent = sendto(other.fd.as_raw_fd(), b"forged", &address, MsgFlags::empty());

@@ -1,11 +1,11 @@
 //! What users are told of a pod's networks as events, in Multus's words: tools look for them.
 
-use super::Added;
+use super::AddedNetwork;
 use crate::cluster::{Event, ObjectRef};
 
 /// An interface was added. A result without interface and address is none.
 #[must_use]
-pub fn added_interface(interface: &str, added: Added<'_>) -> Option<Event> {
+pub fn added_interface(interface: &str, added: AddedNetwork<'_>) -> Option<Event> {
     let ips: Vec<String> = added.result.ips.iter().map(|ip| ip.address.to_string()).collect();
     let message = format!("Add {interface} [{}] from {}", ips.join(" "), added.name);
     added.result.has_interface().then_some(Event { warning: false, reason: "AddedInterface".into(), message })

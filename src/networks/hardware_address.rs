@@ -5,7 +5,7 @@
 const OCTETS: [usize; 3] = [6, 8, 20];
 
 /// What [`is_hardware_address`] takes, for messages.
-pub(super) const ACCEPTED: &str = "a hardware address, as 02:00:00:00:00:01";
+pub(super) const ACCEPTED_HARDWARE_ADDRESS: &str = "a hardware address, as 02:00:00:00:00:01";
 
 /// Whether `text` is octets in hexadecimal, two digits between `:` or `-`, or four between dots.
 pub(super) fn is_hardware_address(text: &str) -> bool {

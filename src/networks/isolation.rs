@@ -26,7 +26,7 @@ pub fn check_isolation(conf: &Primary, pod_namespace: &str, selections: &[Select
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{Command, NetConf};
+    use crate::cni::{CniCommand, NetConf};
     use serde_json::{Value, json};
 
     /// Whether a pod of `shop` may refer to a definition of `namespace`.
@@ -35,7 +35,7 @@ mod tests {
             "name": "n", "type": "detour", "clusterNetwork": "ovn",
             "namespaceIsolation": isolation, "globalNamespaces": global,
         });
-        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("a configuration");
+        let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("a configuration");
         let own = Selection { namespace: "shop".into(), ..Selection::default() };
         let other =
             Selection { place: "P".into(), namespace: namespace.into(), name: "a".into(), ..Selection::default() };

@@ -2,7 +2,7 @@
 //! understands it: the networks that a pod's annotations select, the definitions they refer to,
 //! and what is told of the outcome.
 
-mod comma_form;
+mod shorthand;
 mod configuration;
 mod default_route;
 mod definition;
@@ -17,7 +17,7 @@ mod resolve;
 mod selection;
 mod status;
 
-pub use configuration::Configuration;
+pub use configuration::RunnableConfiguration;
 pub use default_route::{DefaultRouteChange, check_default_routes, move_default_route, moves_default_route};
 pub use definition::configuration;
 pub use events::{added_interface, no_network_found};
@@ -25,4 +25,4 @@ pub use interfaces::interface_names;
 pub use isolation::check_isolation;
 pub use resolve::{PodNetwork, PodNetworks, resolve};
 pub use selection::{NETWORKS, Selection, Selections, default_network, networks};
-pub use status::{Added, network_status};
+pub use status::{AddedNetwork, network_status};

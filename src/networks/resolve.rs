@@ -1,10 +1,10 @@
 //! From what a configuration and a pod's annotations name to networks that can be added.
 
 use super::{
-    Configuration, Selection, check_default_routes, check_isolation, configuration, default_network, files,
+    RunnableConfiguration, Selection, check_default_routes, check_isolation, configuration, default_network, files,
     interface_names, networks, no_network_found,
 };
-use crate::cluster::{Cluster, Lookup, ObjectRef, Sought};
+use crate::cluster::{Cluster, Lookup, ObjectRef, DefinitionQuery};
 use crate::cni::{Code, DefaultNetwork, Error, NetworkName, Primary};
 use crate::pod::Pod;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub struct PodNetwork {
     /// What the pod asks of it; `None` where the pod did not select it.
     pub selection: Option<Selection>,
     /// How it is made.
-    pub configuration: Configuration,
+    pub configuration: RunnableConfiguration,
 }
 
 /// The networks of a pod in the order in which they are added, the default one first.
@@ -63,7 +63,7 @@ pub fn resolve(
         None => error,
     };
     let definitions = look_up(conf, cluster, &references).map_err(about_pod)?;
-    let context = Context { conf, cluster, pod, definitions };
+    let context = ResolveContext { conf, cluster, pod, definitions };
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let (object, configuration) = context.configuration(&reference, &mut resolved.warnings)?;
         let name = object.map_or_else(|| configuration.name.clone(), |object| object.to_string());
@@ -155,26 +155,26 @@ fn look_up(
             *wanted.entry(object).or_default() |= !reference.may_be_a_file();
         }
     }
-    let wanted: Vec<_> = wanted.into_iter().map(|(object, awaited)| Sought { object, awaited }).collect();
+    let wanted: Vec<_> = wanted.into_iter().map(|(object, awaited)| DefinitionQuery { object, awaited }).collect();
     let found = cluster.definitions(&wanted)?;
     Ok(wanted.into_iter().map(|sought| sought.object).zip(found).collect())
 }
 
 /// What configurations are found with.
-struct Context<'a> {
+struct ResolveContext<'a> {
     conf: &'a Primary,
     cluster: Option<&'a dyn Cluster>,
     pod: Option<&'a Pod>,
     definitions: BTreeMap<ObjectRef, Lookup>,
 }
 
-impl Context<'_> {
+impl ResolveContext<'_> {
     /// The configuration, and the definition that it is from.
     fn configuration(
         &self,
         reference: &Reference<'_>,
         warnings: &mut Vec<String>,
-    ) -> Result<(Option<ObjectRef>, Configuration), Error> {
+    ) -> Result<(Option<ObjectRef>, RunnableConfiguration), Error> {
         let place = reference.place();
         let object = reference.object(self.conf);
         let lookup = object.as_ref().and_then(|object| self.definitions.get(object));
@@ -183,7 +183,7 @@ impl Context<'_> {
             return Ok((object, configuration.map_err(|error| at(&place, error))?));
         }
         let configuration = match reference {
-            Reference::Delegate(_, text) => Configuration::parse(&place, text, None).map(by_node),
+            Reference::Delegate(_, text) => RunnableConfiguration::parse(&place, text, None).map(by_node),
             Reference::Configured(_, NetworkName::Path(path)) => files::at(path).map_err(|error| at(&place, error)),
             Reference::Configured(_, NetworkName::Name(name)) => files::named(&self.conf.conf_dir, name, warnings)
                 .map_err(|error| match lookup {
@@ -224,8 +224,8 @@ impl Context<'_> {
 }
 
 /// The configuration is the node's own, or in a file that this names.
-fn by_node(configuration: Configuration) -> Configuration {
-    Configuration { trusted: true, ..configuration }
+fn by_node(configuration: RunnableConfiguration) -> RunnableConfiguration {
+    RunnableConfiguration { trusted: true, ..configuration }
 }
 
 /// The error, with the reference that led to it.

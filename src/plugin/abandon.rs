@@ -1,10 +1,10 @@
 //! DEL in a network namespace that holds too much to find the rules of one attachment: what the pod's
 //! processes put there must not keep the pod from being deleted.
 
-use super::converge::records;
+use super::reconcile::records;
 use crate::cni::Error;
 use crate::firewall;
-use crate::sandbox::{Fixtures, Sandbox};
+use crate::netns::{Fixtures, NetNs};
 use crate::state::{Attachment, Store};
 
 /// Removes the rules, or makes them have no effect, if no other attachment of the container needs them, and
@@ -12,7 +12,7 @@ use crate::state::{Attachment, Store};
 ///
 /// # Errors
 /// The saved state can't be read or written.
-pub(super) fn abandon(store: &Store, attachment: &Attachment, sandbox: &Sandbox, why: &Error) -> Result<(), Error> {
+pub(super) fn abandon(store: &Store, attachment: &Attachment, sandbox: &NetNs, why: &Error) -> Result<(), Error> {
     tracing::warn!("the rules are removed as far as they are found: {why}");
     let records = records(store, &attachment.container_id, sandbox)?;
     let known = records.policy();

@@ -2,9 +2,9 @@
 
 use crate::cni::{Error, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{Live, MOST_RULES, Ruleset, most_rules};
+use crate::firewall::{LiveRuleset, MOST_RULES, Ruleset, most_rules};
 use crate::policy::{InterceptionMode, Ipv6, Policy, Redirect};
-use crate::sandbox::{Fixtures, Routing};
+use crate::netns::{Fixtures, Routing};
 
 /// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
 /// in every pod.
@@ -33,7 +33,7 @@ pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
 
 /// What the rules of detour's native tables needed besides themselves, if no record tells: with the default
 /// mark and table.
-pub(super) fn unrecorded_fixtures(live: &Live) -> Fixtures {
+pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Fixtures {
     let (redirects, by_tproxy) = live.native_redirection();
     let Redirect { inbound_tproxy_mark: mark, inbound_tproxy_route_table: table, .. } = Redirect::default();
     let routing = by_tproxy.then_some(Routing { mark, table, ip6: true }).into_iter().collect();

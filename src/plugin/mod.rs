@@ -3,36 +3,36 @@
 
 mod abandon;
 mod add;
-pub mod asked;
+pub mod netns_state;
 mod bypassing;
 mod check;
-mod converge;
+mod reconcile;
 mod del;
 mod desired;
-mod dialect;
+mod rule_format;
 mod executables;
-mod foreign;
+mod foreign_redirection;
 mod gc;
 pub mod node;
 mod own_netns;
 mod panics;
 pub mod primary;
 mod record;
-mod standing;
+mod container_status;
 mod status;
-mod told;
+mod call_report;
 mod validate;
 mod version;
-pub mod wish;
+pub mod desired_policy;
 
 pub use bypassing::bypassing;
-pub use standing::{Standing, forget_gone, restore, standing};
+pub use container_status::{ContainerStatus, forget_gone, restore, standing};
 pub use validate::validate;
 
 use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
-use crate::logging::{self, Lines, Noticed};
-use executables::InChain;
+use crate::cni::{Code, CniCommand, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
+use crate::logging::{self, Lines, EventCollector};
+use executables::ChainExecutables;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::Read;
@@ -70,7 +70,7 @@ fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
-    let (started, noticed, lines) = (Instant::now(), Noticed::default(), Lines::default());
+    let (started, noticed, lines) = (Instant::now(), EventCollector::default(), Lines::default());
     let warnings = node::apply(request, document, program)?;
     let mut conf = understand(request, document, program)?;
     conf.warnings.splice(0..0, warnings);
@@ -83,13 +83,13 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
         tracing::error!(code = error.number(), "{error}");
     }
     lines.finish();
-    told::tell(request, &conf, &answer, started, &noticed);
+    call_report::tell(request, &conf, &answer, started, &noticed);
     answer
 }
 
 fn understand(request: &Request, document: &Document, program: &str) -> Result<NetConf, Error> {
     match NetConf::understand(document, request.command, program) {
-        Err(error) if request.command == Command::Del => {
+        Err(error) if request.command == CniCommand::Del => {
             let mut conf = NetConf::understand_for_del(document)?;
             conf.warnings.push(format!("DEL goes by what is right in it: {error}"));
             Ok(conf)
@@ -98,7 +98,7 @@ fn understand(request: &Request, document: &Document, program: &str) -> Result<N
     }
 }
 
-fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed, lines: &Lines) {
+fn start_logging(request: &Request, conf: &NetConf, noticed: &EventCollector, lines: &Lines) {
     let context = [
         ("command", request.command.to_string()),
         ("network", conf.name.clone()),
@@ -117,12 +117,12 @@ fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed, lines: &L
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    own_netns::refuse(request)?;
-    if request.command == Command::Check {
+    own_netns::refuse_own_netns(request)?;
+    if request.command == CniCommand::Check {
         require_previous_result(conf)?;
     }
     match &conf.primary {
-        Some(primary) => primary::run(&primary::Context { request, conf, primary }),
+        Some(primary) => primary::run(&primary::PrimaryCall { request, conf, primary }),
         None => attached(request, conf),
     }
 }
@@ -139,17 +139,17 @@ fn require_previous_result(conf: &NetConf) -> Result<(), Error> {
 /// First what is done in this process, then the executables in the chain; for DEL the other way
 /// round.
 fn attached(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let executables = InChain::of(request, conf);
+    let executables = ChainExecutables::of(request, conf);
     match request.command {
-        Command::Add => {
+        CniCommand::Add => {
             executables.find()?;
             let result = add::run(request, conf)?;
             executables.add(conf, result).inspect_err(|_| undo(request, conf))
         }
-        Command::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
-        Command::Del => Error::all([executables.del(conf), del::run(request, conf).map(drop)]).map(|()| None),
-        Command::Gc => Error::all([gc::run(request, conf).map(drop), executables.gc(conf)]).map(|()| None),
-        Command::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
+        CniCommand::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
+        CniCommand::Del => Error::all([executables.del(conf), del::run(request, conf).map(drop)]).map(|()| None),
+        CniCommand::Gc => Error::all([gc::run(request, conf).map(drop), executables.gc(conf)]).map(|()| None),
+        CniCommand::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
     }
 }
 

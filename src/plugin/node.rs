@@ -1,6 +1,6 @@
 //! The node configuration file: what it states applies to every attachment that a call is for.
 
-use crate::cni::{Code, Command, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, Request};
+use crate::cni::{Code, CniCommand, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, Request};
 use crate::trusted_file;
 use std::fs;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use std::path::Path;
 /// The file is wrong or not trusted, or an attachment's configuration would make this the primary plugin.
 /// DEL and GC go on with a warning instead: they must not keep a pod from being deleted.
 pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -> Result<Vec<String>, Error> {
-    let is_cleanup = matches!(request.command, Command::Del | Command::Gc);
+    let is_cleanup = matches!(request.command, CniCommand::Del | CniCommand::Gc);
     let read = read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).and_then(|found| {
         let Some((node, warnings)) = found else { return Ok(None) };
         if document.is_primary() && node.is_attached() && !is_cleanup {
@@ -25,7 +25,7 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
         Ok(None) => return Ok(Vec::new()),
         Ok(Some(found)) => found,
         Err(error) if is_cleanup => return Ok(vec![format!("the node's keys are not applied: {}", error.msg)]),
-        Err(error) if request.command == Command::Status => {
+        Err(error) if request.command == CniCommand::Status => {
             return Err(Error { code: Code::NotAvailable, ..error });
         }
         Err(error) => return Err(error),

@@ -9,15 +9,15 @@ use std::path::Path;
 /// Refuses a call whose `CNI_NETNS` is the network namespace that the plugin runs in, the host's
 /// as a rule, before anything is done there. The reference library (`pkg/skel`) looks only
 /// afterwards.
-pub(super) fn refuse(request: &Request) -> Result<(), Error> {
-    request.netns.as_deref().filter(|_| !request.netns_override).map_or(Ok(()), check)
+pub(super) fn refuse_own_netns(request: &Request) -> Result<(), Error> {
+    request.netns.as_deref().filter(|_| !request.netns_override).map_or(Ok(()), check_own_netns)
 }
 
 /// Refuses a path of the network namespace that this process runs in.
 ///
 /// # Errors
 /// [`Code::InvalidNetns`]: it is, or that can't be known.
-pub(super) fn check(netns: &Path) -> Result<(), Error> {
+pub(super) fn check_own_netns(netns: &Path) -> Result<(), Error> {
     let own = identity(Path::new("/proc/self/ns/net"))?;
     if own.is_some() && own == identity(netns)? {
         let msg = "plugin's netns and netns from CNI_NETNS should not be the same";

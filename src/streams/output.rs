@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// A stream, and what is left of the time that writes to it may wait.
 #[derive(Debug)]
-pub(super) struct Output {
-    way: Option<Way>,
+pub(super) struct TimedOutput {
+    way: Option<WriteMode>,
     budget: Duration,
     /// Lines that found no room since the last one that did.
     dropped: u32,
@@ -24,7 +24,7 @@ pub(super) struct Output {
 
 /// How to write without waiting.
 #[derive(Debug)]
-enum Way {
+enum WriteMode {
     /// A pipe, opened again: the new open file description has its own `O_NONBLOCK`.
     Pipe(File),
     /// `MSG_DONTWAIT` holds for one call. `CRI-O` and `containerd` pass on journald's socket as stderr.
@@ -36,7 +36,7 @@ enum Way {
 /// As many bytes fit into a pipe that poll(2) reports as writable (`PIPE_BUF`, pipe(7)).
 const ATOMIC: usize = 4096;
 
-impl Output {
+impl TimedOutput {
     pub(super) const fn new(budget: Duration) -> Self {
         Self { way: None, budget, dropped: 0 }
     }
@@ -85,10 +85,10 @@ impl Output {
     }
 
     fn attempt(&mut self, stream: BorrowedFd<'_>, bytes: &[u8]) -> nix::Result<usize> {
-        match self.way.get_or_insert_with(|| Way::of(stream)) {
-            Way::Pipe(own) => write(own, bytes),
-            Way::Socket => send(stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL),
-            Way::Other => match ready(stream, PollFlags::POLLOUT, Instant::now()) {
+        match self.way.get_or_insert_with(|| WriteMode::of(stream)) {
+            WriteMode::Pipe(own) => write(own, bytes),
+            WriteMode::Socket => send(stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL),
+            WriteMode::Other => match ready(stream, PollFlags::POLLOUT, Instant::now()) {
                 Ok(false) => Err(Errno::EAGAIN),
                 _ => write(stream, &bytes[..bytes.len().min(ATOMIC)]),
             },
@@ -96,7 +96,7 @@ impl Output {
     }
 }
 
-impl Way {
+impl WriteMode {
     fn of(stream: BorrowedFd<'_>) -> Self {
         let kind = fstat(stream).map_or(SFlag::empty(), |found| SFlag::from_bits_truncate(found.st_mode));
         match kind & SFlag::S_IFMT {
@@ -125,7 +125,7 @@ mod tests {
     /// Writes to `stream` until nothing fits, drains it with `drain`, and writes once more.
     fn overflow(stream: BorrowedFd<'_>, mut drain: impl FnMut() -> String) {
         let started = Instant::now();
-        let mut output = Output::new(BUDGET);
+        let mut output = TimedOutput::new(BUDGET);
         let line = [&[b'x'; 999][..], b"\n"].concat();
         let mut lines = 0;
         while output.line(stream, &line).is_ok() {
@@ -183,7 +183,7 @@ mod tests {
     fn a_stream_without_a_reader_is_an_error() {
         let (reader, writer) = io::pipe().expect("a pipe");
         drop(reader);
-        let error = Output::new(BUDGET).all(writer.as_fd(), b"x").expect_err("broken");
+        let error = TimedOutput::new(BUDGET).all(writer.as_fd(), b"x").expect_err("broken");
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     }
 
@@ -193,7 +193,7 @@ mod tests {
         let mut file = File::create_new(&path).expect("created");
         file.write_all(b"before ").expect("written");
         let text = "y".repeat(3 * ATOMIC + 1);
-        Output::new(BUDGET).all(file.as_fd(), text.as_bytes()).expect("written");
+        TimedOutput::new(BUDGET).all(file.as_fd(), text.as_bytes()).expect("written");
         let found = std::fs::read_to_string(&path).expect("readable");
         std::fs::remove_file(&path).expect("removable");
         assert_eq!(found, format!("before {text}"));

@@ -1,13 +1,13 @@
 //! How a node differs from what its log says was installed: what `install` would put right.
 
 use super::conflist;
-use super::reconcile::{Found, PRIVATE, PROGRAM_MODE};
-use super::record::{Listed, Owned, Role};
+use super::reconcile::{FoundState, PRIVATE, PROGRAM_MODE};
+use super::record::{EditedList, Owned, Role};
 use super::{FoundFile, HostPath};
 
 /// The differences, one line each; none where all is as it was left.
 #[must_use]
-pub fn changed(found: &Found) -> Vec<String> {
+pub fn changed(found: &FoundState) -> Vec<String> {
     let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found.files.get(path)));
     let lists = found.record.lists.iter().filter_map(|(path, listed)| list(path, listed, found.files.get(path)));
     let leftovers = found.leftovers.iter().map(|path| format!("{path} is left of an installation that was killed"));
@@ -28,7 +28,7 @@ fn file(path: &HostPath, owned: &Owned, there: Option<&FoundFile>) -> Option<Str
     }
 }
 
-fn list(path: &HostPath, listed: &Listed, there: Option<&FoundFile>) -> Option<String> {
+fn list(path: &HostPath, listed: &EditedList, there: Option<&FoundFile>) -> Option<String> {
     let kind = &listed.kind;
     let Some(text) = there.and_then(|there| there.text.as_ref()) else { return Some(format!("{path} is gone")) };
     let digests = match conflist::digests(text, kind) {
@@ -46,7 +46,7 @@ fn list(path: &HostPath, listed: &Listed, there: Option<&FoundFile>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::install::{Action, Before, ConfFile, Configuration, Desired, Digest, Record, reconcile};
+    use crate::agent::install::{FileAction, PreviousContent, ConfFile, ConfigurationTarget, DesiredState, Digest, InstallLog, reconcile};
     use serde_json::{Value, json};
 
     fn path(text: &str) -> HostPath {
@@ -57,18 +57,18 @@ mod tests {
         FoundFile { digest: Digest::of(text.as_bytes()), text: Some(text.to_owned()), mode, trusted: true }
     }
 
-    fn node(program: FoundFile, list: &Value) -> Found {
+    fn node(program: FoundFile, list: &Value) -> FoundState {
         let (own, entry) = (Digest::of(b"program"), json!({"type": "detour"}));
-        let owned = Owned { role: Role::Program, ours: vec![Digest::of(b"older"), own], before: Before::Nothing };
+        let owned = Owned { role: Role::Program, ours: vec![Digest::of(b"older"), own], before: PreviousContent::Nothing };
         let ours = vec![Digest::of_value(&entry)];
-        let listed = Listed { kind: "detour".into(), ours, single: None };
-        let record = Record {
+        let listed = EditedList { kind: "detour".into(), ours, single: None };
+        let record = InstallLog {
             installer: "a".into(),
             files: [(path("/bin/detour"), owned)].into(),
             lists: [(path("/net.d/1.conflist"), listed)].into(),
         };
         let files = [(path("/bin/detour"), program), (path("/net.d/1.conflist"), there(&list.to_string(), 0o644))];
-        Found { record, files: files.into(), ..Found::default() }
+        FoundState { record, files: files.into(), ..FoundState::default() }
     }
 
     fn list(plugins: &Value) -> Value {
@@ -79,7 +79,7 @@ mod tests {
     fn what_was_installed_and_is_still_so_is_no_change() {
         let found = node(there("program", 0o755), &list(&json!([{"type": "bridge"}, {"type": "detour"}])));
         assert!(changed(&found).is_empty(), "{:?}", changed(&found));
-        assert!(changed(&Found::default()).is_empty());
+        assert!(changed(&FoundState::default()).is_empty());
     }
 
     /// Keys that are not sorted, as an installation writes them, and the same list written anew by Go,
@@ -87,13 +87,13 @@ mod tests {
     #[test]
     fn a_list_that_an_installation_has_just_written_is_no_change_however_its_keys_are_ordered() {
         let dir = path("/net.d");
-        let desired = Desired {
+        let desired = DesiredState {
             installer: "a".into(),
             program: Digest::of(b"program"),
             programs: Vec::new(),
             kubeconfig: None,
             node: None,
-            configuration: Configuration::Listed {
+            configuration: ConfigurationTarget::Listed {
                 dir: dir.clone(),
                 file: None,
                 entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
@@ -101,9 +101,9 @@ mod tests {
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
         let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600 };
-        let plan = reconcile(&desired, &Found { configurations: vec![cluster_network], ..Found::default() });
+        let plan = reconcile(&desired, &FoundState { configurations: vec![cluster_network], ..FoundState::default() });
         let written = plan.actions.iter().find_map(|action| match action {
-            Action::Write { text, .. } => Some(text.clone()),
+            FileAction::Write { text, .. } => Some(text.clone()),
             _ => None,
         });
         let written = written.expect("the list");
@@ -111,7 +111,7 @@ mod tests {
         sorted.sort_all_objects();
         for text in [written, sorted.to_string()] {
             let files = [(path("/net.d/1.conflist"), there(&text, 0o600))].into();
-            let found = Found { record: plan.record.clone(), files, ..Found::default() };
+            let found = FoundState { record: plan.record.clone(), files, ..FoundState::default() };
             assert!(changed(&found).is_empty(), "{:?}", changed(&found));
         }
     }

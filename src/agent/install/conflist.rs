@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Why a file is not one that the plugin can be put into. Runtimes skip most of these as well
 /// (libcni, `NetworkConfFromBytes` and `ConfFromBytes`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum UnusableList {
     /// The file is empty: somebody is writing it, or was killed at that.
     #[error("is empty")]
     Empty,
@@ -47,8 +47,8 @@ pub enum Unfit {
 ///
 /// # Errors
 /// The text is no list that a runtime would accept.
-pub fn rewrite(text: &str, entry: &Value) -> Result<String, Unfit> {
-    let list = List::parse(text)?;
+pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
+    let list = ConfList::parse(text)?;
     let own = list.of_type(&entry["type"]);
     if let [only] = own[..]
         && list.plugins[only] == *entry
@@ -67,13 +67,13 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, Unfit> {
         None => {
             let last = spans.last().map_or(0..0, Range::clone);
             let separator = separator(text, spans);
-            let style = Style::of(text, &last, &separator);
+            let style = JsonStyle::of(text, &last, &separator);
             format!("{}{separator}{}{}", &text[..last.end], style.write(entry), &text[last.end..])
         }
         Some((first, others)) => {
             let without = cut(text, spans, others);
             let place = spans[*first].clone();
-            let style = Style::of(text, &place, "");
+            let style = JsonStyle::of(text, &place, "");
             format!("{}{}{}", &without[..place.start], style.write(entry), &without[place.end..])
         }
     });
@@ -84,8 +84,8 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn without(text: &str, kind: &str) -> Result<Option<String>, Unfit> {
-    let list = List::parse(text)?;
+pub fn without(text: &str, kind: &str) -> Result<Option<String>, UnusableList> {
+    let list = ConfList::parse(text)?;
     let own = list.of_type(&Value::from(kind));
     if own.is_empty() {
         return Ok(None);
@@ -100,8 +100,8 @@ pub fn without(text: &str, kind: &str) -> Result<Option<String>, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, Unfit> {
-    let list = List::parse(text)?;
+pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, UnusableList> {
+    let list = ConfList::parse(text)?;
     let own = list.of_type(&Value::from(kind));
     Ok(own.into_iter().map(|index| list.plugins[index].clone()).collect())
 }
@@ -110,7 +110,7 @@ pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, Unfit> {
+pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, UnusableList> {
     Ok(of_type(text, kind)?.iter().map(Digest::of_value).collect())
 }
 
@@ -118,8 +118,8 @@ pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn types(text: &str) -> Result<Vec<String>, Unfit> {
-    let list = List::parse(text)?;
+pub fn types(text: &str) -> Result<Vec<String>, UnusableList> {
+    let list = ConfList::parse(text)?;
     Ok(list.plugins.iter().filter_map(|plugin| Some(plugin["type"].as_str()?.to_owned())).collect())
 }
 
@@ -128,47 +128,47 @@ pub fn types(text: &str) -> Result<Vec<String>, Unfit> {
 ///
 /// # Errors
 /// The text is no configuration that a runtime would accept.
-pub fn list_of(conf: &str) -> Result<String, Unfit> {
+pub fn list_of(conf: &str) -> Result<String, UnusableList> {
     let keys = object(conf)?;
     if keys.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {
-        return Err(Unfit::NotSingle);
+        return Err(UnusableList::NotSingle);
     }
-    let name = keys.get("name").filter(|name| name.is_string()).ok_or(Unfit::NoName)?;
+    let name = keys.get("name").filter(|name| name.is_string()).ok_or(UnusableList::NoName)?;
     let version = keys.get("cniVersion").map(|version| format!("  \"cniVersion\": {version},\n")).unwrap_or_default();
     let plugin = conf.trim().replace('\n', "\n    ");
     Ok(format!("{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n"))
 }
 
-fn object(text: &str) -> Result<Map<String, Value>, Unfit> {
+fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
     if text.trim().is_empty() {
-        return Err(Unfit::Empty);
+        return Err(UnusableList::Empty);
     }
     match serde_json::from_str(text) {
         Ok(Value::Object(keys)) => Ok(keys),
-        Ok(_) => Err(Unfit::NotObject),
-        Err(_) if text.starts_with('\u{feff}') => Err(Unfit::NotJson("it starts with a byte order mark".into())),
-        Err(error) => Err(Unfit::NotJson(error.to_string())),
+        Ok(_) => Err(UnusableList::NotObject),
+        Err(_) if text.starts_with('\u{feff}') => Err(UnusableList::NotJson("it starts with a byte order mark".into())),
+        Err(error) => Err(UnusableList::NotJson(error.to_string())),
     }
 }
 
 /// A plugin list that a runtime would accept.
-struct List {
+struct ConfList {
     keys: Map<String, Value>,
     plugins: Vec<Value>,
     /// Where the plugins stand; `None` where that can't be told.
     spans: Option<Vec<Range<usize>>>,
 }
 
-impl List {
-    fn parse(text: &str) -> Result<Self, Unfit> {
+impl ConfList {
+    fn parse(text: &str) -> Result<Self, UnusableList> {
         let keys = object(text)?;
         if !keys.get("name").is_some_and(Value::is_string) {
-            return Err(Unfit::NoName);
+            return Err(UnusableList::NoName);
         }
         let plugins = keys.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
-        let plugins = plugins.ok_or(Unfit::NoPlugins)?.clone();
+        let plugins = plugins.ok_or(UnusableList::NoPlugins)?.clone();
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {
-            return Err(Unfit::NoType(index));
+            return Err(UnusableList::NoType(index));
         }
         let last = members(text, 0).into_iter().rev().find(|member| member.key == "plugins");
         let spans = last.map(|member| elements(text, member.value.start));
@@ -221,7 +221,7 @@ fn cut(text: &str, spans: &[Range<usize>], indices: &[usize]) -> String {
 }
 
 /// How a neighbour is written, so that what is put beside it looks the same.
-struct Style {
+struct JsonStyle {
     /// Before each line but the first; `None` for all on one line.
     indent: Option<String>,
     /// What one level adds.
@@ -229,7 +229,7 @@ struct Style {
     newline: &'static str,
 }
 
-impl Style {
+impl JsonStyle {
     fn of(text: &str, neighbour: &Range<usize>, separator: &str) -> Self {
         let written = &text[neighbour.clone()];
         let newline = if written.contains("\r\n") || separator.contains("\r\n") { "\r\n" } else { "\n" };
@@ -316,20 +316,20 @@ mod tests {
     #[test]
     fn what_a_runtime_refuses_is_refused() {
         for (text, why) in [
-            ("", Unfit::Empty),
-            (" \n", Unfit::Empty),
-            ("[]", Unfit::NotObject),
-            (r#"{"plugins":[{"type":"a"}]}"#, Unfit::NoName),
-            (r#"{"name":"n"}"#, Unfit::NoPlugins),
-            (r#"{"name":"n","plugins":[]}"#, Unfit::NoPlugins),
-            (r#"{"name":"n","plugins":{}}"#, Unfit::NoPlugins),
-            (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, Unfit::NoType(1)),
-            (r#"{"name":"n","plugins":["a"]}"#, Unfit::NoType(0)),
+            ("", UnusableList::Empty),
+            (" \n", UnusableList::Empty),
+            ("[]", UnusableList::NotObject),
+            (r#"{"plugins":[{"type":"a"}]}"#, UnusableList::NoName),
+            (r#"{"name":"n"}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","plugins":[]}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","plugins":{}}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, UnusableList::NoType(1)),
+            (r#"{"name":"n","plugins":["a"]}"#, UnusableList::NoType(0)),
         ] {
             assert_eq!(rewrite(text, &entry()), Err(why), "{text}");
         }
-        assert_eq!(list_of(r#"{"name":"n","plugins":[]}"#), Err(Unfit::NotSingle));
-        assert_eq!(list_of(r#"{"type":"n"}"#), Err(Unfit::NoName));
+        assert_eq!(list_of(r#"{"name":"n","plugins":[]}"#), Err(UnusableList::NotSingle));
+        assert_eq!(list_of(r#"{"type":"n"}"#), Err(UnusableList::NoName));
     }
 
     proptest::proptest! {

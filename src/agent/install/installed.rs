@@ -1,7 +1,7 @@
 //! The plugin's configuration as it is on the node, for calls that the agent makes itself.
 
-use super::{HostPath, Node, Role};
-use crate::chain::SubPlugin;
+use super::{HostPath, NodeFiles, Role};
+use crate::sub_plugins::SubPlugin;
 use crate::cni::{NetConf, configuration};
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub struct Installed {
     pub for_every_pod: bool,
 }
 
-impl Node {
+impl NodeFiles {
     /// What is installed now; `None` where nothing is.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Node {
         self.here(path).ok().filter(|path| path.exists()).unwrap_or(of_first)
     }
 
-    fn here(&self, path: PathBuf) -> Result<PathBuf, super::Error> {
+    fn here(&self, path: PathBuf) -> Result<PathBuf, super::InstallError> {
         HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
     }
 }

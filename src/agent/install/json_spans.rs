@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// A member of an object.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Member {
+pub(super) struct JsonMember {
     /// What the text between its quotes means: `"pl\u0075gins"` is `plugins`.
     pub(super) key: String,
     /// From the key's quote to the end of the value.
@@ -14,7 +14,7 @@ pub(super) struct Member {
 }
 
 /// The members of the object that starts at or after `at`; none where no object does.
-pub(super) fn members(text: &str, at: usize) -> Vec<Member> {
+pub(super) fn members(text: &str, at: usize) -> Vec<JsonMember> {
     let mut found = Vec::new();
     let Some(mut at) = opened(text, at, b'{') else { return found };
     while text.as_bytes().get(at) == Some(&b'"') {
@@ -25,7 +25,7 @@ pub(super) fn members(text: &str, at: usize) -> Vec<Member> {
         let whole = key.start..value.end;
         // A key that no parser accepts is none of those that are looked for.
         let key = serde_json::from_str(&text[key]).unwrap_or_default();
-        found.push(Member { key, whole, value });
+        found.push(JsonMember { key, whole, value });
     }
     found
 }

@@ -22,24 +22,24 @@ mod target;
 pub mod undo;
 
 pub use crate::cni::PROGRAM;
-pub use crate::host_path::{HostPath, Root};
+pub use crate::host_path::{HostPath, HostRoot};
 pub use changed::changed;
 pub use diff::unified;
 pub use digest::Digest;
-pub use entry::{Settings, default_chain};
+pub use entry::{EntrySettings, default_chain};
 pub use installed::Installed;
-pub use node::{Lock, Node};
-pub use plan::{Action, Plan};
+pub use node::{InstallLock, NodeFiles};
+pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
-pub use reconcile::{Configuration, Desired, Found, FoundFile, reconcile};
-pub use record::{Before, Listed, Owned, Record, Role};
+pub use reconcile::{ConfigurationTarget, DesiredState, FoundState, FoundFile, reconcile};
+pub use record::{PreviousContent, EditedList, Owned, InstallLog, Role};
 pub use target::ConfFile;
 
 use std::io::{self, ErrorKind};
 
 /// Why a node can't be changed as it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum InstallError {
     /// The file system refused.
     #[error("{path}: can't {doing} it: {why}{hint}")]
     File {
@@ -65,7 +65,7 @@ pub enum Error {
     Configuration(String),
 }
 
-impl Error {
+impl InstallError {
     pub(crate) fn file(doing: &'static str, path: &HostPath, why: &io::Error) -> Self {
         let hint = match why.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space on the node",

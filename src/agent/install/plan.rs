@@ -2,12 +2,12 @@
 
 use super::HostPath;
 use super::diff::unified;
-use super::record::Record;
+use super::record::InstallLog;
 use std::fmt;
 
 /// One change of the node's file system; each is whole or not there at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum FileAction {
     /// Gives a foreign program a second name, under which it stays when ours takes its place.
     SetAside {
         /// Where it is.
@@ -51,7 +51,7 @@ pub enum Action {
     },
 }
 
-impl Action {
+impl FileAction {
     /// What it would change in texts, as a unified diff; a comment for what is no text or secret.
     #[must_use]
     pub fn diff(&self) -> String {
@@ -66,7 +66,7 @@ impl Action {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for FileAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SetAside { path, aside } => write!(f, "keep what is at {path} as {aside}"),
@@ -83,12 +83,12 @@ impl fmt::Display for Action {
 
 /// What is to be done, in this order, and what is known afterwards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct InstallPlan {
     /// The changes. Done only in part, they leave what works: a configuration names a program and
     /// a kubeconfig that are there.
-    pub actions: Vec<Action>,
+    pub actions: Vec<FileAction>,
     /// What the log says from the first change on.
-    pub record: Record,
+    pub record: InstallLog,
     /// What was seen and not touched, and why; one line each.
     pub notes: Vec<String>,
     /// What is still missing on the node before all is done.

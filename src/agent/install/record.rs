@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 /// installation did is in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Record {
+pub struct InstallLog {
     /// Who wrote it last: of two agents on a node, as there are in an upgrade, the earlier yields.
     pub installer: String,
     /// Files that are ours as a whole.
     pub files: BTreeMap<HostPath, Owned>,
     /// Lists that have our plugin in them.
-    pub lists: BTreeMap<HostPath, Listed>,
+    pub lists: BTreeMap<HostPath, EditedList>,
 }
 
 /// A file that is ours.
@@ -26,7 +26,7 @@ pub struct Owned {
     /// What may be found there, if nobody else wrote: the last content and the one before.
     pub ours: Vec<Digest>,
     /// What was there before we came.
-    pub before: Before,
+    pub before: PreviousContent,
 }
 
 /// What a file is for; in the order in which files go when all is taken away: first what makes the
@@ -47,7 +47,7 @@ pub enum Role {
 /// What stood in a file's place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Before {
+pub enum PreviousContent {
     /// Nothing.
     Nothing,
     /// This text, with these permission bits.
@@ -58,7 +58,7 @@ pub enum Before {
 
 /// A list with our plugin in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct EditedList {
     /// The plugin's type.
     pub kind: String,
     /// What may be found as our entry, as for [`Owned::ours`].

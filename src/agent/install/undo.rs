@@ -2,15 +2,15 @@
 
 use super::HostPath;
 use super::conflist;
-use super::plan::{Action, Plan};
-use super::reconcile::{Found, FoundFile};
-use super::record::{Before, Listed, Owned, Record, Role};
+use super::plan::{FileAction, InstallPlan};
+use super::reconcile::{FoundState, FoundFile};
+use super::record::{PreviousContent, EditedList, Owned, InstallLog, Role};
 
 /// What takes back all that the log says, and removes what killed installations left behind.
 #[must_use]
-pub fn undo(found: &Found) -> Plan {
+pub fn undo(found: &FoundState) -> InstallPlan {
     let mut plan = take_back(&found.record, found);
-    let leftovers = found.leftovers.iter().map(|path| Action::Remove { path: path.clone(), before: None });
+    let leftovers = found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None });
     plan.actions.extend(leftovers);
     plan
 }
@@ -18,8 +18,8 @@ pub fn undo(found: &Found) -> Plan {
 /// What takes back all that `record` says: configurations first, then kubeconfigs, then programs.
 /// What somebody changed since is left, with a note, and stays in the plan's record; as long as
 /// such a configuration is left, so is what it may need.
-pub(super) fn take_back(record: &Record, found: &Found) -> Plan {
-    let mut plan = Plan::default();
+pub(super) fn take_back(record: &InstallLog, found: &FoundState) -> InstallPlan {
+    let mut plan = InstallPlan::default();
     plan.record.installer.clone_from(&record.installer);
     for (path, listed) in &record.lists {
         match list(path, listed, found) {
@@ -53,17 +53,17 @@ pub(super) fn take_back(record: &Record, found: &Found) -> Plan {
 
 const CHANGED: &str = "somebody changed it since";
 
-fn file(path: &HostPath, owned: &Owned, found: &Found) -> Result<Vec<Action>, String> {
+fn file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
     let before = there.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
     if !owned.ours.contains(&there.digest) {
         // What a killed installation had not replaced yet is as it was.
         return match &owned.before {
-            Before::Text(text, _) if there.text.as_ref() == Some(text) => Ok(Vec::new()),
-            Before::Aside(aside) => match found.files.get(aside) {
+            PreviousContent::Text(text, _) if there.text.as_ref() == Some(text) => Ok(Vec::new()),
+            PreviousContent::Aside(aside) => match found.files.get(aside) {
                 None => Ok(Vec::new()),
                 Some(same) if same.digest == there.digest => {
-                    Ok(vec![Action::Remove { path: aside.clone(), before: None }])
+                    Ok(vec![FileAction::Remove { path: aside.clone(), before: None }])
                 }
                 Some(_) => Err(CHANGED.to_owned()),
             },
@@ -71,15 +71,15 @@ fn file(path: &HostPath, owned: &Owned, found: &Found) -> Result<Vec<Action>, St
         };
     }
     Ok(vec![match &owned.before {
-        Before::Text(text, mode) => write(path, text, *mode, before),
-        Before::Aside(aside) if found.files.contains_key(aside) => {
-            Action::Restore { aside: aside.clone(), path: path.clone() }
+        PreviousContent::Text(text, mode) => write(path, text, *mode, before),
+        PreviousContent::Aside(aside) if found.files.contains_key(aside) => {
+            FileAction::Restore { aside: aside.clone(), path: path.clone() }
         }
-        Before::Aside(_) | Before::Nothing => Action::Remove { path: path.clone(), before },
+        PreviousContent::Aside(_) | PreviousContent::Nothing => FileAction::Remove { path: path.clone(), before },
     }])
 }
 
-fn list(path: &HostPath, listed: &Listed, found: &Found) -> Result<Vec<Action>, String> {
+fn list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
     let text = there.text.as_deref().ok_or("it is no text")?;
     let entries = conflist::digests(text, &listed.kind).map_err(|why| format!("it {why}"))?;
@@ -94,16 +94,16 @@ fn list(path: &HostPath, listed: &Listed, found: &Found) -> Result<Vec<Action>, 
     match &listed.single {
         // Whoever wrote it has written it again.
         Some((single, ..)) if found.files.contains_key(single) => {
-            Ok(vec![Action::Remove { path: path.clone(), before }])
+            Ok(vec![FileAction::Remove { path: path.clone(), before }])
         }
         Some((single, single_text, mode)) if conflist::list_of(single_text).as_ref() == Ok(&left) => {
             let restored = write(single, single_text, *mode, None);
-            Ok(vec![restored, Action::Remove { path: path.clone(), before }])
+            Ok(vec![restored, FileAction::Remove { path: path.clone(), before }])
         }
         _ => Ok(vec![write(path, &left, mode, before)]),
     }
 }
 
-fn write(path: &HostPath, text: &str, mode: u32, before: Option<String>) -> Action {
-    Action::Write { path: path.clone(), text: text.to_owned(), mode, before, follow: true, secret: false }
+fn write(path: &HostPath, text: &str, mode: u32, before: Option<String>) -> FileAction {
+    FileAction::Write { path: path.clone(), text: text.to_owned(), mode, before, follow: true, secret: false }
 }

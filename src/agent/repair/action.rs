@@ -1,12 +1,12 @@
 //! What is done to a pod that needs repair, and what the cluster is told of it.
 
-use super::{Case, Cause, KnownPod};
+use super::{RepairCase, Cause, ObservedPod};
 use crate::cluster::{Event, ServiceAccount};
 use crate::cni::{Code, Error};
 
 /// How pods are repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum RepairMode {
     /// The pod runs on and gets its rules.
     InPlace,
     /// It is deleted, where somebody makes a new one.
@@ -17,7 +17,7 @@ pub enum Mode {
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RepairOutcome {
     /// Its rules are what they should be again.
     Repaired,
     /// The same, but connections that are older bypass the sidecar until they close.
@@ -35,7 +35,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-impl Mode {
+impl RepairMode {
     /// For metrics.
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl Mode {
     }
 }
 
-impl Outcome {
+impl RepairOutcome {
     /// For metrics.
     pub(super) const fn name(&self) -> &'static str {
         match self {
@@ -70,8 +70,8 @@ impl Outcome {
 /// # Errors
 /// No controller would create a new one, or the plugin would not redirect that either; or the pod can't be
 /// deleted.
-pub(super) fn delete(account: &ServiceAccount, case: &Case<'_>) -> Result<Outcome, Error> {
-    let Case { known, suspicion, .. } = case;
+pub(super) fn delete(account: &ServiceAccount, case: &RepairCase<'_>) -> Result<RepairOutcome, Error> {
+    let RepairCase { known, suspicion, .. } = case;
     if !suspicion.redirectable {
         let msg = "not deleted: the plugin, as it is configured on this node, would not redirect a new pod either; \
                    see detour explain";
@@ -82,20 +82,20 @@ pub(super) fn delete(account: &ServiceAccount, case: &Case<'_>) -> Result<Outcom
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     account.delete(&known.pod, &known.resource_version)?;
-    Ok(Outcome::Deleted)
+    Ok(RepairOutcome::Deleted)
 }
 
 /// Labels the pod, if it still is as it is known and has not the label yet.
 ///
 /// # Errors
 /// It can't be labelled.
-pub(super) fn label(account: &ServiceAccount, known: &KnownPod, label: &(String, String)) -> Result<Outcome, Error> {
+pub(super) fn label(account: &ServiceAccount, known: &ObservedPod, label: &(String, String)) -> Result<RepairOutcome, Error> {
     let (key, value) = label;
     if known.pod.labels.get(key) == Some(value) {
-        return Ok(Outcome::NothingToDo);
+        return Ok(RepairOutcome::NothingToDo);
     }
     account.label(&known.pod, &known.resource_version, (key, value))?;
-    Ok(Outcome::Labelled)
+    Ok(RepairOutcome::Labelled)
 }
 
 /// The Event for a pod whose rules can't be read.
@@ -105,11 +105,11 @@ pub(super) fn unreadable(error: &Error) -> Event {
 }
 
 /// What is told of an outcome; `None` where nothing happened.
-pub(super) fn event(cause: Cause, outcome: &Outcome) -> Option<Event> {
+pub(super) fn event(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
     let (warning, reason, message) = match outcome {
-        Outcome::NothingToDo => return None,
-        Outcome::Repaired => (false, "DetourRepaired", format!("traffic is redirected to the sidecar again: {cause}")),
-        Outcome::RepairedForNew { older } => {
+        RepairOutcome::NothingToDo => return None,
+        RepairOutcome::Repaired => (false, "DetourRepaired", format!("traffic is redirected to the sidecar again: {cause}")),
+        RepairOutcome::RepairedForNew { older } => {
             let (connections, bypass, they) = if *older == 1 {
                 ("connection", "bypasses", "it closes")
             } else {
@@ -121,9 +121,9 @@ pub(super) fn event(cause: Cause, outcome: &Outcome) -> Option<Event> {
             );
             (true, "DetourRepaired", message)
         }
-        Outcome::Deleted => (true, "DetourDeleted", format!("deleted so that a new pod is redirected: {cause}")),
-        Outcome::Labelled => (true, "DetourLabelled", format!("labelled, not repaired: {cause}")),
-        Outcome::Failed(why) => (true, "DetourRepairFailed", format!("{cause}; {why}")),
+        RepairOutcome::Deleted => (true, "DetourDeleted", format!("deleted so that a new pod is redirected: {cause}")),
+        RepairOutcome::Labelled => (true, "DetourLabelled", format!("labelled, not repaired: {cause}")),
+        RepairOutcome::Failed(why) => (true, "DetourRepairFailed", format!("{cause}; {why}")),
     };
     Some(Event { warning, reason: reason.into(), message })
 }

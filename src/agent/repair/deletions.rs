@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// No more than so many on a node
-const MOST: usize = 5;
+const MOST_DELETIONS: usize = 5;
 /// within so long.
 const WITHIN: Duration = Duration::from_secs(60);
 
@@ -16,13 +16,13 @@ pub(super) struct Deletions(VecDeque<Instant>);
 impl Deletions {
     /// When the next may be made; `None`: at `now`.
     pub(super) fn put_off(&self, now: Instant) -> Option<Instant> {
-        let first = self.0.front().filter(|_| self.0.len() >= MOST)?;
+        let first = self.0.front().filter(|_| self.0.len() >= MOST_DELETIONS)?;
         Some(*first + WITHIN).filter(|then| *then > now)
     }
 
     /// Notes one that was made at `now`.
     pub(super) fn note(&mut self, now: Instant) {
-        if self.0.len() >= MOST {
+        if self.0.len() >= MOST_DELETIONS {
             self.0.pop_front();
         }
         self.0.push_back(now);

@@ -8,12 +8,12 @@ pub(super) const LENGTH: usize = 512;
 
 /// UIDs, first come first served.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct RepairQueue {
     waiting: VecDeque<String>,
     length: usize,
 }
 
-impl Queue {
+impl RepairQueue {
     /// One that holds so many.
     pub(super) fn new(length: usize) -> Self {
         Self { waiting: VecDeque::new(), length }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn each_waits_once_and_in_its_turn() {
-        let mut queue = Queue::new(2);
+        let mut queue = RepairQueue::new(2);
         assert!(queue.push("a") && queue.push("b") && queue.push("a"));
         assert!(!queue.push("c"), "it is full");
         assert_eq!(queue.pop().as_deref(), Some("a"));

@@ -1,6 +1,6 @@
 //! One question on one connection, within a time.
 
-use super::wire::{Answer, FACTS, Hello, LONGEST_ANSWER, Question};
+use super::wire::{AgentAnswer, FACTS, Hello, LONGEST_ANSWER, AgentRequest};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials,
@@ -18,7 +18,7 @@ const HELLO: Duration = Duration::from_secs(1);
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum NoAnswer {
     /// Nobody is there: no agent on this node, or not now.
     Absent(String),
     /// Somebody is there and does not answer as an agent does.
@@ -26,48 +26,48 @@ pub(super) enum Silence {
 }
 
 /// Asks, and waits until `until` at the longest.
-pub(super) fn exchange(path: &Path, question: &Question, until: Instant) -> Result<Answer, Silence> {
+pub(super) fn exchange(path: &Path, question: &AgentRequest, until: Instant) -> Result<AgentAnswer, NoAnswer> {
     let mut stream = open(path)?;
-    let trouble = |doing: &str, error: &io::Error| Silence::Trouble(format!("{doing}: {}", plain(error)));
+    let trouble = |doing: &str, error: &io::Error| NoAnswer::Trouble(format!("{doing}: {}", plain(error)));
     let sent = stream.set_write_timeout(Some(HELLO)).and_then(|()| stream.write_all(&line(question)));
     sent.map_err(|error| trouble("the question can't be sent", &error))?;
-    let mut lines = BufReader::new(Timed { stream, until: until.min(Instant::now() + HELLO) });
+    let mut lines = BufReader::new(TimedStream { stream, until: until.min(Instant::now() + HELLO) });
     let hello: Hello = read(&mut lines).map_err(|error| trouble("no greeting", &error))?;
     if hello.facts < FACTS {
         let version = hello.version;
-        return Err(Silence::Trouble(format!("the agent is of an earlier version ({version}) that knows fewer facts")));
+        return Err(NoAnswer::Trouble(format!("the agent is of an earlier version ({version}) that knows fewer facts")));
     }
     lines.get_mut().until = until;
     read(&mut lines).map_err(|error| trouble("no answer", &error))
 }
 
 /// Says something, and does not wait for anything.
-pub(super) fn tell(path: &Path, question: &Question) -> Result<(), Silence> {
+pub(super) fn send_report(path: &Path, question: &AgentRequest) -> Result<(), NoAnswer> {
     let mut stream = open(path)?;
-    let lost = |error: io::Error| Silence::Trouble(error.to_string());
+    let lost = |error: io::Error| NoAnswer::Trouble(error.to_string());
     stream.set_nonblocking(true).map_err(lost)?;
     stream.write_all(&line(question)).map_err(lost)
 }
 
 /// A connection to a listener of root's.
-fn open(path: &Path) -> Result<UnixStream, Silence> {
-    let absent = |errno: Errno| Silence::Absent(errno.desc().to_lowercase());
+fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
+    let absent = |errno: Errno| NoAnswer::Absent(errno.desc().to_lowercase());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let trouble = |errno: Errno| Silence::Trouble(errno.desc().to_lowercase());
+    let trouble = |errno: Errno| NoAnswer::Trouble(errno.desc().to_lowercase());
     let address = UnixAddr::new(path).map_err(trouble)?;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(trouble)?;
     // With a listener that accepts nothing any more, a socket that blocks would wait for ever (unix(7)).
     connect(socket.as_raw_fd(), &address).map_err(|errno| match errno {
-        Errno::EAGAIN => Silence::Trouble("too many wait for it already".into()),
+        Errno::EAGAIN => NoAnswer::Trouble("too many wait for it already".into()),
         Errno::ENOENT | Errno::ECONNREFUSED => absent(errno),
         other => trouble(other),
     })?;
     let owner = getsockopt(&socket, PeerCredentials).map_err(trouble)?.uid();
     if owner != 0 {
-        return Err(Silence::Trouble(format!("UID {owner} listens there, not root: remove the socket")));
+        return Err(NoAnswer::Trouble(format!("UID {owner} listens there, not root: remove the socket")));
     }
     let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false).map_err(|error| Silence::Trouble(error.to_string()))?;
+    stream.set_nonblocking(false).map_err(|error| NoAnswer::Trouble(error.to_string()))?;
     Ok(stream)
 }
 
@@ -77,7 +77,7 @@ fn line(value: &impl Serialize) -> Vec<u8> {
     line
 }
 
-fn read<T: DeserializeOwned>(lines: &mut BufReader<Timed>) -> io::Result<T> {
+fn read<T: DeserializeOwned>(lines: &mut BufReader<TimedStream>) -> io::Result<T> {
     let mut line = Vec::new();
     lines.take(LONGEST_ANSWER).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
@@ -95,12 +95,12 @@ fn plain(error: &io::Error) -> String {
 }
 
 /// A stream that is read from until a moment.
-struct Timed {
+struct TimedStream {
     stream: UnixStream,
     until: Instant,
 }
 
-impl Read for Timed {
+impl Read for TimedStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {

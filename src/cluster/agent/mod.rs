@@ -4,13 +4,13 @@
 mod connection;
 mod wire;
 
-pub use wire::{Answer, Ask, Called, FACTS, Hello, LONGEST_QUESTION, Question};
+pub use wire::{AgentAnswer, RequestKind, CallReport, FACTS, Hello, LONGEST_QUESTION, AgentRequest};
 
 use super::api::{Api, WRITE};
-use super::{Cluster, Event, Lookup, Sought, about};
+use super::{Cluster, Event, Lookup, DefinitionQuery, about};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use connection::Silence;
+use connection::NoAnswer;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// The agent behind a socket.
-pub(super) struct Agent {
+pub(super) struct AgentClient {
     socket: PathBuf,
     /// Whom to ask where the agent does not answer.
     api: Option<Api>,
@@ -30,7 +30,7 @@ pub(super) struct Agent {
     given_up: RefCell<Option<String>>,
 }
 
-impl Agent {
+impl AgentClient {
     pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration) -> Self {
         Self { socket, api, timeout, given_up: RefCell::new(None) }
     }
@@ -39,22 +39,22 @@ impl Agent {
     /// agent has half of `wait`, so that there is time for the API.
     fn settle<T>(
         &self,
-        ask: Ask,
+        ask: RequestKind,
         wait: Duration,
-        read: impl FnOnce(Answer) -> Option<T>,
+        read: impl FnOnce(AgentAnswer) -> Option<T>,
         api: impl FnOnce(&Api, Instant) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let started = Instant::now();
         let patience = if self.api.is_some() { (wait / 2).min(LONGEST) } else { wait };
         let why = match self.put(ask, started, patience) {
-            Ok(Answer::Failed { code, msg, details }) => {
+            Ok(AgentAnswer::Failed { code, msg, details }) => {
                 let of_agent = Error::new(Code::numbered(code).unwrap_or(Code::TryAgain), msg).with_details(details);
                 if wire::is_final(code) || self.api.is_none() {
                     return Err(of_agent);
                 }
                 format!("it can't know: {of_agent}")
             }
-            Ok(Answer::Unknown) => "it is of a version that does not know the question".to_owned(),
+            Ok(AgentAnswer::Unknown) => "it is of a version that does not know the question".to_owned(),
             Ok(answer) => match read(answer) {
                 Some(read) => {
                     tracing::debug!(facts = "agent", "answered by the agent");
@@ -74,19 +74,19 @@ impl Agent {
     }
 
     /// The agent's answer, or why there is none.
-    fn put(&self, ask: Ask, started: Instant, patience: Duration) -> Result<Answer, String> {
+    fn put(&self, ask: RequestKind, started: Instant, patience: Duration) -> Result<AgentAnswer, String> {
         if let Some(why) = &*self.given_up.borrow() {
             return Err(why.clone());
         }
         let wait_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-        connection::exchange(&self.socket, &Question { wait_ms, ask }, started + patience).map_err(|silence| {
+        connection::exchange(&self.socket, &AgentRequest { wait_ms, ask }, started + patience).map_err(|silence| {
             let socket = self.socket.display();
             let why = match silence {
-                Silence::Absent(why) => {
+                NoAnswer::Absent(why) => {
                     tracing::info!(%socket, why, "no agent listens");
                     format!("nobody listens there: {why}")
                 }
-                Silence::Trouble(why) => {
+                NoAnswer::Trouble(why) => {
                     tracing::warn!(%socket, why, "the agent does not answer");
                     why
                 }
@@ -106,55 +106,55 @@ impl Agent {
     }
 }
 
-impl Cluster for Agent {
+impl Cluster for AgentClient {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let is_it = |pod: &Pod, namespace: &Option<Namespace>| {
             let named = (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
             named && pod.is(wanted) && namespace.is_some() == with_namespace
         };
         let read = |answer| match answer {
-            Answer::Facts { pod, namespace } if is_it(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),
+            AgentAnswer::Facts { pod, namespace } if is_it(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),
             _ => None,
         };
-        let ask = Ask::Facts { pod: wanted.clone(), with_namespace };
+        let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
         let facts = self.settle(ask, self.timeout, read, |api, since| api.facts_since(since, wanted, with_namespace));
         facts.map_err(|error| named(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
         let read = |answer| match answer {
-            Answer::Namespace { namespace } if namespace.name == wanted.namespace => Some(namespace),
+            AgentAnswer::Namespace { namespace } if namespace.name == wanted.namespace => Some(namespace),
             _ => None,
         };
-        let ask = Ask::Namespace { pod: wanted.clone() };
+        let ask = RequestKind::Namespace { pod: wanted.clone() };
         let namespace = self.settle(ask, self.timeout, read, |api, since| api.namespace_since(since, wanted));
         namespace.map_err(|error| named(wanted, error))
     }
 
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let is_it = |(sought, found): (&Sought, &Lookup)| match found {
+        let is_it = |(sought, found): (&DefinitionQuery, &Lookup)| match found {
             Lookup::Found(definition) => definition.object == sought.object,
             Lookup::Missing(_) => true,
         };
         let read = |answer| match answer {
-            Answer::Definitions { found } if found.len() == wanted.len() => {
+            AgentAnswer::Definitions { found } if found.len() == wanted.len() => {
                 wanted.iter().zip(&found).all(is_it).then_some(found)
             }
             _ => None,
         };
-        let ask = Ask::Definitions { wanted: wanted.to_vec() };
+        let ask = RequestKind::Definitions { wanted: wanted.to_vec() };
         self.settle(ask, self.timeout, read, |api, since| api.look_up(since, wanted))
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
         let read = |answer| match answer {
-            Answer::Namespaces { names } => Some(names),
+            AgentAnswer::Namespaces { names } => Some(names),
             _ => None,
         };
-        let ask = Ask::NamespacesWithDefinition { name: name.to_owned() };
+        let ask = RequestKind::NamespacesWithDefinition { name: name.to_owned() };
         let none = || Error::new(Code::TryAgain, "not known");
         let list = |api: &Api, _| api.namespaces_with_definition(name).ok_or_else(none);
         self.settle(ask, WRITE, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
@@ -162,26 +162,26 @@ impl Cluster for Agent {
 
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let told = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-        let ask = Ask::Report { pod: told, status: status.map(ToOwned::to_owned), events: events.to_vec() };
+        let ask = RequestKind::Report { pod: told, status: status.map(ToOwned::to_owned), events: events.to_vec() };
         self.settle(ask, WRITE, done, |api, since| api.report_since(since, pod, status, events))
     }
 
     fn probe(&self) -> Result<(), Error> {
-        self.settle(Ask::Probe, Duration::from_secs(1), done, |api, _| api.probe())
+        self.settle(RequestKind::Probe, Duration::from_secs(1), done, |api, _| api.probe())
     }
 }
 
 /// Tells the agent behind `socket` of a call that has ended. Where it does not take that at once, it is
 /// not told.
-pub fn tell(socket: &Path, called: Called) {
-    let question = Question { wait_ms: 0, ask: Ask::Called(called) };
-    if let Err(silence) = connection::tell(socket, &question) {
+pub fn tell(socket: &Path, called: CallReport) {
+    let question = AgentRequest { wait_ms: 0, ask: RequestKind::Called(called) };
+    if let Err(silence) = connection::send_report(socket, &question) {
         tracing::debug!(?silence, "the agent is not told of this call");
     }
 }
 
-fn done(answer: Answer) -> Option<()> {
-    matches!(answer, Answer::Done).then_some(())
+fn done(answer: AgentAnswer) -> Option<()> {
+    matches!(answer, AgentAnswer::Done).then_some(())
 }
 
 /// The error with the pod's name, where it has not got it already.

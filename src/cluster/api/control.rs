@@ -3,7 +3,7 @@
 use super::{Api, check_names, get};
 use crate::cluster::query::Object;
 use crate::cluster::retry::retry;
-use crate::cluster::{Node, wire};
+use crate::cluster::{NodeTaints, wire};
 use crate::cni::Error;
 use crate::pod::Pod;
 use std::iter;
@@ -21,18 +21,18 @@ impl Api {
     }
 
     /// The node of that name.
-    pub(in crate::cluster) fn node(&self, name: &String) -> Result<Node, Error> {
+    pub(in crate::cluster) fn node(&self, name: &String) -> Result<NodeTaints, Error> {
         check_names("node", [name])?;
         let session = self.session()?;
         let query = self.query(session, Object::Node(name));
         session.run(async {
-            let attempt = async || Ok(get::<wire::Node>(session, &query).await?.into());
+            let attempt = async || Ok(get::<wire::NodeObject>(session, &query).await?.into());
             retry(Instant::now(), self.timeout, attempt).await.map_err(|end| query.gave_up(end))
         })
     }
 
     /// Replaces the node's taints.
-    pub(in crate::cluster) fn taint(&self, node: &Node) -> Result<(), Error> {
+    pub(in crate::cluster) fn taint(&self, node: &NodeTaints) -> Result<(), Error> {
         self.write_to(Instant::now(), "node", &[&node.name], iter::once(Object::Taints(node)))
     }
 }

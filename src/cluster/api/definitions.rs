@@ -2,8 +2,8 @@
 
 use super::{Api, all, check_names, get};
 use crate::cluster::query::Object;
-use crate::cluster::retry::{Failure, GaveUp, retry};
-use crate::cluster::{Lookup, Sought, wire};
+use crate::cluster::retry::{AttemptError, RetriesExhausted, retry};
+use crate::cluster::{Lookup, DefinitionQuery, wire};
 use crate::cni::Error;
 use std::time::{Duration, Instant};
 
@@ -12,23 +12,23 @@ const LIST: Duration = Duration::from_secs(2);
 
 impl Api {
     /// All at the same time.
-    pub(in crate::cluster) fn look_up(&self, started: Instant, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    pub(in crate::cluster) fn look_up(&self, started: Instant, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let names = wanted.iter().flat_map(|Sought { object, .. }| [&object.namespace, &object.name]);
+        let names = wanted.iter().flat_map(|DefinitionQuery { object, .. }| [&object.namespace, &object.name]);
         check_names("NetworkAttachmentDefinition", names)?;
         let session = self.session()?;
-        let one = async |sought: &Sought| {
+        let one = async |sought: &DefinitionQuery| {
             let query = self.query(session, Object::Definition(&sought.object));
-            let attempt = async || match get::<wire::Definition>(session, &query).await {
+            let attempt = async || match get::<wire::DefinitionObject>(session, &query).await {
                 Ok(definition) => Ok(Lookup::Found(definition.into())),
-                Err(Failure::Missing(cause)) if !sought.awaited => Ok(Lookup::Missing(format!("{query}: {cause}"))),
+                Err(AttemptError::Missing(cause)) if !sought.awaited => Ok(Lookup::Missing(format!("{query}: {cause}"))),
                 Err(failure) => Err(failure),
             };
             match self.retry(started, &query, attempt).await {
                 Ok(lookup) => Ok(lookup),
-                Err(end @ GaveUp { last: Failure::Missing(_), .. }) => Ok(Lookup::Missing(query.missing(end))),
+                Err(end @ RetriesExhausted { last: AttemptError::Missing(_), .. }) => Ok(Lookup::Missing(query.missing(end))),
                 Err(end) => Err(query.gave_up(end)),
             }
         };
@@ -42,7 +42,7 @@ impl Api {
         let query = self.query(session, Object::DefinitionsNamed(name));
         let list: wire::Definitions = session.run(async {
             let attempt = async || match get(session, &query).await {
-                Err(Failure::Trouble { cause, .. } | Failure::Missing(cause)) => Err(query.not_again(&cause)),
+                Err(AttemptError::Trouble { cause, .. } | AttemptError::Missing(cause)) => Err(query.not_again(&cause)),
                 other => other,
             };
             retry(Instant::now(), LIST.min(self.timeout), attempt).await.map_err(|end| query.gave_up(end))

@@ -2,8 +2,8 @@
 
 use super::{Api, check_names, get};
 use crate::cluster::query::Object;
-use crate::cluster::retry::{Failure, retry};
-use crate::cluster::{Cluster, ObjectRef, Right, ServiceAccount, Told};
+use crate::cluster::retry::{AttemptError, retry};
+use crate::cluster::{Cluster, ObjectRef, Right, ServiceAccount, ReportedEvent};
 use crate::cni::Error;
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// An API server, asked as a kubeconfig says.
-pub struct Inquiry(Api);
+pub struct ApiProbe(Api);
 
-impl Inquiry {
+impl ApiProbe {
     /// The server that the plugin's kubeconfig at `path` names; absolute paths in that are those of the file
     /// system mounted at `root`.
     #[must_use]
@@ -49,8 +49,8 @@ impl Inquiry {
         let query = self.0.query(session, object);
         session.run(async {
             let attempt = async || match get(session, &query).await {
-                Err(Failure::Trouble { cause, .. }) => Err(query.not_again(&cause)),
-                Err(Failure::Missing(cause)) => Err(query.gone(&cause)),
+                Err(AttemptError::Trouble { cause, .. }) => Err(query.not_again(&cause)),
+                Err(AttemptError::Missing(cause)) => Err(query.gone(&cause)),
                 other => other,
             };
             retry(Instant::now(), PATIENCE, attempt).await.map_err(|end| query.gave_up(end))
@@ -80,10 +80,10 @@ impl Inquiry {
     ///
     /// # Errors
     /// The server does not say.
-    pub fn events(&self, pod: &PodRef) -> Result<Vec<Told>, Error> {
+    pub fn events(&self, pod: &PodRef) -> Result<Vec<ReportedEvent>, Error> {
         check_names("pod", [&pod.namespace, &pod.name])?;
         let list = self.ask(Object::EventsOf(pod))?;
-        let mut events: Vec<Told> = list["items"].as_array().into_iter().flatten().map(told).collect();
+        let mut events: Vec<ReportedEvent> = list["items"].as_array().into_iter().flatten().map(told).collect();
         events.sort_by_key(|event| event.last);
         Ok(events)
     }
@@ -101,11 +101,11 @@ impl Inquiry {
 }
 
 /// Both forms of an event: those of `core/v1` and those that came by `events.k8s.io/v1`.
-fn told(event: &Value) -> Told {
+fn told(event: &Value) -> ReportedEvent {
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     let time = ["lastTimestamp", "eventTime", "firstTimestamp"].iter().find_map(|key| text(&event[key]));
     let count = [&event["count"], &event["series"]["count"]].into_iter().find_map(Value::as_u64);
-    Told {
+    ReportedEvent {
         warning: event["type"] == "Warning",
         reason: text(&event["reason"]).unwrap_or_default(),
         message: text(&event["message"]).unwrap_or_default(),

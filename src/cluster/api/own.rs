@@ -2,7 +2,7 @@
 
 use super::{Api, Request, Session, check_names, get};
 use crate::cluster::query::{Object, Query};
-use crate::cluster::retry::{Failure, GaveUp, retry};
+use crate::cluster::retry::{AttemptError, RetriesExhausted, retry};
 use crate::cluster::{ObjectRef, Token, wire};
 use crate::cni::{Code, Error};
 use futures_util::TryStreamExt;
@@ -60,9 +60,9 @@ impl Api {
                 .watch_metadata(&params.timeout(WATCH_SECONDS), ANY)
                 .map_err(|e| Error::new(Code::Internal, e.to_string()))?;
             let started = Instant::now();
-            let ended = |last| query.gave_up(GaveUp { last, tries: 1, waited: started.elapsed() });
+            let ended = |last| query.gave_up(RetriesExhausted { last, tries: 1, waited: started.elapsed() });
             let broken = |e| ended(query.failed(&e));
-            let events = timeout(self.timeout, session.client.request_events::<wire::Owner>(request));
+            let events = timeout(self.timeout, session.client.request_events::<wire::OwnedObject>(request));
             let events = events.await.map_err(|_| ended(silent()))?.map_err(broken)?;
             let mut events = pin!(events);
             let longest = Duration::from_secs(WATCH_SECONDS.into()) + SLACK;
@@ -95,15 +95,15 @@ impl Api {
 
     /// Whether the DaemonSet is there to stay.
     async fn is_staying(&self, session: &Session, query: &Query<'_>) -> Result<bool, Error> {
-        let attempt = async || match get::<wire::Owner>(session, query).await {
+        let attempt = async || match get::<wire::OwnedObject>(session, query).await {
             Ok(object) => Ok(object.stays()),
-            Err(Failure::Missing(_)) => Ok(false),
+            Err(AttemptError::Missing(_)) => Ok(false),
             Err(failure) => Err(failure),
         };
         retry(Instant::now(), self.timeout, attempt).await.map_err(|end| query.gave_up(end))
     }
 }
 
-fn silent() -> Failure {
-    Failure::Trouble { cause: "the connection is silent".into(), after: None }
+fn silent() -> AttemptError {
+    AttemptError::Trouble { cause: "the connection is silent".into(), after: None }
 }

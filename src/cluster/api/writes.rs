@@ -2,7 +2,7 @@
 
 use super::{Api, all, check_names, send};
 use crate::cluster::query::{Object, Query};
-use crate::cluster::retry::{Failure, retry};
+use crate::cluster::retry::{AttemptError, retry};
 use crate::cni::Error;
 use crate::pod::Pod;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ impl Api {
             let query = Query { object, server: &session.server, kubeconfig: &self.kubeconfig };
             let attempt = async || match send(session, &query).await {
                 Ok(_) => Ok(()),
-                Err(Failure::Missing(cause)) => Err(query.gone(&cause)),
+                Err(AttemptError::Missing(cause)) => Err(query.gone(&cause)),
                 Err(failure) => Err(failure),
             };
             let end = retry(started, WRITE.min(self.timeout), attempt).await;

@@ -1,6 +1,6 @@
 //! Which files a kubeconfig may consist of: it depends on who names it.
 
-use crate::trusted_file::{self, Error, is_trusted};
+use crate::trusted_file::{self, FileError, is_trusted};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const LARGEST: u64 = 1 << 20;
 
 /// Who names a kubeconfig.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cluster) enum Access {
+pub(in crate::cluster) enum KubeconfigOwner {
     /// The node's configuration: only trusted users may be able to change it, since it decides which files
     /// root reads and which server gets the token in them.
     Node,
@@ -28,12 +28,12 @@ pub(super) enum Files {
     Of(u32),
 }
 
-impl Access {
+impl KubeconfigOwner {
     /// Reads the kubeconfig at `path`: its contents, and which files it may name.
     ///
     /// # Errors
     /// It can't be read, or may not be used.
-    pub(super) fn read(self, path: &Path) -> Result<(Vec<u8>, Files), Error> {
+    pub(super) fn read(self, path: &Path) -> Result<(Vec<u8>, Files), FileError> {
         if self == Self::Node {
             return Ok((trusted_file::read_trusted(path, LARGEST)?, Files::Trusted));
         }
@@ -47,7 +47,7 @@ impl Files {
     ///
     /// # Errors
     /// It can't be read, or is none of them.
-    pub(super) fn read(self, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    pub(super) fn read(self, path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
         if self == Self::Trusted {
             return trusted_file::read_trusted(path, limit);
         }

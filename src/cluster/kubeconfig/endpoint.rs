@@ -1,6 +1,6 @@
 //! `clusters[].cluster`: where the API server is, and how it is known to be the right one.
 
-use super::entry::{Entry, present};
+use super::entry::{KeyPath, present};
 use super::{Authority, pem};
 use crate::cluster::wire::null_is_empty;
 use crate::cni::Error;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-pub(super) struct Cluster {
+pub(super) struct ClusterEntry {
     #[serde(deserialize_with = "null_is_empty")]
     server: String,
     #[serde(deserialize_with = "null_is_empty")]
@@ -25,7 +25,7 @@ pub(super) struct Cluster {
     proxy_url: String,
 }
 
-impl Cluster {
+impl ClusterEntry {
     /// A server whose certificate is signed by the authority in a file.
     pub(super) fn with_authority(server: &str, authority: &Path) -> Self {
         Self { server: server.to_owned(), certificate_authority: authority.display().to_string(), ..Self::default() }
@@ -46,7 +46,7 @@ impl Cluster {
     ///
     /// # Errors
     /// A value is not accepted, a file can't be read.
-    pub(super) fn config(&self, entry: &Entry<'_>) -> Result<Config, Error> {
+    pub(super) fn config(&self, entry: &KeyPath<'_>) -> Result<Config, Error> {
         const ACCEPTED: &str = "is not accepted; accepted: https://HOST:PORT or http://HOST:PORT";
         let is_http = |scheme: Option<&str>| matches!(scheme, Some("http" | "https"));
         let refused = || entry.wrong("server", format!("{:?} {ACCEPTED}", without_userinfo(&self.server)));
@@ -74,7 +74,7 @@ impl Cluster {
     }
 
     /// The DER of the authorities that are trusted; `None` for the system's.
-    fn authorities(&self, entry: &Entry<'_>) -> Result<Option<Vec<Vec<u8>>>, Error> {
+    fn authorities(&self, entry: &KeyPath<'_>) -> Result<Option<Vec<Vec<u8>>>, Error> {
         let (key, pem) = match (present(&self.certificate_authority_data), present(&self.certificate_authority)) {
             (Some(data), _) => {
                 let key = "certificate-authority-data";

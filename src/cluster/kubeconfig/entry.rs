@@ -2,7 +2,7 @@
 
 use super::access::Files;
 use crate::cni::{Code, Error};
-use crate::host_path::{HostPath, Root};
+use crate::host_path::{HostPath, HostRoot};
 use crate::trusted_file;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Where keys stand.
 #[derive(Debug, Clone)]
-pub(super) struct Entry<'a> {
+pub(super) struct KeyPath<'a> {
     /// The kubeconfig.
     pub(super) kubeconfig: &'a Path,
     /// Where the file system is mounted to which absolute paths in it belong.
@@ -21,7 +21,7 @@ pub(super) struct Entry<'a> {
     pub(super) place: String,
 }
 
-impl Entry<'_> {
+impl KeyPath<'_> {
     /// The error for a key of this entry.
     pub(super) fn wrong(&self, key: &str, what: impl Display) -> Error {
         let (kubeconfig, place) = (self.kubeconfig.display(), &self.place);
@@ -37,7 +37,7 @@ impl Entry<'_> {
             return Ok(self.kubeconfig.parent().unwrap_or(Path::new("")).join(file));
         }
         let refused = || io::Error::new(ErrorKind::InvalidInput, "expected a path without \"..\"");
-        Root::new(self.root).reach(&HostPath::new(file).ok_or_else(refused)?)
+        HostRoot::new(self.root).reach(&HostPath::new(file).ok_or_else(refused)?)
     }
 
     /// The text of the file that `key` names, of at most `limit` bytes.
@@ -49,7 +49,7 @@ impl Entry<'_> {
             |path: &Path, why: String| self.wrong(key, format!("{} can't be read", path.display())).with_details(why);
         let path = self.near(file).map_err(|error| unread(Path::new(file), error.to_string()))?;
         let contents = self.files.read(&path, limit).map_err(|error| match error {
-            trusted_file::Error::Io(error) => unread(&path, error.to_string()),
+            trusted_file::FileError::Io(error) => unread(&path, error.to_string()),
             refused => self.wrong(key, format!("{} is not used: {refused}", path.display())),
         })?;
         String::from_utf8(contents).map_err(|_| unread(&path, "not UTF-8".to_owned()))

@@ -10,9 +10,9 @@ mod pem;
 mod summary;
 mod token;
 
-pub use summary::{Authority, Credentials, Summary};
+pub use summary::{Authority, CredentialsSummary, KubeconfigSummary};
 
-pub(super) use access::Access;
+pub(super) use access::KubeconfigOwner;
 pub(super) use pem::base64;
 
 use super::limited;
@@ -20,9 +20,9 @@ use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use crate::trusted_file;
 use access::Files;
-use credentials::{TOKEN, User};
-use endpoint::{Cluster, without_userinfo};
-use entry::Entry;
+use credentials::{TOKEN, UserEntry};
+use endpoint::{ClusterEntry, without_userinfo};
+use entry::KeyPath;
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
 use kube::{Client, Config};
@@ -37,12 +37,12 @@ pub(super) const CONNECT: Duration = Duration::from_secs(5);
 /// What a kubeconfig's current context says.
 pub(super) struct Kubeconfig<'a> {
     config: Config,
-    cluster: Entry<'a>,
-    user: Entry<'a>,
+    cluster: KeyPath<'a>,
+    user: KeyPath<'a>,
 }
 
 #[derive(Deserialize)]
-struct File {
+struct KubeconfigFile {
     #[serde(rename = "current-context", default, deserialize_with = "null_is_empty")]
     current_context: String,
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -57,12 +57,12 @@ struct File {
 struct NamedContext {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    context: Context,
+    context: ContextEntry,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Context {
+struct ContextEntry {
     #[serde(deserialize_with = "null_is_empty")]
     cluster: String,
     #[serde(deserialize_with = "null_is_empty")]
@@ -73,14 +73,14 @@ struct Context {
 struct NamedCluster {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    cluster: Cluster,
+    cluster: ClusterEntry,
 }
 
 #[derive(Deserialize)]
 struct NamedUser {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    user: User,
+    user: UserEntry,
 }
 
 impl<'a> Kubeconfig<'a> {
@@ -89,7 +89,7 @@ impl<'a> Kubeconfig<'a> {
     ///
     /// # Errors
     /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
-    pub(super) fn load(root: &'a Path, path: &'a Path, access: Access) -> Result<Self, Error> {
+    pub(super) fn load(root: &'a Path, path: &'a Path, access: KubeconfigOwner) -> Result<Self, Error> {
         let (cluster, of_cluster, user, of_user) = current(root, path, access)?;
         let mut config = cluster.config(&of_cluster)?;
         config.auth_info = user.credentials(&of_user)?;
@@ -105,15 +105,15 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// As [`Self::load`].
     pub(super) fn of_service_account(server: &str, account: &'a Path) -> Result<Self, Error> {
-        let entry = |place: &str| Entry {
+        let entry = |place: &str| KeyPath {
             kubeconfig: account,
             root: Path::new("/"),
             files: Files::Trusted,
             place: place.to_owned(),
         };
         let (of_cluster, of_user) = (entry("ca.crt"), entry("token"));
-        let mut config = Cluster::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
-        config.auth_info = User::with_token_file(&account.join("token")).credentials(&of_user)?;
+        let mut config = ClusterEntry::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
+        config.auth_info = UserEntry::with_token_file(&account.join("token")).credentials(&of_user)?;
         config.default_retry = false;
         Ok(Self { config, cluster: of_cluster, user: of_user })
     }
@@ -177,12 +177,12 @@ fn shown(config: &Config) -> String {
 
 /// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
 /// whoever asks is anonymous.
-fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluster, Entry<'a>, User, Entry<'a>), Error> {
+fn current<'a>(root: &'a Path, path: &'a Path, access: KubeconfigOwner) -> Result<(ClusterEntry, KeyPath<'a>, UserEntry, KeyPath<'a>), Error> {
     let (contents, files) = access.read(path).map_err(|error| unread(path, &error))?;
     let text = str::from_utf8(&contents);
     let text = text.map_err(|_| Error::new(Code::InvalidConfig, format!("kubeconfig {} is not text", path.display())));
     let mut file = parse(path, text?)?;
-    let entry = |place: String| Entry { kubeconfig: path, root, files, place };
+    let entry = |place: String| KeyPath { kubeconfig: path, root, files, place };
 
     let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
         .map_err(|what| entry(String::new()).wrong("current-context", what))?;
@@ -194,7 +194,7 @@ fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluste
 
     let of_user = entry(format!("users[{}].user", context.user));
     let user = if context.user.is_empty() {
-        User::default()
+        UserEntry::default()
     } else {
         let found = find("user", &context.user, &mut file.users, |u| &u.name);
         found.map_err(|what| place.wrong("user", what))?.user
@@ -202,24 +202,24 @@ fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluste
     Ok((cluster, of_cluster, user, of_user))
 }
 
-fn unread(path: &Path, error: &trusted_file::Error) -> Error {
+fn unread(path: &Path, error: &trusted_file::FileError) -> Error {
     let path = path.display();
     match error {
-        trusted_file::Error::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
+        trusted_file::FileError::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
             Code::TryAgain,
             format!(
                 "kubeconfig {path} is not written yet: the node agent (detour's, or istio-cni's install-cni) writes \
                  it; see whether its pod runs on this node, or correct kubernetes.kubeconfig"
             ),
         ),
-        trusted_file::Error::Io(error) => {
+        trusted_file::FileError::Io(error) => {
             Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())
         }
         refused => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not used: {refused}")),
     }
 }
 
-fn parse(path: &Path, text: &str) -> Result<File, Error> {
+fn parse(path: &Path, text: &str) -> Result<KubeconfigFile, Error> {
     // JSON is YAML too, but read as what it is it saves a tenth of a millisecond a call.
     if let Some(file) = text.starts_with('{').then(|| serde_json::from_str(text).ok()).flatten() {
         return Ok(file);

@@ -4,7 +4,7 @@ use super::pem::base64;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
-struct Claims {
+struct ExpiryClaim {
     exp: Option<f64>,
 }
 
@@ -20,7 +20,7 @@ pub(super) fn expiry(token: &str) -> Option<i64> {
     while text.len() % 4 != 0 {
         text.push('=');
     }
-    let claims: Claims = serde_json::from_slice(&base64(&text).ok()?).ok()?;
+    let claims: ExpiryClaim = serde_json::from_slice(&base64(&text).ok()?).ok()?;
     // Times are numbers that may have a fraction; what is beyond 64 bits is for ever.
     claims.exp.map(|seconds| seconds as i64)
 }

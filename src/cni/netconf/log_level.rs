@@ -1,7 +1,7 @@
 //! From which severity on is logged.
 
 use super::text;
-use crate::cni::{Error, Reader, list::wrong_type};
+use crate::cni::{Error, BlockReader, list::wrong_type};
 use serde_json::Value;
 
 /// From which severity on a line is logged.
@@ -21,13 +21,13 @@ pub enum LogLevel {
 
 impl LogLevel {
     /// `log_level`, else istio-cni's `plugin_log_level`.
-    pub(super) fn read(reader: &Reader<'_>) -> Result<Option<Self>, Error> {
+    pub(super) fn read(reader: &BlockReader<'_>) -> Result<Option<Self>, Error> {
         let own = Self::read_key(reader, "log_level")?;
         if own.is_some() { Ok(own) } else { Self::read_key(reader, "plugin_log_level") }
     }
 
     /// The level under one key.
-    pub(super) fn read_key(reader: &Reader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
+    pub(super) fn read_key(reader: &BlockReader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
         let Some(word) = text(reader, key)? else { return Ok(None) };
         let accepted = "none, error, warn, info, debug";
         let refused = || wrong_type(key, &Value::from(word), accepted);

@@ -11,7 +11,7 @@ pub struct AddResult {
     /// `interfaces`: those in the pod's network namespace and those on the host.
     pub interfaces: Vec<Interface>,
     /// `ips`.
-    pub ips: Vec<Address>,
+    pub ips: Vec<InterfaceAddress>,
     /// `routes`.
     pub routes: Vec<Route>,
     /// `dns`.
@@ -41,7 +41,7 @@ pub struct Interface {
 
 /// An address that was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct InterfaceAddress {
     /// `interface`: which of the result's interfaces, counted from 0. Up to 0.2.0 nobody says.
     pub interface: Option<i64>,
     /// `address`, with its network's prefix length.

@@ -1,6 +1,6 @@
 //! One result for the runtime out of those of all attachments.
 
-use super::{AddResult, Address};
+use super::{AddResult, InterfaceAddress};
 
 impl AddResult {
     /// The default network's result (`self`) with the interfaces of the other attachments after
@@ -11,7 +11,7 @@ impl AddResult {
             let first = self.interfaces.len();
             self.interfaces.extend(other.interfaces.iter().cloned());
             if addresses {
-                let moved = |ip: &Address| Address { interface: other.moved(ip.interface, first), ..ip.clone() };
+                let moved = |ip: &InterfaceAddress| InterfaceAddress { interface: other.moved(ip.interface, first), ..ip.clone() };
                 self.ips.extend(other.ips.iter().map(moved));
             }
         }

@@ -2,9 +2,9 @@
 
 mod add_result;
 mod merge;
-mod passed_through;
+mod prev_result;
 mod read;
 mod write;
 
-pub use add_result::{AddResult, Address, Dns, Interface, Route};
-pub use passed_through::passed_through;
+pub use add_result::{AddResult, InterfaceAddress, Dns, Interface, Route};
+pub use prev_result::passed_through;

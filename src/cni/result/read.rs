@@ -1,9 +1,9 @@
 //! From JSON of any version to a result.
 
-use super::{AddResult, Address, Dns, Interface, Route};
+use super::{AddResult, InterfaceAddress, Dns, Interface, Route};
 use crate::cni::list::wrong_type;
-use crate::cni::version::{self, Family};
-use crate::cni::{Block, Code, Error, Reader};
+use crate::cni::version::{self, ResultShape};
+use crate::cni::{Block, Code, Error, BlockReader};
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ impl AddResult {
         let block = Block::new("result", value)?;
         let keys = block.reader();
         let label = keys.string("cniVersion")?.filter(|label| !label.is_empty()).unwrap_or(unstated);
-        let Some(family) = Family::of(label) else {
+        let Some(family) = ResultShape::of(label) else {
             let msg = format!(
                 "{}: {label:?} is not accepted; accepted: {}",
                 keys.place("cniVersion"),
@@ -30,8 +30,8 @@ impl AddResult {
             return Err(Error::new(Code::InvalidConfig, msg));
         };
         let mut result = match family {
-            Family::V0_1 => single_addresses(&keys)?,
-            Family::V0_3 | Family::V1_0 => Self {
+            ResultShape::V0_1 => single_addresses(&keys)?,
+            ResultShape::V0_3 | ResultShape::V1_0 => Self {
                 interfaces: each(&keys, "interfaces", interface)?,
                 ips: each(&keys, "ips", |keys| address(keys, family))?,
                 routes: each(&keys, "routes", route)?,
@@ -45,7 +45,7 @@ impl AddResult {
 }
 
 /// Up to 0.2.0: one address of each family, with its routes.
-fn single_addresses(keys: &Reader<'_>) -> Result<AddResult, Error> {
+fn single_addresses(keys: &BlockReader<'_>) -> Result<AddResult, Error> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
         let Some(block) = keys.block(key)? else { continue };
@@ -53,12 +53,12 @@ fn single_addresses(keys: &Reader<'_>) -> Result<AddResult, Error> {
         let address = required(&keys, "ip", PREFIX, prefix)?;
         let gateway = gateway(&keys, "gateway")?;
         result.routes.extend(each(&keys, "routes", single_route)?);
-        result.ips.push(Address { interface: None, address, gateway, others: keys.others() });
+        result.ips.push(InterfaceAddress { interface: None, address, gateway, others: keys.others() });
     }
     Ok(result)
 }
 
-fn interface(keys: &Reader<'_>) -> Result<Interface, Error> {
+fn interface(keys: &BlockReader<'_>) -> Result<Interface, Error> {
     let string = |key| keys.string(key).map(|text| text.unwrap_or_default().to_owned());
     Ok(Interface {
         name: string("name")?,
@@ -71,14 +71,14 @@ fn interface(keys: &Reader<'_>) -> Result<Interface, Error> {
     })
 }
 
-fn address(keys: &Reader<'_>, family: Family) -> Result<Address, Error> {
-    if family == Family::V0_3 {
+fn address(keys: &BlockReader<'_>, family: ResultShape) -> Result<InterfaceAddress, Error> {
+    if family == ResultShape::V0_3 {
         // Which IP version it is, the address itself says.
         let _ = keys.value("version");
     }
     let accepted = "a whole number";
     let index = |value: &Value| value.as_i64().ok_or_else(|| wrong_type(&keys.place("interface"), value, accepted));
-    Ok(Address {
+    Ok(InterfaceAddress {
         interface: keys.value("interface").map(index).transpose()?,
         address: required(keys, "address", PREFIX, prefix)?,
         gateway: gateway(keys, "gateway")?,
@@ -86,7 +86,7 @@ fn address(keys: &Reader<'_>, family: Family) -> Result<Address, Error> {
     })
 }
 
-fn route(keys: &Reader<'_>) -> Result<Route, Error> {
+fn route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     let mut metrics = Map::new();
     for key in METRICS {
         match keys.value(key) {
@@ -102,13 +102,13 @@ fn route(keys: &Reader<'_>) -> Result<Route, Error> {
 }
 
 /// A route up to 0.2.0, where metrics are keys that the specification does not know.
-fn single_route(keys: &Reader<'_>) -> Result<Route, Error> {
+fn single_route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     let mut route = route(keys)?;
     route.others.extend(std::mem::take(&mut route.metrics));
     Ok(route)
 }
 
-fn read_dns(keys: &Reader<'_>) -> Result<Dns, Error> {
+fn read_dns(keys: &BlockReader<'_>) -> Result<Dns, Error> {
     Ok(Dns {
         nameservers: strings(keys, "nameservers")?,
         domain: keys.string("domain")?.unwrap_or_default().to_owned(),
@@ -132,7 +132,7 @@ fn prefix(text: &str) -> Option<IpNet> {
 }
 
 /// An address; an empty string is none.
-fn gateway(keys: &Reader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
+fn gateway(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
     let Some(text) = keys.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     match text.parse::<IpAddr>() {
         Ok(address) => Ok(Some(address.to_canonical())),
@@ -141,7 +141,7 @@ fn gateway(keys: &Reader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error
 }
 
 fn required<T>(
-    keys: &Reader<'_>,
+    keys: &BlockReader<'_>,
     key: &'static str,
     accepted: &str,
     convert: impl Fn(&str) -> Option<T>,
@@ -157,9 +157,9 @@ fn required<T>(
 
 /// The objects of an array, each understood by `read`.
 fn each<T>(
-    keys: &Reader<'_>,
+    keys: &BlockReader<'_>,
     key: &'static str,
-    read: impl Fn(&Reader<'_>) -> Result<T, Error>,
+    read: impl Fn(&BlockReader<'_>) -> Result<T, Error>,
 ) -> Result<Vec<T>, Error> {
     let items = array(keys, key, "an array of objects")?;
     let item =
@@ -167,14 +167,14 @@ fn each<T>(
     items.iter().enumerate().map(item).collect()
 }
 
-fn strings(keys: &Reader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
+fn strings(keys: &BlockReader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
     let accepted = "an array of strings";
     let text =
         |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| wrong_type(&keys.place(key), value, accepted));
     array(keys, key, accepted)?.iter().map(text).collect()
 }
 
-fn array<'a>(keys: &Reader<'a>, key: &'static str, accepted: &str) -> Result<&'a [Value], Error> {
+fn array<'a>(keys: &BlockReader<'a>, key: &'static str, accepted: &str) -> Result<&'a [Value], Error> {
     match keys.value(key) {
         None => Ok(&[]),
         Some(Value::Array(items)) => Ok(items),

@@ -23,7 +23,7 @@ pub(in crate::delegate) fn kill_running() {
 
 /// The process group of a child. It is killed with this, unless the child has ended by itself: what that
 /// left behind stays.
-pub(super) struct Group {
+pub(super) struct ProcessGroup {
     leader: Pid,
     /// Readable once the child has ended; `None` where the kernel has no such descriptor (before 5.3) or
     /// none is left.
@@ -31,7 +31,7 @@ pub(super) struct Group {
     ended: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     pub(super) fn of(child: &Child) -> Self {
         // Linux's process IDs are below 2^22 (proc(5), `pid_max`).
         let leader = Pid::from_raw(child.id().cast_signed());
@@ -76,7 +76,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if !self.ended {
             self.kill();

@@ -2,8 +2,8 @@
 //! other one is made anew, all in one transaction.
 
 use super::encode::encode;
-use super::live::{LiveChain, LiveTables};
-use super::rule::{Chain, Rule, Tables, chain_type, priority, table_name};
+use super::live::{NativeLiveChain, NativeLiveTables};
+use super::rule::{NativeChain, NativeRule, NativeTables, chain_type, priority, table_name};
 use crate::firewall::nfnetlink::attributes::Attributes;
 use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NLM_F_CREATE, Verb};
 use crate::firewall::rule::{Hook, Table};
@@ -16,7 +16,7 @@ pub(super) const NF_ACCEPT: u32 = 1;
 
 /// One change within a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum NativeChange {
     /// Deletes a table with everything in it.
     DeleteTable(Table),
     /// Makes a table.
@@ -37,53 +37,53 @@ pub enum Change {
         /// In which chain.
         chain: String,
         /// The rule.
-        rule: Rule,
+        rule: NativeRule,
     },
 }
 
 /// The changes that lead from `live` to `desired`.
 #[must_use]
-pub fn changes(live: &LiveTables, desired: &Tables) -> Vec<Change> {
+pub fn changes(live: &NativeLiveTables, desired: &NativeTables) -> Vec<NativeChange> {
     let mut changes = Vec::new();
     for table in Table::ALL {
         let (there, wanted) = (live.get(&table), desired.get(&table));
         if there.is_some_and(|there| wanted.is_some_and(|wanted| is_as(there, wanted))) {
             continue;
         }
-        changes.extend(there.map(|_| Change::DeleteTable(table)));
+        changes.extend(there.map(|_| NativeChange::DeleteTable(table)));
         changes.extend(wanted.into_iter().flat_map(|wanted| making(table, wanted)));
     }
     changes
 }
 
-fn is_as(live: &BTreeMap<String, LiveChain>, wanted: &BTreeMap<String, Chain>) -> bool {
+fn is_as(live: &BTreeMap<String, NativeLiveChain>, wanted: &BTreeMap<String, NativeChain>) -> bool {
     let same_rules =
-        |live: &LiveChain, wanted: &Chain| live.rules.iter().map(Option::as_ref).eq(wanted.rules.iter().map(Some));
-    let same = |live: &LiveChain, wanted: &Chain| live.hook == Ok(wanted.hook) && same_rules(live, wanted);
+        |live: &NativeLiveChain, wanted: &NativeChain| live.rules.iter().map(Option::as_ref).eq(wanted.rules.iter().map(Some));
+    let same = |live: &NativeLiveChain, wanted: &NativeChain| live.hook == Ok(wanted.hook) && same_rules(live, wanted);
     live.keys().eq(wanted.keys()) && live.values().zip(wanted.values()).all(|(live, wanted)| same(live, wanted))
 }
 
-fn making(table: Table, chains: &BTreeMap<String, Chain>) -> Vec<Change> {
-    let mut changes = vec![Change::Table(table)];
+fn making(table: Table, chains: &BTreeMap<String, NativeChain>) -> Vec<NativeChange> {
+    let mut changes = vec![NativeChange::Table(table)];
     let (base, others): (Vec<_>, Vec<_>) = chains.iter().partition(|(_, chain)| chain.hook.is_some());
     let all = || base.iter().chain(&others);
-    changes.extend(all().map(|(name, chain)| Change::Chain { table, name: (*name).clone(), hook: chain.hook }));
+    changes.extend(all().map(|(name, chain)| NativeChange::Chain { table, name: (*name).clone(), hook: chain.hook }));
     for (name, chain) in all() {
         let rules = chain.rules.iter();
-        changes.extend(rules.map(|rule| Change::Rule { table, chain: (*name).clone(), rule: rule.clone() }));
+        changes.extend(rules.map(|rule| NativeChange::Rule { table, chain: (*name).clone(), rule: rule.clone() }));
     }
     changes
 }
 
 /// The messages of all changes, each with the place of its change among them.
 #[must_use]
-pub fn messages(changes: &[Change]) -> Vec<(usize, Message)> {
+pub fn messages(changes: &[NativeChange]) -> Vec<(usize, Message)> {
     let mut next_set = 1;
     let each = changes.iter().enumerate();
     each.flat_map(|(at, change)| change.messages(&mut next_set).into_iter().map(move |message| (at, message))).collect()
 }
 
-impl Change {
+impl NativeChange {
     fn table(&self) -> Table {
         match self {
             Self::DeleteTable(table) | Self::Table(table) | Self::Chain { table, .. } | Self::Rule { table, .. } => {
@@ -128,7 +128,7 @@ fn with_hook(chain: Attributes, table: Table, hook: Hook) -> Attributes {
     chain.nested(4, &where_to).be32(5, NF_ACCEPT).text(7, chain_type(table, hook))
 }
 
-impl Display for Change {
+impl Display for NativeChange {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let table = table_name(self.table());
         match self {

@@ -1,15 +1,15 @@
 //! Rules that do the same and differ in one list become one rule with a set, so that the number
 //! of rules does not grow with the lists. No packet fares differently.
 
-use super::rule::{Key, Rule};
+use super::rule::{Key, NativeRule};
 
 /// So many earlier rules are looked at for one that takes a rule in: enough for what a redirection has,
 /// and as many as keep the work in proportion where nothing can be united.
 const LOOKED_AT: usize = 64;
 
 /// The same as `rules`, in fewer.
-pub(super) fn condense(rules: Vec<Rule>) -> Vec<Rule> {
-    let mut out: Vec<Rule> = Vec::with_capacity(rules.len().min(LOOKED_AT));
+pub(super) fn condense(rules: Vec<NativeRule>) -> Vec<NativeRule> {
+    let mut out: Vec<NativeRule> = Vec::with_capacity(rules.len().min(LOOKED_AT));
     for mut rule in rules {
         // As long as an earlier rule takes it in, that one may now fit in another one.
         let mut behind = out.len();
@@ -27,7 +27,7 @@ pub(super) fn condense(rules: Vec<Rule>) -> Vec<Rule> {
 
 /// The last of `earlier` that can take `rule` in, which must not pass a rule that it matters to stand
 /// behind; and the condition in which the two differ.
-fn host(rule: &Rule, earlier: &[Rule]) -> Option<(usize, Option<usize>)> {
+fn host(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, Option<usize>)> {
     for (at, other) in earlier.iter().enumerate().rev().take(LOOKED_AT) {
         if let Some(differs_in) = can_be_one(other, rule) {
             return Some((at, differs_in));
@@ -40,7 +40,7 @@ fn host(rule: &Rule, earlier: &[Rule]) -> Option<(usize, Option<usize>)> {
 }
 
 /// Whether no packet meets both; marks don't count, for a rule can change them.
-fn are_disjoint(a: &Rule, b: &Rule) -> bool {
+fn are_disjoint(a: &NativeRule, b: &NativeRule) -> bool {
     let families = a.family.is_some() && b.family.is_some() && a.family != b.family;
     let apart = |key: Key| match (a.condition(key), b.condition(key)) {
         (Some(a), Some(b)) => !a.not && !b.not && a.values.is_disjoint_from(&b.values),
@@ -51,7 +51,7 @@ fn are_disjoint(a: &Rule, b: &Rule) -> bool {
 }
 
 /// Whether one rule can catch what either of the two does, and the condition to widen for that.
-fn can_be_one(a: &Rule, b: &Rule) -> Option<Option<usize>> {
+fn can_be_one(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
     if a.action != b.action || a.family != b.family || a.conditions.len() != b.conditions.len() {
         return None;
     }
@@ -63,7 +63,7 @@ fn can_be_one(a: &Rule, b: &Rule) -> Option<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::{Action, Condition};
+    use super::super::rule::{NativeAction, Condition};
     use super::super::spans::{Span, Spans};
     use super::*;
     use proptest::prelude::*;
@@ -71,7 +71,7 @@ mod tests {
     const KEYS: [Key; 3] = [Key::DestinationPort, Key::Uid, Key::Gid];
 
     /// The first rule that `values`, one for each key, meet.
-    fn decides(rules: &[Rule], values: [u128; 3]) -> Option<&Action> {
+    fn decides(rules: &[NativeRule], values: [u128; 3]) -> Option<&NativeAction> {
         let holds = |condition: &Condition| {
             let value = values[KEYS.iter().position(|key| *key == condition.key).expect("one of these")];
             condition.values.as_slice().iter().any(|s| s.first <= value && value <= s.last) != condition.not
@@ -79,7 +79,7 @@ mod tests {
         rules.iter().find(|rule| rule.conditions.iter().all(holds)).map(|rule| &rule.action)
     }
 
-    fn rule() -> impl Strategy<Value = Rule> {
+    fn rule() -> impl Strategy<Value = NativeRule> {
         let condition = |key: Key| {
             let span = (0_u128..4, 0_u128..2).prop_map(|(first, more)| Span { first, last: first + more });
             (span, prop::bool::weighted(0.2)).prop_map(move |(span, not)| Condition {
@@ -89,8 +89,8 @@ mod tests {
             })
         };
         let conditions = KEYS.map(|key| prop::option::of(condition(key)));
-        let action = prop::sample::select(vec![Action::Accept, Action::Drop]);
-        (conditions, action).prop_map(|(conditions, action)| Rule {
+        let action = prop::sample::select(vec![NativeAction::Accept, NativeAction::Drop]);
+        (conditions, action).prop_map(|(conditions, action)| NativeRule {
             family: None,
             conditions: conditions.into_iter().flatten().collect(),
             action,
@@ -111,12 +111,12 @@ mod tests {
     /// Neither what becomes one rule nor what can't be united takes more than in proportion.
     #[test]
     fn many_rules_are_condensed_fast() {
-        let of = |uid: u32, port: u32| Rule {
+        let of = |uid: u32, port: u32| NativeRule {
             family: None,
             conditions: [(Key::DestinationPort, port), (Key::Uid, uid)]
                 .map(|(key, value)| Condition { key, not: false, values: Spans::one(value) })
                 .into(),
-            action: Action::Accept,
+            action: NativeAction::Accept,
         };
         let started = std::time::Instant::now();
         assert_eq!(condense((0..20_000).map(|i| of(2 * i, 2 * i)).collect()).len(), 20_000);
@@ -126,12 +126,12 @@ mod tests {
 
     #[test]
     fn a_rule_moves_past_others_that_no_packet_of_its_own_meets() {
-        let of = |port: u16, action: Action| Rule {
+        let of = |port: u16, action: NativeAction| NativeRule {
             family: None,
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) }],
             action,
         };
-        let rules = vec![of(1, Action::Accept), of(2, Action::Drop), of(5, Action::Accept), of(2, Action::Accept)];
+        let rules = vec![of(1, NativeAction::Accept), of(2, NativeAction::Drop), of(5, NativeAction::Accept), of(2, NativeAction::Accept)];
         let fewer: Vec<String> = condense(rules).iter().map(ToString::to_string).collect();
         let expected = ["th dport { 1, 5 } counter accept", "th dport 2 counter drop", "th dport 2 counter accept"];
         assert_eq!(fewer, expected);

@@ -3,7 +3,7 @@
 //! bytes); it is the same rule.
 
 use super::encode::{DESTINATION_PORT, DESTINATION_V4, DESTINATION_V6, SOURCE_PORT, SOURCE_V4, SOURCE_V6, read_action};
-use super::rule::{Condition, Key, Rule};
+use super::rule::{Condition, Key, NativeRule};
 use super::set::LiveSet;
 use super::spans::Spans;
 use crate::firewall::expression::{Base, Ct, Expression, Meta};
@@ -11,10 +11,10 @@ use crate::firewall::rule::Family;
 use std::collections::BTreeMap;
 
 /// The rule that a list of expressions is; `None` where it is none that this crate would write.
-pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Rule> {
+pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<NativeRule> {
     let expressions: Vec<Expression> = Expression::read_all(list).collect::<Option<_>>()?;
     let counter = expressions.iter().position(|e| *e == Expression::Counter)?;
-    let mut reader = Reader { left: &expressions[..counter], family: None, sets };
+    let mut reader = ExpressionReader { left: &expressions[..counter], family: None, sets };
     let mut conditions = Vec::new();
     while let Some(first) = reader.next() {
         if *first == Expression::Meta(Meta::Family) {
@@ -26,16 +26,16 @@ pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<Ru
     conditions.sort_by_key(|condition: &Condition| condition.key);
     let family = reader.family;
     let action = read_action(&expressions[counter + 1..], family)?;
-    Some(Rule { family, conditions, action })
+    Some(NativeRule { family, conditions, action })
 }
 
-struct Reader<'a> {
+struct ExpressionReader<'a> {
     left: &'a [Expression],
     family: Option<Family>,
     sets: &'a BTreeMap<String, LiveSet>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ExpressionReader<'a> {
     fn next(&mut self) -> Option<&'a Expression> {
         let (first, rest) = self.left.split_first()?;
         self.left = rest;

@@ -1,14 +1,14 @@
 //! How the native tables in the kernel differ from what they should be, in words.
 
-use super::live::{LiveChain, LiveTables};
-use super::rule::{Chain, Tables, table_name};
+use super::live::{NativeLiveChain, NativeLiveTables};
+use super::rule::{NativeChain, NativeTables, table_name};
 use crate::firewall::drift::{Difference, Drift, pair};
 use crate::firewall::rule::Table;
 use std::collections::BTreeMap;
 
 /// Every chain and rule of the tables is this plugin's own, so whatever differs is drift.
 #[must_use]
-pub fn drift(live: &LiveTables, desired: &Tables) -> Vec<Drift> {
+pub fn drift(live: &NativeLiveTables, desired: &NativeTables) -> Vec<Drift> {
     let (no_live, nothing) = (BTreeMap::new(), BTreeMap::new());
     let mut found = Vec::new();
     for table in Table::ALL {
@@ -19,7 +19,7 @@ pub fn drift(live: &LiveTables, desired: &Tables) -> Vec<Drift> {
     found
 }
 
-fn differences(live: &BTreeMap<String, LiveChain>, desired: &BTreeMap<String, Chain>) -> Vec<Difference> {
+fn differences(live: &BTreeMap<String, NativeLiveChain>, desired: &BTreeMap<String, NativeChain>) -> Vec<Difference> {
     let mut found = Vec::new();
     for (name, wanted) in desired {
         match live.get(name) {
@@ -31,7 +31,7 @@ fn differences(live: &BTreeMap<String, LiveChain>, desired: &BTreeMap<String, Ch
     found
 }
 
-fn differences_of_chain(name: &str, live: &LiveChain, wanted: &Chain) -> Vec<Difference> {
+fn differences_of_chain(name: &str, live: &NativeLiveChain, wanted: &NativeChain) -> Vec<Difference> {
     let mut found = Vec::new();
     if live.hook != Ok(wanted.hook) {
         found.push(Difference::OtherHook(name.to_owned()));

@@ -1,8 +1,8 @@
 //! A native rule as expressions, and the sets that it brings with it.
 
-use super::rule::{Action, Condition, Key, Rule};
+use super::rule::{NativeAction, Condition, Key, NativeRule};
 use super::set::{NEW_SET, Set};
-use crate::firewall::expression::{Base, Ct, Expression, Meta, SetName, Verdict};
+use crate::firewall::expression::{Base, Ct, Expression, Meta, SetName, NftVerdict};
 use crate::firewall::rule::Family;
 
 /// A rule in pieces.
@@ -84,7 +84,7 @@ pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
 }
 
 /// Encodes `rule`; its sets are numbered from `first_set`.
-pub(super) fn encode(rule: &Rule, first_set: u32) -> Encoded {
+pub(super) fn encode(rule: &NativeRule, first_set: u32) -> Encoded {
     let mut out = Encoded::default();
     if let Some(family) = rule.family {
         let value = vec![family.number()];
@@ -140,54 +140,54 @@ fn write_condition(condition: &Condition, first_set: u32, out: &mut Encoded) {
     }
 }
 
-fn action(action: &Action, family: Option<Family>) -> Vec<Expression> {
+fn action(action: &NativeAction, family: Option<Family>) -> Vec<Expression> {
     let port = |port: u16| Expression::Constant(port.to_be_bytes().to_vec());
     let mark = |mark: u32| [Expression::Constant(mark.to_ne_bytes().to_vec()), Expression::SetMeta(Meta::Mark)];
     let number = family.map_or(0, |family| family.number().into());
     match action {
-        Action::Accept => vec![Expression::Verdict(Verdict::Accept)],
-        Action::Return => vec![Expression::Verdict(Verdict::Return)],
-        Action::Drop => vec![Expression::Verdict(Verdict::Drop)],
-        Action::Jump(chain) => vec![Expression::Verdict(Verdict::Jump(chain.clone()))],
-        Action::Redirect(to) => vec![port(*to), Expression::Redirect],
-        Action::Zone(zone) => {
+        NativeAction::Accept => vec![Expression::Verdict(NftVerdict::Accept)],
+        NativeAction::Return => vec![Expression::Verdict(NftVerdict::Return)],
+        NativeAction::Drop => vec![Expression::Verdict(NftVerdict::Drop)],
+        NativeAction::Jump(chain) => vec![Expression::Verdict(NftVerdict::Jump(chain.clone()))],
+        NativeAction::Redirect(to) => vec![port(*to), Expression::Redirect],
+        NativeAction::Zone(zone) => {
             vec![Expression::Constant(zone.to_ne_bytes().to_vec()), Expression::SetCt(Ct::Zone)]
         }
-        Action::Tproxy { port: to, mark: with } => {
+        NativeAction::Tproxy { port: to, mark: with } => {
             let mut all = vec![port(*to), Expression::Tproxy(number)];
             all.extend(mark(*with));
-            all.push(Expression::Verdict(Verdict::Accept));
+            all.push(Expression::Verdict(NftVerdict::Accept));
             all
         }
-        Action::SetMark(value) => mark(*value).into(),
-        Action::SaveMark => vec![Expression::Meta(Meta::Mark), Expression::SetCt(Ct::Mark)],
-        Action::RestoreMark => vec![Expression::Ct(Ct::Mark), Expression::SetMeta(Meta::Mark)],
-        Action::KeepDestination => {
+        NativeAction::SetMark(value) => mark(*value).into(),
+        NativeAction::SaveMark => vec![Expression::Meta(Meta::Mark), Expression::SetCt(Ct::Mark)],
+        NativeAction::RestoreMark => vec![Expression::Ct(Ct::Mark), Expression::SetMeta(Meta::Mark)],
+        NativeAction::KeepDestination => {
             vec![Key::Destination(family.unwrap_or(Family::Ip)).load(), Expression::DestinationNat(number)]
         }
     }
 }
 
 /// The rule action that `expressions` are, in a rule for `family`.
-pub(super) fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<Action> {
+pub(super) fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<NativeAction> {
     let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
     let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
     let found = match expressions {
-        [Expression::Verdict(Verdict::Accept)] => Action::Accept,
-        [Expression::Verdict(Verdict::Return)] => Action::Return,
-        [Expression::Verdict(Verdict::Drop)] => Action::Drop,
-        [Expression::Verdict(Verdict::Jump(chain))] => Action::Jump(chain.clone()),
-        [Expression::Constant(port), Expression::Redirect] => Action::Redirect(u16::from_be_bytes(short(port)?)),
-        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => Action::Zone(u16::from_ne_bytes(short(zone)?)),
+        [Expression::Verdict(NftVerdict::Accept)] => NativeAction::Accept,
+        [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
+        [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
+        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump(chain.clone()),
+        [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
+        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => NativeAction::Zone(u16::from_ne_bytes(short(zone)?)),
         [Expression::Constant(mark), Expression::SetMeta(Meta::Mark)] => {
-            Action::SetMark(u32::from_ne_bytes(long(mark)?))
+            NativeAction::SetMark(u32::from_ne_bytes(long(mark)?))
         }
         [Expression::Constant(port), Expression::Tproxy(_), Expression::Constant(mark), ..] => {
-            Action::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
+            NativeAction::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
         }
-        [Expression::Meta(Meta::Mark), ..] => Action::SaveMark,
-        [Expression::Ct(Ct::Mark), ..] => Action::RestoreMark,
-        [.., Expression::DestinationNat(_)] => Action::KeepDestination,
+        [Expression::Meta(Meta::Mark), ..] => NativeAction::SaveMark,
+        [Expression::Ct(Ct::Mark), ..] => NativeAction::RestoreMark,
+        [.., Expression::DestinationNat(_)] => NativeAction::KeepDestination,
         _ => return None,
     };
     (action(&found, family) == expressions).then_some(found)

@@ -2,11 +2,11 @@
 
 use super::change::INET;
 use super::decode::decode;
-use super::rule::{Rule, chain_type, priority, table_name};
+use super::rule::{NativeRule, chain_type, priority, table_name};
 use super::set::LiveSet;
 use crate::firewall::live::Counter;
 use crate::firewall::nfnetlink::attributes::{Attributes, find, find_be32, find_text};
-use crate::firewall::nfnetlink::{Error, Socket, Verb};
+use crate::firewall::nfnetlink::{NfError, NfSocket, Verb};
 use crate::firewall::rule::{Hook, Table};
 use crate::netlink::Allowance;
 use nix::errno::Errno;
@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 
 /// A chain in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LiveChain {
+pub struct NativeLiveChain {
     /// Where it is entered from; an error where it is not entered as this crate would have it.
     pub hook: Result<Option<Hook>, NotOurs>,
     /// In order; `None` for one that this crate would not write.
-    pub rules: Vec<Option<Rule>>,
+    pub rules: Vec<Option<NativeRule>>,
     /// What each of them has counted.
     pub counters: Vec<Counter>,
 }
@@ -28,7 +28,7 @@ pub struct LiveChain {
 pub struct NotOurs;
 
 /// The tables in the kernel, each with its chains by name.
-pub type LiveTables = BTreeMap<Table, BTreeMap<String, LiveChain>>;
+pub type NativeLiveTables = BTreeMap<Table, BTreeMap<String, NativeLiveChain>>;
 
 /// Which of our tables a name of family `family` is.
 pub(in crate::firewall) fn table_of(family: u8, name: Option<&str>) -> Option<Table> {
@@ -44,9 +44,9 @@ pub(in crate::firewall) struct Sets(BTreeMap<Table, BTreeMap<String, LiveSet>>);
 
 impl Sets {
     /// Reads the sets of `tables` that belong to one rule each, as ours do. A pod can add others.
-    pub(in crate::firewall) fn read(socket: &mut Socket, tables: &LiveTables) -> Result<Self, Error> {
+    pub(in crate::firewall) fn read(socket: &mut NfSocket, tables: &NativeLiveTables) -> Result<Self, NfError> {
         // What was listed may have gone since.
-        let gone = |error| if error == Error::Socket(Errno::ENOENT) { Error::Changed } else { error };
+        let gone = |error| if error == NfError::Socket(Errno::ENOENT) { NfError::Changed } else { error };
         let (mut sets, mut elements) = (Self::default(), 0);
         for table in tables.keys() {
             let of_table = || Attributes::new().text(1, table_name(*table));
@@ -58,7 +58,7 @@ impl Sets {
                 let read = |_, body: &[u8]| elements += set.read_elements(body, ELEMENTS - elements);
                 socket.dump_of(Verb::GetSetElements, INET, which, read).map_err(gone)?;
                 if elements == ELEMENTS {
-                    return Err(Error::TooMany(Allowance { objects: ELEMENTS, ..Allowance::USUAL }));
+                    return Err(NfError::TooMany(Allowance { objects: ELEMENTS, ..Allowance::USUAL }));
                 }
             }
         }
@@ -67,10 +67,10 @@ impl Sets {
 }
 
 /// Takes up a chain as it is listed.
-pub(in crate::firewall) fn add_chain(tables: &mut LiveTables, family: u8, body: &[u8]) {
+pub(in crate::firewall) fn add_chain(tables: &mut NativeLiveTables, family: u8, body: &[u8]) {
     let table = table_of(family, find_text(body, 1));
     if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
-        let chain = LiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
+        let chain = NativeLiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
         tables.entry(table).or_default().insert(name.to_owned(), chain);
     }
 }
@@ -85,7 +85,7 @@ fn hook(table: Table, body: &[u8]) -> Result<Option<Hook>, NotOurs> {
 }
 
 /// Takes up a rule as it is listed.
-pub(in crate::firewall) fn add_rule(tables: &mut LiveTables, sets: &Sets, family: u8, body: &[u8]) {
+pub(in crate::firewall) fn add_rule(tables: &mut NativeLiveTables, sets: &Sets, family: u8, body: &[u8]) {
     let Some(table) = table_of(family, find_text(body, 1)) else { return };
     let chain = tables.get_mut(&table).and_then(|chains| chains.get_mut(find_text(body, 2)?));
     if let Some(chain) = chain {

@@ -14,9 +14,9 @@ pub mod spans;
 mod text;
 mod translate;
 
-pub use change::{Change, changes, messages};
+pub use change::{NativeChange, changes, messages};
 pub use drift::drift;
-pub use live::{LiveChain, LiveTables};
-pub use rule::Tables;
+pub use live::{NativeLiveChain, NativeLiveTables};
+pub use rule::NativeTables;
 pub use text::text;
 pub use translate::translate;

@@ -47,7 +47,7 @@ pub struct Condition {
 
 /// What happens to a packet that meets all conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum NativeAction {
     /// `accept`: nothing more in this base chain.
     Accept,
     /// `return`.
@@ -77,7 +77,7 @@ pub enum Action {
     KeepDestination,
 }
 
-impl From<&Target> for Action {
+impl From<&Target> for NativeAction {
     /// The action of the same name; where the two differ in what follows, [`super::translate()`] knows.
     fn from(target: &Target) -> Self {
         match target {
@@ -97,16 +97,16 @@ impl From<&Target> for Action {
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub struct NativeRule {
     /// The one family that it is for; a rule that looks at addresses has one.
     pub family: Option<Family>,
     /// Sorted by key; a key twice means both.
     pub conditions: Vec<Condition>,
     /// What follows.
-    pub action: Action,
+    pub action: NativeAction,
 }
 
-impl Rule {
+impl NativeRule {
     /// What it looks at of `key`, where that is one condition.
     #[must_use]
     pub fn condition(&self, key: Key) -> Option<&Condition> {
@@ -117,15 +117,15 @@ impl Rule {
 
 /// A chain: the rules in order, and the hook that it is entered from, as a base chain is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Chain {
+pub struct NativeChain {
     /// `None` for a chain that only rules go to.
     pub hook: Option<Hook>,
     /// In order.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<NativeRule>,
 }
 
 /// The tables of one pod, by what they are called in iptables, each with its chains by name.
-pub type Tables = BTreeMap<Table, BTreeMap<String, Chain>>;
+pub type NativeTables = BTreeMap<Table, BTreeMap<String, NativeChain>>;
 
 /// The name of a table, in family `inet`.
 #[must_use]

@@ -1,6 +1,6 @@
 //! Native rules as `nft list ruleset` prints them, less the counters; `nft -f` reads it.
 
-use super::rule::{Action, Chain, Condition, Key, Rule, Tables, chain_type, priority, table_name};
+use super::rule::{NativeAction, NativeChain, Condition, Key, NativeRule, NativeTables, chain_type, priority, table_name};
 use super::spans::Span;
 use crate::firewall::rule::{Family, Hook, Table};
 use std::fmt::{self, Display, Formatter};
@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The tables in the form that `nft -f` reads.
 #[must_use]
-pub fn text(tables: &Tables) -> String {
+pub fn text(tables: &NativeTables) -> String {
     tables
         .iter()
         .map(|(table, chains)| {
@@ -20,7 +20,7 @@ pub fn text(tables: &Tables) -> String {
         .collect()
 }
 
-fn chain_text(table: Table, name: &str, chain: &Chain) -> String {
+fn chain_text(table: Table, name: &str, chain: &NativeChain) -> String {
     let hook = chain.hook.map(|hook| {
         let (kind, priority) = (chain_type(table, hook), priority(table));
         let point = match hook {
@@ -33,7 +33,7 @@ fn chain_text(table: Table, name: &str, chain: &Chain) -> String {
     format!("\tchain {name} {{\n{}{rules}\t}}\n", hook.unwrap_or_default())
 }
 
-impl Display for Rule {
+impl Display for NativeRule {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let is_address = |c: &Condition| matches!(c.key, Key::Source(_) | Key::Destination(_));
         // An address says of which family it is.
@@ -57,7 +57,7 @@ const fn family_name(family: Family) -> &'static str {
     }
 }
 
-impl Rule {
+impl NativeRule {
     /// The protocol, where it must be one.
     fn protocol(&self) -> Option<&'static str> {
         let span = self.condition(Key::Protocol).filter(|c| !c.not)?.values.single()?;
@@ -67,20 +67,20 @@ impl Rule {
     fn action_text(&self) -> String {
         let family = self.family.map_or("", Family::name);
         match &self.action {
-            Action::Accept => "accept".to_owned(),
-            Action::Return => "return".to_owned(),
-            Action::Drop => "drop".to_owned(),
-            Action::Jump(chain) => format!("jump {chain}"),
-            Action::Redirect(port) => format!("redirect to :{port}"),
-            Action::Zone(zone) => format!("ct zone set {zone}"),
-            Action::Tproxy { port, mark } if family.is_empty() => {
+            NativeAction::Accept => "accept".to_owned(),
+            NativeAction::Return => "return".to_owned(),
+            NativeAction::Drop => "drop".to_owned(),
+            NativeAction::Jump(chain) => format!("jump {chain}"),
+            NativeAction::Redirect(port) => format!("redirect to :{port}"),
+            NativeAction::Zone(zone) => format!("ct zone set {zone}"),
+            NativeAction::Tproxy { port, mark } if family.is_empty() => {
                 format!("tproxy to :{port} meta mark set {mark:#x} accept")
             }
-            Action::Tproxy { port, mark } => format!("tproxy {family} to :{port} meta mark set {mark:#x} accept"),
-            Action::SetMark(mark) => format!("meta mark set {mark:#x}"),
-            Action::SaveMark => "ct mark set meta mark".to_owned(),
-            Action::RestoreMark => "meta mark set ct mark".to_owned(),
-            Action::KeepDestination => format!("dnat {family} to {family} daddr"),
+            NativeAction::Tproxy { port, mark } => format!("tproxy {family} to :{port} meta mark set {mark:#x} accept"),
+            NativeAction::SetMark(mark) => format!("meta mark set {mark:#x}"),
+            NativeAction::SaveMark => "ct mark set meta mark".to_owned(),
+            NativeAction::RestoreMark => "meta mark set ct mark".to_owned(),
+            NativeAction::KeepDestination => format!("dnat {family} to {family} daddr"),
         }
     }
 }

@@ -11,9 +11,9 @@
 //! * xtables' TPROXY drops where nobody listens, the native one goes on: so a `drop` follows.
 
 use super::condense::condense;
-use super::rule::{Action, Chain, Condition, Key, Rule, Tables};
+use super::rule::{NativeAction, NativeChain, Condition, Key, NativeRule, NativeTables};
 use super::spans::{Span, Spans};
-use crate::firewall::detour::OUTPUT as EXEMPT;
+use crate::firewall::exclusions::OUTPUT as EXEMPT;
 use crate::firewall::rule::{self, CtState, Family, Hook, Is, Match, Table, Target};
 use crate::firewall::ruleset::{Ruleset, TableRules};
 use crate::policy::{IdRange, PortRange, Protocol};
@@ -33,9 +33,9 @@ const MOST_PAIRS: usize = 250_000;
 
 /// The native tables that say what `ruleset` says.
 #[must_use]
-pub fn translate(ruleset: &Ruleset) -> Tables {
+pub fn translate(ruleset: &Ruleset) -> NativeTables {
     let both = Family::ALL.iter().all(|family| ruleset.tables.keys().any(|(other, _)| other == family));
-    let mut tables = Tables::new();
+    let mut tables = NativeTables::new();
     for table in Table::ALL {
         let of = |family| ruleset.tables.get(&(family, table));
         let families: Vec<(Family, &TableRules)> = Family::ALL.into_iter().filter_map(|f| Some((f, of(f)?))).collect();
@@ -46,13 +46,13 @@ pub fn translate(ruleset: &Ruleset) -> Tables {
     tables
 }
 
-fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(String, Chain)> {
-    let mut chains: Vec<(String, Chain)> = Vec::new();
+fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(String, NativeChain)> {
+    let mut chains: Vec<(String, NativeChain)> = Vec::new();
     for hook in Hook::ALL {
         let name = hook.chain();
         let rules = |rules: &TableRules| rules.hooks.get(&hook).cloned();
         if let Some(rules) = merged(table, name, families, rules, true) {
-            chains.push((name.to_owned(), Chain { hook: Some(hook), rules }));
+            chains.push((name.to_owned(), NativeChain { hook: Some(hook), rules }));
         }
     }
     for (_, rules) in families {
@@ -61,14 +61,14 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
                 let rules = |rules: &TableRules| rules.chains.iter().find(|(n, _)| n == name).map(|(_, r)| r.clone());
                 // Where there is one family only, nothing of the other one gets here.
                 let rules = merged(table, name, families, rules, both).unwrap_or_default();
-                chains.push((name.clone(), Chain { hook: None, rules }));
+                chains.push((name.clone(), NativeChain { hook: None, rules }));
             }
         }
     }
     if table == Table::Nat && chains.iter().any(|(name, _)| name == EXEMPT) {
         let rules =
-            Family::ALL.map(|f| Rule { family: Some(f), conditions: Vec::new(), action: Action::KeepDestination });
-        chains.push((DIRECT.to_owned(), Chain { hook: None, rules: rules.into() }));
+            Family::ALL.map(|f| NativeRule { family: Some(f), conditions: Vec::new(), action: NativeAction::KeepDestination });
+        chains.push((DIRECT.to_owned(), NativeChain { hook: None, rules: rules.into() }));
     }
     chains
 }
@@ -81,7 +81,7 @@ fn merged(
     families: &[(Family, &TableRules)],
     rules: impl Fn(&TableRules) -> Option<Vec<rule::Rule>>,
     named: bool,
-) -> Option<Vec<Rule>> {
+) -> Option<Vec<NativeRule>> {
     let native = |family: Family, rules: Vec<rule::Rule>| {
         condense(rules.iter().flat_map(|rule| native(rule, family, table, chain)).collect())
     };
@@ -93,13 +93,13 @@ fn merged(
     }
 }
 
-fn only(rule: &Rule, family: Family) -> Rule {
-    Rule { family: Some(family), ..rule.clone() }
+fn only(rule: &NativeRule, family: Family) -> NativeRule {
+    NativeRule { family: Some(family), ..rule.clone() }
 }
 
 /// Two families' rules in one list: a rule of both, in the same order, is in it once. Where
 /// there are too many to find that out, only at both ends.
-fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
+fn zip(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Family) -> Vec<NativeRule> {
     let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let (a, b, mut zipped) = (&a[head..], &b[head..], a[..head].to_vec());
     let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
@@ -107,7 +107,7 @@ fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<
     if a.len() * b.len() <= MOST_PAIRS {
         zipped.extend(zip_each(a, family_of_a, b, family_of_b));
     } else {
-        let of = |rules: &[Rule], family| rules.iter().map(|rule| only(rule, family)).collect::<Vec<_>>();
+        let of = |rules: &[NativeRule], family| rules.iter().map(|rule| only(rule, family)).collect::<Vec<_>>();
         zipped.extend(of(a, family_of_a).into_iter().chain(of(b, family_of_b)));
     }
     zipped.extend_from_slice(tail);
@@ -115,7 +115,7 @@ fn zip(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<
 }
 
 /// As [`zip`], by the longest common subsequence.
-fn zip_each(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) -> Vec<Rule> {
+fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Family) -> Vec<NativeRule> {
     let mut lengths = vec![vec![0_u32; b.len() + 1]; a.len() + 1];
     for i in (0..a.len()).rev() {
         for j in (0..b.len()).rev() {
@@ -141,15 +141,15 @@ fn zip_each(a: &[Rule], family_of_a: Family, b: &[Rule], family_of_b: Family) ->
 }
 
 /// One rule; TPROXY is two.
-fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<Rule> {
+fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<NativeRule> {
     let conditions = conditions(rule, family);
     let has_address = rule.source.is_some() || rule.destination.is_some();
-    let of = |action| Rule { family: has_address.then_some(family), conditions: conditions.clone(), action };
+    let of = |action| NativeRule { family: has_address.then_some(family), conditions: conditions.clone(), action };
     let action = match &rule.target {
-        Target::Accept if chain == EXEMPT && table == Table::Nat => Action::Jump(DIRECT.to_owned()),
-        Target::Accept if chain == EXEMPT && table == Table::Raw => Action::Zone(NO_ZONE),
-        Target::Tproxy { .. } => return vec![of(Action::from(&rule.target)), of(Action::Drop)],
-        other => Action::from(other),
+        Target::Accept if chain == EXEMPT && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
+        Target::Accept if chain == EXEMPT && table == Table::Raw => NativeAction::Zone(NO_ZONE),
+        Target::Tproxy { .. } => return vec![of(NativeAction::from(&rule.target)), of(NativeAction::Drop)],
+        other => NativeAction::from(other),
     };
     vec![of(action)]
 }
@@ -231,19 +231,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn rules(ports: &[u16]) -> Vec<Rule> {
-        let rule = |port: &u16| Rule {
+    fn rules(ports: &[u16]) -> Vec<NativeRule> {
+        let rule = |port: &u16| NativeRule {
             family: None,
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(*port) }],
-            action: Action::Accept,
+            action: NativeAction::Accept,
         };
         ports.iter().map(rule).collect()
     }
 
     /// What one family sees of a list.
-    fn seen(zipped: &[Rule], family: Family) -> Vec<Rule> {
+    fn seen(zipped: &[NativeRule], family: Family) -> Vec<NativeRule> {
         let seen = zipped.iter().filter(|rule| rule.family.is_none_or(|own| own == family));
-        seen.map(|rule| Rule { family: None, ..rule.clone() }).collect()
+        seen.map(|rule| NativeRule { family: None, ..rule.clone() }).collect()
     }
 
     proptest! {

@@ -7,4 +7,4 @@ mod socket;
 pub use crate::netlink::{NLM_F_CREATE, attributes};
 pub use conntrack::Connection;
 pub use message::{Message, NLM_F_APPEND, Verb};
-pub use socket::{Error, Socket};
+pub use socket::{NfError, NfSocket};

@@ -14,7 +14,7 @@ const GENERATION_ID: u16 = 1;
 
 /// What can go wrong between us and the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum NfError {
     /// The socket itself failed. A transaction that was sent may have taken effect or not.
     #[error("netlink socket: {0}")]
     Socket(#[from] Errno),
@@ -44,15 +44,15 @@ pub enum Error {
 
 /// A socket to nf_tables.
 #[derive(Debug)]
-pub struct Socket(netlink::Socket);
+pub struct NfSocket(netlink::NetlinkSocket);
 
-impl Socket {
+impl NfSocket {
     /// Opens one in the calling thread's network namespace.
     ///
     /// # Errors
     /// The kernel has no nfnetlink or no descriptor is left.
-    pub fn open() -> Result<Self, Error> {
-        Ok(Self(netlink::Socket::open(SockProtocol::NetlinkNetFilter)?))
+    pub fn open() -> Result<Self, NfError> {
+        Ok(Self(netlink::NetlinkSocket::open(SockProtocol::NetlinkNetFilter)?))
     }
 
     /// Limits what the next dumps may return, all together.
@@ -64,7 +64,7 @@ impl Socket {
     ///
     /// # Errors
     /// The socket fails or the kernel answers without one.
-    pub fn generation(&mut self) -> Result<u32, Error> {
+    pub fn generation(&mut self) -> Result<u32, NfError> {
         let sequence = self.0.next_sequence();
         let mut request = Vec::new();
         let ask = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
@@ -72,7 +72,7 @@ impl Socket {
         self.0.send(&request)?;
         let answer = self.0.receive()?.find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
         let generation = answer.and_then(|m| find_be32(parts(m.body)?.1, GENERATION_ID));
-        generation.ok_or(Error::Socket(Errno::ENOTSUP))
+        generation.ok_or(NfError::Socket(Errno::ENOTSUP))
     }
 
     /// Everything of one kind, of all families; `each` gets the family and the attributes.
@@ -80,7 +80,7 @@ impl Socket {
     /// # Errors
     /// The socket fails, the rules change while they are read, or there are more than [`Self::allow`]
     /// allows.
-    pub fn dump(&mut self, verb: Verb, each: impl FnMut(u8, &[u8])) -> Result<(), Error> {
+    pub fn dump(&mut self, verb: Verb, each: impl FnMut(u8, &[u8])) -> Result<(), NfError> {
         self.dump_of(verb, 0, Attributes::new(), each)
     }
 
@@ -95,7 +95,7 @@ impl Socket {
         family: u8,
         attributes: Attributes,
         each: impl FnMut(u8, &[u8]),
-    ) -> Result<(), Error> {
+    ) -> Result<(), NfError> {
         self.answers(verb.kind(), family, &attributes, each)
     }
 
@@ -105,7 +105,7 @@ impl Socket {
         family: u8,
         attributes: &Attributes,
         mut each: impl FnMut(u8, &[u8]),
-    ) -> Result<(), Error> {
+    ) -> Result<(), NfError> {
         let dumped = self.0.dump(kind, &header(family, 0), attributes, |body| {
             if let Some((family, attributes)) = parts(body) {
                 each(family, attributes);
@@ -113,14 +113,14 @@ impl Socket {
         });
         match dumped {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Error::Changed),
-            Err(TOO_MANY) => Err(Error::TooMany(self.0.allowance())),
+            Ok(false) => Err(NfError::Changed),
+            Err(TOO_MANY) => Err(NfError::TooMany(self.0.allowance())),
             Err(errno) => Err(errno.into()),
         }
     }
 
     /// Sends a request of another subsystem than nf_tables, and waits until the kernel has done it.
-    pub(super) fn request(&mut self, kind: u16, family: u8, attributes: &Attributes) -> Result<(), Error> {
+    pub(super) fn request(&mut self, kind: u16, family: u8, attributes: &Attributes) -> Result<(), NfError> {
         Ok(self.0.request(kind, 0, &header(family, 0), attributes.as_bytes())?)
     }
 
@@ -130,7 +130,7 @@ impl Socket {
     /// # Errors
     /// The kernel refuses it, or the rules have changed since `generation`: then nothing of it was done.
     /// After [`Error::Socket`], the generation and the rules tell whether it was done.
-    pub fn transact(&mut self, messages: &[Message], generation: u32) -> Result<(), Error> {
+    pub fn transact(&mut self, messages: &[Message], generation: u32) -> Result<(), NfError> {
         let Some(last) = messages.len().checked_sub(1) else { return Ok(()) };
         let begin = self.0.next_sequence();
         let mut batch = Vec::new();
@@ -150,11 +150,11 @@ impl Socket {
             for message in self.0.receive()?.filter(|m| m.kind == NLMSG_ERROR && m.sequence >= begin) {
                 let errno = message.errno();
                 if errno == ERESTART {
-                    return Err(Error::Changed);
+                    return Err(NfError::Changed);
                 }
                 let index = index(&message, first, messages.len());
                 if errno != 0 && refused.is_none() {
-                    refused = Some(Error::Refused { index, errno: Errno::from_raw(errno) });
+                    refused = Some(NfError::Refused { index, errno: Errno::from_raw(errno) });
                 }
                 if message.sequence == acknowledged || index.is_none() {
                     return refused.map_or(Ok(()), Err);

@@ -1,23 +1,23 @@
 //! The node agent behind its socket.
 
-use super::case::Case;
-use super::check::{Check, Checkup, Verdict};
-use super::report::Group;
+use super::target::CheckTarget;
+use super::check::{Check, Results, CheckVerdict};
+use super::report::CheckGroup;
 use crate::cluster;
 use crate::cni::{Error, NetConf};
 use std::path::Path;
 
-const AGENT: Check = Check::of(Group::Cluster, "agent-reachable", "the node agent answers, and knows");
+const AGENT: Check = Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and knows");
 
 /// Asks it whether it could tell facts now, as STATUS does.
-pub(super) fn examine(case: &Case, conf: Option<&NetConf>, checkup: &mut Checkup) {
+pub(super) fn examine_agent(case: &CheckTarget, conf: Option<&NetConf>, checkup: &mut Results) {
     let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
     checkup.add(
         &AGENT,
         match socket {
-            None => Verdict::not_checked("the configuration names no agent_socket"),
+            None => CheckVerdict::not_checked("the configuration names no agent_socket"),
             Some((conf, path)) => match case.reach_named(path).map(|reached| ask(conf, &reached)) {
-                Ok(Ok(())) => Verdict::pass(path.display().to_string()),
+                Ok(Ok(())) => CheckVerdict::pass(path.display().to_string()),
                 Ok(Err(error)) => fail(path, &error.to_string()),
                 Err(error) => fail(path, &error.to_string()),
             },
@@ -31,8 +31,8 @@ fn ask(conf: &NetConf, socket: &Path) -> Result<(), Error> {
     cluster::source(&alone).map_or(Ok(()), |agent| agent.probe())
 }
 
-fn fail(path: &Path, why: &str) -> Verdict {
-    Verdict::fail(
+fn fail(path: &Path, why: &str) -> CheckVerdict {
+    CheckVerdict::fail(
         format!("{}: {why}", path.display()),
         "the plugin asks the API itself until it does; see whether the agent runs on this node: kubectl get pods -A -o wide \
          -l app.kubernetes.io/component=agent",

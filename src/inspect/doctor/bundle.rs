@@ -1,6 +1,6 @@
 //! Everything that somebody elsewhere needs to see what is wrong, as files in an archive.
 
-use super::case::Case;
+use super::target::CheckTarget;
 use super::redact::Redactor;
 use super::ustar::archive;
 use super::{Configured, Examination};
@@ -37,7 +37,7 @@ impl Examination {
     ///
     /// # Errors
     /// A report has no text, which is a fault of this program.
-    pub fn bundle(&self, case: &Case) -> Result<Vec<u8>, Error> {
+    pub fn bundle(&self, case: &CheckTarget) -> Result<Vec<u8>, Error> {
         let secrets = self.kubeconfig.iter().filter_map(|(_, summary)| summary.token.clone()).collect();
         let redactor = Redactor { secrets, harmless: self.names.clone() };
         let mut files = vec![("doctor.json".to_owned(), redactor.report(&self.checklist))];

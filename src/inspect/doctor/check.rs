@@ -1,6 +1,6 @@
 //! A check, what it came to, and the list of all.
 
-use super::report::{Group, Line, Outcome};
+use super::report::{CheckGroup, ReportLine, CheckOutcome};
 use crate::printable::without_userinfo;
 
 /// Something that is looked at.
@@ -8,20 +8,20 @@ use crate::printable::without_userinfo;
 pub(super) struct Check {
     /// How programs know it; stable.
     pub(super) id: &'static str,
-    pub(super) group: Group,
+    pub(super) group: CheckGroup,
     /// What must hold.
     pub(super) holds: &'static str,
 }
 
 impl Check {
-    pub(super) const fn of(group: Group, id: &'static str, holds: &'static str) -> Self {
+    pub(super) const fn of(group: CheckGroup, id: &'static str, holds: &'static str) -> Self {
         Self { id, group, holds }
     }
 }
 
 /// What a check came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CheckVerdict {
     /// It holds; what was found.
     Pass(String),
     /// It does not; what was found, and what to do.
@@ -30,7 +30,7 @@ pub(super) enum Verdict {
     NotChecked(String, Option<String>),
 }
 
-impl Verdict {
+impl CheckVerdict {
     pub(super) fn pass(found: impl Into<String>) -> Self {
         Self::Pass(found.into())
     }
@@ -61,28 +61,28 @@ impl Verdict {
 
 /// The checks that were done, in their order.
 #[derive(Debug, Default)]
-pub(super) struct Checkup {
-    pub(super) lines: Vec<Line>,
+pub(super) struct Results {
+    pub(super) lines: Vec<ReportLine>,
 }
 
-impl Checkup {
+impl Results {
     /// Notes what a check came to. A list may be shown to others, so URLs lose their users and passwords.
-    pub(super) fn add(&mut self, check: &Check, verdict: Verdict) {
+    pub(super) fn add(&mut self, check: &Check, verdict: CheckVerdict) {
         let (outcome, found, next) = match verdict {
-            Verdict::Pass(found) => (Outcome::Pass, found, None),
-            Verdict::Fail(found, next) => (Outcome::Fail, found, Some(next)),
-            Verdict::NotChecked(why, next) => (Outcome::NotChecked, why, next),
+            CheckVerdict::Pass(found) => (CheckOutcome::Pass, found, None),
+            CheckVerdict::Fail(found, next) => (CheckOutcome::Fail, found, Some(next)),
+            CheckVerdict::NotChecked(why, next) => (CheckOutcome::NotChecked, why, next),
         };
         let (found, next) =
             (without_userinfo(&found).into_owned(), next.map(|next| without_userinfo(&next).into_owned()));
         let Check { id, group, holds } = *check;
-        self.lines.push(Line { id, group, checked: holds, outcome, found, next });
+        self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
     }
 
     /// Does a check that makes sense only where `needed` all hold.
-    pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> Verdict) {
+    pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
         let verdict = match self.obstacle(needed) {
-            Some(why) => Verdict::not_checked(why),
+            Some(why) => CheckVerdict::not_checked(why),
             None => verdict(),
         };
         self.add(check, verdict);
@@ -90,14 +90,14 @@ impl Checkup {
 
     /// Whether it was looked at and does not hold.
     pub(super) fn has_failed(&self, check: &Check) -> bool {
-        self.lines.iter().any(|line| line.id == check.id && line.outcome == Outcome::Fail)
+        self.lines.iter().any(|line| line.id == check.id && line.outcome == CheckOutcome::Fail)
     }
 
     /// The first of `needed` that was looked at and is not known to hold.
     pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
         let bad = |check: &&Check| {
-            let line = self.lines.iter().find(|line| line.id == check.id && line.outcome != Outcome::Pass)?;
-            let how = if line.outcome == Outcome::Fail { "failed" } else { "was not checked" };
+            let line = self.lines.iter().find(|line| line.id == check.id && line.outcome != CheckOutcome::Pass)?;
+            let how = if line.outcome == CheckOutcome::Fail { "failed" } else { "was not checked" };
             Some(format!("because {} {how}", line.id))
         };
         needed.iter().find_map(bad)
@@ -108,24 +108,24 @@ impl Checkup {
 mod tests {
     use super::*;
 
-    const A: Check = Check::of(Group::Node, "a", "a");
-    const B: Check = Check::of(Group::Node, "b", "b");
-    const C: Check = Check::of(Group::Node, "c", "c");
+    const A: Check = Check::of(CheckGroup::Node, "a", "a");
+    const B: Check = Check::of(CheckGroup::Node, "b", "b");
+    const C: Check = Check::of(CheckGroup::Node, "c", "c");
 
     #[test]
     fn one_failure_of_several_tries_counts() {
-        let (pass, fail) = (|text: &str| Verdict::pass(text), || Verdict::fail("broken", "mend it"));
-        let not = || Verdict::not_checked("no route");
-        assert_eq!(Verdict::all(vec![pass("a"), fail(), pass("b")], "none"), fail());
-        assert_eq!(Verdict::all(vec![pass("a"), not(), pass("b")], "none"), pass("a; b"));
-        assert_eq!(Verdict::all(vec![not()], "none"), not());
-        assert_eq!(Verdict::all(Vec::new(), "none"), Verdict::not_checked("none"));
+        let (pass, fail) = (|text: &str| CheckVerdict::pass(text), || CheckVerdict::fail("broken", "mend it"));
+        let not = || CheckVerdict::not_checked("no route");
+        assert_eq!(CheckVerdict::all(vec![pass("a"), fail(), pass("b")], "none"), fail());
+        assert_eq!(CheckVerdict::all(vec![pass("a"), not(), pass("b")], "none"), pass("a; b"));
+        assert_eq!(CheckVerdict::all(vec![not()], "none"), not());
+        assert_eq!(CheckVerdict::all(Vec::new(), "none"), CheckVerdict::not_checked("none"));
     }
 
     #[test]
     fn urls_are_shown_without_their_user() {
-        let mut checkup = Checkup::default();
-        checkup.add(&A, Verdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
+        let mut checkup = Results::default();
+        checkup.add(&A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
         let line = &checkup.lines[0];
         let shown = (line.found.as_str(), line.next.as_deref());
         assert_eq!(shown, ("https://(redacted)@a failed", Some("ask http://(redacted)@b")));
@@ -133,12 +133,12 @@ mod tests {
 
     #[test]
     fn what_needs_a_check_that_failed_is_not_done() {
-        let mut checkup = Checkup::default();
-        checkup.add(&A, Verdict::pass("fine"));
-        checkup.after(&[&A], &B, || Verdict::fail("broken", "mend it"));
+        let mut checkup = Results::default();
+        checkup.add(&A, CheckVerdict::pass("fine"));
+        checkup.after(&[&A], &B, || CheckVerdict::fail("broken", "mend it"));
         checkup.after(&[&A, &B], &C, || unreachable!("b failed"));
         let outcomes: Vec<_> = checkup.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
-        let wanted = [(Outcome::Pass, "fine"), (Outcome::Fail, "broken"), (Outcome::NotChecked, "because b failed")];
+        let wanted = [(CheckOutcome::Pass, "fine"), (CheckOutcome::Fail, "broken"), (CheckOutcome::NotChecked, "because b failed")];
         assert_eq!(outcomes, wanted);
         assert_eq!(checkup.obstacle(&[&C]), Some("because c was not checked".to_owned()));
         assert_eq!(checkup.obstacle(&[&A]), None);

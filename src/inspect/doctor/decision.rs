@@ -1,8 +1,8 @@
 //! What the configuration makes of the pod.
 
-use super::check::{Check, Checkup, Verdict};
-use super::report::Group;
-use crate::chain;
+use super::check::{Check, Results, CheckVerdict};
+use super::report::CheckGroup;
+use crate::sub_plugins;
 use crate::cluster::Cluster;
 use crate::cni::{Error, NetConf};
 use crate::inspect::explain::{Explained, explain};
@@ -10,8 +10,8 @@ use crate::inspect::subject::Subject;
 use crate::pod::Facts;
 use crate::policy::IdRange;
 
-pub(super) const DECISION: Check = Check::of(Group::Pod, "redirected", "its traffic goes to its sidecar");
-const PROXY_UID: Check = Check::of(Group::Pod, "proxy-uid", "the proxy's UID is of the namespace's range");
+pub(super) const DECISION: Check = Check::of(CheckGroup::Pod, "redirected", "its traffic goes to its sidecar");
+const PROXY_UID: Check = Check::of(CheckGroup::Pod, "proxy-uid", "the proxy's UID is of the namespace's range");
 
 /// Decides as an ADD would.
 pub(super) fn examine(
@@ -19,7 +19,7 @@ pub(super) fn examine(
     conf: Option<&NetConf>,
     cluster: Option<&dyn Cluster>,
     needed: &[&Check],
-    checkup: &mut Checkup,
+    checkup: &mut Results,
 ) -> Option<Explained> {
     let subject = facts.zip(conf).map(|(facts, conf)| Subject::of(conf.clone(), facts.clone(), cluster));
     let explained = subject.as_ref().map(|subject| explain(subject.as_ref().map_err(Error::clone)?));
@@ -27,19 +27,19 @@ pub(super) fn examine(
     checkup.after(needed, &DECISION, || match (&subject, &explained) {
         (Some(subject), Some(Ok(explained))) => decision(subject, explained),
         (_, Some(Err(error))) => {
-            Verdict::fail(error.to_string(), "correct what is named; an ADD of the pod fails until then")
+            CheckVerdict::fail(error.to_string(), "correct what is named; an ADD of the pod fails until then")
         }
-        _ => Verdict::not_checked("there is no configuration to go by"),
+        _ => CheckVerdict::not_checked("there is no configuration to go by"),
     });
     let explained = explained.and_then(Result::ok);
     checkup.after(&[&DECISION], &PROXY_UID, || match (&subject, &explained) {
         (Some(subject), Some(explained)) => proxy_uid(subject, explained),
-        _ => Verdict::not_checked("the pod is not known"),
+        _ => CheckVerdict::not_checked("the pod is not known"),
     });
     explained
 }
 
-fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> Verdict {
+fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
     let pod = &facts.pod;
     let decision = &explanation.decision;
     let by_others = pod.all_containers().any(|container| container.name == "istio-init");
@@ -50,7 +50,7 @@ fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, poli
         count => format!("; {count} things may surprise, see detour explain"),
     };
     if explanation.redirected || by_others || (pod.proxy().is_some() && !policy.is_empty()) {
-        return Verdict::pass(format!("{decision}{surprises}"));
+        return CheckVerdict::pass(format!("{decision}{surprises}"));
     }
     let next = if conf.kubernetes.excludes(&pod.namespace) {
         format!("take {} out of kubernetes.exclude_namespaces, or move the pod", pod.namespace)
@@ -63,21 +63,21 @@ fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, poli
     } else {
         "detour explain shows which rule decided; one that is not to be redirected is as it should be".to_owned()
     };
-    Verdict::fail(decision.clone(), next)
+    CheckVerdict::fail(decision.clone(), next)
 }
 
-fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explained) -> Verdict {
-    let Some(redirect) = policy.redirect() else { return Verdict::not_checked("somebody else redirects it") };
+fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explained) -> CheckVerdict {
+    let Some(redirect) = policy.redirect() else { return CheckVerdict::not_checked("somebody else redirects it") };
     let shown = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let Some(ranges) = facts.namespace.as_ref().and_then(chain::namespace_uids) else {
-        return Verdict::pass(format!("{shown}; the namespace has no range"));
+    let Some(ranges) = facts.namespace.as_ref().and_then(sub_plugins::namespace_uids) else {
+        return CheckVerdict::pass(format!("{shown}; the namespace has no range"));
     };
     let within = |uid: &u32| ranges.iter().any(|range| range.covers(IdRange::one(*uid)));
     let range = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if redirect.proxy_uid.iter().all(within) {
-        return Verdict::pass(format!("{shown} is in {range}"));
+        return CheckVerdict::pass(format!("{shown} is in {range}"));
     }
-    Verdict::fail(
+    CheckVerdict::fail(
         format!("{shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
         "let the injector choose it: no runAsUser of istio-proxy in the template (istiod takes the range's last), or \
          give the pod's service account an SCC that allows it",

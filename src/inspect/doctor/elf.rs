@@ -15,7 +15,7 @@ pub(super) struct Elf {
 }
 
 /// Reads a header; `None` where the bytes are no ELF program.
-pub(super) fn read(bytes: &[u8]) -> Option<Elf> {
+pub(super) fn read_elf(bytes: &[u8]) -> Option<Elf> {
     if bytes.get(..4)? != MAGIC {
         return None;
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn machine_and_loader_are_found_in_either_byte_order() {
-        let of = |bytes: &[u8]| read(bytes).expect("an ELF program");
+        let of = |bytes: &[u8]| read_elf(bytes).expect("an ELF program");
         let loader = Some("/lib/ld.so".to_owned());
         assert_eq!(
             of(&elf(true, 62, 3, "/lib/ld.so\0")),
@@ -103,15 +103,15 @@ mod tests {
     #[test]
     fn this_very_program_is_for_this_machine() {
         let own = std::fs::read("/proc/self/exe").expect("readable");
-        assert_eq!(read(&own).expect("an ELF program").machine, std::env::consts::ARCH);
+        assert_eq!(read_elf(&own).expect("an ELF program").machine, std::env::consts::ARCH);
     }
 
     #[test]
     fn what_is_cut_short_or_none_is_survived() {
         let whole = elf(true, 62, 3, "/lib/ld.so\0");
         for length in 0..whole.len() {
-            let _ = read(&whole[..length]);
+            let _ = read_elf(&whole[..length]);
         }
-        assert_eq!(read(b"#!/bin/sh\n"), None);
+        assert_eq!(read_elf(b"#!/bin/sh\n"), None);
     }
 }

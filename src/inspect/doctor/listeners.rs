@@ -1,24 +1,24 @@
 //! Whether the proxy listens where the rules send traffic, and as whom.
 
-use super::check::{Check, Checkup, Verdict};
-use super::report::Group;
+use super::check::{Check, Results, CheckVerdict};
+use super::report::CheckGroup;
 use super::rules::RULES;
-use super::sandbox::NETNS;
+use super::pod_netns::NETNS;
 use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::policy::{DnsCapture, Policy, Redirect};
-use crate::sandbox::find::Found;
+use crate::netns::find::FoundNetns;
 use crate::trusted_file::follow;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
 pub(super) const LISTENING: Check =
-    Check::of(Group::Sandbox, "proxy-listening", "the proxy listens where traffic is sent to");
-const USER: Check = Check::of(Group::Sandbox, "proxy-user", "it runs as the UID that the rules spare");
+    Check::of(CheckGroup::Sandbox, "proxy-listening", "the proxy listens where traffic is sent to");
+const USER: Check = Check::of(CheckGroup::Sandbox, "proxy-user", "it runs as the UID that the rules spare");
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LISTENER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much of a table of sockets is read: a pod can open any number.
 const READ_LIMIT: u64 = 16 << 20;
 /// Where the proxy takes captured DNS (pilot-agent, `DNS_PROXY_ADDR`).
@@ -36,18 +36,18 @@ pub(super) struct Listener {
 }
 
 /// Looks. Who listens; `None` where that can't be known.
-pub(super) fn examine(found: Option<&Found>, policy: Option<&Policy>, checkup: &mut Checkup) -> Option<Vec<Listener>> {
-    let listeners = found.map(|found| found.open()?.enter(PATIENCE, listeners));
+pub(super) fn examine(found: Option<&FoundNetns>, policy: Option<&Policy>, checkup: &mut Results) -> Option<Vec<Listener>> {
+    let listeners = found.map(|found| found.open()?.enter(LISTENER_TIMEOUT, listeners));
     let redirect = policy.and_then(Policy::redirect);
     checkup.after(&[&NETNS], &LISTENING, || match (&listeners, redirect) {
         (Some(Ok(listeners)), Some(redirect)) => listening(listeners, redirect),
-        (Some(Err(error)), _) => Verdict::not_checked(error.to_string()),
-        _ => Verdict::not_checked("nothing is redirected by this plugin"),
+        (Some(Err(error)), _) => CheckVerdict::not_checked(error.to_string()),
+        _ => CheckVerdict::not_checked("nothing is redirected by this plugin"),
     });
     let listeners = listeners.and_then(Result::ok);
     checkup.after(&[&NETNS, &RULES, &LISTENING], &USER, || match (&listeners, redirect) {
         (Some(listeners), Some(redirect)) => user(listeners, redirect),
-        _ => Verdict::not_checked("nothing is redirected by this plugin"),
+        _ => CheckVerdict::not_checked("nothing is redirected by this plugin"),
     });
     listeners
 }
@@ -58,28 +58,28 @@ fn wanted(redirect: &Redirect) -> Vec<(u16, bool)> {
     tcp.into_iter().chain(dns.into_iter().flatten()).collect()
 }
 
-fn listening(listeners: &[Listener], redirect: &Redirect) -> Verdict {
+fn listening(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let spelled = |(port, tcp): &(u16, bool)| format!("{port}/{}", if *tcp { "tcp" } else { "udp" });
     let wanted = wanted(redirect);
     let is_there = |(port, tcp): &&(u16, bool)| listeners.iter().any(|l| (l.port, l.tcp) == (*port, *tcp));
     let missing: Vec<String> = wanted.iter().filter(|one| !is_there(one)).map(spelled).collect();
     if missing.is_empty() {
-        return Verdict::pass(wanted.iter().map(spelled).collect::<Vec<_>>().join(", "));
+        return CheckVerdict::pass(wanted.iter().map(spelled).collect::<Vec<_>>().join(", "));
     }
-    Verdict::fail(
+    CheckVerdict::fail(
         format!("nobody listens on {}: what is sent there is refused", missing.join(", ")),
         "see kubectl logs -c istio-proxy of the pod; while init containers run it is not there yet, and what they send \
          must be excluded (detour explain says which)",
     )
 }
 
-fn user(listeners: &[Listener], redirect: &Redirect) -> Verdict {
+fn user(listeners: &[Listener], redirect: &Redirect) -> CheckVerdict {
     let own = listeners.iter().filter(|l| l.tcp && l.port == redirect.proxy_port);
     let uids: Vec<u32> = own.map(|listener| listener.uid).collect();
     let spared = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match uids.iter().find(|uid| !redirect.proxy_uid.contains(uid)) {
-        None => Verdict::pass(format!("uid {spared}")),
-        Some(other) => Verdict::fail(
+        None => CheckVerdict::pass(format!("uid {spared}")),
+        Some(other) => CheckVerdict::fail(
             format!("the proxy listens as uid {other}, the rules spare uid {spared}: what it sends comes back to it"),
             format!(
                 "set runAsUser of istio-proxy to {spared}, or proxy_uid of the configuration to {other}, and delete the pod"
@@ -147,14 +147,14 @@ mod tests {
         let at = |port, tcp| Listener { port, uid: 1337, tcp };
         let redirect = Redirect { dns: DnsCapture::All, ..Redirect::default() };
         let both = [at(15001, true), at(15006, true)];
-        assert!(matches!(listening(&both, &Redirect::default()), Verdict::Pass(_)));
+        assert!(matches!(listening(&both, &Redirect::default()), CheckVerdict::Pass(_)));
         let verdict = listening(&[&both[..], &[at(15053, true)]].concat(), &redirect);
-        assert!(matches!(verdict, Verdict::Fail(found, _) if found.contains("15053/udp") && !found.contains("15001")));
+        assert!(matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("15053/udp") && !found.contains("15001")));
     }
 
     #[test]
     fn a_proxy_of_another_uid_is_named() {
         let verdict = user(&[Listener { port: 15001, uid: 7, tcp: true }], &Redirect::default());
-        assert!(matches!(verdict, Verdict::Fail(found, _) if found.contains("uid 7") && found.contains("1337")));
+        assert!(matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("uid 7") && found.contains("1337")));
     }
 }

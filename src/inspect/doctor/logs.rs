@@ -1,12 +1,12 @@
 //! What has been said of the pod: by its Events, by the runtime, and by the plugin itself.
 
-use super::case::Case;
-use super::check::{Check, Checkup, Verdict};
+use super::target::CheckTarget;
+use super::check::{Check, Results, CheckVerdict};
 use super::pod::KNOWN;
 use super::redact::Redactor;
-use super::report::Group;
-use super::{complaint, tool};
-use crate::cluster::{Inquiry, Told};
+use super::report::CheckGroup;
+use super::{known_errors, tool};
+use crate::cluster::{ApiProbe, ReportedEvent};
 use crate::cni::NetConf;
 use crate::logging;
 use crate::pod::PodRef;
@@ -16,9 +16,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::Command;
 
-pub(super) const EVENTS: Check = Check::of(Group::Pod, "events", "no event tells that it could not be started");
-const JOURNAL: Check = Check::of(Group::Logs, "runtime-log", "the runtime has no complaint about it");
-const PLUGIN: Check = Check::of(Group::Logs, "plugin-log", "the plugin has no complaint about it");
+pub(super) const EVENTS: Check = Check::of(CheckGroup::Pod, "events", "no event tells that it could not be started");
+const JOURNAL: Check = Check::of(CheckGroup::Logs, "runtime-log", "the runtime has no complaint about it");
+const PLUGIN: Check = Check::of(CheckGroup::Logs, "plugin-log", "the plugin has no complaint about it");
 
 /// Of events, those by which a runtime's failure to make a sandbox is told (kubelet, `pkg/kubelet/events`), and
 /// Multus's own.
@@ -32,21 +32,21 @@ const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 const LONGEST: usize = 1000;
 
 /// What the events of a pod say that is, or is not, `running` by now.
-pub(super) fn events(inquiry: Option<&Inquiry>, pod: &PodRef, running: bool, checkup: &mut Checkup) {
+pub(super) fn events(inquiry: Option<&ApiProbe>, pod: &PodRef, running: bool, checkup: &mut Results) {
     let PodRef { namespace, name, .. } = pod;
     let by_hand =
         format!("look by hand: kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
     checkup.after(&[&KNOWN], &EVENTS, || match inquiry.map(|inquiry| inquiry.events(pod)) {
-        None => Verdict::NotChecked("there is no API to ask".to_owned(), Some(by_hand)),
-        Some(Err(error)) => Verdict::NotChecked(error.to_string(), Some(by_hand)),
+        None => CheckVerdict::NotChecked("there is no API to ask".to_owned(), Some(by_hand)),
+        Some(Err(error)) => CheckVerdict::NotChecked(error.to_string(), Some(by_hand)),
         Some(Ok(events)) => told(&events, running),
     });
 }
 
-fn told(events: &[Told], running: bool) -> Verdict {
-    let failures: Vec<&Told> = events.iter().filter(|event| event.warning && is_failure(event)).collect();
+fn told(events: &[ReportedEvent], running: bool) -> CheckVerdict {
+    let failures: Vec<&ReportedEvent> = events.iter().filter(|event| event.warning && is_failure(event)).collect();
     let Some(last) = failures.last() else {
-        return Verdict::pass(match events.len() {
+        return CheckVerdict::pass(match events.len() {
             0 => "there is none".to_owned(),
             count => format!("{count} events, none of them"),
         });
@@ -54,18 +54,18 @@ fn told(events: &[Told], running: bool) -> Verdict {
     let times: u64 = failures.iter().map(|event| event.count).sum();
     let found = format!("{}, {times} times: {}", last.reason, shown(&last.message));
     if running {
-        return Verdict::pass(format!("it has a namespace since; before that: {found}"));
+        return CheckVerdict::pass(format!("it has a namespace since; before that: {found}"));
     }
-    let next = complaint::next(&last.message);
-    Verdict::fail(found, next.unwrap_or("what it says is the reason; see the runtime's log on the node, too"))
+    let next = known_errors::next(&last.message);
+    CheckVerdict::fail(found, next.unwrap_or("what it says is the reason; see the runtime's log on the node, too"))
 }
 
-fn is_failure(event: &Told) -> bool {
-    FAILURES.contains(&event.reason.as_str()) || complaint::next(&event.message).is_some()
+fn is_failure(event: &ReportedEvent) -> bool {
+    FAILURES.contains(&event.reason.as_str()) || known_errors::next(&event.message).is_some()
 }
 
 /// The runtime's lines about the pod, where a journal can be read.
-pub(super) fn journal(case: &Case, pod: &PodRef, container: Option<&str>, checkup: &mut Checkup) -> Vec<String> {
+pub(super) fn journal(case: &CheckTarget, pod: &PodRef, container: Option<&str>, checkup: &mut Results) -> Vec<String> {
     let PodRef { name, .. } = pod;
     let by_hand = format!("look by hand on the node: journalctl -u crio -u containerd | grep {name}");
     let lines = read_journal(&case.mount);
@@ -74,7 +74,7 @@ pub(super) fn journal(case: &Case, pod: &PodRef, container: Option<&str>, checku
     checkup.add(
         &JOURNAL,
         match &lines {
-            Err(why) => Verdict::NotChecked(why.clone(), Some(by_hand)),
+            Err(why) => CheckVerdict::NotChecked(why.clone(), Some(by_hand)),
             Ok(lines) => complaints(lines, "the journal of the last day"),
         },
     );
@@ -94,17 +94,17 @@ fn read_journal(mount: &Path) -> Result<String, String> {
 }
 
 /// The plugin's own lines about the pod.
-pub(super) fn plugin(case: &Case, conf: Option<&NetConf>, pod: &PodRef, checkup: &mut Checkup) -> Vec<String> {
+pub(super) fn plugin(case: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef, checkup: &mut Results) -> Vec<String> {
     let PodRef { namespace, name, .. } = pod;
     let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
         let why = "log_file is not set: its lines go to the runtime";
         let next = format!("look by hand on the node: journalctl -u crio -u containerd | grep pod={namespace}/{name}");
-        checkup.add(&PLUGIN, Verdict::NotChecked(why.to_owned(), Some(next)));
+        checkup.add(&PLUGIN, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
         return Vec::new();
     };
     let shown = file.display();
     if let Err(why) = logging::accepted(file) {
-        checkup.add(&PLUGIN, Verdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
+        checkup.add(&PLUGIN, CheckVerdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
         return Vec::new();
     }
     let about = format!("pod={namespace}/{name}");
@@ -114,7 +114,7 @@ pub(super) fn plugin(case: &Case, conf: Option<&NetConf>, pod: &PodRef, checkup:
     checkup.add(
         &PLUGIN,
         match &lines {
-            Err(why) => Verdict::not_checked(format!("{shown}: {why}")),
+            Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
             Ok(lines) => complaints(lines, &shown.to_string()),
         },
     );
@@ -122,14 +122,14 @@ pub(super) fn plugin(case: &Case, conf: Option<&NetConf>, pod: &PodRef, checkup:
 }
 
 /// Whether the last word about the pod is a failure.
-fn complaints(lines: &[String], place: &str) -> Verdict {
-    let complaint = |line: &&String| line.contains("level=error") || complaint::next(line).is_some();
-    let Some(last) = lines.last() else { return Verdict::pass(format!("{place} has no line about it")) };
+fn complaints(lines: &[String], place: &str) -> CheckVerdict {
+    let complaint = |line: &&String| line.contains("level=error") || known_errors::next(line).is_some();
+    let Some(last) = lines.last() else { return CheckVerdict::pass(format!("{place} has no line about it")) };
     match lines.iter().rfind(complaint) {
         Some(line) if line == last => {
-            Verdict::fail(shown(line), complaint::next(line).unwrap_or("what it says is the reason"))
+            CheckVerdict::fail(shown(line), known_errors::next(line).unwrap_or("what it says is the reason"))
         }
-        _ => Verdict::pass(format!("{} lines in {place}, the last: {}", lines.len(), shown(last))),
+        _ => CheckVerdict::pass(format!("{} lines in {place}, the last: {}", lines.len(), shown(last))),
     }
 }
 
@@ -160,26 +160,26 @@ fn tail(file: &Path) -> std::io::Result<String> {
 mod tests {
     use super::*;
 
-    fn event(reason: &str, message: &str) -> Told {
+    fn event(reason: &str, message: &str) -> ReportedEvent {
         let (reason, message) = (reason.to_owned(), message.to_owned());
-        Told { warning: true, reason, message, by: "kubelet".into(), last: 0, count: 2 }
+        ReportedEvent { warning: true, reason, message, by: "kubelet".into(), last: 0, count: 2 }
     }
 
     #[test]
     fn a_failure_counts_as_long_as_the_pod_is_not_there() {
         let events =
             [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
-        let Verdict::Fail(found, next) = told(&events, false) else { panic!("it failed") };
+        let CheckVerdict::Fail(found, next) = told(&events, false) else { panic!("it failed") };
         assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("program-present"));
-        assert!(matches!(told(&events, true), Verdict::Pass(found) if found.starts_with("it has a namespace since")));
-        assert!(matches!(told(&events[1..], false), Verdict::Pass(_)));
+        assert!(matches!(told(&events, true), CheckVerdict::Pass(found) if found.starts_with("it has a namespace since")));
+        assert!(matches!(told(&events[1..], false), CheckVerdict::Pass(_)));
     }
 
     #[test]
     fn only_the_last_word_counts() {
         let (bad, good) = ("level=error msg=no".to_owned(), "level=info msg=yes".to_owned());
-        assert!(matches!(complaints(&[good.clone(), bad.clone()], "f"), Verdict::Fail(..)));
-        assert!(matches!(complaints(&[bad, good], "f"), Verdict::Pass(_)));
-        assert!(matches!(complaints(&[], "f"), Verdict::Pass(_)));
+        assert!(matches!(complaints(&[good.clone(), bad.clone()], "f"), CheckVerdict::Fail(..)));
+        assert!(matches!(complaints(&[bad, good], "f"), CheckVerdict::Pass(_)));
+        assert!(matches!(complaints(&[], "f"), CheckVerdict::Pass(_)));
     }
 }

@@ -1,38 +1,38 @@
 //! What the pod asks for: its annotation, the definitions that it refers to, and where they lead.
 
-use super::case::Case;
-use super::check::{Check, Checkup, Verdict};
+use super::target::CheckTarget;
+use super::check::{Check, Results, CheckVerdict};
 use super::configuration::{self, Configured};
 use super::node_configuration;
-use super::report::Group;
-use crate::cluster::{Cluster, Definition, Lookup, ObjectRef, Sought};
+use super::report::CheckGroup;
+use crate::cluster::{Cluster, Definition, Lookup, ObjectRef, DefinitionQuery};
 use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::networks::{self, Selection};
 use crate::pod::{Facts, PodRef};
 use std::path::{Path, PathBuf};
 
-pub(super) const KNOWN: Check = Check::of(Group::Pod, "pod-known", "the cluster knows the pod");
-pub(super) const ANNOTATION: Check = Check::of(Group::Pod, "annotation-valid", "its networks annotation can be read");
+pub(super) const KNOWN: Check = Check::of(CheckGroup::Pod, "pod-known", "the cluster knows the pod");
+pub(super) const ANNOTATION: Check = Check::of(CheckGroup::Pod, "annotation-valid", "its networks annotation can be read");
 pub(super) const DEFINITION: Check =
-    Check::of(Group::Pod, "definition-found", "the definition that it refers to is there");
-pub(super) const LEADS: Check = Check::of(Group::Pod, "definition-leads", "the definition leads to a configuration");
-pub(super) const ATTACHED: Check = Check::of(Group::Pod, "plugin-attached", "the plugin is called for it");
+    Check::of(CheckGroup::Pod, "definition-found", "the definition that it refers to is there");
+pub(super) const LEADS: Check = Check::of(CheckGroup::Pod, "definition-leads", "the definition leads to a configuration");
+pub(super) const ATTACHED: Check = Check::of(CheckGroup::Pod, "plugin-attached", "the plugin is called for it");
 
 /// The network's name in what to do next, where nothing says another.
 const USUAL: &str = "istio-cni";
 
 /// The pod's facts.
-pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, checkup: &mut Checkup) -> Option<Facts> {
-    let facts = source.map_err(Verdict::not_checked).and_then(|source| {
+pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, checkup: &mut Results) -> Option<Facts> {
+    let facts = source.map_err(CheckVerdict::not_checked).and_then(|source| {
         source.facts(pod, true).map_err(|error| {
             let next = format!("see kubectl get pod -n {} {}", pod.namespace, pod.name);
-            Verdict::fail(error.to_string(), next)
+            CheckVerdict::fail(error.to_string(), next)
         })
     });
     match facts {
         Ok(facts) => {
             let uid = facts.pod.uid.as_deref().unwrap_or("unknown");
-            checkup.add(&KNOWN, Verdict::pass(format!("UID {uid}")));
+            checkup.add(&KNOWN, CheckVerdict::pass(format!("UID {uid}")));
             Some(facts)
         }
         Err(verdict) => {
@@ -45,20 +45,20 @@ pub(super) fn known(source: Result<&dyn Cluster, String>, pod: &PodRef, checkup:
 /// Follows its references. The configurations of this plugin that they lead to, each with the network's
 /// name.
 pub(super) fn references(
-    case: &Case,
+    case: &CheckTarget,
     source: Option<&dyn Cluster>,
     facts: Option<&Facts>,
     conf: Option<&NetConf>,
-    checkup: &mut Checkup,
+    checkup: &mut Results,
 ) -> Vec<NetConf> {
     let selected = facts.map(|facts| networks::networks(&facts.pod));
     checkup.after(&[&KNOWN], &ANNOTATION, || match &selected {
-        Some(Ok(selections)) if selections.elements.is_empty() => Verdict::pass("it refers to nothing"),
-        Some(Ok(selections)) => Verdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", ")),
+        Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("it refers to nothing"),
+        Some(Ok(selections)) => CheckVerdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", ")),
         Some(Err(error)) => {
-            Verdict::fail(error.to_string(), "correct the annotation where the pod is made, and delete the pod")
+            CheckVerdict::fail(error.to_string(), "correct the annotation where the pod is made, and delete the pod")
         }
-        None => Verdict::not_checked("the pod is not known"),
+        None => CheckVerdict::not_checked("the pod is not known"),
     });
     let mut ours = Vec::new();
     for selection in selected.and_then(Result::ok).map(|selections| selections.elements).unwrap_or_default() {
@@ -72,18 +72,18 @@ fn named(selection: &Selection) -> String {
     format!("{}/{}", selection.namespace, selection.name)
 }
 
-fn definition(source: Option<&dyn Cluster>, selection: &Selection, checkup: &mut Checkup) -> Option<Definition> {
+fn definition(source: Option<&dyn Cluster>, selection: &Selection, checkup: &mut Results) -> Option<Definition> {
     let object = ObjectRef { namespace: selection.namespace.clone(), name: selection.name.clone() };
     let by_hand =
         format!("look by hand: kubectl get network-attachment-definitions -n {} {}", object.namespace, object.name);
     let Some(source) = source else {
-        checkup.add(&DEFINITION, Verdict::NotChecked(format!("{object}: there is no API to ask"), Some(by_hand)));
+        checkup.add(&DEFINITION, CheckVerdict::NotChecked(format!("{object}: there is no API to ask"), Some(by_hand)));
         return None;
     };
-    let (verdict, found) = match source.definitions(&[Sought { object: object.clone(), awaited: false }]) {
-        Err(error) => (Verdict::NotChecked(error.to_string(), Some(by_hand)), None),
+    let (verdict, found) = match source.definitions(&[DefinitionQuery { object: object.clone(), awaited: false }]) {
+        Err(error) => (CheckVerdict::NotChecked(error.to_string(), Some(by_hand)), None),
         Ok(mut lookups) => match lookups.pop() {
-            Some(Lookup::Found(definition)) => (Verdict::pass(object.to_string()), Some(definition)),
+            Some(Lookup::Found(definition)) => (CheckVerdict::pass(object.to_string()), Some(definition)),
             _ => (missing(source, selection, &object), None),
         },
     };
@@ -91,16 +91,16 @@ fn definition(source: Option<&dyn Cluster>, selection: &Selection, checkup: &mut
     found
 }
 
-fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> Verdict {
+fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, name }: &ObjectRef) -> CheckVerdict {
     let found =
         format!("{}: there is no NetworkAttachmentDefinition {name:?} in namespace {namespace:?}", selection.place);
     let elsewhere = source.namespaces_with_definition(name).unwrap_or_default();
     match elsewhere.first() {
-        Some(other) => Verdict::fail(
+        Some(other) => CheckVerdict::fail(
             format!("{found}; there is one in {}", elsewhere.join(", ")),
             format!("write {other}/{name} in the annotation, or make one in {namespace}"),
         ),
-        None => Verdict::fail(
+        None => CheckVerdict::fail(
             format!("{found}, nor in any other"),
             format!(
                 "make it: kubectl apply -n {namespace} -f, as in manifests/samples, or take it out of the annotation"
@@ -111,25 +111,25 @@ fn missing(source: &dyn Cluster, selection: &Selection, ObjectRef { namespace, n
 
 /// Where one leads to; a configuration of this plugin's.
 fn leads(
-    case: &Case,
+    case: &CheckTarget,
     conf: Option<&NetConf>,
     selection: &Selection,
     definition: Option<Definition>,
-    checkup: &mut Checkup,
+    checkup: &mut Results,
 ) -> Option<NetConf> {
     let Some(definition) = definition else {
-        checkup.after(&[&DEFINITION], &LEADS, || Verdict::not_checked("the definition is not known"));
+        checkup.after(&[&DEFINITION], &LEADS, || CheckVerdict::not_checked("the definition is not known"));
         return None;
     };
     let by_file = definition.config.trim().is_empty();
     if let (true, Some(why)) = (by_file, checkup.obstacle(&[&configuration::PRESENT, &configuration::VALID])) {
-        checkup.add(&LEADS, Verdict::not_checked(why));
+        checkup.add(&LEADS, CheckVerdict::not_checked(why));
         return None;
     }
     let directory = match directory(case, conf) {
         Ok(directory) => directory,
         Err(why) => {
-            checkup.add(&LEADS, Verdict::not_checked(why));
+            checkup.add(&LEADS, CheckVerdict::not_checked(why));
             return None;
         }
     };
@@ -142,7 +142,7 @@ fn leads(
             let is_ours = found.types().any(|kind| OWN_TYPES.contains(&kind));
             let parsed = is_ours.then(|| node_configuration::effective(case, Path::new(&place), &found.text));
             match parsed.transpose() {
-                Ok(ours) => (Verdict::pass(format!("{}: {types}, by {place}", named(selection))), ours),
+                Ok(ours) => (CheckVerdict::pass(format!("{}: {types}, by {place}", named(selection))), ours),
                 Err(error) => (wrong(&error, &definition), None),
             }
         }
@@ -152,9 +152,9 @@ fn leads(
     ours
 }
 
-fn wrong(error: &Error, definition: &Definition) -> Verdict {
+fn wrong(error: &Error, definition: &Definition) -> CheckVerdict {
     let name = &definition.object.name;
-    Verdict::fail(
+    CheckVerdict::fail(
         error.to_string(),
         format!(
             "give the file on the node this name ({name}): detour install --network {name}; or the definition a spec.config"
@@ -163,7 +163,7 @@ fn wrong(error: &Error, definition: &Definition) -> Verdict {
 }
 
 /// Where configurations are found by name: the primary plugin says, else it is where the plugin's own is.
-fn directory(case: &Case, conf: Option<&NetConf>) -> Result<PathBuf, String> {
+fn directory(case: &CheckTarget, conf: Option<&NetConf>) -> Result<PathBuf, String> {
     let named = conf.and_then(|conf| conf.primary.as_ref()).map(|primary| &primary.conf_dir);
     let reached = match named {
         Some(dir) => case.reach_named(dir),
@@ -174,20 +174,20 @@ fn directory(case: &Case, conf: Option<&NetConf>) -> Result<PathBuf, String> {
 }
 
 /// Whether the plugin runs for the pod at all.
-pub(super) fn attached(case: &Case, ours: &[NetConf], all: &[Configured], needed: &[&Check], checkup: &mut Checkup) {
+pub(super) fn attached(case: &CheckTarget, ours: &[NetConf], all: &[Configured], needed: &[&Check], checkup: &mut Results) {
     checkup.after(needed, &ATTACHED, || {
         let primary = all.iter().find(|configured| configured.conf.primary.is_some());
         if let Some(primary) = primary {
-            return Verdict::pass(format!("as the primary plugin, for every pod ({})", primary.path.name()));
+            return CheckVerdict::pass(format!("as the primary plugin, for every pod ({})", primary.path.name()));
         }
         if case.chained {
-            return Verdict::pass("as a member of the cluster network's list, for every pod");
+            return CheckVerdict::pass("as a member of the cluster network's list, for every pod");
         }
         if !ours.is_empty() {
-            return Verdict::pass(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", "));
+            return CheckVerdict::pass(ours.iter().map(|conf| conf.name.as_str()).collect::<Vec<_>>().join(", "));
         }
         let network = all.first().map_or(USUAL, |configured| configured.conf.name.as_str());
-        Verdict::fail(
+        CheckVerdict::fail(
             "no reference of the pod leads to it",
             format!(
                 "annotate the pod with k8s.v1.cni.cncf.io/networks: default/{network} where it is made; the sidecar \

@@ -1,9 +1,9 @@
 //! The program that the configuration names, where the runtime looks for it.
 
-use super::case::Case;
-use super::check::{Check, Checkup, Verdict};
+use super::target::CheckTarget;
+use super::check::{Check, Results, CheckVerdict};
 use super::elf;
-use super::report::Group;
+use super::report::CheckGroup;
 use super::tool;
 use crate::host_path::HostPath;
 use crate::trusted_file::{self, read, read_nofollow};
@@ -15,13 +15,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(super) const TRUSTED: Check = Check::of(Group::Node, "program-trusted", "only root can change what is executed");
+pub(super) const TRUSTED: Check = Check::of(CheckGroup::Node, "program-trusted", "only root can change what is executed");
 pub(super) const PRESENT: Check =
-    Check::of(Group::Node, "program-present", "the program is where runtimes look for it");
-pub(super) const EXECUTABLE: Check = Check::of(Group::Node, "program-executable", "it may be executed");
-pub(super) const ARCHITECTURE: Check = Check::of(Group::Node, "program-architecture", "it is for this machine");
-pub(super) const STATIC: Check = Check::of(Group::Node, "program-static", "it needs no library of the node");
-pub(super) const VERSION: Check = Check::of(Group::Node, "program-version", "it is of this version");
+    Check::of(CheckGroup::Node, "program-present", "the program is where runtimes look for it");
+pub(super) const EXECUTABLE: Check = Check::of(CheckGroup::Node, "program-executable", "it may be executed");
+pub(super) const ARCHITECTURE: Check = Check::of(CheckGroup::Node, "program-architecture", "it is for this machine");
+pub(super) const STATIC: Check = Check::of(CheckGroup::Node, "program-static", "it needs no library of the node");
+pub(super) const VERSION: Check = Check::of(CheckGroup::Node, "program-version", "it is of this version");
 /// All of them.
 pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
 /// How many files that are not trusted are named; the rest is counted.
@@ -40,7 +40,7 @@ struct Program {
 }
 
 /// Looks at the programs called `kinds` in each directory, and at those that were installed.
-pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Checkup) {
+pub(super) fn examine(case: &CheckTarget, kinds: &BTreeSet<String>, checkup: &mut Results) {
     let in_dirs = case.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
     let wanted: BTreeSet<HostPath> = in_dirs.chain(case.installation.programs.iter().cloned()).collect();
     let directories = case.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
@@ -54,9 +54,9 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
     }
     if there.is_empty() && absent.is_empty() {
         let why = "no configuration says how it is called, and no installation was logged";
-        checkup.add(&PRESENT, Verdict::not_checked(why));
+        checkup.add(&PRESENT, CheckVerdict::not_checked(why));
         for check in &ALL[2..] {
-            checkup.after(&[&PRESENT], check, || Verdict::not_checked(why));
+            checkup.after(&[&PRESENT], check, || CheckVerdict::not_checked(why));
         }
         return;
     }
@@ -66,13 +66,13 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
         0 => Err(format!("mode {:04o}", program.mode)),
         _ => Ok(format!("mode {:04o}", program.mode)),
     });
-    each(checkup, &[&PRESENT], &ARCHITECTURE, &there, |program| match elf::read(&program.bytes) {
+    each(checkup, &[&PRESENT], &ARCHITECTURE, &there, |program| match elf::read_elf(&program.bytes) {
         None => Err("it is no program (no ELF header)".to_owned()),
         Some(elf) if elf.machine == ARCH => Ok(elf.machine),
         Some(elf) => Err(format!("it is for {}, this machine is {ARCH}", elf.machine)),
     });
     each(checkup, &[&PRESENT, &ARCHITECTURE], &STATIC, &there, |program| {
-        match elf::read(&program.bytes).and_then(|elf| elf.interpreter) {
+        match elf::read_elf(&program.bytes).and_then(|elf| elf.interpreter) {
             None => Ok("static".to_owned()),
             Some(loader) => Err(format!("it is dynamic, and needs {loader} and libraries of the right version")),
         }
@@ -85,7 +85,7 @@ pub(super) fn examine(case: &Case, kinds: &BTreeSet<String>, checkup: &mut Check
 }
 
 /// The plugin executes what is in these directories, its own and others' plugins, as root.
-fn trusted(case: &Case, directories: &BTreeSet<HostPath>) -> Verdict {
+fn trusted(case: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdict {
     let (mut fine, mut wrong) = (Vec::new(), Vec::new());
     for directory in directories {
         match all_trusted(case, directory) {
@@ -94,17 +94,17 @@ fn trusted(case: &Case, directories: &BTreeSet<HostPath>) -> Verdict {
         }
     }
     if wrong.is_empty() {
-        return Verdict::pass(fine.join(", "));
+        return CheckVerdict::pass(fine.join(", "));
     }
     let (directories, why): (Vec<_>, Vec<_>) = wrong.into_iter().unzip();
     let directories = directories.join(" ");
     let next =
         format!("plugins there are not executed until: chown -R root:root {directories}; chmod -R go-w {directories}");
-    Verdict::fail(why.join("; "), next)
+    CheckVerdict::fail(why.join("; "), next)
 }
 
 /// What is not trusted of a directory and the files in it. A missing one is another check's.
-fn all_trusted(case: &Case, directory: &HostPath) -> Result<(), String> {
+fn all_trusted(case: &CheckTarget, directory: &HostPath) -> Result<(), String> {
     let Ok(reached) = case.reach(directory) else { return Ok(()) };
     match trusted_file::check(&reached) {
         Err(error) if error.is_not_found() => return Ok(()),
@@ -125,19 +125,19 @@ fn all_trusted(case: &Case, directory: &HostPath) -> Result<(), String> {
 }
 
 /// The error with the path that the node has for the file.
-fn on_node(case: &Case, error: &trusted_file::Error) -> String {
+fn on_node(case: &CheckTarget, error: &trusted_file::FileError) -> String {
     let path = |path: &Path| match path.strip_prefix(&case.mount) {
         Ok(below) => Path::new("/").join(below).display().to_string(),
         Err(_) => path.display().to_string(),
     };
     match error {
-        trusted_file::Error::Owner { path: file, uid } => format!("{} is owned by UID {uid}", path(file)),
-        trusted_file::Error::Writable { path: file, mode } => format!("{} has mode {mode:04o}", path(file)),
-        trusted_file::Error::Io(error) => error.to_string(),
+        trusted_file::FileError::Owner { path: file, uid } => format!("{} is owned by UID {uid}", path(file)),
+        trusted_file::FileError::Writable { path: file, mode } => format!("{} has mode {mode:04o}", path(file)),
+        trusted_file::FileError::Io(error) => error.to_string(),
     }
 }
 
-fn open(case: &Case, path: &HostPath) -> Result<Program, String> {
+fn open(case: &CheckTarget, path: &HostPath) -> Result<Program, String> {
     let reached = case.reach(path).map_err(|why| why.to_string())?;
     let metadata = fs::metadata(&reached).map_err(|why| why.to_string())?;
     let bytes = read_nofollow(&reached, LARGEST).map_err(|why| why.to_string())?;
@@ -145,7 +145,7 @@ fn open(case: &Case, path: &HostPath) -> Result<Program, String> {
 }
 
 fn each(
-    checkup: &mut Checkup,
+    checkup: &mut Results,
     needed: &[&Check],
     check: &Check,
     programs: &[Program],
@@ -163,8 +163,8 @@ fn each(
     });
 }
 
-fn verdict(wrong: Vec<String>, fine: impl FnOnce() -> String, next: &str) -> Verdict {
-    if wrong.is_empty() { Verdict::pass(fine()) } else { Verdict::fail(wrong.join("; "), next) }
+fn verdict(wrong: Vec<String>, fine: impl FnOnce() -> String, next: &str) -> CheckVerdict {
+    if wrong.is_empty() { CheckVerdict::pass(fine()) } else { CheckVerdict::fail(wrong.join("; "), next) }
 }
 
 /// The same bytes are the same version; others are asked, as they are what the runtime runs.

@@ -1,6 +1,6 @@
 //! The checklist as people and programs get it.
 
-use crate::inspect::page::{Cell, Page, Sheet, Tone};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use serde::Serialize;
 
 /// What was looked at and what was found.
@@ -17,20 +17,20 @@ pub struct Checklist {
     /// Whether nothing failed.
     pub healthy: bool,
     /// The checks.
-    pub checks: Vec<Line>,
+    pub checks: Vec<ReportLine>,
 }
 
 /// A line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Line {
+pub struct ReportLine {
     /// Which check it is; stable.
     pub id: &'static str,
     /// What it is about.
-    pub group: Group,
+    pub group: CheckGroup,
     /// What must hold.
     pub checked: &'static str,
     /// Whether it does.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// What was found, or why it could not be looked at.
     pub found: String,
     /// What to do next; none where it holds.
@@ -40,7 +40,7 @@ pub struct Line {
 /// What a check is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Group {
+pub enum CheckGroup {
     /// What the node has on disk.
     Node,
     /// How the plugin reaches the API, and what it may there.
@@ -60,7 +60,7 @@ pub enum Group {
 /// What a check came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// It holds.
     Pass,
     /// It does not.
@@ -69,7 +69,7 @@ pub enum Outcome {
     NotChecked,
 }
 
-impl Group {
+impl CheckGroup {
     const fn title(self) -> &'static str {
         match self {
             Self::Node => "Node",
@@ -83,7 +83,7 @@ impl Group {
     }
 }
 
-impl Outcome {
+impl CheckOutcome {
     const fn sign(self) -> (&'static str, Tone) {
         match self {
             Self::Pass => ("pass", Tone::Good),
@@ -94,22 +94,22 @@ impl Outcome {
 }
 
 impl Checklist {
-    pub(super) fn of(lines: Vec<Line>) -> Self {
-        let healthy = lines.iter().all(|line| line.outcome != Outcome::Fail);
+    pub(super) fn of(lines: Vec<ReportLine>) -> Self {
+        let healthy = lines.iter().all(|line| line.outcome != CheckOutcome::Fail);
         let version = env!("CARGO_PKG_VERSION");
         Self { pod: None, node: None, platform: String::new(), version, healthy, checks: lines }
     }
 
     fn verdict(&self) -> (String, Tone) {
         let count = |outcome| self.checks.iter().filter(|line| line.outcome == outcome).count();
-        let (pass, fail) = (count(Outcome::Pass), count(Outcome::Fail));
-        let text = format!("{pass} passed, {fail} failed, {} not checked", count(Outcome::NotChecked));
+        let (pass, fail) = (count(CheckOutcome::Pass), count(CheckOutcome::Fail));
+        let text = format!("{pass} passed, {fail} failed, {} not checked", count(CheckOutcome::NotChecked));
         (text, if self.healthy { Tone::Good } else { Tone::Bad })
     }
 }
 
-impl Sheet for Checklist {
-    fn write(&self, page: &mut Page) {
+impl TextReport for Checklist {
+    fn write(&self, page: &mut Screen) {
         let node = self.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("node {name}"));
         let what = match &self.pod {
             Some(pod) => format!("Pod {pod} on {node} ({}):", self.platform),
@@ -117,7 +117,7 @@ impl Sheet for Checklist {
         };
         let (verdict, tone) = self.verdict();
         page.line(&[Cell::of(what), Cell::of(verdict).tone(tone)]);
-        let width = |text: fn(&Line) -> &str| self.checks.iter().map(|line| text(line).chars().count()).max();
+        let width = |text: fn(&ReportLine) -> &str| self.checks.iter().map(|line| text(line).chars().count()).max();
         let (ids, statements) = (width(|line| line.id), width(|line| line.checked));
         let widths = (ids.unwrap_or_default(), statements.unwrap_or_default());
         for group in self.checks.chunk_by(|a, b| a.group == b.group) {
@@ -127,11 +127,11 @@ impl Sheet for Checklist {
     }
 }
 
-impl Line {
+impl ReportLine {
     /// In one line where it holds; else with what was found and what to do below.
-    fn write(&self, (ids, statements): (usize, usize), page: &mut Page) {
+    fn write(&self, (ids, statements): (usize, usize), page: &mut Screen) {
         let (sign, tone) = self.outcome.sign();
-        let failed = self.outcome == Outcome::Fail;
+        let failed = self.outcome == CheckOutcome::Fail;
         let statement = Cell::of(format!(" {:statements$}", self.checked));
         let mut cells = vec![
             Cell::of(format!("  {sign:4}")).tone(tone),
@@ -158,24 +158,24 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn line(id: &'static str, outcome: Outcome, next: Option<&str>) -> Line {
+    fn line(id: &'static str, outcome: CheckOutcome, next: Option<&str>) -> ReportLine {
         let found = format!("{id} was found");
-        Line { id, group: Group::Node, checked: "it holds", outcome, found, next: next.map(str::to_owned) }
+        ReportLine { id, group: CheckGroup::Node, checked: "it holds", outcome, found, next: next.map(str::to_owned) }
     }
 
     #[test]
     fn what_was_not_checked_is_no_failure() {
-        let fine = || vec![line("a", Outcome::Pass, None), line("b", Outcome::NotChecked, None)];
+        let fine = || vec![line("a", CheckOutcome::Pass, None), line("b", CheckOutcome::NotChecked, None)];
         assert!(Checklist::of(fine()).healthy);
-        let failed = [fine(), vec![line("c", Outcome::Fail, Some("mend it"))]].concat();
+        let failed = [fine(), vec![line("c", CheckOutcome::Fail, Some("mend it"))]].concat();
         assert!(!Checklist::of(failed).healthy);
     }
 
     #[test]
     fn what_to_do_stands_below_what_was_found() {
         let list =
-            Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", Outcome::Fail, Some("mend it"))]) };
-        let mut page = Page::new(false);
+            Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", CheckOutcome::Fail, Some("mend it"))]) };
+        let mut page = Screen::new(false);
         list.write(&mut page);
         let text = page.into_text();
         let text = text.as_str();

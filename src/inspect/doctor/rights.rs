@@ -1,41 +1,41 @@
 //! Whether the API answers, and what the plugin may there: exactly what it needs as it is configured.
 
-use super::check::{Check, Checkup, Verdict};
+use super::check::{Check, Results, CheckVerdict};
 use super::kubeconfig;
-use super::report::Group;
-use crate::chain;
-use crate::cluster::{Inquiry, Right};
+use super::report::CheckGroup;
+use crate::sub_plugins;
+use crate::cluster::{ApiProbe, Right};
 use crate::cni::{NetConf, NetworkStatus};
 
-pub(super) const API: Check = Check::of(Group::Cluster, "api-reachable", "the API server answers");
-const GET_PODS: Check = Check::of(Group::Cluster, "right-get-pods", "the plugin may get pods");
-const GET_NAMESPACES: Check = Check::of(Group::Cluster, "right-get-namespaces", "the plugin may get namespaces");
-const GET_DEFINITIONS: Check = Check::of(Group::Cluster, "right-get-definitions", "the plugin may get definitions");
+pub(super) const API: Check = Check::of(CheckGroup::Cluster, "api-reachable", "the API server answers");
+const GET_PODS: Check = Check::of(CheckGroup::Cluster, "right-get-pods", "the plugin may get pods");
+const GET_NAMESPACES: Check = Check::of(CheckGroup::Cluster, "right-get-namespaces", "the plugin may get namespaces");
+const GET_DEFINITIONS: Check = Check::of(CheckGroup::Cluster, "right-get-definitions", "the plugin may get definitions");
 const PATCH_STATUS: Check =
-    Check::of(Group::Cluster, "right-patch-pods-status", "the plugin may tell a pod's network status");
-const CREATE_EVENTS: Check = Check::of(Group::Cluster, "right-create-events", "the plugin may tell of events");
+    Check::of(CheckGroup::Cluster, "right-patch-pods-status", "the plugin may tell a pod's network status");
+const CREATE_EVENTS: Check = Check::of(CheckGroup::Cluster, "right-create-events", "the plugin may tell of events");
 
 /// Asks, where there is a kubeconfig to ask with.
-pub(super) fn examine(inquiry: Option<&Inquiry>, conf: Option<&NetConf>, checkup: &mut Checkup) {
+pub(super) fn examine_rights(inquiry: Option<&ApiProbe>, conf: Option<&NetConf>, checkup: &mut Results) {
     let (Some(inquiry), Some(conf)) = (inquiry, conf) else {
         let why = checkup.obstacle(&kubeconfig::USABLE).unwrap_or_else(|| "because there is no kubeconfig".to_owned());
-        return checkup.add(&API, Verdict::not_checked(why));
+        return checkup.add(&API, CheckVerdict::not_checked(why));
     };
     checkup.after(&kubeconfig::USABLE, &API, || match inquiry.version() {
-        Ok(version) => Verdict::pass(format!("Kubernetes {version}")),
-        Err(error) => Verdict::fail(
+        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
+        Err(error) => CheckVerdict::fail(
             error.to_string(),
             "see whether the server runs and whether this node reaches it; a firewall or a wrong address are usual",
         ),
     });
     for (check, right) in rights(conf) {
         checkup.after(&[&API], check, || match inquiry.may(&right) {
-            Ok(true) => Verdict::pass(right.to_string()),
-            Ok(false) => Verdict::fail(
+            Ok(true) => CheckVerdict::pass(right.to_string()),
+            Ok(false) => CheckVerdict::fail(
                 format!("it may not {right}"),
                 "grant it: the ClusterRole is in manifests/, and kubectl get clusterrolebinding shows whom it is bound to",
             ),
-            Err(error) => Verdict::not_checked(error.to_string()),
+            Err(error) => CheckVerdict::not_checked(error.to_string()),
         });
     }
 }
@@ -43,7 +43,7 @@ pub(super) fn examine(inquiry: Option<&Inquiry>, conf: Option<&NetConf>, checkup
 /// What calls of the plugin ask of the API under this configuration.
 fn rights(conf: &NetConf) -> Vec<(&'static Check, Right)> {
     let right = |verb, group, resource, subresource| Right { verb, group, resource, subresource, namespace: None };
-    let wants = chain::wants(&conf.chain);
+    let wants = sub_plugins::wants(&conf.chain);
     let primary = conf.primary.as_ref();
     let tells = primary.is_some_and(|primary| primary.network_status != NetworkStatus::Never);
     let all = [
@@ -59,11 +59,11 @@ fn rights(conf: &NetConf) -> Vec<(&'static Check, Right)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Command;
+    use crate::cni::CniCommand;
     use serde_json::{Value, json};
 
     fn of(conf: &Value) -> Vec<String> {
-        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("accepted");
+        let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
         rights(&conf).into_iter().map(|(_, right)| right.to_string()).collect()
     }
 

@@ -1,15 +1,15 @@
 //! ADD: everything is found out first; then the intent is kept, the networks are added, the rules
 //! made, the chain run. What fails is undone from there upwards, and nothing of it is kept.
 
-use super::kept::Kept;
-use super::known_pod::KnownPod;
-use super::plan::Plan;
-use super::{Context, mesh, outcome, readiness, report};
+use super::saved_state::SavedState;
+use super::lazy_pod::LazyPod;
+use super::plan::AddPlan;
+use super::{PrimaryCall, mesh, outcome, readiness, report};
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error, NetConf};
 use crate::networks::moves_default_route;
 use crate::plugin::add;
-use crate::sandbox::Sandbox;
+use crate::netns::NetNs;
 use crate::trusted_file;
 use serde_json::Value;
 use std::fs::DirBuilder;
@@ -20,27 +20,27 @@ use std::path::Path;
 ///
 /// # Errors
 /// Why it could not be done; then nothing of this call is left, or all that a DEL needs to remove it.
-pub(super) fn run(context: &Context<'_>) -> Result<Value, Error> {
+pub(super) fn run(context: &PrimaryCall<'_>) -> Result<Value, Error> {
     check_state_directory(&context.primary.cni_dir)?;
     let sandbox = add::sandbox(context.request)?;
     readiness::wait(context.primary)?;
-    let known = KnownPod::of(context)?;
+    let known = LazyPod::of(context)?;
     let pod = known.annotated()?;
-    let mut plan = Plan::of(context, &known, pod)?;
+    let mut plan = AddPlan::of(context, &known, pod)?;
     mesh::ask_ahead(context, &known, &plan.attached)?;
     let (store, attachment) = (context.store(), context.attachment());
-    store.write(&attachment, &Kept::of(&sandbox, plan.members.clone()))?;
+    store.write(&attachment, &SavedState::of(&sandbox, plan.members.clone()))?;
     let done = perform(context, &known, &mut plan, &sandbox).and_then(|done| {
-        store.write(&attachment, &Kept::of(&sandbox, plan.members.clone()))?;
+        store.write(&attachment, &SavedState::of(&sandbox, plan.members.clone()))?;
         Ok(done)
     });
     match done {
-        Ok(Done { result, networks }) => {
+        Ok(AddOutcome { result, networks }) => {
             report::tell(context, &known, pod, &plan, &networks);
             Ok(result)
         }
         Err(error) => {
-            let mut begun = Kept::of(&sandbox, plan.members);
+            let mut begun = SavedState::of(&sandbox, plan.members);
             begun.members.retain(|member| member.result.is_some());
             // What can't be undone now is for the DEL that the runtime makes next.
             let undone = context.take_away(&begun).and_then(|()| store.remove(&attachment));
@@ -58,13 +58,13 @@ fn check_state_directory(directory: &Path) -> Result<(), Error> {
         match trusted_file::check(existing) {
             Ok(_) if existing == directory => return Ok(()),
             Err(error) if error.is_not_found() => continue,
-            Err(trusted_file::Error::Writable { mode, .. }) if existing != directory && mode & STICKY != 0 => {}
+            Err(trusted_file::FileError::Writable { mode, .. }) if existing != directory && mode & STICKY != 0 => {}
             Err(error) => return refused(error),
             Ok(_) => {}
         }
         break;
     }
-    let made = DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(trusted_file::Error::from);
+    let made = DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(trusted_file::FileError::from);
     made.and_then(|()| trusted_file::check(directory)).map(drop).or_else(refused)
 }
 
@@ -72,7 +72,7 @@ fn check_state_directory(directory: &Path) -> Result<(), Error> {
 const STICKY: u32 = 0o1000;
 
 /// What an ADD came to.
-struct Done {
+struct AddOutcome {
     /// For the runtime.
     result: Value,
     /// Each network's own.
@@ -80,7 +80,7 @@ struct Done {
 }
 
 /// Adds all members and makes the rules. Those that were added have a result, whatever comes after.
-fn perform(context: &Context<'_>, known: &KnownPod<'_>, plan: &mut Plan, sandbox: &Sandbox) -> Result<Done, Error> {
+fn perform(context: &PrimaryCall<'_>, known: &LazyPod<'_>, plan: &mut AddPlan, sandbox: &NetNs) -> Result<AddOutcome, Error> {
     let call = context.call();
     let (mut networks, mut changes) = (Vec::new(), Vec::new());
     let moves = moves_default_route(plan.selections.iter().flatten());
@@ -100,5 +100,5 @@ fn perform(context: &Context<'_>, known: &KnownPod<'_>, plan: &mut Plan, sandbox
         default = member.add(&call, Some(&default))?;
     }
     let result = outcome::merged(context, default, networks.get(1..).unwrap_or_default())?;
-    Ok(Done { result, networks })
+    Ok(AddOutcome { result, networks })
 }

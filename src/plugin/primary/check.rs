@@ -1,7 +1,7 @@
 //! CHECK: every network against the result that was kept of it, then the pod's rules.
 
-use super::Context;
-use super::kept::Kept;
+use super::PrimaryCall;
+use super::saved_state::SavedState;
 use crate::cni::{Code, Error};
 use crate::plugin::check;
 
@@ -10,9 +10,9 @@ use crate::plugin::check;
 /// # Errors
 /// There was no ADD, a network or a member of the chain is not content, or the rules are not what
 /// they should be.
-pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
+pub(super) fn run_check(context: &PrimaryCall<'_>) -> Result<(), Error> {
     let attachment = context.attachment();
-    let Some(kept) = context.store().read::<Kept>(&attachment)? else {
+    let Some(kept) = context.store().read::<SavedState>(&attachment)? else {
         let msg =
             format!("there was no ADD of the {attachment}: nothing is kept in {}", context.primary.cni_dir.display());
         return Err(Error::new(Code::NoAdd, msg));

@@ -1,8 +1,8 @@
 //! DEL: from what was kept, without asking anybody.
 
-use super::Context;
-use super::kept::Kept;
-use super::member::Member;
+use super::PrimaryCall;
+use super::saved_state::SavedState;
+use super::invocation::Invocation;
 use crate::cni::{Code, Error};
 use crate::networks::PodNetworks;
 
@@ -13,9 +13,9 @@ use crate::networks::PodNetworks;
 /// # Errors
 /// What failed; with `retryDeleteOnError` what is needed for another try is kept. State that can't be read
 /// now is kept in any case.
-pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
+pub(super) fn run_del(context: &PrimaryCall<'_>) -> Result<(), Error> {
     let (store, attachment) = (context.store(), context.attachment());
-    let kept = match Kept::read_to_remove(&store, &attachment) {
+    let kept = match SavedState::read_to_remove(&store, &attachment) {
         Err(error) if error.code == Code::State => {
             tracing::warn!("DEL uses the configuration only, without saved state: {error}");
             None
@@ -30,15 +30,15 @@ pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
 }
 
 /// What the configuration says of any pod.
-fn configured(context: &Context<'_>) -> Kept {
+fn configured(context: &PrimaryCall<'_>) -> SavedState {
     let PodNetworks { networks, .. } = context.common_networks(None).unwrap_or_else(|error| {
         tracing::warn!("nothing was kept of this pod, and its networks can't be known without: {error}");
         PodNetworks::default()
     });
     let (request, conf) = (context.request, context.conf);
-    let member = |(position, network)| Member::network_of(network, position == 0, &conf.runtime_config, request);
+    let member = |(position, network)| Invocation::network_of(network, position == 0, &conf.runtime_config, request);
     let mut members: Vec<_> = networks.iter().enumerate().map(member).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
-    members.extend(Member::executables(&conf.name, default, conf, &request.args_text));
-    Kept::without_namespace(members)
+    members.extend(Invocation::executables(&conf.name, default, conf, &request.args_text));
+    SavedState::without_namespace(members)
 }

@@ -1,10 +1,10 @@
 //! GC: a DEL for whatever was kept of containers that the runtime no longer has; then the default
 //! network is told.
 
-use super::Context;
-use super::kept::Kept;
-use crate::cni::{Command, Error, ValidAttachment};
-use crate::delegate::{Call, Executables, Network};
+use super::PrimaryCall;
+use super::saved_state::SavedState;
+use crate::cni::{CniCommand, Error, ValidAttachment};
+use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::plugin::gc;
 use crate::state::Attachment;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 ///
 /// # Errors
 /// What failed.
-pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
+pub(super) fn run_gc(context: &PrimaryCall<'_>) -> Result<(), Error> {
     // Without a list nothing is known of what is valid, which is not to say that nothing is.
     let Some(valid) = &context.conf.valid_attachments else { return Ok(()) };
     let mut results = Vec::new();
@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<(), Error> {
 }
 
 /// All of this network of which something is kept.
-fn attachments(context: &Context<'_>) -> Result<Vec<Attachment>, Error> {
+fn attachments(context: &PrimaryCall<'_>) -> Result<Vec<Attachment>, Error> {
     let store = context.store();
     let mut all = Vec::new();
     for container_id in store.containers()? {
@@ -52,17 +52,17 @@ fn attachments(context: &Context<'_>) -> Result<Vec<Attachment>, Error> {
 }
 
 /// The default network of pods that select no other.
-fn default_network(context: &Context<'_>) -> Option<Network> {
+fn default_network(context: &PrimaryCall<'_>) -> Option<NetworkConfiguration> {
     let source = context.source();
     let networks = context
         .common_networks(source.as_deref())
         .inspect_err(|error| tracing::warn!("GC of the default network: {error}"));
-    networks.ok()?.networks.first().map(|network| Network::from(&network.configuration))
+    networks.ok()?.networks.first().map(|network| NetworkConfiguration::from(&network.configuration))
 }
 
 /// The interfaces that a container has of the default network, by whatever name it was selected.
-fn interfaces_of(context: &Context<'_>, attachment: &Attachment, network: Option<&Network>) -> Vec<ValidAttachment> {
-    let kept = Kept::read_to_remove(&context.store(), attachment).ok().flatten().unwrap_or_default();
+fn interfaces_of(context: &PrimaryCall<'_>, attachment: &Attachment, network: Option<&NetworkConfiguration>) -> Vec<ValidAttachment> {
+    let kept = SavedState::read_to_remove(&context.store(), attachment).ok().flatten().unwrap_or_default();
     let is_of = |name: &str| network.is_some_and(|network| network.name == name);
     let members = kept.members.iter().filter(|member| member.network().is_ok_and(|own| is_of(&own.name)));
     members
@@ -73,12 +73,12 @@ fn interfaces_of(context: &Context<'_>, attachment: &Attachment, network: Option
         .collect()
 }
 
-fn take_away(context: &Context<'_>, attachment: &Attachment) -> Result<(), Error> {
+fn take_away(context: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), Error> {
     let store = context.store();
-    let taken = match Kept::read_to_remove(&store, attachment)? {
+    let taken = match SavedState::read_to_remove(&store, attachment)? {
         Some(kept) => {
             let call = Call {
-                command: Command::Del,
+                command: CniCommand::Del,
                 container_id: attachment.container_id.clone(),
                 netns: kept.netns().unwrap_or_default(),
                 ..context.call()

@@ -1,12 +1,12 @@
 //! What the networks of a pod came to: the default route where it was asked for, and one result for
 //! the runtime.
 
-use super::Context;
-use super::member::Member;
+use super::PrimaryCall;
+use super::invocation::Invocation;
 use crate::cni::Error;
 use crate::cni::result::AddResult;
 use crate::networks::{DefaultRouteChange, Selection, move_default_route};
-use crate::sandbox::{Access, Sandbox, replace_default_routes};
+use crate::netns::{LockMode, NetNs, replace_default_routes};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// The kernel refuses.
 pub(super) fn move_route(
-    member: &mut Member,
+    member: &mut Invocation,
     selection: Option<&Selection>,
     result: &mut AddResult,
-    sandbox: &Sandbox,
+    sandbox: &NetNs,
 ) -> Result<Option<DefaultRouteChange>, Error> {
     let Some(change) = move_default_route(&member.interface, selection, result) else { return Ok(None) };
     sandbox
-        .enter_to(Access::Change, PATIENCE, || replace_default_routes(&change.interface, &[]))
+        .enter_to(LockMode::Change, PATIENCE, || replace_default_routes(&change.interface, &[]))
         .map_err(|error| member.about(error))?;
     member.keep(result)?;
     Ok((!change.gateways.is_empty()).then_some(change))
@@ -37,11 +37,11 @@ pub(super) fn move_route(
 ///
 /// # Errors
 /// The kernel refuses.
-pub(super) fn add_routes(changes: &[DefaultRouteChange], sandbox: &Sandbox) -> Result<(), Error> {
+pub(super) fn add_routes(changes: &[DefaultRouteChange], sandbox: &NetNs) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());
     }
-    sandbox.enter_to(Access::Change, PATIENCE, || {
+    sandbox.enter_to(LockMode::Change, PATIENCE, || {
         changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
     })
 }
@@ -51,6 +51,6 @@ pub(super) fn add_routes(changes: &[DefaultRouteChange], sandbox: &Sandbox) -> R
 ///
 /// # Errors
 /// The configuration's version has no place for it.
-pub(super) fn merged(context: &Context<'_>, default: AddResult, others: &[AddResult]) -> Result<Value, Error> {
+pub(super) fn merged(context: &PrimaryCall<'_>, default: AddResult, others: &[AddResult]) -> Result<Value, Error> {
     default.merged(others, context.primary.merge_addresses).to_json(&context.conf.cni_version)
 }
