@@ -3,7 +3,9 @@
 
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::{Family, Table};
-use detour_cni::firewall::{RuleFormat, LiveRuleset, LiveRule, CreatedTables, Transaction, Ruleset, TableRules, most_rules};
+use detour_cni::firewall::{
+    CreatedTables, LiveRule, LiveRuleset, RuleFormat, Ruleset, TableRules, Transaction, most_rules,
+};
 use detour_cni::netlink::Allowance;
 use detour_cni::policy::Policy;
 use policies::policies;
@@ -130,7 +132,10 @@ fn a_socket_can_be_used_after_it_has_read_too_much() {
         for few in [Allowance { objects: 100, ..Allowance::USUAL }, Allowance { bytes: 10_000, ..Allowance::USUAL }] {
             assert_eq!(LiveRuleset::read_within(few, &mut socket), Err(NfError::TooMany(few)));
         }
-        assert_eq!(LiveRuleset::read(&mut socket).expect("readable").rules(Family::Ip, Table::Nat, "OUTPUT").len(), 5000);
+        assert_eq!(
+            LiveRuleset::read(&mut socket).expect("readable").rules(Family::Ip, Table::Nat, "OUTPUT").len(),
+            5000
+        );
     });
 }
 

@@ -4,8 +4,10 @@
 use detour_cni::firewall::native::{self, NativeTables, text, translate};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{RuleFormat, LiveRuleset, CreatedTables, Transaction, Ruleset};
-use detour_cni::policy::{DnsCapture, Exclusion, IdRange, TrafficOwner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction};
+use detour_cni::policy::{
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+};
 use policies::{on, policies};
 use scratch::{in_new_netns, tool};
 
@@ -122,7 +124,12 @@ fn long(size: u16) -> Policy {
             ports: vec![PortRange::one(443)],
             ..of(TrafficOwner::Uid(IdRange::one(2_000_000 + 3 * i)))
         };
-        [of(TrafficOwner::Uid(IdRange::one(1_000 + 3 * i))), of(TrafficOwner::Gid(IdRange::one(1_000 + 3 * i))), dns, https]
+        [
+            of(TrafficOwner::Uid(IdRange::one(1_000 + 3 * i))),
+            of(TrafficOwner::Gid(IdRange::one(1_000 + 3 * i))),
+            dns,
+            https,
+        ]
     });
     let policy = on(Redirect {
         dns: DnsCapture::All,

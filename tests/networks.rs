@@ -1,8 +1,8 @@
 //! From a configuration and a pod's annotations to networks, with a cluster that notes what it is
 //! asked and told.
 
-use detour_cni::cluster::{Cluster, Definition, Event, Lookup, ObjectRef, DefinitionQuery};
-use detour_cni::cni::{Code, CniCommand, Error, NetConf, Primary};
+use detour_cni::cluster::{Cluster, Definition, DefinitionQuery, Event, Lookup, ObjectRef};
+use detour_cni::cni::{CniCommand, Code, Error, NetConf, Primary};
 use detour_cni::networks::{PodNetworks, resolve};
 use detour_cni::pod::{Facts, Namespace, Pod, PodRef};
 use serde_json::{Value, json};

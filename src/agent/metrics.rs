@@ -163,7 +163,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{Code, CniCommand};
+    use crate::cni::{CniCommand, Code};
     use std::collections::BTreeMap;
 
     /// Every sample by its name and labels.

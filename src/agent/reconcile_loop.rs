@@ -2,7 +2,8 @@
 
 use super::daemon_set::DaemonSet;
 use super::health::Health;
-use super::install::{ConfigurationTarget, DesiredState, InstallError, NodeFiles, InstallPlan, reconcile, undo::undo};
+use super::install::plan::undo;
+use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, reconcile};
 use super::metrics::Metrics;
 use super::own_pod::OwnPod;
 use super::services::Services;
@@ -265,7 +266,8 @@ impl Job<'_> {
             self.node.forget_lock(lock);
             Ok(plan)
         };
-        let plan = if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
+        let plan =
+            if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
         let what = if plan.actions.is_empty() { "stays on" } else { "is taken off" };

@@ -1,19 +1,24 @@
 //! What the agent does beside keeping the plugin installed: one thread watches the node's pods and
 //! answers the plugin, one repairs pods, one keeps the node's taint.
+//!
+//! What the agent keeps of a pod of its node.
 
 use super::facts::{Answers, SharedFacts};
 use super::install::{HostPath, NodeFiles};
 use super::metrics::Metrics;
-use super::repair::{Pods, RepairWorker, RepairSettings};
+use super::repair::{Pods, RepairSettings, RepairWorker};
+use super::socket;
 use super::socket::OpenConnections;
-use super::taint::{TaintController, Taint};
-use super::{ObservedPod, socket};
+use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
+use crate::pod::Pod;
 use std::future::pending;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -152,4 +157,35 @@ impl Drop for Running {
             tracing::error!("the services have ended badly");
         }
     }
+}
+
+/// A pod of the node, as the watch saw it last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObservedPod {
+    /// What decides about its traffic.
+    pub pod: Pod,
+    /// `metadata.resourceVersion`: a precondition for what is done to it.
+    pub resource_version: String,
+    /// Whether somebody makes a new one in its place (`metadata.ownerReferences` with `controller: true`,
+    /// a node's mirror of a static pod excepted).
+    pub owned: bool,
+    /// Whether it has ended or is being deleted.
+    pub ending: bool,
+    /// `status.podIPs`.
+    pub addresses: Vec<IpAddr>,
+    /// `status.initContainerStatuses`, as far as they have ended once.
+    pub ended_init_containers: Vec<EndedContainer>,
+}
+
+/// How an init container ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EndedContainer {
+    /// Its name.
+    pub name: String,
+    /// Whether it has succeeded by now (`state.terminated.exitCode` 0).
+    pub succeeded: bool,
+    /// The exit code of its last failure: `state.terminated`, else `lastState.terminated`.
+    pub last_failure: Option<i32>,
+    /// That failure's `message`.
+    pub message: String,
 }

@@ -3,9 +3,9 @@
 use super::install::NodeArguments;
 use super::output::OutputArguments;
 use super::subject::{kubeconfig_of_environment, present};
-use super::{CommandOutput, CommandError};
+use super::{CommandError, CommandOutput};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{Platform, InstallLog, Role, changed};
+use detour_cni::agent::install::{InstallLog, Platform, Role, changed};
 use detour_cni::host_path::{HostPath, HostRoot};
 use detour_cni::inspect::doctor::{CheckTarget, Installation, examine};
 use detour_cni::pod::PodRef;

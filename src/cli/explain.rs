@@ -2,7 +2,7 @@
 
 use super::output::OutputArguments;
 use super::subject::{SubjectArguments, Subjects};
-use super::{CommandOutput, CommandError, complain};
+use super::{CommandError, CommandOutput, complain};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native};

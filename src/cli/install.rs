@@ -1,13 +1,17 @@
 //! `detour install`.
+//!
+//! `detour uninstall`.
 
 use super::CommandError;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::kubeconfig::{self, PluginCredentials};
+use detour_cni::agent::install::kubeconfig::PluginCredentials;
+use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
-    ConfigurationTarget, DesiredState, Digest, InstallError, HostPath, NodeFiles, PROGRAM, InstallPlan, Platform, HostRoot, EntrySettings, reconcile,
+    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, HostRoot, InstallError, InstallPlan, NodeFiles,
+    PROGRAM, Platform, kubeconfig, reconcile,
 };
-use detour_cni::cluster::{ServiceAccount, KubeconfigSummary};
+use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::{LogLevel, NODE_CONFIGURATION};
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::{follow, read, read_trusted};
@@ -293,7 +297,11 @@ impl InstallOptions {
             program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
-            node: self.place.node_configuration().map(|path| Ok::<_, InstallError>((path, settings.node()?))).transpose()?,
+            node: self
+                .place
+                .node_configuration()
+                .map(|path| Ok::<_, InstallError>((path, settings.node()?)))
+                .transpose()?,
             configuration,
         })
     }
@@ -406,5 +414,50 @@ impl InstallOptions {
         let path: &Path = &self.service_account.join(name);
         let read = read_trusted(path, LARGEST_CREDENTIAL);
         read.with_context(|| format!("--service-account: {}: the file can't be read", path.display()))
+    }
+}
+
+const UNINSTALL_EXAMPLES: &str = "\
+Examples:
+  detour uninstall --dry-run         what would be taken away from this node, as a unified diff
+  detour uninstall --root /host      from a pod that has the node's file system at /host
+
+Pods keep their rules. The configuration is removed first, then the node configuration, the
+kubeconfig and the program. Files that were edited after the installation stay, and so do the
+files that they need; the output names them.
+
+Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage or input.";
+
+/// Takes away what `install` put on a node, as far as nobody changed it since.
+#[derive(Debug, Args)]
+#[command(after_help = UNINSTALL_EXAMPLES)]
+pub(super) struct UninstallArguments {
+    #[command(flatten)]
+    place: NodeArguments,
+    /// Print what would change as a unified diff, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl UninstallArguments {
+    pub(super) fn run(&self) -> ExitCode {
+        super::ended(self.uninstall())
+    }
+
+    fn uninstall(&self) -> Result<ExitCode> {
+        self.place.check_root()?;
+        let node = self.place.node();
+        if self.dry_run {
+            let found = node.look(None)?;
+            return Ok(shown(&undo(&found)));
+        }
+        let lock = node.lock()?;
+        let found = node.look(None)?;
+        let plan = undo(&found);
+        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
+        node.forget_absent();
+        node.forget_lock(lock);
+        let code = done(&plan);
+        Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
     }
 }

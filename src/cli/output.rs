@@ -1,6 +1,6 @@
 //! `-o`, which every command has that prints facts.
 
-use super::{CommandOutput, CommandError};
+use super::{CommandError, CommandOutput};
 use clap::{Args, ValueEnum};
 use detour_cni::inspect::{Format, TextReport, render};
 use serde::Serialize;

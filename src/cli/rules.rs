@@ -1,9 +1,9 @@
 //! `detour rules`
 
-use super::live::{NetnsRules, LiveArguments, NetnsSelector};
 use super::output::OutputArguments;
 use super::subject::ClusterArguments;
-use super::{CommandOutput, CommandError};
+use super::subject::{LiveArguments, NetnsRules, NetnsSelector};
+use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::{RulesReport, RulesView};
 use std::process::ExitCode;

@@ -1,9 +1,9 @@
 //! `detour trace`
 
-use super::live::{LiveArguments, NetnsSelector};
 use super::output::OutputArguments;
 use super::subject::SubjectArguments;
-use super::{CommandOutput, CommandError};
+use super::subject::{LiveArguments, NetnsSelector};
+use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Destination, Named, Rulebook, Sender, explain, trace};

@@ -2,7 +2,7 @@
 
 use super::output::OutputArguments;
 use super::subject;
-use super::{CommandOutput, CommandError};
+use super::{CommandError, CommandOutput};
 use clap::Args;
 use detour_cni::inspect::validated;
 use std::path::PathBuf;
@@ -45,7 +45,8 @@ pub(super) fn run(arguments: &ValidateArguments) -> Result<CommandOutput, Comman
         subject::present("--bin-dir", directory)?;
     }
     let text = subject::text(&arguments.file)?;
-    let report = validated(&arguments.file, &text, &is_installed).map_err(|error| CommandError::Usage(error.to_string()))?;
+    let report =
+        validated(&arguments.file, &text, &is_installed).map_err(|error| CommandError::Usage(error.to_string()))?;
     let answer = arguments.output.answer(&report)?;
     Ok(CommandOutput { code: if report.valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }, ..answer })
 }

@@ -1,7 +1,7 @@
 //! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
 //! documents, JSON files, lists of objects.
 
-use super::{Cluster, Event, Lookup, ObjectRef, DefinitionQuery, about, another_uid, wire};
+use super::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{self, check, read_trusted};
@@ -276,8 +276,13 @@ pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) 
     let whole: Arc<str> = text.into();
     for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
         let mut object = result.map_err(|error| broken(file, error))?;
-        let manifest =
-            |listed, object| ManifestObject { file: file.to_owned(), text: Arc::clone(&whole), document, listed, object };
+        let manifest = |listed, object| ManifestObject {
+            file: file.to_owned(),
+            text: Arc::clone(&whole),
+            document,
+            listed,
+            object,
+        };
         if object.is_null() {
             continue;
         }

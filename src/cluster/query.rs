@@ -1,6 +1,6 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
-use super::limited::TooLarge;
+use super::body::TooLarge;
 use super::retry::{AttemptError, RetriesExhausted};
 use super::{Event, NodeTaints, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
@@ -269,7 +269,9 @@ impl Query<'_> {
                     | Object::Label(Pod { namespace, name, .. }, ..) => {
                         format!("see kubectl get pod -n {namespace} {name}")
                     }
-                    Object::Node(name) | Object::Taints(NodeTaints { name, .. }) => format!("see kubectl get node {name}"),
+                    Object::Node(name) | Object::Taints(NodeTaints { name, .. }) => {
+                        format!("see kubectl get node {name}")
+                    }
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
                     Object::Token(ObjectRef { namespace, .. }, _) => {
                         format!("see kubectl get serviceaccounts -n {namespace}")

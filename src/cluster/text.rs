@@ -1,6 +1,6 @@
 //! Objects from a text that the user gives: YAML of one or more documents, JSON, lists.
 
-use super::{Cluster, Definition, Event, Lookup, DefinitionQuery, manifests, wire};
+use super::{Cluster, Definition, DefinitionQuery, Event, Lookup, manifests, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use std::collections::BTreeSet;

@@ -1,25 +1,24 @@
 //! The configuration on stdin, understood as far as it isn't a sub-plugin's.
+//!
+//! From which severity on is logged.
 
-mod chain;
-mod kubernetes;
-mod log_level;
-mod primary;
-mod unknown;
-
+use super::list::wrong_type;
+use super::names::is_identifier;
+use super::{Block, BlockReader, CniCommand, Code, Document, Error, version};
 pub use chain::SUB_PLUGINS;
 pub(super) use chain::{default_chain, kind};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::Kubernetes;
-pub use log_level::LogLevel;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 pub(super) use primary::{PRIMARY_KEYS, is_primary};
-
-use super::list::wrong_type;
-use super::names::is_identifier;
-use super::{Block, Code, CniCommand, Document, Error, BlockReader, version};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+mod chain;
+mod kubernetes;
+mod primary;
+mod unknown;
 
 /// How long an executable may take where nobody says so, in seconds: kubelet gives a runtime two
 /// minutes for a pod (`runtimeRequestTimeout`), and what an ADD made must be undone within them.
@@ -231,9 +230,57 @@ pub(super) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Result<Opti
     Ok(Some(PathBuf::from(text)))
 }
 
+/// From which severity on a line is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Nothing (istio-cni's `none`).
+    Off,
+    /// Failures.
+    Error,
+    /// What should be looked at.
+    Warn,
+    /// What was decided, one line a call.
+    Info,
+    /// How it came about.
+    Debug,
+}
+
+impl LogLevel {
+    /// `log_level`, else istio-cni's `plugin_log_level`.
+    fn read(reader: &BlockReader<'_>) -> Result<Option<Self>, Error> {
+        let own = Self::read_key(reader, "log_level")?;
+        if own.is_some() { Ok(own) } else { Self::read_key(reader, "plugin_log_level") }
+    }
+
+    /// The level under one key.
+    fn read_key(reader: &BlockReader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
+        let Some(word) = text(reader, key)? else { return Ok(None) };
+        let accepted = "none, error, warn, info, debug";
+        let refused = || wrong_type(key, &Value::from(word), accepted);
+        // Multus's own word, in Multus's own key.
+        let of_multus = key == "logLevel" && word.eq_ignore_ascii_case("verbose");
+        of_multus.then_some(Self::Info).or_else(|| Self::named(word)).map(Some).ok_or_else(refused)
+    }
+
+    /// Returns the level with this name: the words of istio-cni and of maistra's plugin (logrus), in upper or lower
+    /// case.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        match word.to_ascii_lowercase().as_str() {
+            "none" | "off" => Some(Self::Off),
+            "panic" | "fatal" | "error" => Some(Self::Error),
+            "warn" | "warning" => Some(Self::Warn),
+            "info" => Some(Self::Info),
+            "debug" | "trace" => Some(Self::Debug),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::Block;
     use serde_json::json;
 
     fn parse(conf: &Value) -> Result<NetConf, Error> {
@@ -378,5 +425,43 @@ mod tests {
         assert_eq!(conf.kubernetes.kubeconfig, Some("/k".into()));
         assert_eq!((conf.kubernetes.cni_bin_dir, conf.log_file), (Some("/k/bin".into()), Some("/k.log".into())));
         assert_eq!(conf.log_level, LogLevel::Warn);
+    }
+
+    fn read(conf: &Value) -> Result<Option<LogLevel>, Error> {
+        LogLevel::read(&Block::new("", conf).expect("an object").reader())
+    }
+
+    #[test]
+    fn everybodys_words_are_understood() {
+        for (word, wanted) in [
+            ("none", LogLevel::Off),
+            ("panic", LogLevel::Error),
+            ("fatal", LogLevel::Error),
+            ("error", LogLevel::Error),
+            ("warn", LogLevel::Warn),
+            ("warning", LogLevel::Warn),
+            ("info", LogLevel::Info),
+            ("DEBUG", LogLevel::Debug),
+        ] {
+            assert_eq!(read(&json!({"log_level": word})), Ok(Some(wanted)), "{word}");
+            assert_eq!(read(&json!({"plugin_log_level": word})), Ok(Some(wanted)), "{word}");
+        }
+        assert_eq!(read(&json!({"log_level": ""})), Ok(None));
+    }
+
+    #[test]
+    fn another_word_is_refused() {
+        let error = read(&json!({"plugin_log_level": "loud"})).expect_err("refused");
+        let wanted = r#"plugin_log_level: "loud" is not accepted; accepted: none, error, warn, info, debug"#;
+        assert_eq!(error.msg, wanted);
+    }
+
+    #[test]
+    fn verbose_is_accepted_in_multus_key_alone() {
+        let keys = Block::new("", &json!({"logLevel": "verbose"})).expect("an object");
+        assert_eq!(LogLevel::read_key(&keys.reader(), "logLevel"), Ok(Some(LogLevel::Info)));
+        for key in ["log_level", "plugin_log_level"] {
+            assert!(read(&json!({key: "verbose"})).is_err(), "{key}");
+        }
     }
 }

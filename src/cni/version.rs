@@ -1,7 +1,7 @@
 //! Versions of the CNI protocol: which are spoken here, which results have the same shape, which
 //! commands each allows.
 
-use super::{Code, CniCommand, Error};
+use super::{CniCommand, Code, Error};
 
 /// Every version that is spoken here, oldest first.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

@@ -15,16 +15,14 @@
 
 mod answer;
 mod call;
-mod conf;
 mod find;
 mod network;
 mod process;
-mod result;
 
 pub use call::Call;
 pub use network::{NetworkConfiguration, Plugin};
 
-use crate::cni::{Code, CniCommand, Error};
+use crate::cni::{CniCommand, Code, Error};
 use find::{bin_dir, find};
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! Several plugins one after another: order, previous results, undoing what failed.
 
-use super::{Call, Runner, conf, result, verb};
+use super::{Call, Runner, answer, call, verb};
 use crate::cni::{Block, CniCommand, Error, ValidAttachment, version};
 use crate::networks::RunnableConfiguration;
 use serde_json::{Map, Value};
@@ -73,7 +73,7 @@ impl NetworkConfiguration {
         let mut latest = previous;
         for (index, plugin) in self.plugins.iter().enumerate() {
             let answer = self.attach(runner, call, plugin, latest.as_ref());
-            match answer.and_then(|answer| answer.map(|answer| result::accept(answer, self.version())).transpose()) {
+            match answer.and_then(|answer| answer.map(|answer| answer::accept(answer, self.version())).transpose()) {
                 Ok(None) => {}
                 Ok(Some(result)) => latest = Some(result),
                 Err(error) => {
@@ -136,7 +136,7 @@ impl NetworkConfiguration {
             return Ok(());
         }
         Error::all(self.plugins.iter().map(|plugin| {
-            let conf = conf::for_gc(self, plugin, valid);
+            let conf = call::for_gc(self, plugin, valid);
             runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
         }))
     }
@@ -150,7 +150,7 @@ impl NetworkConfiguration {
             return Ok(());
         }
         self.plugins.iter().try_for_each(|plugin| {
-            let conf = conf::for_node(self, plugin);
+            let conf = call::for_node(self, plugin);
             runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
         })
     }
@@ -162,7 +162,7 @@ impl NetworkConfiguration {
         plugin: &Plugin,
         previous: Option<&Value>,
     ) -> Result<Option<Value>, Error> {
-        runner.run(call, &plugin.kind, &conf::for_attachment(self, plugin, previous)?)
+        runner.run(call, &plugin.kind, &call::for_attachment(self, plugin, previous)?)
     }
 
     /// The version that its plugins are called in.
@@ -214,11 +214,16 @@ mod tests {
     fn network(version: &str, kinds: &[&str]) -> NetworkConfiguration {
         let plugin = |kind: &&str| Plugin { kind: (*kind).into(), path: String::new(), conf: Map::new() };
         let plugins = kinds.iter().map(plugin).collect();
-        NetworkConfiguration { name: "n".into(), cni_version: version.into(), plugins, ..NetworkConfiguration::default() }
+        NetworkConfiguration {
+            name: "n".into(),
+            cni_version: version.into(),
+            plugins,
+            ..NetworkConfiguration::default()
+        }
     }
 
     fn call(command: CniCommand) -> Call {
-        Call { netns: "/run/netns/c".into(), ..super::super::call::tests::call() }.with_command(command)
+        Call { netns: "/run/netns/c".into(), ..call::tests::call() }.with_command(command)
     }
 
     /// Does something; which calls were made.
@@ -261,7 +266,8 @@ mod tests {
 
     #[test]
     fn versions_and_flags_say_what_there_is_to_do() {
-        let check = |network: NetworkConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
+        let check =
+            |network: NetworkConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
         assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
         assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
         assert_eq!(check(network("", &["a"])), [""; 0]);
@@ -270,7 +276,8 @@ mod tests {
         assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
         assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
         assert_eq!(gc(NetworkConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
-        let status = |network: NetworkConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
+        let status =
+            |network: NetworkConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
         assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
         assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
     }

@@ -2,7 +2,6 @@
 //! the calling thread waits for all of it: there is no thread that can't be started or that stays behind.
 
 mod group;
-mod signals;
 mod stderr;
 
 pub(super) use group::kill_running;
@@ -10,10 +9,10 @@ pub(super) use group::kill_running;
 use crate::netlink::again;
 use crate::streams::Stderr;
 use group::ProcessGroup;
+use group::Signals;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use signals::Signals;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -114,7 +113,11 @@ pub(super) fn run(
 }
 
 /// Tries as long as the executable is being written.
-fn patiently<T>(tries: u32, mut spawn: impl FnMut() -> io::Result<T>, mut pause: impl FnMut()) -> Result<T, ProcessError> {
+fn patiently<T>(
+    tries: u32,
+    mut spawn: impl FnMut() -> io::Result<T>,
+    mut pause: impl FnMut(),
+) -> Result<T, ProcessError> {
     for _ in 0..tries {
         match spawn() {
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => pause(),
@@ -382,7 +385,9 @@ mod tests {
         let script = format!("sleep 60 > {} & echo stuck >&2; wait", fifo.display());
         let timeout = Duration::from_secs(2);
         match sh("group", &script, b"", timeout).expect_err("it never ends") {
-            ProcessError::Deadline(allowed, last_words) => assert_eq!((allowed, last_words.as_str()), (timeout, "stuck")),
+            ProcessError::Deadline(allowed, last_words) => {
+                assert_eq!((allowed, last_words.as_str()), (timeout, "stuck"))
+            }
             other => panic!("{other}"),
         }
         read.join().expect("no panic").expect("readable");
@@ -466,6 +471,9 @@ mod tests {
         };
         patiently(BUSY_TRIES, spawn, || pauses.set(pauses.get() + 1)).expect("the third try");
         assert_eq!((tries.get(), pauses.get()), (3, 2));
-        assert!(matches!(patiently(1, || Err::<(), _>(ErrorKind::NotFound.into()), || ()), Err(ProcessError::Start(_))));
+        assert!(matches!(
+            patiently(1, || Err::<(), _>(ErrorKind::NotFound.into()), || ()),
+            Err(ProcessError::Start(_))
+        ));
     }
 }

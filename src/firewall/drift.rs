@@ -1,9 +1,9 @@
 //! How the kernel differs from what it should hold, in words; and what is there besides.
 
-use super::live::{LiveRuleset, LiveRule};
+use super::live::{LiveRule, LiveRuleset};
 use super::plan::{CreatedTables, Step, check_steps};
+use super::rule::Ruleset;
 use super::rule::{Family, Hook, Table};
-use super::ruleset::Ruleset;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 

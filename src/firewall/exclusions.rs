@@ -4,9 +4,9 @@
 //! `RETURN` in a chain of our own would not do: the packet would go on to `ISTIO_OUTPUT`.
 
 use super::istio::{DNS_PORT, PROXY_ZONE};
+use super::rule::Ruleset;
 use super::rule::{Family, Hook, Match, Rule, Table, Target, is, not};
-use super::ruleset::Ruleset;
-use crate::policy::{DnsCapture, Exclusion, TrafficOwner, Policy, PortRange, Protocol};
+use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Protocol, TrafficOwner};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 

@@ -1,13 +1,18 @@
 //! What the kernel holds: the tables that iptables-nft manages, read in one go.
+//!
+//! How many rules a policy can need, known before one of them is made: lists of a policy multiply.
 
+use super::exclusions::{captured, covers_dns_port, protocols};
 use super::expression::Expression;
-use super::iptables;
-use super::native::{self, live::Sets};
+use super::native::live::Sets;
 use super::nfnetlink::attributes::{Attributes, find, find_be64, find_text};
 use super::nfnetlink::{NfError, NfSocket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
-use crate::cni::{self, Code};
+use super::{iptables, native};
+use crate::cni;
+use crate::cni::Code;
 use crate::netlink::Allowance;
+use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -291,4 +296,74 @@ fn table_of(family: u8, name: Option<&str>) -> Option<(Family, Table)> {
     let name = name?;
     let table = Table::ALL.into_iter().find(|t| t.name() == name)?;
     Some((family, table))
+}
+
+/// The most rules that an ADD makes for a pod, of both families.
+pub const MOST_RULES: usize = 16_000;
+/// Rules of a redirection that don't depend on its lists.
+const ALWAYS: usize = 30;
+/// The jumps to the exclusions, in nat and raw of both families.
+const JUMPS: usize = 4;
+/// A `multiport` has 15 places, of which a range takes two.
+const RANGES_A_RULE: usize = 7;
+
+/// Returns an upper bound of the rules that `policy` needs, of both families, as iptables has them.
+#[must_use]
+pub fn most_rules(policy: &Policy) -> usize {
+    let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
+    let capture = captured(policy);
+    let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));
+    exclusions.fold(redirect + JUMPS, usize::saturating_add)
+}
+
+fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {
+    let families = if exclusion.destination.is_some() { 1 } else { 2 };
+    let protocols = protocols(exclusion);
+    let leaves = match exclusion.ports.len() {
+        0 => 1,
+        ports => protocols.len() * ports.div_ceil(RANGES_A_RULE),
+    };
+    let queries = match captured_servers(capture) {
+        0 => 0,
+        _ if !covers_dns_port(exclusion) => 0,
+        servers if protocols.contains(&Protocol::Udp) => protocols.len() + 2 * servers,
+        _ => protocols.len(),
+    };
+    families * (leaves + queries)
+}
+
+/// For how many destinations queries are captured, of the family that has more of them.
+fn captured_servers(capture: &DnsCapture) -> usize {
+    match capture {
+        DnsCapture::Off => 0,
+        DnsCapture::All => 1,
+        DnsCapture::Servers { v4, v6 } => v4.len().max(v6.len()),
+    }
+}
+
+/// Of one family.
+fn of_redirect(redirect: &Redirect) -> usize {
+    let ports = |ports: &Ports| match ports {
+        Ports::All => 1,
+        Ports::List(list) => list.len(),
+    };
+    let ranges = |ranges: &Ranges| match ranges {
+        Ranges::All => 1,
+        Ranges::List(list) => list.len(),
+    };
+    let included = ranges(&redirect.outbound_ip_ranges_include);
+    let groups = match &redirect.owner_groups_include {
+        Groups::All => redirect.owner_groups_exclude.len(),
+        Groups::List(_) => 1,
+    };
+    let per_interface = 4 * redirect.exclude_interfaces.len();
+    let per_owner = 6 * (redirect.proxy_uid.len() + redirect.proxy_gid.len());
+    let per_port = ports(&redirect.inbound_ports_exclude)
+        + 2 * ports(&redirect.inbound_ports_include)
+        + 2 * ports(&redirect.outbound_ports_exclude)
+        + ports(&redirect.outbound_ports_include);
+    let rerouted = redirect.reroute_virtual_interfaces.len().saturating_mul(included + 1);
+    let per_range = included + ranges(&redirect.outbound_ip_ranges_exclude);
+    let per_server = 4 * captured_servers(&redirect.dns);
+    ALWAYS.saturating_add(rerouted) + per_interface + per_owner + per_port + per_range + per_server + groups
 }

@@ -2,9 +2,9 @@
 //! what is missing is put in its place, and only what is ours is taken away.
 
 use super::exclusions;
-use super::live::{LiveRuleset, LiveRule, LiveTable};
+use super::live::{LiveRule, LiveRuleset, LiveTable};
 use super::rule::{Family, Hook, Rule, Table};
-use super::ruleset::{Ruleset, TableRules};
+use super::rule::{Ruleset, TableRules};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -95,14 +95,23 @@ impl CreatedTables {
 /// the chains and rules in the kernel those are ours that are in either of the two, and every
 /// chain whose name starts with `DETOUR_`.
 #[must_use]
-pub(super) fn changes(live: &LiveRuleset, previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) -> Vec<PlannedStep> {
+pub(super) fn changes(
+    live: &LiveRuleset,
+    previous: &Ruleset,
+    desired: &Ruleset,
+    made: &CreatedTables,
+) -> Vec<PlannedStep> {
     let steps = plans(live, previous, desired, made, AllowedBetween::Nothing);
     steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
 }
 
 /// The steps by table that would lead from `live` to `desired` if foreign rules that stand between
 /// ours may stay there: none where nothing of ours has changed.
-pub(super) fn check_steps(live: &LiveRuleset, desired: &Ruleset, made: &CreatedTables) -> Vec<((Family, Table), Vec<Step>)> {
+pub(super) fn check_steps(
+    live: &LiveRuleset,
+    desired: &Ruleset,
+    made: &CreatedTables,
+) -> Vec<((Family, Table), Vec<Step>)> {
     plans(live, desired, desired, made, AllowedBetween::ForeignRules)
 }
 

@@ -1,14 +1,14 @@
 //! Removal of rules from a network namespace that holds more than is read: by names, and by what each
 //! built-in chain begins with.
 
-use super::rule_format::RuleFormat;
-use super::live::{Counter, LiveRuleset, LiveRule};
+use super::live::{Counter, LiveRule, LiveRuleset};
 use super::native::rule::table_name;
 use super::nfnetlink::attributes::{Attributes, find_text};
-use super::nfnetlink::{NfError, Message, NfSocket, Verb};
+use super::nfnetlink::{Message, NfError, NfSocket, Verb};
 use super::plan::CreatedTables;
+use super::rule::Ruleset;
 use super::rule::{Family, Hook, Table};
-use super::ruleset::Ruleset;
+use super::rule_format::RuleFormat;
 use crate::netlink::Allowance;
 use nix::errno::Errno;
 

@@ -1,16 +1,17 @@
 //! What a configuration makes of a pod, and why.
+//!
+//! The networks of a pod under a primary plugin, and what each contributes.
 
-use super::exemption::{Exemption, exemptions};
 use super::evaluation::{Evaluation, hear, redirects};
-use super::network::NetworkReport;
-use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::evaluation::{Exemption, exemptions};
 use super::settings::{Setting, settings};
 use super::subject::Subject;
+use super::terminal::{Cell, Screen, TextReport, Tone};
 use super::warnings::{Warning, surprises};
-use crate::sub_plugins::{Decision, SkipReason, SettingSource, considered};
 use crate::cni::Error;
-use crate::plugin::primary::united;
+use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::policy::{Policy, Redirect};
+use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
 use serde::Serialize;
 
 /// The answer.
@@ -157,7 +158,12 @@ fn considered_by(subject: &Subject, heard: &Evaluation<'_>) -> Vec<ExplainedRule
 }
 
 /// The pod's own rules with those that are the chain's.
-fn rules(subject: &Subject, heard: &Evaluation<'_>, decision: &Decision, origins: &[(&'static str, SettingSource)]) -> Vec<ExplainedRule> {
+fn rules(
+    subject: &Subject,
+    heard: &Evaluation<'_>,
+    decision: &Decision,
+    origins: &[(&'static str, SettingSource)],
+) -> Vec<ExplainedRule> {
     let chain = &heard.conf.chain;
     let in_chain = redirects(chain);
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
@@ -167,7 +173,8 @@ fn rules(subject: &Subject, heard: &Evaluation<'_>, decision: &Decision, origins
         holds: in_chain,
     };
     let pods = considered(&subject.facts.pod);
-    let pods = pods.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
+    let pods =
+        pods.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
     match decision {
         Decision::LeaveAlone(SkipReason::NotInChain) => vec![own],
         Decision::LeaveAlone(SkipReason::ModeNone) => {
@@ -236,5 +243,66 @@ impl TextReport for Explanation {
             page.heading("Notes");
             page.table(&self.notes.iter().map(|note| vec![Cell::of(note)]).collect::<Vec<_>>());
         }
+    }
+}
+
+/// A network of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetworkReport {
+    /// `NAMESPACE/NAME` of its definition, else its configuration's name.
+    pub name: String,
+    /// `pod`, where the pod selects it, else `configuration`.
+    pub selected_by: &'static str,
+    /// Its interface; none where it has none of its own.
+    pub interface: Option<String>,
+    /// Its plugins' types; empty where its configuration is on the node only.
+    pub types: Vec<String>,
+    /// `delegate`: executables, with an interface of their own; `chain`: an executable on the default
+    /// network's result; `in-process`: no executable.
+    pub runs: &'static str,
+    /// What it says of the redirection; none where it has no say.
+    pub decision: Option<String>,
+    /// How many exclusions it asks for.
+    pub exclusions: usize,
+}
+
+impl NetworkReport {
+    pub(super) fn of(used: &PreviewedNetwork, heard: &[Evaluation<'_>]) -> Self {
+        let own =
+            heard.iter().find(|one| one.attachment == Some(used.name.as_str()) && used.place == NetworkRunner::Here);
+        Self {
+            name: used.name.clone(),
+            selected_by: if used.selected { "pod" } else { "configuration" },
+            interface: used.interface.clone(),
+            types: used.types.clone(),
+            runs: match used.place {
+                NetworkRunner::Delegate => "delegate",
+                NetworkRunner::Chain => "chain",
+                NetworkRunner::Here => "in-process",
+            },
+            decision: own.map(|own| match redirects(&own.conf.chain) {
+                true => own.decision(),
+                false => "istio-redirect is not in its chain".to_owned(),
+            }),
+            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len()),
+        }
+    }
+
+    /// Its line of a table.
+    pub(super) fn row(&self) -> Vec<Cell> {
+        let says = match (&self.decision, self.exclusions) {
+            (None, _) => String::new(),
+            (Some(decision), 0) => decision.clone(),
+            (Some(decision), 1) => format!("{decision}; 1 exclusion"),
+            (Some(decision), n) => format!("{decision}; {n} exclusions"),
+        };
+        vec![
+            Cell::of(&self.name).tone(Tone::Strong),
+            Cell::of(self.interface.as_deref().unwrap_or("-")),
+            Cell::of(if self.types.is_empty() { "not looked at".to_owned() } else { self.types.join(", ") }),
+            Cell::of(self.runs),
+            Cell::of(format!("by {}", self.selected_by)).tone(Tone::Faint),
+            Cell::of(says),
+        ]
     }
 }

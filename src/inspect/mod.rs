@@ -15,44 +15,35 @@
 //! | [`doctor`] | what is wrong with a node, or with a pod on it |
 //! | `page`, `format` | how a report is shown |
 
-mod conditions;
 pub mod doctor;
-mod node_hint;
-mod exemption;
-mod explain;
-mod format;
 mod evaluation;
-mod network;
+mod explain;
 mod packet;
-mod terminal;
 mod picture;
-mod process;
 mod restore;
-mod rule_listing;
 mod rules;
 mod settings;
 mod subject;
-mod warnings;
-mod svg;
+mod terminal;
 mod trace;
 mod validated;
-mod walk;
+mod warnings;
 
 pub use crate::cni::configuration;
-pub use node_hint::elsewhere;
-pub use exemption::Exemption;
+pub use evaluation::Exemption;
+pub use explain::NetworkReport;
 pub use explain::{Explained, Explanation, Explanations, Proxy, explain};
-pub use format::{Format, render};
-pub use network::NetworkReport;
 pub use packet::{Destination, Named, Origin, Sender};
-pub use terminal::{Cell, Screen, TextReport, Tone};
 pub use picture::picture;
+pub use restore::elsewhere;
 pub use restore::restore_text;
-pub use rule_listing::Rulebook;
+pub use rules::Rulebook;
 pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
 pub use subject::{Applied, Choice, PodManifest, Subject, Texts};
-pub use warnings::Warning;
+pub use terminal::{Cell, Screen, TextReport, Tone};
+pub use terminal::{Format, render};
+pub use trace::Hop;
 pub use trace::{RulePlace, Trace, trace};
 pub use validated::{Checked, Validated, validated};
-pub use walk::Hop;
+pub use warnings::Warning;

@@ -1,8 +1,8 @@
 //! What each setting of the redirection resolved to, under the name that the configuration has
 //! for it, and whose word that is.
 
-use crate::sub_plugins::SettingSource;
 use crate::policy::{DnsCapture, Groups, InterceptionMode, Ipv6, Ports, Ranges, Redirect};
+use crate::sub_plugins::SettingSource;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Display;

@@ -100,7 +100,11 @@ fn texts(document: &Value) -> Result<Vec<(String, FileKind, String)>, String> {
         Some("NetworkAttachmentDefinition") => {
             let config = text(&document["spec"]["config"]).filter(|text| !text.is_empty());
             let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
-            config.filter(|text| calls_us(text)).map(|text| (place, FileKind::Configuration, text)).into_iter().collect()
+            config
+                .filter(|text| calls_us(text))
+                .map(|text| (place, FileKind::Configuration, text))
+                .into_iter()
+                .collect()
         }
         Some("ConfigMap") => {
             let config = text(&document["data"]["config.json"]);

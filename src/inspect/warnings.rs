@@ -1,13 +1,15 @@
 //! What of a policy will surprise: what it does that hardly anybody means.
 
 use super::evaluation::unselected_network;
-use super::process::{Exempt, ContainerTraffic, is_everything, processes};
+use super::packet::{ContainerTraffic, Exempt, is_everything, processes};
 use super::subject::Subject;
-use crate::sub_plugins;
 use crate::cni::Error;
 use crate::networks::NETWORKS;
 use crate::pod::Namespace;
-use crate::policy::{DnsCapture, Exclusion, IdRange, TrafficOwner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
+use crate::policy::{
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+};
+use crate::sub_plugins;
 use ipnet::IpNet;
 use serde::Serialize;
 

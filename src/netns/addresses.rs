@@ -1,6 +1,6 @@
 //! Addresses of the namespace that the calling thread is in.
 
-use super::rtnl::{LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, failed, open, unless_gone, unless_there};
+use super::{LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, failed, open, unless_gone, unless_there};
 use crate::cni::{DEFAULT_INTERFACE, Error, is_interface_of_rules};
 use crate::netlink::attributes::{Attributes, find, find_text};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};

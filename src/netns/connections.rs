@@ -1,6 +1,6 @@
 //! The TCP connections of the namespace that the calling thread is in (linux/inet_diag.h, sock_diag(7)).
 
-use super::rtnl::failed;
+use super::failed;
 use crate::cni::Error;
 use crate::netlink::NetlinkSocket;
 use crate::netlink::attributes::Attributes;

@@ -1,6 +1,6 @@
 //! The default routes of the namespace that the calling thread is in.
 
-use super::rtnl::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone, unless_there};
+use super::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone, unless_there};
 use crate::cni::Error;
 use crate::netlink::attributes::{Attributes, find};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};

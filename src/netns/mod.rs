@@ -1,5 +1,28 @@
 //! The pod's network namespace: opened by path and known by device and inode, entered and left again
 //! here only, locked so that two calls for one pod wait for each other.
+//!
+//! The kernel's routing side (rtnetlink(7)), asked from the thread that is in the namespace.
+
+use crate::cni::{Code, Error};
+use crate::netlink::{Allowance, NetlinkSocket, TOO_MANY};
+pub use addresses::{
+    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
+};
+pub use connections::{OpenConnection, open_connections};
+pub use default_route::replace_default_routes;
+pub use fixtures::{Fixtures, Routing};
+use lock::NetnsLock;
+pub use lock::remove_stale_locks;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::SockProtocol;
+use nix::sys::statfs::{FsType, fstatfs};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 mod addresses;
 mod connections;
@@ -7,28 +30,6 @@ mod default_route;
 pub mod find;
 mod fixtures;
 mod lock;
-mod routing;
-mod rtnl;
-
-pub use addresses::{
-    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
-};
-pub use connections::{OpenConnection, open_connections};
-pub use default_route::replace_default_routes;
-pub use fixtures::Fixtures;
-pub use lock::remove_stale_locks;
-pub use routing::Routing;
-
-use crate::cni::{Code, Error};
-use lock::NetnsLock;
-use nix::fcntl::OFlag;
-use nix::sched::{CloneFlags, setns};
-use nix::sys::statfs::{FsType, fstatfs};
-use std::fs::File;
-use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// `NSFS_MAGIC` (linux/magic.h): the file system of namespace files.
 const NSFS_MAGIC: FsType = FsType(0x6e73_6673);
@@ -192,6 +193,57 @@ impl NetnsId {
         let metadata = file.metadata()?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })
     }
+}
+
+/// The kernel gives lo this index in every namespace (net/core/dev.c: it is made first).
+const LO: u32 = 1;
+
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTM_GETROUTE: u16 = 26;
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
+const RTM_GETRULE: u16 = 34;
+
+/// The length of `struct rtmsg` and of `struct fib_rule_hdr` (linux/rtnetlink.h, fib_rules.h).
+const HEADER: usize = 12;
+
+/// A socket of the calling thread's namespace.
+///
+/// # Errors
+/// No descriptor is left.
+fn open() -> Result<NetlinkSocket, Errno> {
+    NetlinkSocket::open(SockProtocol::NetlinkRoute)
+}
+
+/// Treats an object that already exists as added.
+fn unless_there(result: Result<(), Errno>) -> Result<(), Errno> {
+    unless(result, &[Errno::EEXIST])
+}
+
+/// Treats an object that does not exist as removed.
+fn unless_gone(result: Result<(), Errno>) -> Result<(), Errno> {
+    unless(result, &[Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL])
+}
+
+fn unless(result: Result<(), Errno>, fine: &[Errno]) -> Result<(), Errno> {
+    match result {
+        Err(errno) if fine.contains(&errno) => Ok(()),
+        other => other,
+    }
+}
+
+/// The error of a request: [`Code::ForeignRules`] if the namespace holds more than is read.
+fn failed(what: &str, why: &Errno) -> Error {
+    if *why == TOO_MANY {
+        let msg = format!("{what}: expected {}; got more; delete the pod", Allowance::USUAL);
+        return Error::new(Code::ForeignRules, msg);
+    }
+    Error::new(Code::KernelRefused, format!("{what}: {why}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A network's configuration: one plugin's, or a list of plugins.
 
 use super::json_text::members;
-use crate::cni::{Block, Code, Error, BlockReader, excess, is_identifier, version, wrong_type};
+use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
 
 /// A configuration that can be run.

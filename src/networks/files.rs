@@ -30,7 +30,10 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
             Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
             Ok((value, text)) if value["name"] == name => {
                 let trusted = trusted_file::check(&file).is_ok();
-                return Ok(RunnableConfiguration { trusted, ..RunnableConfiguration::parse(&shown(&file), &text, None)? });
+                return Ok(RunnableConfiguration {
+                    trusted,
+                    ..RunnableConfiguration::parse(&shown(&file), &text, None)?
+                });
             }
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
         }

@@ -1,7 +1,7 @@
 //! What a pod's annotations select: the elements, in either form, understood and checked before
 //! anything runs.
 
-use super::{shorthand, json_form};
+use super::{json_form, shorthand};
 use crate::cni::{Code, Error, at_most};
 use crate::pod::Pod;
 use serde_json::{Map, Value, json};

@@ -103,7 +103,12 @@ impl<'a> ShorthandItem<'a> {
     /// A piece of the item that starts at its byte `at`, less the blanks around it.
     fn part(self, at: usize, text: &'a str) -> ShorthandPart<'a> {
         let blanks = text.len() - text.trim_start().len();
-        ShorthandPart { annotation: self.annotation, number: self.number, at: self.start + at + blanks, text: text.trim() }
+        ShorthandPart {
+            annotation: self.annotation,
+            number: self.number,
+            at: self.start + at + blanks,
+            text: text.trim(),
+        }
     }
 }
 

@@ -1,5 +1,8 @@
 //! What a pod's networks came to, for the annotation `k8s.v1.cni.cncf.io/network-status`.
+//!
+//! What users are told of a pod's networks as events, in Multus's words: tools look for them.
 
+use crate::cluster::{Event, ObjectRef};
 use crate::cni::result::{AddResult, Dns};
 use crate::printable;
 use serde::Serialize;
@@ -124,6 +127,22 @@ fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
+/// An interface was added. A result without interface and address is none.
+#[must_use]
+pub fn added_interface(interface: &str, added: AddedNetwork<'_>) -> Option<Event> {
+    let ips: Vec<String> = added.result.ips.iter().map(|ip| ip.address.to_string()).collect();
+    let message = format!("Add {interface} [{}] from {}", ips.join(" "), added.name);
+    added.result.has_interface().then_some(Event { warning: false, reason: "AddedInterface".into(), message })
+}
+
+/// A definition is not there; `sought` says where and how it was looked for.
+#[must_use]
+pub fn no_network_found(wanted: &ObjectRef, sought: &str) -> Event {
+    let ObjectRef { namespace, name } = wanted;
+    let message = format!("cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {sought}");
+    Event { warning: true, reason: "NoNetworkFound".into(), message }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +154,8 @@ mod tests {
     }
 
     fn status(default: bool, value: &Value) -> Value {
-        let text = network_status(&[AddedNetwork { name: "ns/net", default, result: &result(value), device_info: None }]);
+        let text =
+            network_status(&[AddedNetwork { name: "ns/net", default, result: &result(value), device_info: None }]);
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -152,7 +172,12 @@ mod tests {
         }));
         let networks = [
             AddedNetwork { name: "ovn-kubernetes", default: true, result: &ovn, device_info: None },
-            AddedNetwork { name: "default/istio-cni", default: false, result: &AddResult::default(), device_info: None },
+            AddedNetwork {
+                name: "default/istio-cni",
+                default: false,
+                result: &AddResult::default(),
+                device_info: None,
+            },
             AddedNetwork { name: "shop/macvlan", default: false, result: &macvlan, device_info: None },
         ];
         let wanted = r#"[{
@@ -193,7 +218,8 @@ mod tests {
     fn characters_that_terminals_act_on_are_escaped() {
         let bad = "n\u{1b}\u{9b}\u{202e}";
         let result = result(&json!({"interfaces": [{"name": bad, "sandbox": "/n"}]}));
-        let text = network_status(&[AddedNetwork { name: "ns/net", default: false, result: &result, device_info: None }]);
+        let text =
+            network_status(&[AddedNetwork { name: "ns/net", default: false, result: &result, device_info: None }]);
         assert!(text.contains(r"n\u001b\u009b\u202e"), "{text}");
         assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")[0]["interface"], bad);
     }
@@ -228,8 +254,11 @@ mod tests {
     fn an_event_names_interface_addresses_and_network() {
         let added = |value: &Value| {
             let result = result(value);
-            added_interface("net1", AddedNetwork { name: "ns1/list", default: false, result: &result, device_info: None })
-                .map(|event| event.message)
+            added_interface(
+                "net1",
+                AddedNetwork { name: "ns1/list", default: false, result: &result, device_info: None },
+            )
+            .map(|event| event.message)
         };
         let ips = json!({"ips": [{"address": "10.1.1.1/24"}, {"address": "fd::1/64"}]});
         assert_eq!(added(&ips).as_deref(), Some("Add net1 [10.1.1.1/24 fd::1/64] from ns1/list"));

@@ -1,12 +1,12 @@
 //! ADD: finds out what is asked for, makes the kernel hold it, and hands the result on.
 
-use super::reconcile::{self, converge};
-use super::desired::check_rules;
-use super::record::{NetnsRecord, AttachmentRecord, attachment};
+use super::desired_policy::check_rules;
 use super::desired_policy::wish;
+use super::reconcile::{self, converge};
+use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request, at_most, result};
-use crate::policy::Policy;
 use crate::netns::NetNs;
+use crate::policy::Policy;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 

@@ -5,15 +5,15 @@
 //! it (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (seen with
 //! 6.18). For a query over UDP it does help.
 
+use super::desired_policy::writes_ip6;
 use super::reconcile::records;
-use super::desired::writes_ip6;
-use super::own_netns;
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::netns::{LockMode, NetNs, OpenConnection, open_connections};
 use crate::policy::{
-    DnsCapture, Exclusion, IdRange, InterceptionMode, TrafficOwner, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    DnsCapture, Exclusion, IdRange, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    TrafficOwner,
 };
-use crate::netns::{LockMode, OpenConnection, NetNs, open_connections};
 use crate::state::{ROOT, Store};
 use ipnet::IpNet;
 use std::cell::Cell;
@@ -38,7 +38,7 @@ const DNS_PORT: u16 = 53;
 /// [`Code::TryAgain`]: another call works in the namespace for longer than `patience`. The namespace is gone, or
 /// its connections can't be listed or are too many.
 pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result<usize, Error> {
-    own_netns::check_own_netns(netns)?;
+    super::check_own_netns(netns)?;
     let gone = || Error::new(Code::InvalidNetns, format!("{}: network namespace not found", netns.display()));
     let (store, sandbox) = (Store::new(ROOT), NetNs::open(netns)?.ok_or_else(gone)?);
     sandbox.enter_to(LockMode::Change, patience, || {
@@ -143,8 +143,10 @@ mod tests {
     fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
         let mut redirect = Redirect::default();
         change(&mut redirect);
-        let exempt =
-            Exclusion { owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }), ..exclusion_of(0, end("192.0.2.9:443")) };
+        let exempt = Exclusion {
+            owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }),
+            ..exclusion_of(0, end("192.0.2.9:443"))
+        };
         let exempt = Exclusion { destination: None, protocol: None, ports: Vec::new(), ..exempt };
         Policy { interception: Interception::On(Box::new(redirect)), exclusions: [exempt].into(), ..Policy::default() }
     }

@@ -1,13 +1,13 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
+use super::desired_policy::{fixtures, ruleset, writes_ip6};
+use super::netns_state::ForeignRedirection;
 use super::reconcile::records;
-use super::desired::{fixtures, ruleset, writes_ip6};
-use super::foreign_redirection::ForeignRedirection;
 use super::record::{ContainerRecords, attachment};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
 use crate::firewall::{LiveRuleset, foreign_rules};
-use crate::policy::Policy;
 use crate::netns::{self, NetNs};
+use crate::policy::Policy;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
 use std::path::Path;
@@ -30,15 +30,15 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let path = request.netns.as_deref().unwrap_or_else(|| Path::new(""));
     let gone =
         || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: there is no network namespace", path.display()));
-    let sandbox = NetNs::open(path)?.ok_or_else(gone)?;
+    let netns = NetNs::open(path)?.ok_or_else(gone)?;
     netns.enter(PATIENCE, || {
         let records = records(&store, &request.container_id, &netns)?;
         if records.get(&attachment).is_none() {
             let msg = format!("there was no ADD of the {attachment} in {}", path.display());
             return Err(Error::new(Code::NoAdd, msg));
         }
-        let live =
-            LiveRuleset::now().map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
+        let live = LiveRuleset::now()
+            .map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
         remark(&records, &live)?;
         let found = differences(&records, &live)?;
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }

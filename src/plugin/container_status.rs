@@ -2,15 +2,14 @@
 //! and that it hold again. No runtime's call is behind it, and no configuration is needed.
 
 use super::check::differences;
-use super::reconcile::{Operation, converge, records};
 use super::del::take_away;
-use super::foreign_redirection::ForeignRedirection;
-use super::own_netns;
+use super::netns_state::ForeignRedirection;
+use super::reconcile::{Operation, converge, records};
 use super::record::NetnsRecord;
 use crate::cni::{Code, Error};
 use crate::firewall::LiveRuleset;
 use crate::host_path::{HostPath, HostRoot};
-use crate::netns::{NetnsId, NetNs};
+use crate::netns::{NetNs, NetnsId};
 use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 use std::time::Duration;
@@ -115,7 +114,7 @@ fn is_gone_from_node(root: &Path, netns: &Path, id: NetnsId) -> bool {
 }
 
 fn open(netns: &Path) -> Result<NetNs, Error> {
-    own_netns::check_own_netns(netns)?;
+    super::check_own_netns(netns)?;
     let gone = || Error::new(Code::InvalidNetns, format!("{}: there is no network namespace", netns.display()));
     NetNs::open(netns)?.ok_or_else(gone)
 }

@@ -2,7 +2,7 @@
 //! is left to work on: no namespace, no state, no ADD, twice.
 
 use super::reconcile::{Operation, converge};
-use super::record::{NetnsRecord, AttachmentRecord, attachment};
+use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
 use crate::netns::{NetNs, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};

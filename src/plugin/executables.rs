@@ -1,9 +1,9 @@
 //! The executables in a chain: they run for every pod, after what this plugin does itself, and are
 //! undone before it.
 
-use crate::sub_plugins;
 use crate::cni::{Block, Code, Error, NetConf, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};
+use crate::sub_plugins;
 use serde_json::Value;
 
 /// The executables of one call.

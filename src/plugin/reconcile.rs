@@ -1,18 +1,21 @@
 //! Makes the kernel hold what all attachments on a container ask for together. The intent is
 //! written before the commit, so that whoever comes after a call that was killed knows what may
 //! be in the kernel, and finishes the work.
+//!
+//! DEL in a network namespace that holds too much to find the rules of one attachment: what the pod's
+//! processes put there must not keep the pod from being deleted.
 
-use super::abandon::abandon;
-use super::desired::{check_rules, fixtures, ruleset, unrecorded_fixtures};
-use super::rule_format::{FormatFacts, choose};
-use super::foreign_redirection::ForeignRedirection;
+use super::desired_policy::{check_rules, fixtures, ruleset, unrecorded_fixtures};
+use super::netns_state::ForeignRedirection;
+use super::netns_state::{FormatFacts, choose};
 use super::record::{AttachmentRecord, ContainerRecords};
-use crate::cni::{self, Code, Error, LIST_ITEMS, at_most};
-use crate::firewall::nfnetlink::{self, NfSocket};
-use crate::firewall::{self, RuleFormat, LiveRuleset, CreatedTables, Transaction};
+use crate::cni::{Code, Error, LIST_ITEMS, at_most};
+use crate::firewall::nfnetlink::NfSocket;
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Transaction, nfnetlink};
+use crate::netns::{Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::{Interception, Policy};
-use crate::netns::{self, LockMode, Fixtures, OwnFamilies, NetNs};
 use crate::state::{Attachment, Store};
+use crate::{cni, firewall, netns};
 use nix::errno::Errno;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -228,7 +231,8 @@ impl Reconciler<'_> {
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
         let leaving = matches!(wish, Operation::Remove);
-        let made = if dialect == RuleFormat::Iptables { CreatedTables::by(&desired, live) } else { CreatedTables::default() };
+        let made =
+            if dialect == RuleFormat::Iptables { CreatedTables::by(&desired, live) } else { CreatedTables::default() };
         let mut added = missing.clone();
         let mut unrecorded = Fixtures::default();
         if kept.0.is_empty() && !live.native.is_empty() {
@@ -406,4 +410,29 @@ fn refused(error: &nfnetlink::NfError, plan: Option<&Transaction>) -> Error {
     };
     let msg = format!("{what}: {error}; does the node's kernel have {needed}?");
     Error::new(Code::KernelRefused, msg)
+}
+
+/// Removes the rules, or makes them have no effect, if no other attachment of the container needs them, and
+/// forgets the attachment. To be called in the namespace.
+///
+/// # Errors
+/// The saved state can't be read or written.
+pub(super) fn abandon(store: &Store, attachment: &Attachment, sandbox: &NetNs, why: &Error) -> Result<(), Error> {
+    tracing::warn!("the rules are removed as far as they are found: {why}");
+    let records = records(store, &attachment.container_id, sandbox)?;
+    let known = records.policy();
+    let other = records.0.iter().find(|(other, record)| other != attachment && record.sandbox.is_some());
+    if let Some((other, record)) = other {
+        // The chains of the attachment that leaves are known as ours by the one that stays.
+        let mut record = record.clone();
+        record.before = Some(known?);
+        store.write(other, &record)?;
+    } else {
+        let dialect = records.dialect().unwrap_or_default();
+        firewall::remove(dialect, &records.known_rules(), &records.made())
+            .unwrap_or_else(|error| tracing::warn!("rules stay in the network namespace until it is deleted: {error}"));
+        let removed = records.fixtures().remove_but(&Fixtures::default());
+        removed.unwrap_or_else(|error| tracing::warn!("{error}"));
+    }
+    store.remove(attachment)
 }

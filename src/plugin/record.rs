@@ -1,10 +1,10 @@
 //! What is kept of one attachment.
 
-use super::desired::ruleset;
+use super::desired_policy::ruleset;
 use crate::cni::{Code, Error, Request};
-use crate::firewall::{RuleFormat, LiveRuleset, CreatedTables, Ruleset};
-use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetnsId};
+use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
 use crate::state::{Attachment, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -137,7 +137,14 @@ impl ContainerRecords {
 
     /// Notes what is about to be made in the namespace, and forgets what is there no more. What an
     /// attachment that leaves was the one to know goes to one that stays.
-    pub(super) fn remember(&mut self, own: &Attachment, leaving: bool, live: &LiveRuleset, made: &CreatedTables, missing: &Fixtures) {
+    pub(super) fn remember(
+        &mut self,
+        own: &Attachment,
+        leaving: bool,
+        live: &LiveRuleset,
+        made: &CreatedTables,
+        missing: &Fixtures,
+    ) {
         self.0.iter_mut().for_each(|(_, record)| record.made.forget_absent(live));
         let left = self.get(own).filter(|_| leaving).cloned().unwrap_or_default();
         let stays = |(other, record): &&mut (Attachment, AttachmentRecord)| other != own && record.sandbox.is_some();

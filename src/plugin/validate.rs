@@ -1,9 +1,9 @@
 //! A configuration checked without a pod, by the parsers that a call uses: what is refused here makes every
 //! ADD on a node fail.
 
-use crate::sub_plugins;
-use crate::cni::{Code, CniCommand, Error, NetConf, SUB_PLUGINS};
+use crate::cni::{CniCommand, Code, Error, NetConf, SUB_PLUGINS};
 use crate::logging;
+use crate::sub_plugins;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 

@@ -2,7 +2,7 @@
 //! UIDs cost no more than sorting them.
 
 use super::exclusion::ports_cover;
-use super::{Exclusion, IdRange, TrafficOwner, PortRange, Protocol};
+use super::{Exclusion, IdRange, PortRange, Protocol, TrafficOwner};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,7 +81,8 @@ impl<'a> ByTraffic<'a> {
 impl Owners {
     fn iter(&self) -> impl Iterator<Item = TrafficOwner> {
         let any = self.any.then_some(TrafficOwner::Any).into_iter();
-        any.chain(self.uids.iter().copied().map(TrafficOwner::Uid)).chain(self.gids.iter().copied().map(TrafficOwner::Gid))
+        any.chain(self.uids.iter().copied().map(TrafficOwner::Uid))
+            .chain(self.gids.iter().copied().map(TrafficOwner::Gid))
     }
 
     fn cover(&self, owner: TrafficOwner) -> bool {

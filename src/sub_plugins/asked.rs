@@ -2,7 +2,7 @@
 //! protocols and ports multiply.
 
 use crate::cni::{Error, at_most};
-use crate::policy::{Exclusion, TrafficOwner, PortRange, Protocol};
+use crate::policy::{Exclusion, PortRange, Protocol, TrafficOwner};
 use ipnet::IpNet;
 
 /// The most exclusions of a pod, all places together; one with many ports counts for several.

@@ -1,6 +1,6 @@
 //! What the forms of a block mean for one pod: everything that they are resolved against.
 
-use super::{Resolvers, istio_annotations};
+use super::{Resolvers, settings};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Pod};
 use crate::policy::{Ranges, Redirect};
@@ -46,7 +46,7 @@ impl<'a> PodContext<'a> {
         if let Some(redirect) = self.redirect {
             return Ok(redirect.outbound_ip_ranges_exclude.clone());
         }
-        let asked = self.facts.map(|facts| istio_annotations::excluded_ranges(&facts.pod)).transpose()?;
+        let asked = self.facts.map(|facts| settings::excluded_ranges(&facts.pod)).transpose()?;
         Ok(asked.flatten().unwrap_or_else(|| Redirect::default().outbound_ip_ranges_exclude))
     }
 }

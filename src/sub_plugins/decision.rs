@@ -1,6 +1,6 @@
 //! Whether a pod is redirected, and why or why not.
 
-use super::parse_bool::parse_bool;
+use super::values::parse_bool;
 use crate::pod::{Container, Pod};
 use std::fmt;
 
@@ -133,7 +133,8 @@ const RULES: [DecisionRule; 7] = [
         wanted: "injection is not refused",
         found: |pod| said(INJECT, inject(pod).map(|(_, value)| value)),
         why_not: |pod| {
-            (inject(pod).and_then(|(_, value)| parse_bool(value)) == Some(false)).then_some(SkipReason::InjectionRefused)
+            (inject(pod).and_then(|(_, value)| parse_bool(value)) == Some(false))
+                .then_some(SkipReason::InjectionRefused)
         },
     },
     DecisionRule {
@@ -193,7 +194,7 @@ pub fn considered(pod: &Pod) -> Vec<ConsideredRule> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{container, meshed_pod};
+    use super::super::scenario::{container, meshed_pod};
     use super::*;
 
     fn proxy_env(pod: &mut Pod, name: &str, value: &str) {

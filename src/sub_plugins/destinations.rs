@@ -1,8 +1,8 @@
 //! The forms of `resolvers`: which resolvers' DNS is excluded.
 
-use super::ranges;
 use super::context::{PodContext, name_of};
-use crate::cni::{Code, Error, LIST_ITEMS, ItemList, at_most};
+use super::values;
+use crate::cni::{Code, Error, ItemList, LIST_ITEMS, at_most};
 use crate::policy::Ranges;
 use ipnet::IpNet;
 use std::fmt;
@@ -43,7 +43,9 @@ impl Destinations {
             match form {
                 DestinationForm::All => destinations.push(None),
                 DestinationForm::Range(range) => destinations.push(Some(*range)),
-                DestinationForm::ResolvConf => destinations.extend(self.resolv_conf(scene)?.into_iter().map(|ip| Some(ip.into()))),
+                DestinationForm::ResolvConf => {
+                    destinations.extend(self.resolv_conf(scene)?.into_iter().map(|ip| Some(ip.into())))
+                }
                 DestinationForm::ExcludedRanges => {
                     scene.facts(&self.place, form)?;
                     match scene.excluded_ranges()? {
@@ -92,7 +94,7 @@ impl DestinationForm {
             "all" | "*" => Self::All,
             "resolv-conf" => Self::ResolvConf,
             "excluded-ranges" => Self::ExcludedRanges,
-            _ => Self::Range(ranges::range(text)?),
+            _ => Self::Range(values::range(text)?),
         })
     }
 }
@@ -111,8 +113,8 @@ impl fmt::Display for DestinationForm {
 #[cfg(test)]
 mod tests {
     use super::super::Resolvers;
-    use super::super::sample::{facts, meshed_pod};
     use super::super::context::tests::scene;
+    use super::super::scenario::{facts, meshed_pod};
     use super::*;
     use crate::pod::Facts;
     use crate::policy::Redirect;
@@ -205,7 +207,7 @@ mod tests {
         let ours = PodContext { redirect: Some(&redirect), ..scene(Some(&facts)) };
         assert_eq!(shown("excluded-ranges", &ours), ["10.9.0.0/16"]);
         assert_eq!(shown("excluded-ranges", &scene(Some(&annotated("*")))), ["anywhere"]);
-        assert!(shown("excluded-ranges", &scene(Some(&super::sub_plugins::sample::facts(meshed_pod(), &[])))).is_empty());
+        assert!(shown("excluded-ranges", &scene(Some(&super::super::scenario::facts(meshed_pod(), &[])))).is_empty());
         let error = of("excluded-ranges").resolve(&scene(None)).expect_err("no facts");
         assert!(error.msg.starts_with("k: \"excluded-ranges\" needs facts of the pod: "), "{error}");
     }

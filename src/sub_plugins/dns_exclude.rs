@@ -1,14 +1,14 @@
 //! `dns-exclude`: DNS of a process, or to a resolver, leaves untouched.
 
-use super::annotation::AnnotationValue;
 use super::asked::RequestedExclusions;
-use super::destinations::Destinations;
-use super::ids::{IdList, IdKind};
 use super::context::{ListAuthor, PodContext};
-use super::{Note, SettingSource, ports, protocols};
-use crate::cni::{Error, BlockReader};
+use super::destinations::Destinations;
+use super::ids::{IdKind, IdList};
+use super::values::AnnotationValue;
+use super::{Note, SettingSource, values};
+use crate::cni::{BlockReader, Error};
 use crate::pod::Facts;
-use crate::policy::{TrafficOwner, PortRange, Ports, Protocol};
+use crate::policy::{PortRange, Ports, Protocol, TrafficOwner};
 
 const RESOLVERS: &str = "detour.io/exclude-dns";
 
@@ -30,8 +30,8 @@ impl DnsExclude {
     pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
         let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, author)).transpose();
         let resolvers = r.list("resolvers")?.map(|list| Destinations::parse(&list)).transpose()?;
-        let ports = r.list("ports")?.map(|list| ports::parse_ports(&list)).transpose()?;
-        let protocols = r.list("protocols")?.map(|list| protocols::parse_protocols(&list)).transpose()?;
+        let ports = r.list("ports")?.map(|list| values::parse_ports(&list)).transpose()?;
+        let protocols = r.list("protocols")?.map(|list| values::parse_protocols(&list)).transpose()?;
         Ok(Self {
             uids: ids("uids")?,
             gids: ids("gids")?,
@@ -49,7 +49,11 @@ impl DnsExclude {
     }
 
     /// What that exempts in one pod.
-    pub(super) fn exclusions(&self, scene: &PodContext<'_>, notes: &mut Vec<Note>) -> Result<RequestedExclusions, Error> {
+    pub(super) fn exclusions(
+        &self,
+        scene: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+    ) -> Result<RequestedExclusions, Error> {
         let mut asked = RequestedExclusions::default();
         let Some(ports) = self.ports() else { return Ok(asked) };
         let destinations = match (&self.resolvers, &self.uids, &self.gids) {
@@ -81,7 +85,7 @@ impl DnsExclude {
     fn ports(&self) -> Option<Vec<PortRange>> {
         match &self.ports {
             Ports::All => Some(Vec::new()),
-            Ports::List(ranges) => (!ranges.is_empty()).then(|| ports::sorted(ranges.clone())),
+            Ports::List(ranges) => (!ranges.is_empty()).then(|| values::sorted(ranges.clone())),
         }
     }
 }

@@ -69,7 +69,12 @@ impl IdList {
     }
 
     /// Whose traffic that is in one pod.
-    pub(super) fn owners(&self, kind: IdKind, scene: &PodContext<'_>, notes: &mut Vec<Note>) -> Result<Vec<TrafficOwner>, Error> {
+    pub(super) fn owners(
+        &self,
+        kind: IdKind,
+        scene: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+    ) -> Result<Vec<TrafficOwner>, Error> {
         let mut owners = Vec::new();
         for form in &self.forms {
             match form {

@@ -1,9 +1,9 @@
 //! `istio-redirect`: the redirection to the sidecar, as its layers of settings have it.
 
-use super::origin::{Layers, SettingSource};
+use super::note::{Layers, SettingSource};
 use super::settings::Settings;
 use super::sub_plugin::ParsedBlock;
-use super::{Note, istio_annotations, ports, proxy_container, secondary};
+use super::{Note, secondary, settings, values};
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
 use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
@@ -43,9 +43,9 @@ pub(super) fn interception(
     let layers = Layers {
         blocks,
         pod,
-        annotated: if above.annotations { istio_annotations::annotated_settings(pod)? } else { Settings::default() },
+        annotated: if above.annotations { settings::annotated_settings(pod)? } else { Settings::default() },
         args: above.args.unwrap_or_default(),
-        container: proxy_container::container_settings(pod, above.proxy, notes)?,
+        container: settings::container_settings(pod, above.proxy, notes)?,
         block,
     };
     origins.extend(layers.origins());
@@ -97,7 +97,7 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
         inbound_ports_include: settings.inbound_ports_include.unwrap_or(default.inbound_ports_include),
         inbound_ports_exclude: settings
             .inbound_ports_exclude
-            .map_or(default.inbound_ports_exclude, |given| ports::with(given, &NEVER_INBOUND)),
+            .map_or(default.inbound_ports_exclude, |given| values::with(given, &NEVER_INBOUND)),
         outbound_ports_include: settings.outbound_ports_include.unwrap_or(default.outbound_ports_include),
         outbound_ports_exclude: settings.outbound_ports_exclude.unwrap_or(default.outbound_ports_exclude),
         outbound_ip_ranges_include: settings.outbound_ip_ranges_include.unwrap_or(default.outbound_ip_ranges_include),
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_wrong_annotation_is_an_error_that_names_it_and_its_pod() {
-        for key in istio_annotations::ANNOTATIONS {
+        for key in settings::ANNOTATIONS {
             for wrong in ["no such/thing", "80,no such/thing"] {
                 let msg = block(json!({})).annotated(key, wrong).error();
                 assert!(msg.starts_with(&format!("annotation {key:?} of pod shop/cart-1: ")), "{msg}");

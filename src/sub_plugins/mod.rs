@@ -14,49 +14,38 @@
 //! | `ids`, `rules`, `destinations`, `ports`, `protocols`, `ranges`, `interfaces`, `groups` | how each kind of list is written |
 //! | `scene`, `annotation`, `parse_bool` | what lists and flags are resolved against |
 
-mod annotation;
 mod asked;
+mod context;
 mod decision;
 mod destinations;
 mod dns_exclude;
-mod groups;
 mod ids;
-mod interfaces;
-mod istio_annotations;
 mod istio_redirect;
 mod note;
-mod origin;
-mod parse_bool;
-mod ports;
-mod protocols;
-mod proxy_container;
-mod ranges;
 mod rules;
 #[cfg(test)]
-mod sample;
-#[cfg(test)]
 mod scenario;
-mod context;
 mod secondary;
 mod settings;
 mod sub_plugin;
 mod uid_exclude;
 mod unknown_annotations;
+mod values;
 
 pub use decision::{ConsideredRule, Decision, SkipReason, considered};
 pub use ids::namespace_uids;
 pub use note::{Note, Severity};
-pub use origin::{Origins, SettingSource};
+pub use note::{Origins, SettingSource};
 pub use sub_plugin::SubPlugin;
 pub use unknown_annotations::{Ignored, ignored};
 
-use crate::cni::{Block, Code, Error, BlockReader, at_most};
+use crate::cni::{Block, BlockReader, Code, Error, at_most};
 use crate::pod::Facts;
 use crate::policy::{Conflict, Exclusion, Interception, Policy};
 use asked::RequestedExclusions;
+use context::{ListAuthor, PodContext, SOURCES};
 use dns_exclude::DnsExclude;
 use istio_redirect::OverridingLayers;
-use context::{ListAuthor, SOURCES, PodContext};
 use serde_json::{Map, Value};
 use settings::Settings;
 use std::collections::BTreeSet;
@@ -143,9 +132,9 @@ pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error
     let (mut notes, mut origins) = (Vec::new(), Origins::default());
     let mut decision = decide(&chain, input)?;
     let pod = input.facts.map(|facts| &facts.pod);
-    let mut policy = Policy { dns_captured_elsewhere: pod.map(proxy_container::captures_dns), ..Policy::default() };
+    let mut policy = Policy { dns_captured_elsewhere: pod.map(settings::captures_dns), ..Policy::default() };
     if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
-        let mut silenced = pod.is_some_and(istio_annotations::wants_none);
+        let mut silenced = pod.is_some_and(settings::wants_none);
         if decision == Decision::Redirect {
             policy.interception = interception(&chain, input, &mut origins.settings, &mut notes)?;
             silenced = policy.interception == Interception::Off;

@@ -1,12 +1,12 @@
 //! Exclusions of only some traffic of a UID, as Kuma's `exclude-outbound-ports-for-uids` writes
 //! them: `[proto[,proto]:][ports:]uids`.
 
+use super::Note;
 use super::asked::RequestedExclusions;
-use super::ids::{IdList, IdKind};
-use super::ports;
 use super::context::{ListAuthor, PodContext};
-use super::{Note, protocols};
-use crate::cni::{Error, ItemList, BlockReader};
+use super::ids::{IdKind, IdList};
+use super::values;
+use crate::cni::{BlockReader, Error, ItemList};
 use crate::policy::{PortRange, Ports, Protocol};
 use serde_json::Value;
 
@@ -32,7 +32,11 @@ pub(super) fn from_text(place: impl Into<String>, text: &str, author: ListAuthor
 }
 
 /// The rules under `key`: an array, or a text as above.
-pub(super) fn from_block(r: &BlockReader<'_>, key: &'static str, author: ListAuthor) -> Result<Option<Vec<Rule>>, Error> {
+pub(super) fn from_block(
+    r: &BlockReader<'_>,
+    key: &'static str,
+    author: ListAuthor,
+) -> Result<Option<Vec<Rule>>, Error> {
     let rules = |value: &Value| match value {
         Value::String(text) => from_text(r.place(key), text, author),
         other => from_list(&ItemList::from_json(r.place(key), other)?, author),
@@ -49,7 +53,7 @@ impl Rule {
         let (conditions, uids) = split(item);
         let (protocols, ports) = match conditions[..] {
             [] => ("", ""),
-            [one] if one.split(',').any(|word| protocols::is_named(word.trim())) => (one, ""),
+            [one] if one.split(',').any(|word| values::is_named(word.trim())) => (one, ""),
             [ports] => ("", ports),
             [protocols, ports] => (protocols, ports),
             _ => return Err(list.reject(item, ACCEPTED)),
@@ -59,19 +63,24 @@ impl Rule {
         if uids.items.is_empty() {
             return Err(list.reject(item, ACCEPTED));
         }
-        let mut protocols = protocols::parse_protocols(&part(protocols)?)?;
+        let mut protocols = values::parse_protocols(&part(protocols)?)?;
         if protocols.is_empty() {
             protocols.push(None);
         }
-        let ports = match ports::parse_ports(&part(ports)?)? {
+        let ports = match values::parse_ports(&part(ports)?)? {
             Ports::All => Vec::new(),
-            Ports::List(ranges) => ports::sorted(ranges),
+            Ports::List(ranges) => values::sorted(ranges),
         };
         Ok(Self { protocols, ports, uids: IdList::parse(&uids, author)? })
     }
 
     /// Adds what the rule exempts in one pod.
-    pub(super) fn exclusions(&self, scene: &PodContext<'_>, notes: &mut Vec<Note>, asked: &mut RequestedExclusions) -> Result<(), Error> {
+    pub(super) fn exclusions(
+        &self,
+        scene: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+        asked: &mut RequestedExclusions,
+    ) -> Result<(), Error> {
         let owners = self.uids.owners(IdKind::User, scene, notes)?;
         asked.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
     }
@@ -94,8 +103,8 @@ fn split(item: &str) -> (Vec<&str>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{container, facts, meshed_pod};
     use super::super::context::tests::scene;
+    use super::super::scenario::{container, facts, meshed_pod};
     use super::*;
     use crate::cni::Block;
     use crate::policy::{Exclusion, IdRange, TrafficOwner};

@@ -1,10 +1,11 @@
 //! Scenarios for tests: an injected pod, changed step by step, and a chain that runs for it.
+//!
+//! Pods for tests.
 
-use super::sample::{facts, meshed_pod};
 use super::{ChainInput, ChainOutput, Resolvers, run};
 use crate::cni::{Block, Error};
-use crate::pod::{Container, Facts, Pod};
-use crate::policy::{Exclusion, TrafficOwner, Redirect};
+use crate::pod::{Container, Facts, Namespace, Pod};
+use crate::policy::{Exclusion, Redirect, TrafficOwner};
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 
@@ -113,4 +114,28 @@ fn shown(exclusion: &Exclusion) -> String {
     words.extend(exclusion.ports.iter().map(ToString::to_string));
     words.extend(exclusion.destination.map(|net| format!("to {net}")));
     words.join(" ")
+}
+
+/// An injected pod as Istio leaves it: `cart-1` of namespace `shop`, an application and a sidecar.
+pub(super) fn meshed_pod() -> Pod {
+    let proxy = Container { args: vec!["proxy".into(), "sidecar".into()], ..container("istio-proxy", Some(1337)) };
+    Pod {
+        namespace: "shop".into(),
+        name: "cart-1".into(),
+        annotations: [("sidecar.istio.io/status".to_owned(), "{}".to_owned())].into(),
+        containers: vec![container("app", Some(1000)), proxy],
+        ..Pod::default()
+    }
+}
+
+/// A container that runs as `user`, and as a group of the same number.
+pub(super) fn container(name: &str, user: Option<i64>) -> Container {
+    Container { name: name.into(), run_as_user: user, run_as_group: user, ..Container::default() }
+}
+
+/// A pod, and its namespace with these annotations.
+pub(super) fn facts(pod: Pod, annotations: &[(&str, &str)]) -> Facts {
+    let annotations = annotations.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let namespace = Namespace { name: pod.namespace.clone(), annotations };
+    Facts { pod, namespace: Some(namespace) }
 }

@@ -1,11 +1,11 @@
 //! The sub-plugins by name, and the blocks of a chain sorted by them.
 
-use super::dns_exclude::{self, DnsExclude};
 use super::context::ListAuthor;
+use super::dns_exclude::{self, DnsExclude};
 use super::settings::Settings;
 use super::uid_exclude::{self, UidExclude};
-use super::{ChainInput, istio_annotations};
-use crate::cni::{Block, Code, Error, BlockReader, SUB_PLUGINS};
+use super::{ChainInput, settings};
+use crate::cni::{Block, BlockReader, Code, Error, SUB_PLUGINS};
 use serde_json::Value;
 
 /// What runs in this process; a block of any other `type` is an executable's.
@@ -39,7 +39,7 @@ impl SubPlugin {
     /// The annotations by which a pod speaks to it.
     pub(super) const fn annotations(self) -> &'static [&'static str] {
         match self {
-            Self::IstioRedirect => &istio_annotations::ANNOTATIONS,
+            Self::IstioRedirect => &settings::ANNOTATIONS,
             Self::UidExclude => &uid_exclude::ANNOTATIONS,
             Self::DnsExclude => &dns_exclude::ANNOTATIONS,
         }

@@ -1,12 +1,12 @@
 //! `uid-exclude`: all outbound traffic of a UID or GID, or some of it, leaves untouched.
 
-use super::annotation::AnnotationValue;
 use super::asked::RequestedExclusions;
-use super::ids::{IdList, IdKind};
-use super::rules::{self, Rule};
 use super::context::{ListAuthor, PodContext};
+use super::ids::{IdKind, IdList};
+use super::rules::{self, Rule};
+use super::values::AnnotationValue;
 use super::{Note, SettingSource};
-use crate::cni::{Error, BlockReader};
+use crate::cni::{BlockReader, Error};
 use crate::pod::Facts;
 
 const UIDS: &str = "detour.io/exclude-uids";
@@ -49,7 +49,11 @@ impl UidExclude {
     }
 
     /// What that exempts in one pod.
-    pub(super) fn exclusions(&self, scene: &PodContext<'_>, notes: &mut Vec<Note>) -> Result<RequestedExclusions, Error> {
+    pub(super) fn exclusions(
+        &self,
+        scene: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+    ) -> Result<RequestedExclusions, Error> {
         let mut asked = RequestedExclusions::default();
         for (ids, kind) in [(&self.uids, IdKind::User), (&self.gids, IdKind::Group)] {
             let Some(ids) = ids else { continue };

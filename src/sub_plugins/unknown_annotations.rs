@@ -1,9 +1,9 @@
 //! Annotations that look like Istio's or detour's and are neither: a misspelled one has no effect.
 
-use super::decision::inject;
-use super::parse_bool::parse_bool;
 use super::context::name_of;
+use super::decision::inject;
 use super::sub_plugin::SubPlugin;
+use super::values::parse_bool;
 use crate::cni::excerpt;
 use crate::pod::{Facts, Pod};
 use crate::suggest::closest;
@@ -125,7 +125,7 @@ fn inject_value(pod: &Pod) -> Option<Ignored> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{facts, meshed_pod};
+    use super::super::scenario::{facts, meshed_pod};
     use super::*;
     use std::time::{Duration, Instant};
 

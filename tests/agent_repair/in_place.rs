@@ -167,7 +167,10 @@ fn a_pod_whose_namespace_is_gone() {
         let known = pod.unvalidated();
         pod.go(scene);
         let done = one(scene.repair().look(&[known], Instant::now()));
-        assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")), "{done:?}");
+        assert!(
+            matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
+            "{done:?}"
+        );
         assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning")]);
     });
 }

@@ -76,7 +76,10 @@ fn what_can_not_be_repaired_in_place_is_deleted_in_the_end() {
             now += Duration::from_secs(600);
         }
         let modes: Vec<RepairMode> = done.iter().map(|done| done.mode).collect();
-        assert_eq!(modes, [RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::Delete]);
+        assert_eq!(
+            modes,
+            [RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::InPlace, RepairMode::Delete]
+        );
         assert_eq!(done[4].outcome, RepairOutcome::Deleted);
         assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning"), event("DetourDeleted", "Warning")]);
     });
@@ -221,7 +224,8 @@ fn a_pod_whose_rules_are_right_is_not_deleted_in_the_end() {
             now += Duration::from_secs(600);
         }
         assert!(
-            done.iter().any(|done| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("init container")))
+            done.iter()
+                .any(|done| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("init container")))
         );
         assert!(scene.told("DELETE").is_empty());
         pod.call(scene, "DEL");

@@ -3,9 +3,9 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
-use detour_cni::agent::install::{self, HostPath, EditedList, InstallLog, HostRoot};
-use detour_cni::agent::repair::{Criteria, RepairResult, RepairMode, RepairWorker, RepairSettings};
-use detour_cni::agent::{ObservedPod, Metrics};
+use detour_cni::agent::install::{self, EditedList, HostPath, HostRoot, InstallLog};
+use detour_cni::agent::repair::{Criteria, RepairMode, RepairResult, RepairSettings, RepairWorker};
+use detour_cni::agent::{Metrics, ObservedPod};
 use detour_cni::cluster::ServiceAccount;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};

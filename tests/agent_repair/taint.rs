@@ -2,7 +2,7 @@
 
 use crate::scene::{Scene, scene_with};
 use crate::server::{Answer, Request};
-use detour_cni::agent::taint::{TaintController, Taint};
+use detour_cni::agent::taint::{Taint, TaintController};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};

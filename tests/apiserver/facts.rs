@@ -4,7 +4,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, cluster};
-use detour_cni::cluster::{Lookup, ObjectRef, DefinitionQuery};
+use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef};
 use serde_json::json;
 
 /// How often a service account has asked.

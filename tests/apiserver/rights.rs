@@ -5,7 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
-use detour_cni::cluster::{ObjectRef, DefinitionQuery};
+use detour_cni::cluster::{DefinitionQuery, ObjectRef};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 
 use crate::scene::{api, directory, knows_both, kubeconfig, manifests, status, wanted};
 use crate::server::{Answer, Request, Server};
-use detour_cni::cluster::{self, Cluster, Lookup, ObjectRef, DefinitionQuery};
+use detour_cni::cluster::{self, Cluster, DefinitionQuery, Lookup, ObjectRef};
 use detour_cni::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::fs;

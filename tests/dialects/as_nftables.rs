@@ -2,7 +2,7 @@
 
 use crate::packet::{Fate, Packet};
 use detour_cni::firewall::native::NativeTables;
-use detour_cni::firewall::native::rule::{NativeAction, NativeChain, Condition, Key, NativeRule};
+use detour_cni::firewall::native::rule::{Condition, Key, NativeAction, NativeChain, NativeRule};
 use detour_cni::firewall::rule::{Family, Hook};
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -10,7 +10,7 @@ mod policy;
 use detour_cni::firewall::native::{text, translate};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native::NativeTables};
-use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Interception, TrafficOwner, Policy, Redirect};
+use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
 use packet::{Fate, Packet};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;

@@ -4,7 +4,7 @@
 use crate::run::{Run, detour, file};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table, Target};
-use detour_cni::firewall::{RuleFormat, LiveRuleset, CreatedTables, Ruleset};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::printable::acts;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};

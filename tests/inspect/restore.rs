@@ -4,7 +4,7 @@
 use crate::run::{detour, file};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{RuleFormat, LiveRuleset, CreatedTables, Ruleset};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::inspect::{Choice, PodManifest, Texts, configuration, explain};
 use std::io::Write;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! Configurations as they are in the wild: with the plugin in them, and those that it stays out of.
 
-use detour_cni::agent::install::undo::undo;
+use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
-    FileAction, ConfFile, ConfigurationTarget, DesiredState, Digest, FoundState, FoundFile, HostPath, InstallPlan, InstallLog, reconcile,
+    ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallLog,
+    InstallPlan, reconcile,
 };
 use detour_cni::state::format;
 use serde_json::json;

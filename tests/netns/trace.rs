@@ -5,7 +5,7 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use detour_cni::firewall::LiveRuleset;
 use detour_cni::inspect::{
-    Choice, Destination, LiveRules, PodManifest, Mark, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
+    Choice, Destination, LiveRules, Mark, PodManifest, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
     explain, trace,
 };
 use detour_cni::policy;

@@ -1,8 +1,8 @@
 //! Policies whose parts meet: from few ports, addresses and owners.
 
 use detour_cni::policy::{
-    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, TrafficOwner, Policy, PortRange, Ports, Protocol,
-    Ranges, Redirect,
+    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
+    Redirect, TrafficOwner,
 };
 use ipnet::IpNet;
 use proptest::prelude::*;

@@ -1,8 +1,8 @@
 //! Policies that together use everything that rules are made of.
 
 use detour_cni::policy::{
-    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, TrafficOwner, Policy, PortRange, Ports, Protocol,
-    Ranges, Redirect,
+    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
+    Redirect, TrafficOwner,
 };
 
 pub(crate) fn on(redirect: Redirect) -> Policy {

@@ -3,9 +3,9 @@
 use super::SharedFacts;
 use super::cache::Cache;
 use super::objects::WatchedKind;
-use crate::agent::{ObservedPod, Metrics, calls};
-use crate::cluster::agent::{AgentAnswer, RequestKind, CallReport};
-use crate::cluster::{Cluster, Event, Lookup, ObjectRef, ServiceAccount, DefinitionQuery};
+use crate::agent::{Metrics, ObservedPod, socket};
+use crate::cluster::agent::{AgentAnswer, CallReport, RequestKind};
+use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,7 +41,7 @@ impl Answers {
 
     /// Takes note of a call that has ended.
     pub(in crate::agent) fn told(&self, called: &CallReport) {
-        calls::record(called, &self.metrics);
+        socket::record(called, &self.metrics);
     }
 
     /// The answer, while the plugin waits for it.
@@ -129,8 +129,9 @@ impl Answers {
 
     async fn definitions(&self, wanted: Vec<DefinitionQuery>, until: Instant) -> Result<Vec<Lookup>, Error> {
         let cache = &self.facts.0.definitions;
-        let known =
-            |sought: &DefinitionQuery| last_known(cache, &sought.object.namespace, &sought.object.name).map(Lookup::Found);
+        let known = |sought: &DefinitionQuery| {
+            last_known(cache, &sought.object.namespace, &sought.object.name).map(Lookup::Found)
+        };
         let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len()));
         let look = || wanted.iter().map(|s| known(s).or_else(|| (!s.awaited).then(missing))).collect();
         if cache.is_whole() {

@@ -1,6 +1,6 @@
 //! The plugin's own configuration, from what an installation is told.
 
-use super::{InstallError, HostPath};
+use super::{HostPath, InstallError};
 use crate::cni::{CniCommand, NetConf, NodeConf};
 use crate::plugin::validate;
 use serde_json::{Map, Value, json};

@@ -3,10 +3,10 @@
 use super::atomic::{self, FileOwner};
 use super::digest::Digest;
 use super::plan::{FileAction, InstallPlan};
-use super::reconcile::{ConfigurationTarget, DesiredState, FoundState, FoundFile};
-use super::record::{PreviousContent, InstallLog};
+use super::reconcile::{ConfigurationTarget, DesiredState, FoundFile, FoundState};
+use super::record::{InstallLog, PreviousContent};
 use super::target::{ConfFile, is_configuration};
-use super::{InstallError, HostPath, HostRoot};
+use super::{HostPath, HostRoot, InstallError};
 use crate::state::format;
 use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;

@@ -3,9 +3,9 @@
 use super::conflist::{self, UnusableList};
 use super::digest::Digest;
 use super::plan::{FileAction, InstallPlan};
-use super::record::{PreviousContent, EditedList, Owned, InstallLog, Role, known};
+use super::record::{EditedList, InstallLog, Owned, PreviousContent, Role, known};
 use super::target::{self, ConfFile};
-use super::{HostPath, PROGRAM, undo};
+use super::{HostPath, PROGRAM, plan};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ pub(super) const PRIVATE: u32 = 0o600;
 /// What must be done so that the node has what is wanted. Pure: the same values, the same plan; a
 /// node that has everything, an empty one.
 ///
-/// What the log says and is no longer wanted is taken back, as [`undo::undo`] would.
+/// What the log says and is no longer wanted is taken back, as [`plan::undo`] would.
 #[must_use]
 pub fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
     let mut plan = InstallPlan { record: found.record.clone(), notes: found.notes.clone(), ..InstallPlan::default() };
@@ -135,7 +135,14 @@ fn program(path: &HostPath, wanted: &Digest, found: &FoundState, plan: &mut Inst
     own(path, Role::Program, wanted.clone(), before, found, plan);
 }
 
-fn own_text(path: &HostPath, role: Role, text: &str, before: PreviousContent, found: &FoundState, plan: &mut InstallPlan) {
+fn own_text(
+    path: &HostPath,
+    role: Role,
+    text: &str,
+    before: PreviousContent,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) {
     let wanted = Digest::of(text.as_bytes());
     let there = found.files.get(path);
     if there.is_none_or(|file| file.digest != wanted || file.mode != PRIVATE || !file.trusted) {
@@ -169,14 +176,27 @@ fn is_ours(path: &HostPath, found: &FoundState) -> bool {
 }
 
 /// Puts a file into the log, with what it may hold: what is found, if that is ours, or what is wanted.
-fn own(path: &HostPath, role: Role, wanted: Digest, before: PreviousContent, found: &FoundState, plan: &mut InstallPlan) {
+fn own(
+    path: &HostPath,
+    role: Role,
+    wanted: Digest,
+    before: PreviousContent,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) {
     let there = found.files.get(path).filter(|_| is_ours(path, found));
     let earlier: Vec<_> = there.map(|file| file.digest.clone()).into_iter().collect();
     plan.record.files.insert(path.clone(), Owned { role, ours: known(&earlier, wanted), before });
 }
 
 /// The list that has the plugin afterwards.
-fn listed(dir: &HostPath, file: Option<&str>, entry: &Value, found: &FoundState, plan: &mut InstallPlan) -> Option<HostPath> {
+fn listed(
+    dir: &HostPath,
+    file: Option<&str>,
+    entry: &Value,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) -> Option<HostPath> {
     let kind = entry["type"].as_str().unwrap_or_default();
     let (target, unfit) = target::choose(&found.configurations, file, kind);
     plan.notes.extend(unfit.iter().map(|(name, why)| format!("{} is passed over: it {why}", dir.join(name))));
@@ -205,7 +225,14 @@ fn listed(dir: &HostPath, file: Option<&str>, entry: &Value, found: &FoundState,
 
 /// Writes the list where it isn't so already, and then removes the single configuration that it
 /// was made of. Until that is gone, runtimes go by it: its name comes first.
-fn write_list(path: &HostPath, single: &HostPath, file: &ConfFile, text: String, found: &FoundState, plan: &mut InstallPlan) {
+fn write_list(
+    path: &HostPath,
+    single: &HostPath,
+    file: &ConfFile,
+    text: String,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) {
     let named = found.configurations.iter().find(|other| other.name == path.name());
     let before = named.map(|other| String::from_utf8_lossy(&other.contents).into_owned());
     if before.as_ref() != Some(&text) {
@@ -251,7 +278,7 @@ fn take_back(desired: &DesiredState, lists: &[HostPath], found: &FoundState, pla
     };
     stale.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !wanted(path)));
     stale.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));
-    let undone = undo::take_back(&stale, found);
+    let undone = plan::take_back(&stale, found);
     plan.record.files.retain(|path, _| wanted(path) || undone.record.files.contains_key(path));
     plan.record.lists.retain(|path, _| lists.contains(path) || undone.record.lists.contains_key(path));
     plan.actions.extend(undone.actions);

@@ -3,10 +3,10 @@
 use super::Selector;
 use crate::agent::install::Installed;
 use crate::agent::{EndedContainer, ObservedPod};
-use crate::sub_plugins::{Decision, SubPlugin};
 use crate::networks;
 use crate::plugin::{ContainerStatus, desired_policy};
 use crate::pod::{Facts, Pod, PodRef};
+use crate::sub_plugins::{Decision, SubPlugin};
 use std::fmt;
 
 /// Which pods are looked after, and how a failed validation is known; the defaults are Istio's.
@@ -127,7 +127,8 @@ fn redirects(installed: &Installed, pod: &Pod) -> bool {
     let redirect = |block: &&_| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
     let blocks: Vec<_> = installed.conf.chain.iter().filter(redirect).cloned().collect();
     let facts = Facts { pod: pod.clone(), namespace: None };
-    desired_policy::output(&blocks, &installed.conf, Some(&facts)).is_ok_and(|output| output.decision == Decision::Redirect)
+    desired_policy::output(&blocks, &installed.conf, Some(&facts))
+        .is_ok_and(|output| output.decision == Decision::Redirect)
 }
 
 #[cfg(test)]
@@ -178,8 +179,9 @@ mod tests {
 
     #[test]
     fn who_is_looked_after() {
-        let annotate =
-            |known: &mut ObservedPod, key: &str, value: &str| drop(known.pod.annotations.insert(key.into(), value.into()));
+        let annotate = |known: &mut ObservedPod, key: &str, value: &str| {
+            drop(known.pod.annotations.insert(key.into(), value.into()))
+        };
         let table = [
             (meshed(), Some((false, true, true))),
             (changed(|known| known.addresses.clear()), Some((false, false, true))),
@@ -253,7 +255,8 @@ mod tests {
         let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
         let attached = ContainerStatus { attachments: vec![attachment], redirected: true, drift: Vec::new() };
         let drifted = ContainerStatus { drift: vec!["a rule".into()], redirected: false, ..attached.clone() };
-        let (bare, foreign) = (ContainerStatus::default(), ContainerStatus { redirected: true, ..ContainerStatus::default() });
+        let (bare, foreign) =
+            (ContainerStatus::default(), ContainerStatus { redirected: true, ..ContainerStatus::default() });
         let calm = Suspicion { validation_failed: false, settled: true, redirectable: true };
         let failed = Suspicion { validation_failed: true, ..calm };
         let unsettled = Suspicion { settled: false, ..calm };

@@ -1,9 +1,9 @@
 //! Repair without harm: the pod runs on, and has its rules.
 
-use super::{RepairCase, Cause, ObservedPod, RepairOutcome};
+use super::{Cause, ObservedPod, RepairCase, RepairOutcome};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
-use crate::plugin::{self, ContainerStatus};
 use crate::netns::find::FoundNetns;
+use crate::plugin::{self, ContainerStatus};
 use std::time::Duration;
 
 /// How long a call of the plugin in the same namespace is waited for.

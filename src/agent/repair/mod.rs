@@ -11,20 +11,17 @@
 //! In place is by way of [`crate::plugin`] alone: what a call of the runtime does is done again, or for
 //! the first time, and then read back from the kernel.
 
-mod action;
 mod decision;
-mod deletions;
 mod in_place;
-mod queue;
 mod repair_pass;
-mod selector;
 mod retry_budget;
+mod selector;
 mod watched;
 mod worker;
 
-pub use action::{RepairMode, RepairOutcome};
 pub use decision::{Cause, Criteria, Suspicion, diagnose, suspect};
 pub use repair_pass::RepairResult;
+pub use repair_pass::{RepairMode, RepairOutcome};
 pub use selector::Selector;
 pub use worker::RepairWorker;
 

@@ -1,16 +1,18 @@
 //! One round: pods that are due are looked at and, where needed, repaired.
+//!
+//! What is done to a pod that needs repair, and what the cluster is told of it.
 
-use super::action::{self, RepairMode, RepairOutcome};
-use super::deletions::Deletions;
-use super::retry_budget::RetryBudget;
+use super::retry_budget::{Deletions, RetryBudget};
 use super::watched::{NetnsLocation, WatchedPod};
-use super::{RepairCase, Cause, ObservedPod, RepairSettings, diagnose, in_place, suspect};
+use super::{Cause, ObservedPod, RepairCase, RepairSettings, diagnose, in_place, suspect};
 use crate::agent::Metrics;
 use crate::agent::install::{Installed, NodeFiles};
 use crate::cluster::{Event, ServiceAccount};
 use crate::cni::{Code, Error};
-use crate::plugin::{self, ContainerStatus};
-use crate::netns::find::{self, FoundNetns};
+use crate::netns::find;
+use crate::netns::find::FoundNetns;
+use crate::plugin;
+use crate::plugin::ContainerStatus;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,7 +67,12 @@ pub(super) struct RepairPass<'a> {
 
 impl<'a> RepairPass<'a> {
     /// One that has not looked at any pod yet.
-    pub(super) fn new(means: &'a RepairTools, installed: &'a Installed, deletions: &'a mut Deletions, now: Instant) -> Self {
+    pub(super) fn new(
+        means: &'a RepairTools,
+        installed: &'a Installed,
+        deletions: &'a mut Deletions,
+        now: Instant,
+    ) -> Self {
         Self { means, installed, begun: (now, Instant::now()), deletions, node: None, news: Vec::new(), put_off: 0 }
     }
 
@@ -85,7 +92,7 @@ impl<'a> RepairPass<'a> {
         if let Some(error) = error {
             self.means.metrics.look_failure(error.code.name());
             if watched.is_to_be_reported(Some(error), now) {
-                self.news.push((Arc::clone(&known), action::unreadable(error)));
+                self.news.push((Arc::clone(&known), unreadable(error)));
             }
         }
         let cause = diagnose(suspicion, stood.ok().flatten().as_ref());
@@ -113,7 +120,7 @@ impl<'a> RepairPass<'a> {
         if mode == RepairMode::Delete && known.owned && suspicion.redirectable {
             self.deletions.note(now);
         }
-        if let Some(event) = action::event(cause, &outcome) {
+        if let Some(event) = event(cause, &outcome) {
             let pod = name(&known);
             match outcome {
                 RepairOutcome::Failed(_) => tracing::warn!(pod, "{}", event.message),
@@ -171,8 +178,8 @@ impl<'a> RepairPass<'a> {
         let performed = match mode {
             // Found anew: what was found for a look may have gone since.
             RepairMode::InPlace => self.find(case.known).and_then(|found| in_place::repair(case, &found)),
-            RepairMode::Delete => action::delete(account, case),
-            RepairMode::Label => action::label(account, case.known, &settings.label),
+            RepairMode::Delete => delete(account, case),
+            RepairMode::Label => label(account, case.known, &settings.label),
         };
         let outcome = performed.unwrap_or_else(|error| RepairOutcome::Failed(error.to_string()));
         metrics.repair(mode.name(), outcome.name());
@@ -217,4 +224,134 @@ impl<'a> RepairPass<'a> {
 
 fn name(known: &ObservedPod) -> String {
     format!("{}/{}", known.pod.namespace, known.pod.name)
+}
+
+/// How pods are repaired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepairMode {
+    /// The pod runs on and gets its rules.
+    InPlace,
+    /// It is deleted, where somebody makes a new one.
+    Delete,
+    /// It is labelled, for somebody else to act upon.
+    Label,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RepairOutcome {
+    /// Its rules are what they should be again.
+    Repaired,
+    /// The same, but connections that are older bypass the sidecar until they close.
+    RepairedForNew {
+        /// How many TCP connections.
+        older: usize,
+    },
+    /// They were already.
+    NothingToDo,
+    /// It is on its way out.
+    Deleted,
+    /// It has the label.
+    Labelled,
+    /// Why not.
+    Failed(String),
+}
+
+impl RepairMode {
+    /// For metrics.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::InPlace => "repair",
+            Self::Delete => "delete",
+            Self::Label => "label",
+        }
+    }
+}
+
+impl RepairOutcome {
+    /// For metrics.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Repaired | Self::RepairedForNew { .. } | Self::Deleted | Self::Labelled => "done",
+            Self::NothingToDo => "needless",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// The same once tries in place have been too many: that the rules are right is no repair then.
+    pub(super) fn after_all(&self) -> Self {
+        match self {
+            Self::NothingToDo => Self::Failed("its rules are what they should be; see its init container's log".into()),
+            other => other.clone(),
+        }
+    }
+}
+
+/// Deletes the pod, if it still is as it is known.
+///
+/// # Errors
+/// No controller would create a new one, or the plugin would not redirect that either; or the pod can't be
+/// deleted.
+pub(super) fn delete(account: &ServiceAccount, case: &RepairCase<'_>) -> Result<RepairOutcome, Error> {
+    let RepairCase { known, suspicion, .. } = case;
+    if !suspicion.redirectable {
+        let msg = "not deleted: the plugin, as it is configured on this node, would not redirect a new pod either; \
+                   see detour explain";
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
+    if !known.owned {
+        let msg = "nobody would make a new one (it has no controller), so it is not deleted: delete it by hand";
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
+    account.delete(&known.pod, &known.resource_version)?;
+    Ok(RepairOutcome::Deleted)
+}
+
+/// Labels the pod, if it still is as it is known and has not the label yet.
+///
+/// # Errors
+/// It can't be labelled.
+pub(super) fn label(
+    account: &ServiceAccount,
+    known: &ObservedPod,
+    label: &(String, String),
+) -> Result<RepairOutcome, Error> {
+    let (key, value) = label;
+    if known.pod.labels.get(key) == Some(value) {
+        return Ok(RepairOutcome::NothingToDo);
+    }
+    account.label(&known.pod, &known.resource_version, (key, value))?;
+    Ok(RepairOutcome::Labelled)
+}
+
+/// The Event for a pod whose rules can't be read.
+pub(super) fn unreadable(error: &Error) -> Event {
+    let message = format!("drift is not repaired: {error}");
+    Event { warning: true, reason: "DetourRulesUnreadable".into(), message }
+}
+
+/// What is told of an outcome; `None` where nothing happened.
+pub(super) fn event(cause: Cause, outcome: &RepairOutcome) -> Option<Event> {
+    let (warning, reason, message) = match outcome {
+        RepairOutcome::NothingToDo => return None,
+        RepairOutcome::Repaired => {
+            (false, "DetourRepaired", format!("traffic is redirected to the sidecar again: {cause}"))
+        }
+        RepairOutcome::RepairedForNew { older } => {
+            let (connections, bypass, they) = if *older == 1 {
+                ("connection", "bypasses", "it closes")
+            } else {
+                ("connections", "bypass", "they close")
+            };
+            let message = format!(
+                "new connections are redirected to the sidecar again: {cause}; {older} TCP {connections} that existed \
+                 before still {bypass} the sidecar until {they}; recreate the pod to capture them"
+            );
+            (true, "DetourRepaired", message)
+        }
+        RepairOutcome::Deleted => (true, "DetourDeleted", format!("deleted so that a new pod is redirected: {cause}")),
+        RepairOutcome::Labelled => (true, "DetourLabelled", format!("labelled, not repaired: {cause}")),
+        RepairOutcome::Failed(why) => (true, "DetourRepairFailed", format!("{cause}; {why}")),
+    };
+    Some(Event { warning, reason: reason.into(), message })
 }

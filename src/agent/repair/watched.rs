@@ -4,7 +4,7 @@ use super::retry_budget::RetryBudget;
 use super::{Cause, ObservedPod};
 use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
-use crate::netns::{NetnsId, NetNs};
+use crate::netns::{NetNs, NetnsId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! All pods, one look after the other: who is due waits in the queue, and is looked at and repaired in a
 //! round. Nothing here ends the agent.
 
-use super::deletions::Deletions;
-use super::queue::{LENGTH, RepairQueue};
-use super::repair_pass::{RepairResult, RepairTools, RepairPass};
+use super::repair_pass::{RepairPass, RepairResult, RepairTools};
+use super::retry_budget::Deletions;
+use super::retry_budget::{LENGTH, RepairQueue};
 use super::watched::WatchedPod;
 use super::{ObservedPod, Pods, RepairSettings};
 use crate::agent::Metrics;

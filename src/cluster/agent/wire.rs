@@ -5,7 +5,7 @@
 //! own: what is not known is passed over, what is missing has a default, a question of a kind that is
 //! not known is answered as such. What no default can stand for is in [`FACTS`].
 
-use crate::cluster::{Event, Lookup, DefinitionQuery};
+use crate::cluster::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
 use serde::{Deserialize, Serialize};
@@ -241,7 +241,8 @@ mod tests {
     /// upgraded don't understand each other.
     #[test]
     fn the_form_is_fixed() {
-        let question = AgentRequest { wait_ms: 1, ask: RequestKind::Facts { pod: PodRef::default(), with_namespace: true } };
+        let question =
+            AgentRequest { wait_ms: 1, ask: RequestKind::Facts { pod: PodRef::default(), with_namespace: true } };
         let pod = json!({"namespace": "", "name": "", "uid": null});
         let expected = json!({"wait_ms": 1, "ask": {"about": "facts", "pod": pod, "with_namespace": true}});
         assert_eq!(to_value(question).expect("JSON"), expected);
@@ -281,7 +282,10 @@ mod tests {
         let answer = |value: Value| from_value::<AgentAnswer>(value).expect("readable");
         assert_eq!(answer(json!({"answer": "later", "x": 1})), AgentAnswer::Unknown);
         let facts = answer(json!({"answer": "facts", "pod": {"name": "p", "later": 1}, "later": 2}));
-        assert_eq!(facts, AgentAnswer::Facts { pod: Pod { name: "p".into(), ..Pod::default() }.into(), namespace: None });
+        assert_eq!(
+            facts,
+            AgentAnswer::Facts { pod: Pod { name: "p".into(), ..Pod::default() }.into(), namespace: None }
+        );
         assert_eq!(from_value::<Hello>(json!({"later": 1})).expect("readable"), Hello::default());
     }
 }

@@ -1,30 +1,25 @@
 //! Facts from the Kubernetes API.
 
-mod concurrently;
-mod control;
-mod definitions;
-mod inquiry;
-mod own;
-mod session;
-mod writes;
+mod probe;
+mod requests;
 
-use super::kubeconfig::{KubeconfigOwner, Kubeconfig};
+use super::kubeconfig::{Kubeconfig, KubeconfigOwner};
 use super::query::{Object, Query};
 use super::retry::{AttemptError, RetriesExhausted, retry};
-use super::{Cluster, Event, Lookup, ObjectRef, DefinitionQuery, about, another_uid, body, wire};
+use super::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, about, another_uid, body, wire};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use concurrently::all;
-pub use inquiry::ApiProbe;
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::client::Body;
+pub use probe::ApiProbe;
+use probe::Session;
+use probe::all;
 use serde::de::DeserializeOwned;
-use session::Session;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub(super) use writes::WRITE;
+pub(super) use requests::WRITE;
 
 /// The API server that a kubeconfig or a service account names.
 pub(super) struct Api {

@@ -1,35 +1,31 @@
 //! A kubeconfig: where the API is and who asks. Understood as client-go understands it
 //! (k8s.io/client-go, `tools/clientcmd`), less what would run a program. Nothing of the environment
 //! counts: neither `KUBECONFIG` nor the proxy variables, which runtimes hand down to plugins.
+//!
+//! What a kubeconfig says, for people and for checks: without its secrets, but for the token, which
+//! must be known to be kept out of what is shown.
 
-mod access;
-mod credentials;
-mod endpoint;
-mod entry;
-mod pem;
-mod summary;
-mod token;
-
-pub use summary::{Authority, CredentialsSummary, KubeconfigSummary};
-
-pub(super) use access::KubeconfigOwner;
-pub(super) use pem::base64;
-
-use super::limited;
+use super::body;
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use crate::trusted_file;
-use access::Files;
 use credentials::{TOKEN, UserEntry};
+use endpoint::Files;
+use endpoint::KeyPath;
+pub(super) use endpoint::KubeconfigOwner;
 use endpoint::{ClusterEntry, without_userinfo};
-use entry::KeyPath;
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
 use kube::{Client, Config};
+pub(super) use pem::base64;
 use serde::Deserialize;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+mod credentials;
+mod endpoint;
+mod pem;
 
 /// How long a client that stays waits for a connection.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
@@ -152,7 +148,7 @@ impl<'a> Kubeconfig<'a> {
     /// 7 where a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
         let Self { config, cluster, user } = self;
-        limited::client(config).map_err(|error| {
+        body::client(config).map_err(|error| {
             let (entry, key) = match &error {
                 kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
                     (cluster, "certificate-authority(-data)")
@@ -177,7 +173,11 @@ fn shown(config: &Config) -> String {
 
 /// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
 /// whoever asks is anonymous.
-fn current<'a>(root: &'a Path, path: &'a Path, access: KubeconfigOwner) -> Result<(ClusterEntry, KeyPath<'a>, UserEntry, KeyPath<'a>), Error> {
+fn current<'a>(
+    root: &'a Path,
+    path: &'a Path,
+    access: KubeconfigOwner,
+) -> Result<(ClusterEntry, KeyPath<'a>, UserEntry, KeyPath<'a>), Error> {
     let (contents, files) = access.read(path).map_err(|error| unread(path, &error))?;
     let text = str::from_utf8(&contents);
     let text = text.map_err(|_| Error::new(Code::InvalidConfig, format!("kubeconfig {} is not text", path.display())));
@@ -244,4 +244,59 @@ fn find<T>(what: &str, wanted: &str, all: &mut Vec<T>, name: impl Fn(&T) -> &Str
             format!("{fault}; accepted: {accepted}")
         }
     })
+}
+
+/// What a kubeconfig's current context says.
+pub struct KubeconfigSummary {
+    /// The API server's address, without a slash at its end.
+    pub server: String,
+    /// How it is known to be the right one.
+    pub authority: Authority,
+    /// Who asks.
+    pub credentials: CredentialsSummary,
+    /// The token that is sent, from wherever it comes.
+    pub token: Option<String>,
+    /// Until when the token is valid, in seconds since 1970, where it says so: a service account's does.
+    pub expires: Option<i64>,
+}
+
+/// By what a server's certificate is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Authority {
+    /// `certificate-authority-data`.
+    Embedded,
+    /// `certificate-authority`.
+    File(PathBuf),
+    /// Nothing is said: the system's authorities.
+    System,
+    /// `insecure-skip-tls-verify`.
+    Nobody,
+}
+
+/// How whoever asks shows who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialsSummary {
+    /// `token`.
+    Token,
+    /// `tokenFile`.
+    TokenFile(PathBuf),
+    /// `client-certificate(-data)`.
+    Certificate,
+    /// It doesn't.
+    Nothing,
+}
+
+impl KubeconfigSummary {
+    /// Reads the kubeconfig at `path`, as this process sees it, and the files that it names; absolute
+    /// paths in it are those of the file system mounted at `root`.
+    ///
+    /// # Errors
+    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
+    pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
+        let (cluster, of_cluster, user, of_user) = current(root, path, KubeconfigOwner::Node)?;
+        let server = shown(&cluster.config(&of_cluster)?);
+        let (credentials, token) = user.kind(&of_user)?;
+        let expires = token.as_deref().and_then(credentials::expiry);
+        Ok(Self { server, authority: cluster.authority(), credentials, token, expires })
+    }
 }

@@ -1,7 +1,7 @@
 //! The sub-plugins of a configuration: those that it lists, or those that its type stands for.
 
 use crate::cni::list::wrong_type;
-use crate::cni::{Block, Code, Error, BlockReader, at_most};
+use crate::cni::{Block, BlockReader, Code, Error, at_most};
 use serde_json::{Value, json};
 
 /// The types of blocks that are not an executable's.

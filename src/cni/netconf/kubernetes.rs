@@ -1,7 +1,7 @@
 //! The `kubernetes` block: where facts of pods come from.
 
 use super::{absolute, text};
-use crate::cni::{Block, Error, ItemList, BlockReader};
+use crate::cni::{Block, BlockReader, Error, ItemList};
 use serde_json::Map;
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@
 use super::{absolute, text};
 use crate::cni::list::wrong_type;
 use crate::cni::names::{is_dns_label, is_dns_subdomain, is_identifier};
-use crate::cni::{Code, Error, LogLevel, BlockReader};
+use crate::cni::{BlockReader, Code, Error, LogLevel};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

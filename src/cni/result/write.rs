@@ -1,7 +1,7 @@
 //! From a result to JSON of any version, as the reference library converts (`pkg/types/020`,
 //! `040`, `100`): what a version has no place for is lost.
 
-use super::{AddResult, InterfaceAddress, Dns, Interface, Route};
+use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
 use crate::cni::version::ResultShape;
 use crate::cni::{Code, Error};
 use serde_json::{Map, Value, json};

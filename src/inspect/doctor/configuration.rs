@@ -1,17 +1,20 @@
 //! The configuration by which runtimes, or Multus, call the plugin.
+//!
+//! The node configuration, which the plugin reads at every call, and what it makes of other configurations.
 
-use super::target::CheckTarget;
-use super::check::{Check, Results, CheckVerdict};
-use super::node_configuration;
 use super::report::CheckGroup;
-use crate::cni::{NetConf, OWN_TYPES};
+use super::report::CheckTarget;
+use super::report::{Check, CheckVerdict, Results};
+use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
 use crate::host_path::HostPath;
+use crate::plugin::node;
 use crate::trusted_file::read_nofollow;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-pub(super) const PRESENT: Check = Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the program");
+pub(super) const PRESENT: Check =
+    Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the program");
 pub(super) const VALID: Check = Check::of(CheckGroup::Node, "configuration-valid", "the plugin accepts it");
 pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes find it");
 pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "nothing is asked for that is not done");
@@ -73,7 +76,7 @@ pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configur
     let ours: Vec<&RuntimeFile> = files.iter().filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for RuntimeFile { path, text, .. } in &ours {
-        match node_configuration::effective(case, path.as_path(), text) {
+        match effective(case, path.as_path(), text) {
             Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
             Err(error) => wrong.push(error.to_string()),
         }
@@ -81,7 +84,9 @@ pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configur
     checkup.add(&PRESENT, present(case, &files, &ours));
     checkup.after(&[&PRESENT], &VALID, || match wrong.is_empty() {
         true => CheckVerdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
-        false => CheckVerdict::fail(wrong.join("; "), "correct the key that is named, or install again: detour install"),
+        false => {
+            CheckVerdict::fail(wrong.join("; "), "correct the key that is named, or install again: detour install")
+        }
     });
     checkup.after(&[&PRESENT, &VALID], &PICKED, || picked(case, &files, &valid));
     checkup.after(&[&PRESENT, &VALID], &AMBIENT, || {
@@ -177,4 +182,44 @@ fn read(path: HostPath, reached: &Path) -> RuntimeFile {
         }
     };
     RuntimeFile { path, text, json }
+}
+
+pub(super) const NODE_CONFIGURATION_VALID: Check =
+    Check::of(CheckGroup::Node, "node-configuration", "only root can change it, and it is valid");
+
+/// Reads it as the plugin does.
+pub(super) fn examine_node_configuration(case: &CheckTarget, checkup: &mut Results) {
+    let verdict = match read_node_configuration(case) {
+        Ok(Some((node, warnings))) => {
+            let stated = format!("{NODE_CONFIGURATION} states {}", node.summary());
+            CheckVerdict::pass([vec![stated], warnings].concat().join("; "))
+        }
+        Ok(None) => CheckVerdict::NotChecked(
+            format!("{NODE_CONFIGURATION} does not exist: attachments set the node's keys themselves"),
+            Some("detour install writes it".to_owned()),
+        ),
+        Err(why) => CheckVerdict::fail(why, "correct it, or remove it and install again: detour install"),
+    };
+    checkup.add(&NODE_CONFIGURATION_VALID, verdict);
+}
+
+fn read_node_configuration(case: &CheckTarget) -> Result<Option<(NodeConf, Vec<String>)>, String> {
+    let path =
+        case.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|error| format!("{NODE_CONFIGURATION}: {error}"))?;
+    node::read(NODE_CONFIGURATION, &path).map_err(|error| error.msg)
+}
+
+/// An attachment's configuration as the plugin understands it on this node.
+///
+/// # Errors
+/// As [`configuration`].
+pub(super) fn effective(case: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
+    let govern = || {
+        let (node, _) = read_node_configuration(case).ok()??;
+        let value = serde_json::from_str(text).ok()?;
+        // The runtime's own configuration of a primary plugin stays as it is.
+        let (value, _) = node.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
+        Some(value.to_string())
+    };
+    configuration(place, govern().as_deref().unwrap_or(text).as_bytes())
 }

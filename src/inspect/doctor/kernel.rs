@@ -1,19 +1,28 @@
 //! What the kernel can do: tried in a network namespace of our own, which nobody else sees and which
 //! goes with the thread that made it.
+//!
+//! A program that is run for what it prints, and not for long.
 
-use super::check::{Check, Results, CheckVerdict};
 use super::report::CheckGroup;
-use crate::cni::{self, NetConf};
+use super::report::{Check, CheckVerdict, Results};
+use crate::cni;
+use crate::cni::NetConf;
 use crate::firewall::nfnetlink::NfSocket;
 use crate::firewall::rule::Family;
-use crate::firewall::{RuleFormat, LiveRuleset, CreatedTables, Ruleset};
-use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, TrafficOwner, Policy, Redirect};
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
 
 const NETNS: Check = Check::of(CheckGroup::Kernel, "kernel-netns", "network namespaces can be made");
 const NETFILTER: Check = Check::of(CheckGroup::Kernel, "kernel-nftables", "nf_tables answers");
-const IPTABLES: Check = Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "it takes rules as iptables writes them");
+const IPTABLES: Check =
+    Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "it takes rules as iptables writes them");
 const NATIVE: Check = Check::of(CheckGroup::Kernel, "kernel-native-rules", "it takes native rules");
 const CONNTRACK: Check = Check::of(CheckGroup::Kernel, "kernel-conntrack", "connections are tracked");
 
@@ -23,7 +32,7 @@ const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_c
 /// Tries, and says which of the two dialects this configuration can have.
 pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Results) {
     let failed = |why: String| Tried { netns: Err(why), ..Tried::default() };
-    let tried = match std::thread::Builder::new().spawn(try_all) {
+    let tried = match thread::Builder::new().spawn(try_all) {
         Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread in it ended".to_owned())),
         Err(error) => failed(format!("a thread can't be started: {error}")),
     };
@@ -109,8 +118,12 @@ fn try_all() -> Tried {
 /// The rules of a pod that has everything.
 fn commit(dialect: RuleFormat) -> Result<(), String> {
     let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
-    let exclusion =
-        Exclusion { owner: TrafficOwner::Uid(IdRange::one(1337)), destination: None, protocol: None, ports: Vec::new() };
+    let exclusion = Exclusion {
+        owner: TrafficOwner::Uid(IdRange::one(1337)),
+        destination: None,
+        protocol: None,
+        ports: Vec::new(),
+    };
     let policy = Policy {
         interception: Interception::On(Box::new(redirect)),
         exclusions: [exclusion].into(),
@@ -130,5 +143,54 @@ fn commit(dialect: RuleFormat) -> Result<(), String> {
     match dialect.drift(&live, &desired).first() {
         Some(drift) => Err(format!("what was committed is read back otherwise: {drift}")),
         None => Ok(()),
+    }
+}
+
+/// How long it may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How much of what it prints is looked at.
+const MOST: u64 = 4 << 20;
+
+/// What it prints to stdout.
+///
+/// # Errors
+/// Why it prints nothing: it can't be started, fails, or takes too long.
+pub(super) fn output(command: &mut Command) -> Result<String, String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| format!("can't be started: {error}"))?;
+    let (to, text) = sync_channel(1);
+    let stdout = child.stdout.take();
+    let read = move || {
+        let mut text = Vec::new();
+        let read = stdout.map(|pipe| pipe.take(MOST).read_to_end(&mut text));
+        // Nobody may wait any more.
+        let _ = to.send(read.map(|_| text).unwrap_or_default());
+    };
+    if let Err(error) = thread::Builder::new().spawn(read) {
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(format!("a thread can't be started: {error}"));
+    }
+    let text = text.recv_timeout(PATIENCE);
+    if text.is_err() {
+        // One that has ended by itself meanwhile is as good.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(|error| format!("its end can't be waited for: {error}"))?;
+    match text {
+        Err(_) => Err(format!("took more than {} s", PATIENCE.as_secs())),
+        Ok(_) if !status.success() => Err(format!("failed ({status})")),
+        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_it_prints_or_why_not() {
+        assert_eq!(output(Command::new("echo").arg("a b")), Ok("a b\n".to_owned()));
+        assert!(output(&mut Command::new("false")).is_err_and(|why| why.starts_with("failed (")));
+        assert!(output(&mut Command::new("/no/such/program")).is_err_and(|why| why.starts_with("can't be started")));
     }
 }

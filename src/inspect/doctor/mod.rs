@@ -17,49 +17,34 @@
 //! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
 //! | `bundle`, `redact` (`scan`, `open_keys`), `ustar` | all of it in one archive, without secrets |
 
-mod agent;
 mod bundle;
-mod target;
-mod check;
-mod known_errors;
 mod configuration;
-mod decision;
-mod elf;
-mod probe_socket;
-mod installation;
+mod credentials;
 mod kernel;
-mod kubeconfig;
 mod listeners;
 mod logs;
-mod node_configuration;
-mod open_keys;
 mod pod;
 mod probe;
 mod program;
 mod redact;
 mod report;
-mod rights;
 mod rules;
-mod pod_netns;
 mod scan;
-mod tool;
-mod users;
-mod ustar;
 
-pub use target::{CheckTarget, Installation};
-pub use report::{Checklist, CheckGroup, ReportLine, CheckOutcome};
+pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
+pub use report::{CheckTarget, Installation};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
-use crate::cluster::{self, Cluster, ApiProbe, KubeconfigSummary};
+use crate::cluster::{self, ApiProbe, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
-use crate::pod::{Facts, PodRef};
 use crate::netns::find::FoundNetns;
+use crate::pod::{Facts, PodRef};
 use crate::state::{ROOT, Store};
-use check::Results;
 use configuration::Configured;
-use pod_netns::PodNetns;
+use report::Results;
+use rules::PodNetns;
 use std::path::PathBuf;
 
 /// The list of checks, and what was seen on the way.
@@ -93,13 +78,13 @@ fn node(case: &CheckTarget, checkup: &mut Results) -> Examination {
     let configurations = configuration::examine(case, checkup);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
-    node_configuration::examine_node_configuration(case, checkup);
+    configuration::examine_node_configuration(case, checkup);
     program::examine(case, &kinds, checkup);
-    let kubeconfig = kubeconfig::examine_kubeconfig(case, conf, checkup);
-    installation::examine_installation(case, checkup);
+    let kubeconfig = credentials::examine_kubeconfig(case, conf, checkup);
+    program::examine_installation(case, checkup);
     let inquiry = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&case.mount, path.clone()));
-    rights::examine_rights(inquiry.as_ref(), conf, checkup);
-    agent::examine_agent(case, conf, checkup);
+    credentials::examine_rights(inquiry.as_ref(), conf, checkup);
+    credentials::examine_agent(case, conf, checkup);
     kernel::examine(conf, checkup);
     let checklist = Checklist::of(Vec::new());
     Examination {
@@ -163,8 +148,8 @@ fn asked_for(
     // A primary plugin adds the pod's networks itself, and nothing where one of them can't be had.
     let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
     let needed = if is_primary { &led } else { &configured[..] };
-    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
-    let followed = [&led[..], &[&decision::DECISION]].concat();
+    seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
+    let followed = [&led[..], &[&pod::DECISION]].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
     (facts, conf)
 }
@@ -199,7 +184,7 @@ fn inquiry(case: &CheckTarget, seen: &Examination, checkup: &Results) -> Result<
         return Ok(inquiry);
     }
     let (path, _) = seen.kubeconfig.as_ref().ok_or("there is no API to ask: give --kubeconfig")?;
-    checkup.obstacle(&[&rights::API]).map_or_else(|| Ok(ApiProbe::new(&case.mount, path.clone())), Err)
+    checkup.obstacle(&[&credentials::API]).map_or_else(|| Ok(ApiProbe::new(&case.mount, path.clone())), Err)
 }
 
 /// Facts from files, where the configuration names a directory of them and the user names no API server.

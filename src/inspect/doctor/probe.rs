@@ -5,22 +5,22 @@
 //! nobody listens on the proxy's port, the doctor does for the moment, and then a random token goes
 //! through the redirection and back.
 
-use super::check::{Check, Results, CheckVerdict};
-use super::probe_socket::{ProbeResult, ProbeUser, send_as};
 use super::listeners::Listener;
+use super::listeners::{ProbeResult, ProbeUser, send_as};
+use super::pod::Users;
 use super::report::CheckGroup;
+use super::report::{Check, CheckVerdict, Results};
+use super::rules::NETNS;
 use super::rules::{self, RULES};
-use super::pod_netns::NETNS;
-use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
-use crate::inspect::rule_listing::Rulebook;
+use crate::inspect::rules::Rulebook;
 use crate::inspect::rules::RulesReport;
 use crate::inspect::trace::trace;
-use crate::pod::Facts;
-use crate::policy::{DnsCapture, Exclusion, Ipv6, TrafficOwner, Policy, Protocol, Ranges, Redirect};
 use crate::netns::find::FoundNetns;
 use crate::netns::own_addresses;
+use crate::pod::Facts;
+use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::state::Store;
 use ipnet::IpNet;
 use std::fs::File;
@@ -187,8 +187,9 @@ impl<'a> Range<'a> {
         let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
         let query = self.query();
         let shots = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
-            let answered =
-                |landing: ProbeResult| Ok(if landing.taken { "it was answered" } else { "it was not answered" }.to_owned());
+            let answered = |landing: ProbeResult| {
+                Ok(if landing.taken { "it was answered" } else { "it was not answered" }.to_owned())
+            };
             self.shoot(user, to, Protocol::Udp, &query, None, answered)
         });
         CheckVerdict::all(shots.collect(), "no user's query would be captured")

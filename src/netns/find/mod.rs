@@ -2,14 +2,13 @@
 //! ADD, and by the control groups of processes. Nothing is guessed: the namespace must be there, must
 //! not be the node's own, and both must speak of the same one.
 
-mod cgroup;
 mod processes;
 mod results;
 
-use super::{NetnsId, NetNs, own_addresses};
+use super::{NetNs, NetnsId, own_addresses};
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use processes::{NetnsProcess, ContainerProcess, contained};
+use processes::{ContainerProcess, NetnsProcess, contained};
 use results::{CachedResult, kept};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -128,7 +127,8 @@ impl NodeSnapshot {
     }
 
     fn of_name(&self, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
-        let is = |kept: &&CachedResult| kept.pod_name.as_ref().is_some_and(|(ns, pod)| (&**ns, &**pod) == (namespace, name));
+        let is =
+            |kept: &&CachedResult| kept.pod_name.as_ref().is_some_and(|(ns, pod)| (&**ns, &**pod) == (namespace, name));
         let uids: BTreeSet<&str> = self.kept.iter().filter(is).filter_map(|kept| kept.pod.as_deref()).collect();
         let mut all: Vec<(&str, FoundNetns)> = Vec::new();
         for uid in uids {
@@ -186,7 +186,12 @@ impl NodeSnapshot {
     }
 
     /// Weighs what is kept of `what` and its oldest process against each other.
-    fn decide(&self, what: &str, kept: &[&CachedResult], oldest: Option<NetnsProcess>) -> Result<Option<FoundNetns>, Error> {
+    fn decide(
+        &self,
+        what: &str,
+        kept: &[&CachedResult],
+        oldest: Option<NetnsProcess>,
+    ) -> Result<Option<FoundNetns>, Error> {
         if let Some(oldest) = oldest.as_ref().filter(|oldest| oldest.sandbox.id() == self.own) {
             let msg = format!(
                 "{what}: {}, the oldest that is its, is in the node's own network namespace: a pod with hostNetwork has none of its own",

@@ -1,20 +1,25 @@
 //! ADD: everything is found out first; then the intent is kept, the networks are added, the rules
 //! made, the chain run. What fails is undone from there upwards, and nothing of it is kept.
+//!
+//! What the networks of a pod came to: the default route where it was asked for, and one result for
+//! the runtime.
 
-use super::saved_state::SavedState;
+use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::plan::AddPlan;
-use super::{PrimaryCall, mesh, outcome, readiness, report};
+use super::saved_state::SavedState;
+use super::{PrimaryCall, lazy_pod, mesh, readiness};
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error, NetConf};
-use crate::networks::moves_default_route;
+use crate::netns::{LockMode, NetNs, replace_default_routes};
+use crate::networks::{DefaultRouteChange, Selection, move_default_route, moves_default_route};
 use crate::plugin::add;
-use crate::netns::NetNs;
 use crate::trusted_file;
 use serde_json::Value;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// The result for the runtime.
 ///
@@ -36,7 +41,7 @@ pub(super) fn run(context: &PrimaryCall<'_>) -> Result<Value, Error> {
     });
     match done {
         Ok(AddOutcome { result, networks }) => {
-            report::tell(context, &known, pod, &plan, &networks);
+            lazy_pod::tell(context, &known, pod, &plan, &networks);
             Ok(result)
         }
         Err(error) => {
@@ -80,18 +85,23 @@ struct AddOutcome {
 }
 
 /// Adds all members and makes the rules. Those that were added have a result, whatever comes after.
-fn perform(context: &PrimaryCall<'_>, known: &LazyPod<'_>, plan: &mut AddPlan, sandbox: &NetNs) -> Result<AddOutcome, Error> {
+fn perform(
+    context: &PrimaryCall<'_>,
+    known: &LazyPod<'_>,
+    plan: &mut AddPlan,
+    sandbox: &NetNs,
+) -> Result<AddOutcome, Error> {
     let call = context.call();
     let (mut networks, mut changes) = (Vec::new(), Vec::new());
     let moves = moves_default_route(plan.selections.iter().flatten());
     for (member, selection) in plan.members.iter_mut().zip(&plan.selections) {
         let mut result = member.add(&call, None)?;
         if moves {
-            changes.extend(outcome::move_route(member, selection.as_ref(), &mut result, sandbox)?);
+            changes.extend(move_route(member, selection.as_ref(), &mut result, sandbox)?);
         }
         networks.push(result);
     }
-    outcome::add_routes(&changes, sandbox)?;
+    add_routes(&changes, sandbox)?;
     let mut default = networks.first().cloned().unwrap_or_default();
     let previous = default.to_json(&context.conf.cni_version)?;
     let (policy, dialect) = mesh::wish(context, known, &plan.attached, &previous)?;
@@ -99,6 +109,51 @@ fn perform(context: &PrimaryCall<'_>, known: &LazyPod<'_>, plan: &mut AddPlan, s
     for member in plan.members.iter_mut().filter(|member| member.in_chain) {
         default = member.add(&call, Some(&default))?;
     }
-    let result = outcome::merged(context, default, networks.get(1..).unwrap_or_default())?;
+    let result = merged(context, default, networks.get(1..).unwrap_or_default())?;
     Ok(AddOutcome { result, networks })
+}
+
+/// How long to wait for another call in the same namespace.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one, and
+/// moves them in its result, which is saved anew because CHECK must find the routes that there are. Returns what
+/// [`add_routes`] adds.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn move_route(
+    member: &mut Invocation,
+    selection: Option<&Selection>,
+    result: &mut AddResult,
+    sandbox: &NetNs,
+) -> Result<Option<DefaultRouteChange>, Error> {
+    let Some(change) = move_default_route(&member.interface, selection, result) else { return Ok(None) };
+    sandbox
+        .enter_to(LockMode::Change, PATIENCE, || replace_default_routes(&change.interface, &[]))
+        .map_err(|error| member.about(error))?;
+    member.keep(result)?;
+    Ok((!change.gateways.is_empty()).then_some(change))
+}
+
+/// Adds the default routes that selections ask for, after the ADD of all networks.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn add_routes(changes: &[DefaultRouteChange], sandbox: &NetNs) -> Result<(), Error> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    sandbox.enter_to(LockMode::Change, PATIENCE, || {
+        changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
+    })
+}
+
+/// The result for the runtime: `default`, the default network's after the chain, and what the
+/// others add to it.
+///
+/// # Errors
+/// The configuration's version has no place for it.
+pub(super) fn merged(context: &PrimaryCall<'_>, default: AddResult, others: &[AddResult]) -> Result<Value, Error> {
+    default.merged(others, context.primary.merge_addresses).to_json(&context.conf.cni_version)
 }

@@ -3,7 +3,7 @@
 use crate::cni::result::AddResult;
 use crate::cni::{CniCommand, Error, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
-use crate::networks::{RunnableConfiguration, PodNetwork, Selection};
+use crate::networks::{PodNetwork, RunnableConfiguration, Selection};
 use crate::trusted_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

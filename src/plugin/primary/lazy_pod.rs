@@ -1,12 +1,21 @@
 //! The pod of a call: what the runtime tells of it for nothing, and what has to be asked for. Each
 //! thing is asked for once.
+//!
+//! Definitions of networks come from users of the cluster: what is the node's to state is the node's in them
+//! too.
+//!
+//! What the cluster is told of a pod's networks.
 
 use super::PrimaryCall;
-use crate::sub_plugins;
+use super::invocation::Invocation;
+use super::plan::AddPlan;
 use crate::cluster::Cluster;
-use crate::cni::{Error, wrong_type};
+use crate::cni::result::AddResult;
+use crate::cni::{Error, NetConf, NetworkStatus, NodeConf, PROGRAM, Primary, wrong_type};
+use crate::networks::{AddedNetwork, PodNetworks, added_interface, network_status, resolve};
 use crate::plugin::desired_policy::is_agent;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
+use crate::sub_plugins;
 use serde_json::Value;
 use std::cell::OnceCell;
 
@@ -122,4 +131,75 @@ fn told_pod(wanted: &PodRef, told: &Value) -> Result<Pod, Error> {
         pod.annotations.insert(key.clone(), text.clone());
     }
     Ok(pod)
+}
+
+/// As [`resolve`]; in configurations that the node's administrator did not write, those of this plugin have
+/// the node's keys in place of their own. What is ignored of those is in the warnings.
+///
+/// # Errors
+/// Those of [`resolve`]; a definition would make this plugin the primary plugin.
+pub(super) fn networks(
+    conf: &NetConf,
+    primary: &Primary,
+    cluster: Option<&dyn Cluster>,
+    pod: Option<&Pod>,
+    ifname: &str,
+) -> Result<PodNetworks, Error> {
+    let mut resolved = resolve(primary, cluster, pod, ifname)?;
+    let PodNetworks { networks, warnings } = &mut resolved;
+    let mut node = None;
+    for network in networks.iter_mut().filter(|network| !network.configuration.trusted) {
+        let (place, node) = (format!("network {}", network.name), node.get_or_insert_with(|| NodeConf::of(conf)));
+        let governed = network.configuration.changed(&place, |text| {
+            let governed = node
+                .govern_all(text, &|kind| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind));
+            let governed = governed.map_err(|error| Error { msg: format!("{place}: {}", error.msg), ..error })?;
+            Ok(governed.map(|(text, ignored)| {
+                warnings.extend(ignored.into_iter().map(|ignored| format!("{place}: {ignored}")));
+                text
+            }))
+        });
+        if let Some(governed) = governed? {
+            network.configuration = governed;
+        }
+    }
+    Ok(resolved)
+}
+
+/// How long the annotation may be, in bytes: all of a pod's annotations together may have 256 KiB
+/// (apimachinery, `TotalAnnotationSizeLimitB`).
+const STATUS_LIMIT: usize = 64 << 10;
+
+/// Writes the pod's network status and its events, where they are to be written. Nothing here fails
+/// an ADD.
+pub(super) fn tell(
+    context: &PrimaryCall<'_>,
+    known: &LazyPod<'_>,
+    pod: Option<&Pod>,
+    plan: &AddPlan,
+    results: &[AddResult],
+) {
+    let wanted = match context.primary.network_status {
+        NetworkStatus::Auto => plan.selects,
+        NetworkStatus::Always => true,
+        NetworkStatus::Never => false,
+    };
+    let (Some(cluster), Some(pod), true) = (known.cluster(), pod, wanted) else { return };
+    let (mut networks, mut events) = (Vec::new(), Vec::new());
+    let devices: Vec<_> = plan.members.iter().map(Invocation::device_info).collect();
+    for (position, ((member, result), device)) in plan.members.iter().zip(results).zip(&devices).enumerate() {
+        let added = AddedNetwork { name: &member.name, default: position == 0, result, device_info: device.as_ref() };
+        networks.push(added);
+        events.extend(added_interface(&member.interface, added));
+    }
+    let status = network_status(&networks);
+    let fits = status.len() <= STATUS_LIMIT;
+    if !fits {
+        let (Pod { namespace, name, .. }, length) = (pod, status.len());
+        tracing::warn!(
+            "network-status not written: pod {namespace}/{name}: expected at most {STATUS_LIMIT} bytes, got {length}; \
+             see the results of its networks' plugins"
+        );
+    }
+    cluster.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
 }

@@ -2,12 +2,12 @@
 
 use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
-use crate::sub_plugins::{self, SubPlugin};
-use crate::cni::{Block, Code, CniCommand, RuleFormatSetting, Error, NetConf, primary_in_attachment};
+use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
 use crate::plugin::desired_policy::{skip_reason, wish_by};
 use crate::pod::PodRef;
 use crate::policy::Policy;
+use crate::sub_plugins::{self, SubPlugin};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -180,7 +180,11 @@ pub fn about(name: &str, error: Error) -> Error {
 ///
 /// # Errors
 /// They can't be known.
-pub(super) fn ask_ahead(context: &PrimaryCall<'_>, known: &LazyPod<'_>, attached: &[InProcessAttachment]) -> Result<(), Error> {
+pub(super) fn ask_ahead(
+    context: &PrimaryCall<'_>,
+    known: &LazyPod<'_>,
+    attached: &[InProcessAttachment],
+) -> Result<(), Error> {
     let (Some(pod), Some(_)) = (&context.request.args.pod, known.cluster()) else { return Ok(()) };
     let node = [InProcessAttachment::node(context.conf)];
     for InProcessAttachment { conf, .. } in asking(attached, &node, known.may_be_meshed()) {
@@ -193,7 +197,11 @@ pub(super) fn ask_ahead(context: &PrimaryCall<'_>, known: &LazyPod<'_>, attached
 }
 
 /// Who asks for something: the attachments, with the node's sub-plugins, else the node's chain alone.
-pub(super) fn asking<'a>(attached: &'a [InProcessAttachment], node: &'a [InProcessAttachment], may_be_meshed: bool) -> &'a [InProcessAttachment] {
+pub(super) fn asking<'a>(
+    attached: &'a [InProcessAttachment],
+    node: &'a [InProcessAttachment],
+    may_be_meshed: bool,
+) -> &'a [InProcessAttachment] {
     let for_every_pod = node.iter().any(|node| sub_plugins::wants(&node.conf.chain).pod);
     if attached.is_empty() && for_every_pod && may_be_meshed { node } else { attached }
 }

@@ -16,24 +16,17 @@
 //! | `report` | what the cluster is told |
 
 mod add;
-mod check;
-mod definitions;
-mod del;
-mod gc;
-mod saved_state;
-mod lazy_pod;
 mod invocation;
+mod lazy_pod;
 mod mesh;
-mod outcome;
 mod plan;
 mod readiness;
-mod report;
-mod status;
-mod preview;
+mod saved_state;
+mod verbs;
 
 pub use mesh::{InProcessAttachment, about, united};
 pub use plan::NetworkRunner;
-pub use preview::{Preview, PreviewedNetwork, together};
+pub use plan::{Preview, PreviewedNetwork, together};
 
 use crate::cluster::{self, Cluster};
 use crate::cni::{CniCommand, Error, NetConf, Primary, Request};
@@ -56,10 +49,10 @@ pub(super) struct PrimaryCall<'a> {
 pub(super) fn run(context: &PrimaryCall<'_>) -> Result<Option<Value>, Error> {
     match context.request.command {
         CniCommand::Add => add::run(context).map(Some),
-        CniCommand::Check => check::run_check(context).map(|()| None),
-        CniCommand::Del => del::run_del(context).map(|()| None),
-        CniCommand::Gc => gc::run_gc(context).map(|()| None),
-        CniCommand::Status => status::run_status(context).map(|()| None),
+        CniCommand::Check => verbs::run_check(context).map(|()| None),
+        CniCommand::Del => verbs::run_del(context).map(|()| None),
+        CniCommand::Gc => verbs::run_gc(context).map(|()| None),
+        CniCommand::Status => verbs::run_status(context).map(|()| None),
     }
 }
 
@@ -86,6 +79,6 @@ impl PrimaryCall<'_> {
     /// What is named is not there, or wrong.
     fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<PodNetworks, Error> {
         let primary = self.primary.without_default_networks();
-        definitions::networks(self.conf, &primary, cluster, None, &self.request.ifname)
+        lazy_pod::networks(self.conf, &primary, cluster, None, &self.request.ifname)
     }
 }

@@ -1,13 +1,19 @@
 //! Which of a pod's networks run where: as delegates, in this process, or on the default network's
 //! result. All is understood before anything runs.
+//!
+//! What an ADD as the primary plugin would ask for, of a pod that no call was made for: nothing is run,
+//! and nothing on the node is looked at.
 
-use super::lazy_pod::LazyPod;
 use super::invocation::Invocation;
-use super::mesh::InProcessAttachment;
-use super::{PrimaryCall, definitions, mesh};
-use crate::cni::{Code, Error, Primary, at_most};
-use crate::networks::{RunnableConfiguration, PodNetwork, PodNetworks, Selection};
-use crate::pod::Pod;
+use super::lazy_pod::LazyPod;
+use super::mesh::{InProcessAttachment, asking, dialect, unite};
+use super::{PrimaryCall, lazy_pod};
+use crate::cluster::{Cluster, ReadOnly};
+use crate::cni::{Code, DefaultNetwork, Error, NetConf, NetworkName, Primary, at_most};
+use crate::networks::{PodNetwork, PodNetworks, RunnableConfiguration, Selection};
+use crate::plugin::desired_policy::is_agent;
+use crate::pod::{Pod, PodRef};
+use serde_json::json;
 
 /// The most attachments of a pod that run in this process: each evaluates all that the pod asks for.
 const MOST_HERE: usize = 16;
@@ -33,7 +39,7 @@ impl AddPlan {
         let (request, conf, primary) = (context.request, context.conf, context.primary);
         let resolved = match known.is_agent() {
             true => of_agent(context, known)?,
-            false => definitions::networks(conf, primary, known.cluster(), pod, &request.ifname)?,
+            false => lazy_pod::networks(conf, primary, known.cluster(), pod, &request.ifname)?,
         };
         for warning in &resolved.warnings {
             tracing::warn!("{warning}");
@@ -57,7 +63,7 @@ impl AddPlan {
                 }
             }
         }
-        mesh::unite(conf, &mut plan.attached, request.args.pod.as_ref())?;
+        unite(conf, &mut plan.attached, request.args.pod.as_ref())?;
         plan.members.extend(chain);
         plan.members.extend(Invocation::executables(&conf.name, &default, conf, &request.args_text));
         let call = context.call();
@@ -93,7 +99,11 @@ pub enum NetworkRunner {
 pub(super) fn placed(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(PodNetwork, NetworkRunner)>, Error> {
     let place = |(position, network): (usize, PodNetwork)| {
         let place = runs_in(&network.configuration, &primary.in_process_types, &primary.chain_types);
-        if position == 0 && place != NetworkRunner::Delegate { Err(no_interface(&network)) } else { Ok((network, place)) }
+        if position == 0 && place != NetworkRunner::Delegate {
+            Err(no_interface(&network))
+        } else {
+            Ok((network, place))
+        }
     };
     let placed: Vec<_> = networks.into_iter().enumerate().map(place).collect::<Result<_, _>>()?;
     let mut here = placed.iter().filter(|(_, place)| *place == NetworkRunner::Here);
@@ -129,6 +139,84 @@ fn no_interface(network: &PodNetwork) -> Error {
     Error::new(Code::InvalidConfig, msg)
 }
 
+/// A pod's networks, and who of them asks for rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preview {
+    /// In the order of ADD, the default network first.
+    pub networks: Vec<PreviewedNetwork>,
+    /// The attachments that run in this process, else the node's own chain.
+    pub asking: Vec<InProcessAttachment>,
+    /// What was ignored and should be looked at, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// A network of the pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreviewedNetwork {
+    /// `NAMESPACE/NAME` of its definition, else its configuration's name.
+    pub name: String,
+    /// Its interface, where it has one of its own.
+    pub interface: Option<String>,
+    /// Its plugins' types; empty where its configuration was not looked at.
+    pub types: Vec<String>,
+    /// Where it is run.
+    pub place: NetworkRunner,
+    /// Whether the pod selects it; else the node's configuration does.
+    pub selected: bool,
+}
+
+/// The interface that runtimes ask for.
+const IFNAME: &str = "eth0";
+/// The type of a network that is not looked at.
+const UNSEEN: &str = "unseen";
+
+/// Finds out, with definitions from `cluster`. `clusterNetwork`, whose file may be on the node only, is not
+/// looked at.
+///
+/// # Errors
+/// Those of an ADD: a reference or a definition is wrong or missing.
+pub fn together(conf: &NetConf, primary: &Primary, cluster: Option<&dyn Cluster>, pod: &Pod) -> Result<Preview, Error> {
+    let cluster = cluster.map(ReadOnly);
+    let cluster = cluster.as_ref().map(|cluster| cluster as &dyn Cluster);
+    let wanted = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
+    let resolved = match is_agent(conf, &wanted) {
+        true => lazy_pod::networks(conf, &unseen(primary).without_default_networks(), cluster, None, IFNAME)?,
+        false => lazy_pod::networks(conf, &unseen(primary), cluster, Some(pod), IFNAME)?,
+    };
+    let (mut networks, mut attached) = (Vec::new(), Vec::new());
+    for (network, place) in placed(primary, resolved.networks)? {
+        if place == NetworkRunner::Here {
+            attached.push(InProcessAttachment::of(conf, &network)?);
+        }
+        let types = network.configuration.types().filter(|kind| *kind != UNSEEN).map(str::to_owned);
+        networks.push(PreviewedNetwork {
+            types: types.collect(),
+            interface: (place == NetworkRunner::Delegate).then_some(network.interface),
+            place,
+            selected: network.selection.is_some(),
+            name: network.name,
+        });
+    }
+    unite(conf, &mut attached, Some(&wanted))?;
+    let node = [InProcessAttachment::node(conf)];
+    let asking = asking(&attached, &node, true).to_vec();
+    dialect(conf, &asking)?;
+    Ok(Preview { networks, asking, warnings: resolved.warnings })
+}
+
+/// The same with a stand-in for `clusterNetwork`.
+fn unseen(primary: &Primary) -> Primary {
+    let mut primary = primary.clone();
+    if let DefaultNetwork::Cluster(name) = &primary.default {
+        let name = match name {
+            NetworkName::Name(name) => name.clone(),
+            NetworkName::Path(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        };
+        primary.default = DefaultNetwork::Delegates(vec![json!({"name": name, "type": UNSEEN})]);
+    }
+    primary
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +229,8 @@ mod tests {
             name: format!("shop/n{position}"),
             interface: format!("net{position}"),
             selection: Some(Selection { place: format!("element {position}"), ..Selection::default() }),
-            configuration: RunnableConfiguration::parse("k", &format!(r#"{{"name":"n","type":"{kind}"}}"#), None).expect("one"),
+            configuration: RunnableConfiguration::parse("k", &format!(r#"{{"name":"n","type":"{kind}"}}"#), None)
+                .expect("one"),
         };
         let kinds = std::iter::once("bridge").chain(std::iter::repeat_n("istio-cni", here));
         placed(&conf.expect("accepted").primary.expect("a primary plugin"), kinds.enumerate().map(network).collect())

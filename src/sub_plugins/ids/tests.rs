@@ -1,8 +1,8 @@
 //! Lists of UIDs and GIDs, form by form.
 
-use super::super::note::Severity;
-use super::super::sample::{container, facts, meshed_pod};
 use super::super::context::tests::scene;
+use super::super::note::Severity;
+use super::super::scenario::{container, facts, meshed_pod};
 use super::*;
 use proptest::prelude::*;
 

@@ -1,12 +1,20 @@
 //! What the node's agent asks for itself: a token for the plugin, and its own DaemonSet.
+//!
+//! What the agent does to a pod or its node.
+//!
+//! NetworkAttachmentDefinitions from the API.
+//!
+//! What the cluster is told.
 
-use super::{Api, Request, Session, check_names, get};
+use super::{Api, Request, Session, all, check_names, get, send};
 use crate::cluster::query::{Object, Query};
 use crate::cluster::retry::{AttemptError, RetriesExhausted, retry};
-use crate::cluster::{ObjectRef, Token, wire};
+use crate::cluster::{DefinitionQuery, Lookup, NodeTaints, ObjectRef, Token, wire};
 use crate::cni::{Code, Error};
+use crate::pod::Pod;
 use futures_util::TryStreamExt;
 use kube::api::{WatchEvent, WatchParams};
+use std::iter;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -106,4 +114,122 @@ impl Api {
 
 fn silent() -> AttemptError {
     AttemptError::Trouble { cause: "the connection is silent".into(), after: None }
+}
+
+impl Api {
+    /// Ends the pod.
+    pub(in crate::cluster) fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
+        self.write(Instant::now(), pod, iter::once(Object::Deletion(pod, resource_version)))
+    }
+
+    /// Labels the pod.
+    pub(in crate::cluster) fn label(&self, pod: &Pod, version: &str, label: (&str, &str)) -> Result<(), Error> {
+        self.write(Instant::now(), pod, iter::once(Object::Label(pod, version, label)))
+    }
+
+    /// The node of that name.
+    pub(in crate::cluster) fn node(&self, name: &String) -> Result<NodeTaints, Error> {
+        check_names("node", [name])?;
+        let session = self.session()?;
+        let query = self.query(session, Object::Node(name));
+        session.run(async {
+            let attempt = async || Ok(get::<wire::NodeObject>(session, &query).await?.into());
+            retry(Instant::now(), self.timeout, attempt).await.map_err(|end| query.gave_up(end))
+        })
+    }
+
+    /// Replaces the node's taints.
+    pub(in crate::cluster) fn taint(&self, node: &NodeTaints) -> Result<(), Error> {
+        self.write_to(Instant::now(), "node", &[&node.name], iter::once(Object::Taints(node)))
+    }
+}
+
+/// How long a list may take that only makes an error's message better.
+const LIST: Duration = Duration::from_secs(2);
+
+impl Api {
+    /// All at the same time.
+    pub(in crate::cluster) fn look_up(
+        &self,
+        started: Instant,
+        wanted: &[DefinitionQuery],
+    ) -> Result<Vec<Lookup>, Error> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names = wanted.iter().flat_map(|DefinitionQuery { object, .. }| [&object.namespace, &object.name]);
+        check_names("NetworkAttachmentDefinition", names)?;
+        let session = self.session()?;
+        let one = async |sought: &DefinitionQuery| {
+            let query = self.query(session, Object::Definition(&sought.object));
+            let attempt = async || match get::<wire::DefinitionObject>(session, &query).await {
+                Ok(definition) => Ok(Lookup::Found(definition.into())),
+                Err(AttemptError::Missing(cause)) if !sought.awaited => {
+                    Ok(Lookup::Missing(format!("{query}: {cause}")))
+                }
+                Err(failure) => Err(failure),
+            };
+            match self.retry(started, &query, attempt).await {
+                Ok(lookup) => Ok(lookup),
+                Err(end @ RetriesExhausted { last: AttemptError::Missing(_), .. }) => {
+                    Ok(Lookup::Missing(query.missing(end)))
+                }
+                Err(end) => Err(query.gave_up(end)),
+            }
+        };
+        session.run(all(wanted.iter().map(one)))
+    }
+
+    /// The namespaces that have a definition of this name, sorted; one try.
+    pub(super) fn list_namespaces(&self, name: &str) -> Result<Vec<String>, Error> {
+        check_names("NetworkAttachmentDefinition", [&name.to_owned()])?;
+        let session = self.session()?;
+        let query = self.query(session, Object::DefinitionsNamed(name));
+        let list: wire::Definitions = session.run(async {
+            let attempt = async || match get(session, &query).await {
+                Err(AttemptError::Trouble { cause, .. } | AttemptError::Missing(cause)) => Err(query.not_again(&cause)),
+                other => other,
+            };
+            retry(Instant::now(), LIST.min(self.timeout), attempt).await.map_err(|end| query.gave_up(end))
+        })?;
+        Ok(list.namespaces_with(name))
+    }
+}
+
+/// How long a write may take, all tries together: the pod waits for it.
+pub(in crate::cluster) const WRITE: Duration = Duration::from_secs(2);
+
+impl Api {
+    /// Sends what the objects say of a pod, all at the same time. One that is gone is not waited for.
+    pub(super) fn write<'a>(
+        &self,
+        started: Instant,
+        pod: &Pod,
+        objects: impl Iterator<Item = Object<'a>>,
+    ) -> Result<(), Error> {
+        self.write_to(started, "pod", &[&pod.namespace, &pod.name], objects)
+    }
+
+    /// The same of anything that has these names.
+    pub(super) fn write_to<'a>(
+        &self,
+        started: Instant,
+        source: &str,
+        names: &[&String],
+        objects: impl Iterator<Item = Object<'a>>,
+    ) -> Result<(), Error> {
+        check_names(source, names.iter().copied())?;
+        let session = self.session()?;
+        let one = async |object| {
+            let query = Query { object, server: &session.server, kubeconfig: &self.kubeconfig };
+            let attempt = async || match send(session, &query).await {
+                Ok(_) => Ok(()),
+                Err(AttemptError::Missing(cause)) => Err(query.gone(&cause)),
+                Err(failure) => Err(failure),
+            };
+            let end = retry(started, WRITE.min(self.timeout), attempt).await;
+            Ok::<_, Error>(end.map_err(|end| query.gave_up(end)))
+        };
+        Error::all(session.run(all(objects.map(one)))?)
+    }
 }

@@ -1,15 +1,25 @@
 //! What somebody who looks for a fault asks besides facts: one try each.
+//!
+//! A connection to the API server, kept from one request to the next.
+//!
+//! Several answers that are waited for at the same time.
 
 use super::{Api, check_names, get};
+use crate::cluster::kubeconfig::Kubeconfig;
 use crate::cluster::query::Object;
 use crate::cluster::retry::{AttemptError, retry};
-use crate::cluster::{Cluster, ObjectRef, Right, ServiceAccount, ReportedEvent};
-use crate::cni::Error;
+use crate::cluster::{Cluster, ObjectRef, ReportedEvent, Right, ServiceAccount};
+use crate::cni::{Code, Error};
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use serde_json::Value;
+use std::future::poll_fn;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -112,5 +122,87 @@ fn told(event: &Value) -> ReportedEvent {
         by: text(&event["source"]["component"]).or_else(|| text(&event["reportingComponent"])).unwrap_or_default(),
         last: time.and_then(|time| time.parse::<Timestamp>().ok()).map_or(0, Timestamp::as_second),
         count: count.unwrap_or(1),
+    }
+}
+
+/// An event loop of this thread alone, and a client on it.
+pub(super) struct Session {
+    /// There until the session ends.
+    runtime: Option<Runtime>,
+    /// Where the server is, for messages.
+    pub(super) server: String,
+    /// Who asks it.
+    pub(super) client: Client,
+}
+
+impl Session {
+    /// Nothing is connected to yet.
+    ///
+    /// # Errors
+    /// As [`Kubeconfig::client`].
+    pub(super) fn open(kubeconfig: Kubeconfig<'_>) -> Result<Self, Error> {
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(|e| Error::new(Code::Internal, "no event loop").with_details(e.to_string()))?;
+        let server = kubeconfig.server();
+        let client = {
+            // The client has tasks of its own on the loop.
+            let _inside = runtime.enter();
+            kubeconfig.client()?
+        };
+        Ok(Self { runtime: Some(runtime), server, client })
+    }
+
+    /// Does `work` to its end.
+    pub(super) fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        match &self.runtime {
+            Some(runtime) => runtime.block_on(work),
+            None => Err(Error::new(Code::Internal, "the event loop has ended")),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Otherwise it would wait for a name that is still being resolved.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// All values, in the order of the futures, or the first failure, which does not wait for the others.
+pub(super) async fn all<'a, T, E>(
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, E>> + 'a>,
+) -> Result<Vec<T>, E> {
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| JoinState::Waiting(Box::pin(future))).collect();
+    poll_fn(|context| {
+        for state in &mut waiting {
+            if let JoinState::Waiting(future) = state
+                && let Poll::Ready(result) = future.as_mut().poll(context)
+            {
+                match result {
+                    Ok(value) => *state = JoinState::Done(value),
+                    Err(error) => return Poll::Ready(Some(error)),
+                }
+            }
+        }
+        if waiting.iter().all(|state| matches!(state, JoinState::Done(_))) { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+    .map_or(Ok(()), Err)?;
+    Ok(waiting.into_iter().filter_map(JoinState::done).collect())
+}
+
+enum JoinState<F, T> {
+    Waiting(Pin<Box<F>>),
+    Done(T),
+}
+
+impl<F, T> JoinState<F, T> {
+    fn done(self) -> Option<T> {
+        match self {
+            Self::Waiting(_) => None,
+            Self::Done(value) => Some(value),
+        }
     }
 }
