@@ -79,7 +79,7 @@ fn a_directory_that_is_made_anew_is_watched_again() {
     fs::rename(scene.path("etc/cni/net.d"), scene.path("etc/cni/old")).expect("renamed");
     agent.says("missing: the cluster network's configuration in /etc/cni/net.d");
     scene.write(LIST, "{ half of it");
-    agent.says("10-calico.conflist is passed over: it is not JSON");
+    agent.says("10-calico.conflist: skipped: not JSON");
     scene.write(LIST, CALICO);
     agent.says("write /etc/cni/net.d/10-calico.conflist");
     agent.says(SETTLED);

@@ -139,9 +139,15 @@ fn an_entry_that_somebody_changed_stays_with_all_that_it_needs() {
     assert_ne!(edited, scene.read(LIST));
     scene.write(LIST, &edited);
     let said = scene.fails("uninstall", &[]);
-    assert!(said.contains("10-calico.conflist is left: somebody changed the plugin detour"), "{said}");
+    assert!(
+        said.contains("10-calico.conflist is not reverted: another process changed the entry of the plugin \"detour\""),
+        "{said}"
+    );
     assert!(scene.has_lock(), "something is left");
-    assert!(said.contains("/opt/cni/bin/detour is left: the configuration that is left needs it"), "{said}");
+    assert!(
+        said.contains("/opt/cni/bin/detour is not reverted: a configuration that was not reverted needs it"),
+        "{said}"
+    );
     assert_eq!(scene.read(LIST), edited);
     assert!(scene.path("opt/cni/bin/detour").exists());
     scene.ok("install", &[]);
@@ -181,7 +187,7 @@ fn a_dry_run_shows_a_patch_hides_the_token_and_changes_nothing() {
 fn without_a_cluster_network_all_else_is_done_and_the_exit_code_says_so() {
     let scene = Scene::with("early", "10-calico.conflist", "{");
     let said = scene.fails("install", &[]);
-    assert!(said.contains("10-calico.conflist is passed over: it is not JSON"), "{said}");
+    assert!(said.contains("10-calico.conflist: skipped: not JSON"), "{said}");
     assert!(said.contains("missing: the cluster network's configuration in /etc/cni/net.d"), "{said}");
     assert!(scene.path("opt/cni/bin/detour").exists());
     let said = scene.fails("install", &["--conf-name=20-other.conflist"]);
@@ -443,7 +449,12 @@ fn a_node_configuration_of_the_administrators_own_comes_back_and_one_that_was_ch
     scene.ok("install", &[]);
     scene.write(NODE, own);
     let said = scene.fails("uninstall", &[]);
-    assert!(said.contains("/var/lib/cni/detour/node.json is left: somebody changed it since"), "{said}");
+    assert!(
+        said.contains(
+            "/var/lib/cni/detour/node.json is not reverted: another process changed it after the installation"
+        ),
+        "{said}"
+    );
     assert_eq!(scene.read(NODE), own);
 }
 
@@ -464,7 +475,7 @@ fn a_program_directory_of_another_user_is_named() {
     let output = scene.run("install", &[]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains("opt/cni/bin is owned by UID 1001"), "{said}");
-    assert!(said.contains("on the node: chown -R root:root /opt/cni/bin"), "{said}");
+    assert!(said.contains("run on the node: chown -R root:root /opt/cni/bin"), "{said}");
 }
 
 #[test]
@@ -473,7 +484,10 @@ fn another_mesh_in_the_list_is_named() {
     let scene = Scene::with("both", "10-x.conflist", &list);
     let output = scene.run("install", &[]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("has the plugin istio-cni, too"), "{said}");
+    assert!(
+        output.status.success() && said.contains("plugin \"istio-cni\" in the same list also redirects traffic"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -485,12 +499,12 @@ fn the_log_that_uninstall_goes_by_is_nobody_elses_business() {
     assert!(log["lists"].get("/etc/cni/net.d/10-calico.conflist").is_some(), "{log}");
     scene.write("var/lib/cni/detour/install.json", "{");
     let said = scene.fails("uninstall", &[]);
-    assert!(
-        said.contains("/var/lib/cni/detour/install.json: the log of the installation can't be understood"),
-        "{said}"
-    );
+    assert!(said.contains("/var/lib/cni/detour/install.json: invalid installation log"), "{said}");
     let output = scene.run("install", &[]);
-    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("installing makes a new one"));
+    assert!(
+        output.status.success()
+            && String::from_utf8_lossy(&output.stderr).contains("the next installation replaces it")
+    );
     scene.ok("uninstall", &[]);
     assert_eq!(scene.read(LIST), CALICO);
 }

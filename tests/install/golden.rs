@@ -149,7 +149,7 @@ fn an_entry_that_somebody_changed_is_left_and_named() {
     file.text = file.text.as_ref().map(|text| text.replace("kube-system", "mine"));
     let plan = undo(&installed);
     assert_eq!(plan.actions, []);
-    assert!(plan.notes[0].starts_with("/etc/cni/net.d/10-x.conflist is left: "), "{:?}", plan.notes);
+    assert!(plan.notes[0].starts_with("/etc/cni/net.d/10-x.conflist is not reverted: "), "{:?}", plan.notes);
     assert_eq!(plan.record.lists.len(), 1, "known for the next time");
 }
 

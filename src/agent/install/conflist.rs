@@ -1,54 +1,51 @@
-//! A cluster network's configuration with the plugin in its list, and without: text in, text out.
-//! Whatever is somebody else's stays as it is, byte for byte.
-//!
-//! Where the members of a JSON text stand, so that one can be changed and all else kept byte for
-//! byte. Only for text that a JSON parser has accepted.
+//! Edits the plugin list of a cluster network (a CNI conflist) as text: adds, replaces and removes the plugin's entry.
+//! All other bytes of the file stay the same.
 
 use super::digest::Digest;
 use serde_json::{Map, Value};
 use std::ops::Range;
 
-/// Why a file is not one that the plugin can be put into. Runtimes skip most of these as well
-/// (libcni, `NetworkConfFromBytes` and `ConfFromBytes`).
+/// Why the plugin's entry can't be added to a file. Runtimes skip most of these files too (libcni,
+/// `NetworkConfFromBytes` and `ConfFromBytes`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableList {
-    /// The file is empty: somebody is writing it, or was killed at that.
-    #[error("is empty")]
+    /// The file is empty: another process is writing it, or was killed while writing.
+    #[error("empty file")]
     Empty,
-    /// Not JSON; runtimes understand neither byte order marks nor comments nor trailing commas.
-    #[error("is not JSON ({0})")]
+    /// The file is not JSON. Runtimes accept no byte order marks, comments or trailing commas.
+    #[error("not JSON: {0}")]
     NotJson(String),
-    /// JSON, but not an object.
-    #[error("is not a JSON object")]
+    /// The file is JSON, but not an object.
+    #[error("expected a JSON object")]
     NotObject,
-    /// Without a name, a runtime refuses the network.
-    #[error("has no \"name\"")]
+    /// The network has no name; a runtime refuses it.
+    #[error("missing key \"name\"")]
     NoName,
-    /// A `.conflist` without a list.
-    #[error("has no \"plugins\"")]
+    /// A `.conflist` file has no plugin list.
+    #[error("missing key \"plugins\"")]
     NoPlugins,
-    /// A plugin that isn't one.
-    #[error("has a member plugins[{0}] without a \"type\"")]
+    /// An element of the plugin list has no type.
+    #[error("plugins[{0}]: missing key \"type\"")]
     NoType(usize),
-    /// A `.conf` that is no plugin's configuration.
-    #[error("has no \"type\"; a list of plugins belongs in a .conflist")]
+    /// A `.conf` file has no plugin type.
+    #[error("missing key \"type\"; a plugin list belongs in a .conflist file")]
     NotSingle,
-    /// Multus makes its file anew from the cluster network's, and would lose the plugin.
-    #[error("is Multus's own: the plugin belongs in the cluster network's file, which Multus calls")]
+    /// Multus generates its file from the cluster network's, which would drop the entry.
+    #[error("configuration of Multus; the plugin belongs in the cluster network's file, which Multus calls")]
     Multus,
-    /// The loopback interface's: no pod's network.
-    #[error("is for the loopback interface only")]
+    /// The file configures the loopback interface, not a pod network.
+    #[error("configuration of the loopback interface")]
     Loopback,
-    /// A `.conf` has a foreign `.conflist` of the same name beside it.
-    #[error("{0} stands beside it; remove the one that is not meant")]
+    /// Another tool's `.conflist` file has the same name as this `.conf` file.
+    #[error("{0:?} configures the same network; remove one of the two files")]
     Twice(String),
 }
 
-/// The list `text` with `entry` in it: in place of an older one of the same `type`, else at the
-/// end. The text itself where it is there already.
+/// Returns the plugin list `text` with `entry`, which replaces an entry of the same `type` or is appended. The text
+/// does not change if it has the entry already.
 ///
 /// # Errors
-/// The text is no list that a runtime would accept.
+/// A runtime would refuse the list.
 pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
     let list = ConfList::parse(text)?;
     let own = list.of_type(&entry["type"]);
@@ -82,7 +79,7 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
     Ok(list.checked(edited, plugins))
 }
 
-/// The list `text` without plugins of the type `kind`; `None` where there are none of it.
+/// Returns the plugin list `text` without its entries of the type `kind`; `None` if it has none.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -98,7 +95,7 @@ pub fn without(text: &str, kind: &str) -> Result<Option<String>, UnusableList> {
     Ok(Some(list.checked(edited, plugins)))
 }
 
-/// The plugins of the list `text` that have the type `kind`.
+/// Returns the entries of the plugin list `text` that have the type `kind`.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -108,7 +105,7 @@ pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, UnusableList> {
     Ok(own.into_iter().map(|index| list.plugins[index].clone()).collect())
 }
 
-/// Digests of the plugins of the list `text` that have the type `kind`, as the record has them.
+/// Returns the digests of the entries of the plugin list `text` that have the type `kind`.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -116,7 +113,7 @@ pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, UnusableLis
     Ok(of_type(text, kind)?.iter().map(Digest::of_value).collect())
 }
 
-/// The types of the list's plugins, in their order.
+/// Returns the types of the plugins in the list, in order.
 ///
 /// # Errors
 /// As [`rewrite`].
@@ -125,11 +122,11 @@ pub fn types(text: &str) -> Result<Vec<String>, UnusableList> {
     Ok(list.plugins.iter().filter_map(|plugin| Some(plugin["type"].as_str()?.to_owned())).collect())
 }
 
-/// The list that a single plugin's configuration stands for: of the same name and version (both
-/// are part of what that plugin, and its address management, keep on the node).
+/// Converts the configuration of a single plugin to a plugin list of the same name and version. Both are part of the
+/// state that the plugin and its IPAM plugin save on the node.
 ///
 /// # Errors
-/// The text is no configuration that a runtime would accept.
+/// A runtime would refuse the configuration.
 pub fn list_of(conf: &str) -> Result<String, UnusableList> {
     let keys = object(conf)?;
     if keys.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {
@@ -148,7 +145,7 @@ fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
     match serde_json::from_str(text) {
         Ok(Value::Object(keys)) => Ok(keys),
         Ok(_) => Err(UnusableList::NotObject),
-        Err(_) if text.starts_with('\u{feff}') => Err(UnusableList::NotJson("it starts with a byte order mark".into())),
+        Err(_) if text.starts_with('\u{feff}') => Err(UnusableList::NotJson("byte order mark at the start".into())),
         Err(error) => Err(UnusableList::NotJson(error.to_string())),
     }
 }
@@ -157,7 +154,7 @@ fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
 struct ConfList {
     keys: Map<String, Value>,
     plugins: Vec<Value>,
-    /// Where the plugins stand; `None` where that can't be told.
+    /// The byte ranges of the plugins in the text; `None` if they can't be located.
     spans: Option<Vec<Range<usize>>>,
 }
 
@@ -182,71 +179,70 @@ impl ConfList {
         self.plugins.iter().enumerate().filter_map(of_type).collect()
     }
 
-    /// The edited text where it says what is meant, else the whole list written anew.
+    /// Returns the edited text if it parses to the intended list, and the whole list formatted anew otherwise.
     fn checked(&self, edited: Option<String>, plugins: Vec<Value>) -> String {
-        let mut meant = self.keys.clone();
-        meant.insert("plugins".into(), plugins.into());
-        let meant = Value::Object(meant);
+        let mut intended = self.keys.clone();
+        intended.insert("plugins".into(), plugins.into());
+        let intended = Value::Object(intended);
         match edited {
-            Some(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value == meant) => text,
-            _ => format!("{meant:#}\n"),
+            Some(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value == intended) => text,
+            _ => format!("{intended:#}\n"),
         }
     }
 }
 
-/// What stands between two plugins of the list.
+/// Returns the text between two plugins of the list.
 fn separator(text: &str, spans: &[Range<usize>]) -> String {
     match spans {
         [.., before, last] => text[before.end..last.start].to_owned(),
         [only] => {
-            let blank = |c: char| c.is_ascii_whitespace();
-            let lead = text[..only.start].trim_end_matches(blank).len();
-            format!(",{}", &text[lead..only.start])
+            let end_of_bracket = text[..only.start].trim_end_matches(|c: char| c.is_ascii_whitespace()).len();
+            format!(",{}", &text[end_of_bracket..only.start])
         }
         [] => String::new(),
     }
 }
 
-/// The text without the elements of these indices (in ascending order), each with the separator
-/// before it, the first with the one after.
+/// Returns the text without the elements at `indices` (in ascending order). Each is removed with the separator before
+/// it, the first element with the one after it.
 fn cut(text: &str, spans: &[Range<usize>], indices: &[usize]) -> String {
-    let mut left = text.to_owned();
+    let mut shortened = text.to_owned();
     for index in indices.iter().rev() {
         let range = match (index.checked_sub(1), spans.get(index + 1)) {
             (Some(before), _) => spans[before].end..spans[*index].end,
             (None, Some(after)) => spans[*index].start..after.start,
             (None, None) => spans[*index].clone(),
         };
-        left.replace_range(range, "");
+        shortened.replace_range(range, "");
     }
-    left
+    shortened
 }
 
-/// How a neighbour is written, so that what is put beside it looks the same.
+/// The formatting of a neighboring entry, which the plugin's entry adopts.
 struct JsonStyle {
-    /// Before each line but the first; `None` for all on one line.
+    /// The indentation of each line after the first; `None` if the entry is on one line.
     indent: Option<String>,
-    /// What one level adds.
+    /// The additional indentation of one nesting level.
     unit: String,
     newline: &'static str,
 }
 
 impl JsonStyle {
-    fn of(text: &str, neighbour: &Range<usize>, separator: &str) -> Self {
-        let written = &text[neighbour.clone()];
+    fn of(text: &str, neighbor: &Range<usize>, separator: &str) -> Self {
+        let written = &text[neighbor.clone()];
         let newline = if written.contains("\r\n") || separator.contains("\r\n") { "\r\n" } else { "\n" };
         let Some((_, rest)) = written.split_once('\n') else {
             return Self { indent: None, unit: String::new(), newline };
         };
-        let indent = blanks(text[..neighbour.end].rsplit('\n').next().unwrap_or_default());
-        let unit = blanks(rest).strip_prefix(indent).filter(|unit| !unit.is_empty()).unwrap_or("  ");
+        let indent = indentation(text[..neighbor.end].rsplit('\n').next().unwrap_or_default());
+        let unit = indentation(rest).strip_prefix(indent).filter(|unit| !unit.is_empty()).unwrap_or("  ");
         Self { indent: Some(indent.to_owned()), unit: unit.to_owned(), newline }
     }
 
     fn write(&self, entry: &Value) -> String {
         let Some(indent) = &self.indent else { return entry.to_string() };
-        let two_blanks = format!("{entry:#}");
-        let mut lines = two_blanks.lines();
+        let formatted = format!("{entry:#}");
+        let mut lines = formatted.lines();
         let mut text = lines.next().unwrap_or_default().to_owned();
         for line in lines {
             let content = line.trim_start_matches(' ');
@@ -257,8 +253,8 @@ impl JsonStyle {
     }
 }
 
-/// The blanks and tabs that a line starts with.
-fn blanks(line: &str) -> &str {
+/// Returns the spaces and tabs at the start of a line.
+fn indentation(line: &str) -> &str {
     &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
 }
 
@@ -354,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn tabs_and_carriage_returns_are_kept() {
+    fn tabs_and_carriage_returns_are_preserved() {
         let text =
             "{\r\n\t\"name\": \"n\",\r\n\t\"plugins\": [\r\n\t\t{\r\n\t\t\t\"type\": \"a\"\r\n\t\t}\r\n\t]\r\n}\r\n";
         let added = rewrite(text, &json!({"type": "detour"})).expect("a list");
@@ -365,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_entry_is_replaced_where_it_is_and_doubles_go() {
+    fn an_older_entry_is_replaced_in_place_and_duplicates_are_removed() {
         let text = r#"{"name":"n","plugins":[{"type":"detour","old":1},{"type":"a"},{"type":"detour"},{"type":"b"},{"type":"detour"}]}"#;
         let replaced = r#"{"name":"n","plugins":[{"type":"detour","new":1},{"type":"a"},{"type":"b"}]}"#;
         assert_eq!(rewrite(text, &json!({"type": "detour", "new": 1})), Ok(replaced.into()));
@@ -376,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_whose_keys_are_escaped_or_doubled_is_restored_byte_for_byte() {
+    fn a_list_with_escaped_or_duplicate_keys_is_restored_byte_for_byte() {
         for text in [
             r#"{"z":1,"name":"n", "pl\u0075gins" : [{"\u0074ype":"a"}],"a":2}"#,
             r#"{"name":"n","plugins":[{"type":"b"}],"\u0070lugins":[{"type":"a"}]}"#,
@@ -390,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_refuses_is_refused() {
+    fn a_list_that_runtimes_refuse_is_refused() {
         for (text, why) in [
             ("", UnusableList::Empty),
             (" \n", UnusableList::Empty),
@@ -410,7 +406,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn putting_in_twice_changes_nothing_and_taking_out_gives_the_text_back(
+        fn adding_the_entry_twice_changes_nothing_and_removing_it_restores_the_text(
             types in proptest::collection::vec("[a-z]{1,4}", 1..4), pretty: bool, extra in "[ -~]{0,6}", escaped in 0..7_usize,
         ) {
             let plugins: Vec<_> = types.iter().map(|kind| json!({"type": kind, "k": extra})).collect();

@@ -1,37 +1,37 @@
-//! The plugin's own configuration, from what an installation is told.
+//! The texts of the plugin's configuration and of the node configuration, from the settings of an installation.
 
-use super::{HostPath, InstallError};
-use crate::cni::{CniCommand, NetConf, NodeConf};
+use super::error::InstallError;
+use crate::cni::{CniCommand, NetConf, NodeConf, PROGRAM};
+use crate::host_path::HostPath;
 use crate::plugin::validate;
 use serde_json::{Map, Value, json};
 
-/// What goes into the configuration.
+/// The settings of the plugin's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntrySettings {
-    /// The keys that an operator wrote; they win over all below but the name.
+    /// Keys from the administrator (`--config`). They override all other settings except the network's name.
     pub given: Map<String, Value>,
     /// `log_level`.
     pub log_level: String,
     /// `kubernetes.kubeconfig`.
     pub kubeconfig: HostPath,
-    /// `kubernetes.agent_socket`, where an agent stays to answer there.
+    /// `kubernetes.agent_socket`; `None` if no agent serves it.
     pub agent_socket: Option<HostPath>,
     /// `kubernetes.exclude_namespaces`.
     pub exclude_namespaces: Vec<String>,
-    /// `kubernetes.agent_namespace`: where the agent's own pods are, for which nothing is done.
+    /// `kubernetes.agent_namespace`: the namespace of the agent's own pods, which the plugin skips.
     pub agent_namespace: Option<String>,
     /// `kubernetes.cni_bin_dir`.
     pub bin_dir: HostPath,
-    /// Whether the runtime calls the plugin as the primary plugin, by a configuration that others installed.
+    /// Whether the runtime calls the plugin as the primary plugin, by a configuration that another tool installed.
     pub primary: Option<bool>,
 }
 
-/// The version of the protocol in a file of our own: the one that Istio writes, which every Multus
-/// speaks.
+/// The CNI version in a configuration file of the plugin's own: the version that Istio uses and every Multus supports.
 const CNI_VERSION: &str = "0.3.1";
 
 impl EntrySettings {
-    /// A configuration for a file of its own, for the network `name`.
+    /// Returns the text of a configuration file for the network `name`.
     ///
     /// # Errors
     /// The plugin would refuse it.
@@ -41,11 +41,11 @@ impl EntrySettings {
         keys.extend(self.plugin());
         keys.insert("name".into(), name.into());
         let conf = Value::Object(keys);
-        accepted(&conf)?;
+        parse(&conf)?;
         Ok(format!("{conf:#}\n"))
     }
 
-    /// A member of a plugin list, which has name and version for all.
+    /// Returns the entry for a plugin list, without the network's name and version.
     ///
     /// # Errors
     /// The plugin would refuse it.
@@ -53,7 +53,7 @@ impl EntrySettings {
         let mut keys = self.plugin();
         keys.shift_remove("name");
         keys.shift_remove("cniVersion");
-        // The runtime tells the pod's resolvers then.
+        // With this capability, the runtime passes the pod's resolvers (`runtimeConfig.dns`).
         let capabilities = keys.entry("capabilities").or_insert_with(|| json!({}));
         if let Some(capabilities) = capabilities.as_object_mut() {
             capabilities.entry("dns").or_insert(true.into());
@@ -61,11 +61,11 @@ impl EntrySettings {
         let mut alone = keys.clone();
         alone.insert("name".into(), "n".into());
         alone.insert("cniVersion".into(), "1.0.0".into());
-        accepted(&Value::Object(alone))?;
+        parse(&Value::Object(alone))?;
         Ok(Value::Object(keys))
     }
 
-    /// The text of the node configuration: what the plugin's own configuration states of the node's keys.
+    /// Returns the text of the node configuration, which has the node-wide settings of the plugin's configuration.
     ///
     /// # Errors
     /// The plugin would refuse that configuration.
@@ -73,7 +73,7 @@ impl EntrySettings {
         Ok(NodeConf::of(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))).text())
     }
 
-    /// Checks the configuration as [`validate`] does. Returns its warnings.
+    /// Validates the configuration as `detour validate` does. Returns its warnings.
     ///
     /// # Errors
     /// The plugin would refuse it.
@@ -81,7 +81,7 @@ impl EntrySettings {
         validate(&self.conf()?, is_installed).map_err(refused)
     }
 
-    /// The directories in which the plugin looks for executables, besides those of the runtime.
+    /// Returns the directories that the plugin searches for executables before those of the runtime.
     ///
     /// # Errors
     /// The plugin would refuse the configuration.
@@ -94,10 +94,10 @@ impl EntrySettings {
         let mut keys = self.plugin();
         keys.insert("name".into(), "n".into());
         keys.insert("cniVersion".into(), "1.0.0".into());
-        accepted(&Value::Object(keys))
+        parse(&Value::Object(keys))
     }
 
-    /// All keys of the plugin's configuration, but for those of a network.
+    /// Returns all keys of the plugin's configuration except the network's name and version.
     fn plugin(&self) -> Map<String, Value> {
         let mut kubernetes = json!({
             "kubeconfig": self.kubeconfig,
@@ -110,31 +110,30 @@ impl EntrySettings {
         if let Some(namespace) = &self.agent_namespace {
             kubernetes["agent_namespace"] = namespace.as_str().into();
         }
-        let keys = json!({ "type": super::PROGRAM, "log_level": self.log_level, "kubernetes": kubernetes });
+        let keys = json!({ "type": PROGRAM, "log_level": self.log_level, "kubernetes": kubernetes });
         let mut keys = keys.as_object().cloned().unwrap_or_default();
         for (key, value) in &self.given {
             match (keys.get_mut(key).and_then(Value::as_object_mut), value) {
-                (Some(there), Value::Object(given)) => there.extend(given.clone()),
+                (Some(block), Value::Object(given)) => block.extend(given.clone()),
                 _ => drop(keys.insert(key.clone(), value.clone())),
             }
         }
-        if self.takes_the_default_chain() {
+        if self.uses_default_chain() {
             keys.insert("chain".into(), default_chain());
         }
         keys
     }
 
-    /// Whether nothing that was given decides which sub-plugins run: a type of another name and a primary
-    /// plugin's configuration do.
-    fn takes_the_default_chain(&self) -> bool {
+    /// Whether the administrator's keys select no sub-plugins: `chain` does, and so do another type and the
+    /// configuration of a primary plugin.
+    fn uses_default_chain(&self) -> bool {
         let given = |key: &str| self.given.get(key).filter(|value| !value.is_null());
         let is_primary = given("clusterNetwork").or(given("delegates")).is_some();
-        given("chain").is_none() && !is_primary && given("type").is_none_or(|kind| kind == super::PROGRAM)
+        given("chain").is_none() && !is_primary && given("type").is_none_or(|kind| kind == PROGRAM)
     }
 }
 
-/// The sub-plugins of an installation whose operator lists none; the same as in the chart, in `conf/` and in
-/// the README.
+/// Returns the default sub-plugin chain of an installation. It is the same in the chart, in `conf/` and in the README.
 #[must_use]
 pub fn default_chain() -> Value {
     json!([
@@ -144,8 +143,8 @@ pub fn default_chain() -> Value {
     ])
 }
 
-fn accepted(conf: &Value) -> Result<NetConf, InstallError> {
-    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, super::PROGRAM).map_err(refused)
+fn parse(conf: &Value) -> Result<NetConf, InstallError> {
+    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, PROGRAM).map_err(refused)
 }
 
 fn refused(error: crate::cni::Error) -> InstallError {

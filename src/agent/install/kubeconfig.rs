@@ -1,20 +1,21 @@
-//! The kubeconfig that the plugin reads: JSON, which is YAML as well.
+//! The kubeconfig that the plugin reads. It is written as JSON, which is valid YAML.
 
+use crate::host_path::HostPath;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
 
-/// How the plugin shows who it is.
+/// The credentials of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PluginCredentials {
-    /// A bearer token in the kubeconfig itself.
+    /// A bearer token, stored in the kubeconfig.
     Token(String),
-    /// A file on the node that holds it, read at every call.
-    TokenFile(super::HostPath),
+    /// The path of a token file on the node, which the plugin reads at every call.
+    TokenFile(HostPath),
 }
 
-/// The text of a kubeconfig for the API at `server`, whose certificate the authorities in `ca`
-/// (PEM) have signed; `None` where the node's own authorities are to be asked.
+/// Returns the text of a kubeconfig for the API server at the URL `server`. `ca` are the certificate authorities (PEM)
+/// that sign its certificate; `None` for those that the node trusts.
 #[must_use]
 pub fn text(server: &str, ca: Option<&[u8]>, credentials: &PluginCredentials) -> String {
     let mut cluster = json!({ "server": server });
@@ -36,15 +37,15 @@ pub fn text(server: &str, ca: Option<&[u8]>, credentials: &PluginCredentials) ->
     format!("{config:#}\n")
 }
 
-/// The token in the text of a kubeconfig as [`text()`] writes it.
+/// Returns the token in a kubeconfig that [`text()`] wrote.
 #[must_use]
 pub fn token_in(text: &str) -> Option<String> {
     let config: Value = serde_json::from_str(text).ok()?;
     config["users"][0]["user"]["token"].as_str().map(str::to_owned)
 }
 
-/// The API's address as the kubelet tells a pod (`KUBERNETES_SERVICE_HOST` and `_PORT`): an
-/// address where it is one, so that the plugin, which runs with the node's resolver, needs none.
+/// Returns the URL of the API server from `KUBERNETES_SERVICE_HOST` and `_PORT`, which the kubelet sets in pods. The
+/// host is an IP address there, so the plugin needs no DNS.
 #[must_use]
 pub fn server(host: &str, port: &str) -> String {
     match host.parse() {
@@ -53,7 +54,7 @@ pub fn server(host: &str, port: &str) -> String {
     }
 }
 
-/// RFC 4648, with padding, on one line.
+/// Encodes bytes as base64 (RFC 4648) with padding, on one line.
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     bytes.chunks(3).fold(String::new(), |mut text, chunk| {
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_that_of_the_rfc() {
+    fn base64_matches_the_examples_of_the_rfc() {
         for (plain, coded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
             assert_eq!(base64(plain.as_bytes()), coded);
         }
@@ -81,14 +82,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_written_as_one() {
+    fn ipv6_addresses_are_bracketed_in_the_server_url() {
         assert_eq!(server("10.96.0.1", "443"), "https://10.96.0.1:443");
         assert_eq!(server("fd00::1", "6443"), "https://[fd00::1]:6443");
         assert_eq!(server("api.example", "443"), "https://api.example:443");
     }
 
     #[test]
-    fn a_file_on_the_node_is_named_and_a_token_is_not_beside_it() {
+    fn a_token_file_is_referenced_and_no_token_is_stored() {
         let path = "/var/run/detour/token".parse().expect("a path");
         let text = text("https://10.0.0.1:443", None, &PluginCredentials::TokenFile(path));
         let config: Value = serde_json::from_str(&text).expect("JSON");

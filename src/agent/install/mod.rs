@@ -1,74 +1,46 @@
-//! The plugin on a node: program, kubeconfig and configuration are put there, and taken away.
+//! Installation of the plugin on a node: program, kubeconfig and configuration.
 //!
-//! [`Node::look`] gives what is [`Found`]; [`reconcile()`] compares it with what is [`Desired`], and
-//! its [`Plan`] is shown or applied ([`Node::apply`]). [`plan::undo`] makes the plan that takes all
-//! back. Only [`Node`] touches the file system.
+//! [`NodeFiles::look`] reads the [`FoundState`] of the node; [`reconcile()`] compares it with the [`DesiredState`]
+//! and returns an [`InstallPlan`], which is shown or applied ([`NodeFiles::apply`]). [`plan::undo`] returns the plan
+//! that reverts an installation. Only [`NodeFiles`] touches the file system.
+//!
+//! | file | content |
+//! |---|---|
+//! | `state` | desired state, found state, and the installation log (`install.json`) |
+//! | `reconcile` | desired state − found state = plan |
+//! | `plan` | the file operations of a plan, their diffs, and the plan of an uninstallation |
+//! | `drift` | the differences between a node and its installation log |
+//! | `target`, `conflist` | which configuration file gets the plugin's entry; editing a plugin list as text |
+//! | `entry`, `kubeconfig` | the texts that are written: the plugin's configuration and its kubeconfig |
+//! | `platform` | directories and file names of the supported platforms |
+//! | `node` | reading and changing the node's files |
+//! | `atomic`, `digest`, `error` | atomic file writes, content hashes, [`InstallError`] |
 
 mod atomic;
 pub mod conflist;
-mod diff;
 mod digest;
+mod drift;
 mod entry;
+mod error;
 pub mod kubeconfig;
 mod node;
 pub mod plan;
 mod platform;
 mod reconcile;
-mod record;
+mod state;
 mod target;
 
 pub use crate::cni::PROGRAM;
 pub use crate::host_path::{HostPath, HostRoot};
-pub use diff::unified;
 pub use digest::Digest;
-pub use digest::changed;
+pub use drift::changed;
 pub use entry::{EntrySettings, default_chain};
-pub use node::{InstallLock, NodeFiles};
+pub use error::InstallError;
+pub use node::{InstallLock, Installed, NodeFiles};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
-pub use reconcile::{ConfigurationTarget, DesiredState, FoundFile, FoundState, reconcile};
-pub use record::Installed;
-pub use record::{EditedList, InstallLog, Owned, PreviousContent, Role};
-pub use target::ConfFile;
-
-use std::io::{self, ErrorKind};
-
-/// Why a node can't be changed as it should.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InstallError {
-    /// The file system refused.
-    #[error("{path}: can't {doing} it: {why}{hint}")]
-    File {
-        /// What was tried.
-        doing: &'static str,
-        /// On what.
-        path: HostPath,
-        /// What the file system says.
-        why: String,
-        /// What could be done about it; starts with `; `, or is empty.
-        hint: &'static str,
-    },
-    /// The log of the installation is broken.
-    #[error("{path}: the log of the installation can't be understood ({why}); installing makes a new one")]
-    Log {
-        /// The log.
-        path: HostPath,
-        /// Where it is broken.
-        why: String,
-    },
-    /// The plugin would refuse the configuration.
-    #[error("the plugin's configuration is wrong: {0}")]
-    Configuration(String),
-}
-
-impl InstallError {
-    pub(crate) fn file(doing: &'static str, path: &HostPath, why: &io::Error) -> Self {
-        let hint = match why.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space on the node",
-            ErrorKind::ReadOnlyFilesystem => "; mount it writable, or name another directory",
-            ErrorKind::PermissionDenied => "; this needs root, and with SELinux the type spc_t",
-            _ => "",
-        };
-        Self::File { doing, path: path.clone(), why: why.to_string(), hint }
-    }
-}
+pub use reconcile::reconcile;
+pub use state::{
+    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallLog, Owned, PreviousContent,
+    Role,
+};

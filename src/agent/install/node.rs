@@ -1,13 +1,19 @@
-//! A node's file system: looked at, and changed as a plan says.
+//! Reads and changes the node's files: the found state, the plan, the locks of installers, and the installed
+//! configuration.
 
 use super::atomic::{self, FileOwner};
+use super::conflist;
 use super::digest::Digest;
+use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
-use super::reconcile::{ConfigurationTarget, DesiredState, FoundFile, FoundState};
-use super::record::{InstallLog, PreviousContent};
-use super::target::{ConfFile, is_configuration};
-use super::{HostPath, HostRoot, InstallError};
+use super::state::{
+    ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallLog, PreviousContent, Role,
+};
+use super::target::is_configuration;
+use crate::cni::{NetConf, configuration};
+use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
+use crate::sub_plugins::SubPlugin;
 use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -15,47 +21,58 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// No configuration is larger; what is, is a program, or a mistake.
-const LARGEST_TEXT: u64 = 1 << 20;
-/// The log of an installation is larger only by mistake: it holds the texts of a few configurations.
-const LARGEST_LOG: u64 = 4 << 20;
+/// The maximum size of a configuration; a larger file is a program.
+const MAX_TEXT_SIZE: u64 = 1 << 20;
+/// The maximum size of an installation log, which holds the texts of a few configurations.
+const MAX_LOG_SIZE: u64 = 4 << 20;
 
-/// The end of the name of a file that an agent holds locked while it runs.
-const PRESENT: &str = ".present";
+/// The suffix of the file that an agent holds locked while it runs.
+const PRESENCE_SUFFIX: &str = ".present";
 
-/// The node.
+/// The file system of a node.
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
     root: HostRoot,
-    /// Where the log of the installation is.
+    /// The directory of the installation log.
     state: HostPath,
 }
 
-/// Keeps others from changing the node at the same time; until it is dropped.
+/// A file lock on the node, released when this value is dropped.
 #[derive(Debug)]
 pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
 
+/// The plugin's configuration as it is installed on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installed {
+    /// The configuration without the parts that only the runtime's calls use: executables in the sub-plugin chain,
+    /// which may not tolerate a second ADD, and the networks of a primary plugin.
+    pub conf: NetConf,
+    /// Whether the plugin is called for every pod, not only for pods that select its network.
+    pub for_every_pod: bool,
+}
+
 impl NodeFiles {
-    /// The node whose file system `root` is, and the directory of the log there.
+    /// Creates a view of the node whose file system is mounted at `root`, with its installation log in the directory
+    /// `state`.
     #[must_use]
     pub fn new(root: HostRoot, state: HostPath) -> Self {
         Self { root, state }
     }
 
-    /// Where the node's file system is mounted.
+    /// Returns the mount point of the node's file system.
     #[must_use]
     pub fn root(&self) -> &Path {
         self.root.mount()
     }
 
-    /// Whether there is something at that path.
+    /// Whether `path` exists on the node.
     #[must_use]
     pub fn has(&self, path: &HostPath) -> bool {
         self.root.reach(path).is_ok_and(|path| path.exists())
     }
 
-    /// Whether one of `directories` has the program `name`; `None` if it is not found and a directory is not in
-    /// reach, as in a pod that mounts only some.
+    /// Whether one of `directories` has the program `name`; `None` if it is not found and one of the directories does
+    /// not exist here, as in a pod that mounts only some of them.
     #[must_use]
     pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
         let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
@@ -65,29 +82,29 @@ impl NodeFiles {
         }
     }
 
-    /// Where this process reaches a path.
+    /// Returns the path by which this process reaches a path of the node.
     ///
     /// # Errors
-    /// Links on the way lead in a circle or can't be read.
+    /// Symbolic links on the way form a loop or can't be read.
     pub fn reach(&self, path: &HostPath) -> Result<PathBuf, InstallError> {
-        self.root.reach(path).map_err(|why| InstallError::file("reach", path, &why))
+        self.root.reach(path).map_err(|error| InstallError::file("resolve", path, &error))
     }
 
-    /// Waits until nobody else changes the node.
+    /// Waits for the lock under which installers change the node.
     ///
     /// # Errors
     /// The state directory can't be written.
     pub fn lock(&self) -> Result<InstallLock, InstallError> {
-        self.locked(&self.lock_file())
+        self.lock_at(&self.lock_file())
     }
 
-    /// Removes the lock's file, if nothing is installed any more. Another process that waits for the lock makes a
-    /// new file.
+    /// Releases the lock, and removes its file if nothing is installed. Another process that waits for the lock
+    /// creates a new file.
     pub fn forget_lock(&self, lock: InstallLock) {
         if !self.has(&self.log()) {
             let removed = self.root.reach_entry(&self.lock_file()).and_then(|path| atomic::remove(&path));
-            if let Err(why) = removed {
-                tracing::warn!("remove {}: {why}", self.lock_file());
+            if let Err(error) = removed {
+                tracing::warn!("can't remove {}: {error}", self.lock_file());
             }
         }
         drop(lock);
@@ -97,75 +114,75 @@ impl NodeFiles {
         self.state.join("install.lock")
     }
 
-    fn locked(&self, path: &HostPath) -> Result<InstallLock, InstallError> {
+    fn lock_at(&self, path: &HostPath) -> Result<InstallLock, InstallError> {
         let lock = || {
             let reached = self.root.reach_entry(path)?;
             create_directories(reached.parent().unwrap_or(Path::new("/")))?;
             loop {
                 let file = open_lock(&reached)?;
                 file.lock()?;
-                // Another process may have removed it meanwhile, as `forget_absent` does.
+                // Another process may have removed the file before it was locked, as `forget_absent` does.
                 if is_at(&file, &reached)? {
                     return Ok(InstallLock(file));
                 }
             }
         };
-        lock().map_err(|why| InstallError::file("lock", path, &why))
+        lock().map_err(|error| InstallError::file("lock", path, &error))
     }
 
-    /// Tells others that `installer` is here; until it is dropped.
+    /// Marks `installer` as running until the lock is dropped.
     ///
     /// # Errors
     /// The state directory can't be written.
     pub fn be_present(&self, installer: &str) -> Result<InstallLock, InstallError> {
-        self.locked(&self.presence(installer))
+        self.lock_at(&self.presence(installer))
     }
 
-    /// Whether `installer` is still here.
+    /// Whether `installer` is running.
     #[must_use]
     pub fn is_present(&self, installer: &str) -> bool {
         let file = self.root.reach_entry(&self.presence(installer)).and_then(|path| open(&path));
         file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Takes away what [`Node::be_present`] left.
+    /// Removes the file that [`NodeFiles::be_present`] created.
     pub fn forget_presence(&self, installer: &str) {
-        // What stays is an empty file that nobody holds.
+        // A file that could not be removed is empty and unlocked, so it has no effect.
         let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
     }
 
-    /// Removes what [`Node::be_present`] left of agents that were killed.
+    /// Removes the files that [`NodeFiles::be_present`] created for agents that were killed.
     pub fn forget_absent(&self) {
         let forget = |name: &str| -> io::Result<()> {
             let path = self.root.reach_entry(&self.state.join(name))?;
             let file = open(&path)?;
-            // The lock is held until the file is gone: an agent of that name that starts now makes a new one.
+            // The lock is held during the removal: an agent of that name that starts now creates a new file.
             if file.try_lock().is_ok() && is_at(&file, &path)? {
                 atomic::remove(&path)?;
             }
             Ok(())
         };
         for name in self.names(&self.state).unwrap_or_default() {
-            if name.ends_with(PRESENT)
-                && let Err(why) = forget(&name)
+            if name.ends_with(PRESENCE_SUFFIX)
+                && let Err(error) = forget(&name)
             {
-                tracing::warn!("remove {}: {why}", self.state.join(&name));
+                tracing::warn!("can't remove {}: {error}", self.state.join(&name));
             }
         }
     }
 
     fn presence(&self, installer: &str) -> HostPath {
-        self.state.join(&format!("{}{PRESENT}", installer.replace('/', "_")))
+        self.state.join(&format!("{}{PRESENCE_SUFFIX}", installer.replace('/', "_")))
     }
 
-    /// What is there, as far as `desired` and the log speak of it.
+    /// Returns the state of the files that `desired` or the installation log refers to.
     ///
     /// # Errors
-    /// A file or directory can't be read; nothing is desired and the log can't be understood.
+    /// A file or directory can't be read, or `desired` is `None` and the log is invalid.
     pub fn look(&self, desired: Option<&DesiredState>) -> Result<FoundState, InstallError> {
         let (record, notes) = match (self.record(), desired) {
-            // What was there before can't be known any more; what is wanted can.
-            (Err(why @ InstallError::Log { .. }), Some(_)) => (InstallLog::default(), vec![why.to_string()]),
+            // The desired state can be installed without the log.
+            (Err(error @ InstallError::Log { .. }), Some(_)) => (InstallLog::default(), vec![error.to_string()]),
             (record, _) => (record?, Vec::new()),
         };
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
@@ -194,29 +211,89 @@ impl NodeFiles {
             found.leftovers.extend(names.map(|name| directory.join(&name)));
         }
         for path in paths {
-            let file = self.file(&path).map_err(|why| InstallError::file("read", &path, &why))?;
+            let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
             found.files.extend(file.map(|file| (path, file)));
         }
+        self.upgrade_digests(&mut found)?;
         Ok(found)
     }
 
-    /// The program directories in which the plugin would not execute anything, one line each.
-    fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
-        let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
-        let refused = |directory: &HostPath| {
-            let error = trusted_file::check(&self.root.reach(directory).ok()?).err()?;
-            let why = format!("{directory}: plugins in it are not executed: {error}");
-            (!error.is_not_found()).then(|| format!("{why}; on the node: chown -R root:root {directory}"))
+    /// Replaces the digests of version 0.1.0 in the log by those of this version, where the contents did not change
+    /// since. The others match no content.
+    fn upgrade_digests(&self, found: &mut FoundState) -> Result<(), InstallError> {
+        let replace = |digests: &mut Vec<Digest>, legacy: &Digest, current: &Digest| {
+            digests.iter_mut().filter(|digest| *digest == legacy).for_each(|digest| digest.clone_from(current));
         };
-        directories.iter().filter_map(refused).collect()
+        for (path, owned) in &mut found.record.files {
+            let Some(file) = found.files.get(path).filter(|_| owned.ours.iter().any(Digest::is_legacy)) else {
+                continue;
+            };
+            let legacy = self.root.reach(path).and_then(|reached| Digest::read_legacy(open(&reached)?));
+            let legacy = legacy.map_err(|error| InstallError::file("read", path, &error))?;
+            replace(&mut owned.ours, &legacy, &file.digest);
+        }
+        for (path, listed) in &mut found.record.lists {
+            let text = found.files.get(path).and_then(|file| file.text.as_deref());
+            let Some(text) = text.filter(|_| listed.ours.iter().any(Digest::is_legacy)) else { continue };
+            for entry in conflist::of_type(text, &listed.kind).into_iter().flatten() {
+                replace(&mut listed.ours, &Digest::legacy_of_value(&entry), &Digest::of_value(&entry));
+            }
+        }
+        Ok(())
     }
 
-    pub(super) fn record(&self) -> Result<InstallLog, InstallError> {
+    /// Returns a warning for each program directory from which the plugin refuses to execute plugins.
+    fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
+        let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
+        let warning = |directory: &HostPath| {
+            let error = trusted_file::check(&self.root.reach(directory).ok()?).err()?;
+            let problem = format!("{directory}: plugins in this directory are not executed: {error}");
+            (!error.is_not_found()).then(|| format!("{problem}; run on the node: chown -R root:root {directory}"))
+        };
+        directories.iter().filter_map(warning).collect()
+    }
+
+    /// Returns the plugin's installed configuration; `None` if it is not installed.
+    ///
+    /// # Errors
+    /// The installation log or the configuration can't be read or parsed.
+    pub fn installed(&self) -> Result<Option<Installed>, String> {
+        let record = self.record().map_err(|error| error.to_string())?;
+        let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
+        let listed = record.lists.keys().next();
+        let Some(path) = listed.or(own.map(|(path, _)| path)) else { return Ok(None) };
+        let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
+        let Some(text) = file.and_then(|file| file.text) else { return Ok(None) };
+        let mut conf = configuration(path.as_path(), text.as_bytes()).map_err(|error| error.to_string())?;
+        let for_every_pod = listed.is_some() || conf.primary.is_some();
+        conf.primary = None;
+        conf.chain.retain(|block| SubPlugin::of(block).is_some());
+        let source = &mut conf.kubernetes;
+        let paths = [&mut source.agent_socket, &mut source.kubeconfig, &mut source.manifests_dir];
+        for path in paths.into_iter().flatten() {
+            *path = self.reach_path(path.clone()).map_err(|error| error.to_string())?;
+        }
+        conf.group_file = self.group_file(conf.group_file);
+        Ok(Some(Installed { conf, for_every_pod }))
+    }
+
+    /// Returns the path of the node's group file. If it is not mounted, the root directory of the node's first process
+    /// has it (proc_pid_root(5)).
+    fn group_file(&self, path: PathBuf) -> PathBuf {
+        let of_first_process = self.root().join("proc/1/root").join(path.strip_prefix("/").unwrap_or(&path));
+        self.reach_path(path).ok().filter(|path| path.exists()).unwrap_or(of_first_process)
+    }
+
+    fn reach_path(&self, path: PathBuf) -> Result<PathBuf, InstallError> {
+        HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
+    }
+
+    fn record(&self) -> Result<InstallLog, InstallError> {
         let path = self.log();
-        match self.root.reach(&path).and_then(|path| read_nofollow(&path, LARGEST_LOG)) {
-            Ok(text) => format::parse(&text).map_err(|why| InstallError::Log { path, why: why.to_string() }),
-            Err(why) if why.kind() == ErrorKind::NotFound => Ok(InstallLog::default()),
-            Err(why) => Err(InstallError::file("read", &path, &why)),
+        match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_LOG_SIZE)) {
+            Ok(text) => format::parse(&text).map_err(|error| InstallError::Log { path, cause: error.to_string() }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(InstallLog::default()),
+            Err(error) => Err(InstallError::file("read", &path, &error)),
         }
     }
 
@@ -229,10 +306,10 @@ impl NodeFiles {
         let mut files = Vec::new();
         for name in names.into_iter().filter(|name| is_configuration(name)) {
             let path = dir.join(&name);
-            let file = self.file(&path).map_err(|why| InstallError::file("read", &path, &why))?;
+            let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
             let text = |file: FoundFile| ConfFile {
                 name,
-                contents: file.text.unwrap_or_else(|| "(no text)".into()).into_bytes(),
+                contents: file.text.unwrap_or_else(|| "(not UTF-8)".into()).into_bytes(),
                 mode: file.mode,
             };
             files.extend(file.map(text));
@@ -240,7 +317,7 @@ impl NodeFiles {
         Ok(files)
     }
 
-    /// In the order of their names; none where there is no such directory.
+    /// Returns the sorted names in a directory; none if it does not exist.
     fn names(&self, directory: &HostPath) -> Result<Vec<String>, InstallError> {
         let list = || {
             let entries = fs::read_dir(self.root.reach(directory)?)?;
@@ -248,70 +325,63 @@ impl NodeFiles {
         };
         let mut names: Vec<String> = match list() {
             Ok(names) => names.into_iter().flatten().collect(),
-            Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(why) => return Err(InstallError::file("read", directory, &why)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(InstallError::file("read", directory, &error)),
         };
         names.sort();
         Ok(names)
     }
 
-    /// What a file holds; `None` where there is none, or no text.
-    pub(super) fn text(&self, path: &HostPath) -> Result<Option<String>, InstallError> {
-        let file = self.file(path).map_err(|why| InstallError::file("read", path, &why))?;
-        Ok(file.and_then(|file| file.text))
-    }
-
-    /// A regular file, or what a link leads to; `None` where there is none.
+    /// Returns a regular file, symbolic links followed; `None` if it does not exist.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
         let reached = self.root.reach(path)?;
         let mut file = match open(&reached) {
             Ok(file) => file,
-            Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(_) if fs::symlink_metadata(&reached).is_ok_and(|there| !there.is_file()) => return Ok(None),
-            Err(why) => return Err(why),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(_) if fs::symlink_metadata(&reached).is_ok_and(|metadata| !metadata.is_file()) => return Ok(None),
+            Err(error) => return Err(error),
         };
-        let there = file.metadata()?;
-        let (digest, text) = if there.len() > LARGEST_TEXT {
+        let metadata = file.metadata()?;
+        let (digest, text) = if metadata.len() > MAX_TEXT_SIZE {
             (Digest::read(file)?, None)
         } else {
             let mut contents = Vec::new();
-            Read::by_ref(&mut file).take(LARGEST_TEXT).read_to_end(&mut contents)?;
+            Read::by_ref(&mut file).take(MAX_TEXT_SIZE).read_to_end(&mut contents)?;
             (Digest::of(&contents), String::from_utf8(contents).ok())
         };
-        let (mode, trusted) = (there.mode() & 0o7777, is_trusted(there.uid()));
+        let (mode, trusted) = (metadata.mode() & 0o7777, is_trusted(metadata.uid()));
         Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
-    /// Does what the plan says, `program` being the file that is copied. The log comes first, and goes when
-    /// nothing is left to be taken away.
+    /// Applies the plan; `program` is the file to copy. The log is written before the first change, and removed after
+    /// the last one if nothing is installed any more.
     ///
     /// # Errors
-    /// A change that the file system refuses; those before it are made, and every configuration is
-    /// still whole.
+    /// The file system refuses a change. The changes before it stay, and every configuration is complete.
     pub fn apply(&self, plan: &InstallPlan, program: &Path, _: &InstallLock) -> Result<(), InstallError> {
         let empty = plan.record.files.is_empty() && plan.record.lists.is_empty();
         if !empty {
             self.write_log(&plan.record)?;
         }
         for action in &plan.actions {
-            self.act(action, program).map_err(|why| InstallError::file(verb(action), place(action), &why))?;
+            self.act(action, program).map_err(|error| InstallError::file(verb(action), target(action), &error))?;
         }
         if empty {
             let removed = self.root.reach_entry(&self.log()).and_then(|path| atomic::remove(&path));
-            removed.map_err(|why| InstallError::file("remove", &self.log(), &why))?;
+            removed.map_err(|error| InstallError::file("remove", &self.log(), &error))?;
         }
         Ok(())
     }
 
     fn write_log(&self, record: &InstallLog) -> Result<(), InstallError> {
-        if self.record().is_ok_and(|there| there == *record) {
+        if self.record().is_ok_and(|current| current == *record) {
             return Ok(());
         }
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
             atomic::write(&self.root.reach_entry(&self.log())?, 0o600, FileOwner::Own, |file| file.write_all(&text))
         };
-        write().map_err(|why| InstallError::file("write", &self.log(), &why))
+        write().map_err(|error| InstallError::file("write", &self.log(), &error))
     }
 
     fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
@@ -322,7 +392,7 @@ impl NodeFiles {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
             FileAction::Write { path, text, mode, follow, .. } => {
-                // A file that is followed is another's.
+                // A link leads to another tool's file, which keeps its owner.
                 let (path, owner) =
                     if *follow { (self.root.reach(path)?, FileOwner::Kept) } else { (entry(path)?, FileOwner::Own) };
                 atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
@@ -333,31 +403,31 @@ impl NodeFiles {
     }
 }
 
-/// Opens a file whose path [`Root`] has resolved, for reading.
+/// Opens a file for reading; [`HostRoot`] has resolved its path.
 fn open(reached: &Path) -> io::Result<File> {
     trusted_file::open(reached, OpenOptions::new().read(true))
 }
 
-/// Whether `path` still leads to `file`.
+/// Whether `path` still refers to `file`.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let own = file.metadata()?;
     match fs::metadata(path) {
         Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
-        Err(why) if why.kind() == ErrorKind::NotFound => Ok(false),
-        Err(why) => Err(why),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
 fn verb(action: &FileAction) -> &'static str {
     match action {
-        FileAction::SetAside { .. } => "keep",
+        FileAction::SetAside { .. } => "set aside",
         FileAction::CopyProgram { .. } | FileAction::Write { .. } => "write",
         FileAction::Restore { .. } => "restore",
         FileAction::Remove { .. } => "remove",
     }
 }
 
-fn place(action: &FileAction) -> &HostPath {
+fn target(action: &FileAction) -> &HostPath {
     match action {
         FileAction::SetAside { path, .. }
         | FileAction::CopyProgram { path }
@@ -373,11 +443,43 @@ mod tests {
     use nix::errno::Errno;
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-    #[test]
-    fn looking_does_not_wake_who_watches_the_node() {
-        let directory = std::env::temp_dir().join(format!("detour-node-{}", std::process::id()));
-        fs::create_dir_all(&directory).expect("made");
+    /// A node in a temporary directory.
+    fn node(name: &str) -> (PathBuf, NodeFiles) {
+        let directory = std::env::temp_dir().join(format!("detour-node-{name}-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("created");
         let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
+        (directory, node)
+    }
+
+    #[test]
+    fn files_that_version_0_1_0_installed_are_recognized_and_those_edited_since_are_not() {
+        let (directory, node) = node("legacy");
+        let list = r#"{"name":"n","plugins":[{"type":"a"},{"type":"detour","a":1}]}"#;
+        // The program is no text; the text is as version 0.1.0 wrote it; another process edited the last file.
+        let program = [b"program".as_slice(), &[0xff]].concat();
+        for (name, contents) in [("p", program.as_slice()), ("c", b"program"), ("e", b"edited"), ("l", list.as_bytes())]
+        {
+            fs::write(directory.join(name), contents).expect("written");
+        }
+        let legacy = Digest::read_legacy(program.as_slice()).expect("readable");
+        let owned = |ours: &str| serde_json::json!({"role": "program", "ours": [ours], "before": "nothing"});
+        let log = serde_json::json!({
+            "installer": "i",
+            "files": {"/p": owned(&legacy.to_string()), "/c": owned("7-4e2d3c643c61336f"), "/e": owned("7-4e2d3c643c61336f")},
+            "lists": {"/l": {"kind": "detour", "ours": ["23-75edffdd650a9d9d"], "single": null}},
+        });
+        fs::write(directory.join("install.json"), log.to_string()).expect("written");
+        let found = node.look(None).expect("readable");
+        let plan = crate::agent::install::plan::undo(&found);
+        let removed: Vec<_> = plan.actions.iter().map(|action| target(action).to_string()).collect();
+        assert_eq!(removed, ["/l", "/c", "/p"]);
+        assert_eq!(plan.record.files.keys().map(ToString::to_string).collect::<Vec<_>>(), ["/e"]);
+        fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn reading_the_node_wakes_no_watcher() {
+        let (directory, node) = node("watched");
         let look = || {
             let _lock = node.lock().expect("locked");
             node.look(None).expect("looked at");

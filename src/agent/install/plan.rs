@@ -1,69 +1,68 @@
-//! What is to be done on a node, as a value.
-//!
-//! Taking back what the log says: what is still ours, and nothing else.
+//! An installation plan: the file operations that change a node, their diffs, and the plan that reverts an
+//! installation.
 
-use super::diff::unified;
-use super::reconcile::{FoundFile, FoundState};
-use super::record::{EditedList, InstallLog, Owned, PreviousContent, Role};
-use super::{HostPath, conflist};
+use super::conflist;
+use super::state::{EditedList, FoundFile, FoundState, InstallLog, Owned, PreviousContent, Role};
+use crate::host_path::HostPath;
+use similar::TextDiff;
 use std::fmt;
 
-/// One change of the node's file system; each is whole or not there at all.
+/// One change of the node's file system. It takes effect as a whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileAction {
-    /// Gives a foreign program a second name, under which it stays when ours takes its place.
+    /// Keeps another vendor's program under a second name before the plugin replaces it.
     SetAside {
-        /// Where it is.
+        /// The program.
         path: HostPath,
         /// Its second name.
         aside: HostPath,
     },
-    /// Puts this program there.
+    /// Copies the running program.
     CopyProgram {
-        /// Where it goes.
+        /// The destination.
         path: HostPath,
     },
-    /// Writes a text.
+    /// Writes a text file.
     Write {
-        /// Where it goes.
+        /// The file.
         path: HostPath,
-        /// All of it.
+        /// Its new text.
         text: String,
-        /// Permission bits.
+        /// Its new permission bits.
         mode: u32,
-        /// What is there now.
+        /// Its current text.
         before: Option<String>,
-        /// Whether the file that a link of this name leads to is meant; else the link is replaced.
+        /// Whether a symbolic link at `path` is followed; otherwise it is replaced.
         follow: bool,
-        /// Whether the text is nobody else's business.
+        /// Whether the text is hidden in output.
         secret: bool,
     },
-    /// Gives a program that was set aside its name back.
+    /// Moves a program back that was set aside.
     Restore {
         /// Its second name.
         aside: HostPath,
-        /// Where it belongs.
+        /// Its original name.
         path: HostPath,
     },
     /// Removes a file.
     Remove {
-        /// Which one.
+        /// The file.
         path: HostPath,
-        /// What it holds, where that may be shown.
+        /// Its current text; `None` if it is hidden in output.
         before: Option<String>,
     },
 }
 
 impl FileAction {
-    /// What it would change in texts, as a unified diff; a comment for what is no text or secret.
+    /// Returns the change as a unified diff, or as a comment if the file is binary or secret.
     #[must_use]
     pub fn diff(&self) -> String {
         match self {
             Self::Write { path, text, before, secret: false, .. } => {
-                let diff = unified(&path.to_string(), before.as_deref(), Some(text));
+                let diff = unified_diff(path, before.as_deref(), Some(text));
                 if diff.is_empty() { format!("# {self}\n") } else { diff }
             }
-            Self::Remove { path, before: Some(before) } => unified(&path.to_string(), Some(before), None),
+            Self::Remove { path, before: Some(before) } => unified_diff(path, Some(before), None),
             _ => format!("# {self}\n"),
         }
     }
@@ -72,7 +71,7 @@ impl FileAction {
 impl fmt::Display for FileAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SetAside { path, aside } => write!(f, "keep what is at {path} as {aside}"),
+            Self::SetAside { path, aside } => write!(f, "keep the present {path} as {aside}"),
             Self::CopyProgram { path } => write!(f, "copy this program to {path}"),
             Self::Write { path, mode, secret, .. } => {
                 let hidden = if *secret { ", contents not shown" } else { "" };
@@ -84,58 +83,68 @@ impl fmt::Display for FileAction {
     }
 }
 
-/// What is to be done, in this order, and what is known afterwards.
+/// Returns the change of a file in the form of `diff -u`, which patch(1) can apply; empty if nothing changes. `None`
+/// is a file that does not exist.
+fn unified_diff(path: &HostPath, before: Option<&str>, after: Option<&str>) -> String {
+    let name = |prefix: &str, text: Option<&str>| text.map_or("/dev/null".into(), |_| format!("{prefix}{path}"));
+    let diff = TextDiff::from_lines(before.unwrap_or_default(), after.unwrap_or_default());
+    diff.unified_diff().header(&name("a", before), &name("b", after)).to_string()
+}
+
+/// The changes of a node, in order, and the installation log that covers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstallPlan {
-    /// The changes. Done only in part, they leave what works: a configuration names a program and
-    /// a kubeconfig that are there.
+    /// The changes. The node works after each of them: a configuration never names a program or kubeconfig that is
+    /// missing.
     pub actions: Vec<FileAction>,
-    /// What the log says from the first change on.
+    /// The log to write before the first change.
     pub record: InstallLog,
-    /// What was seen and not touched, and why; one line each.
+    /// Warnings: what was found and left unchanged, and why; one line each.
     pub notes: Vec<String>,
-    /// What is still missing on the node before all is done.
+    /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
 }
 
-/// What takes back all that the log says, and removes what killed installations left behind.
+/// Returns the plan that reverts everything in the installation log and removes temporary files of interrupted
+/// installations.
 #[must_use]
 pub fn undo(found: &FoundState) -> InstallPlan {
-    let mut plan = take_back(&found.record, found);
+    let mut plan = revert(&found.record, found);
     let leftovers = found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None });
     plan.actions.extend(leftovers);
     plan
 }
 
-/// What takes back all that `record` says: configurations first, then kubeconfigs, then programs.
-/// What somebody changed since is left, with a note, and stays in the plan's record; as long as
-/// such a configuration is left, so is what it may need.
-pub(super) fn take_back(record: &InstallLog, found: &FoundState) -> InstallPlan {
+/// Returns the plan that reverts everything in `record`: configurations first, then kubeconfigs, then programs.
+///
+/// What another process changed stays, with a note, and stays in the plan's log. While such a configuration exists,
+/// the files that it may need stay too.
+pub(super) fn revert(record: &InstallLog, found: &FoundState) -> InstallPlan {
     let mut plan = InstallPlan::default();
     plan.record.installer.clone_from(&record.installer);
     for (path, listed) in &record.lists {
-        match list(path, listed, found) {
+        match revert_list(path, listed, found) {
             Ok(actions) => plan.actions.extend(actions),
-            Err(why) => {
-                plan.notes.push(format!("{path} is left: {why}"));
+            Err(reason) => {
+                plan.notes.push(format!("{path} is not reverted: {reason}"));
                 plan.record.lists.insert(path.clone(), listed.clone());
             }
         }
     }
     let mut files: Vec<_> = record.files.iter().collect();
     files.sort_by_key(|(_, owned)| owned.role);
-    let mut needed = !plan.record.lists.is_empty();
+    let mut is_needed = !plan.record.lists.is_empty();
     for (path, owned) in files {
-        let taken = if needed && owned.role != Role::Configuration {
-            Err("the configuration that is left needs it".to_owned())
+        let actions = if is_needed && owned.role != Role::Configuration {
+            Err("a configuration that was not reverted needs it".to_owned())
         } else {
-            file(path, owned, found)
+            revert_file(path, owned, found)
         };
-        match taken {
+        match actions {
             Ok(actions) => plan.actions.extend(actions),
-            Err(why) => {
-                needed |= owned.role == Role::Configuration;
-                plan.notes.push(format!("{path} is left: {why}"));
+            Err(reason) => {
+                is_needed |= owned.role == Role::Configuration;
+                plan.notes.push(format!("{path} is not reverted: {reason}"));
                 plan.record.files.insert(path.clone(), owned.clone());
             }
         }
@@ -143,23 +152,23 @@ pub(super) fn take_back(record: &InstallLog, found: &FoundState) -> InstallPlan 
     plan
 }
 
-const CHANGED: &str = "somebody changed it since";
+const EDITED: &str = "another process changed it after the installation";
 
-fn file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
-    let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
-    let before = there.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
-    if !owned.ours.contains(&there.digest) {
-        // What a killed installation had not replaced yet is as it was.
+fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
+    let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
+    let before = file.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
+    if !owned.ours.contains(&file.digest) {
+        // An installation that was killed had not replaced the file yet.
         return match &owned.before {
-            PreviousContent::Text(text, _) if there.text.as_ref() == Some(text) => Ok(Vec::new()),
+            PreviousContent::Text(text, _) if file.text.as_ref() == Some(text) => Ok(Vec::new()),
             PreviousContent::Aside(aside) => match found.files.get(aside) {
                 None => Ok(Vec::new()),
-                Some(same) if same.digest == there.digest => {
+                Some(same) if same.digest == file.digest => {
                     Ok(vec![FileAction::Remove { path: aside.clone(), before: None }])
                 }
-                Some(_) => Err(CHANGED.to_owned()),
+                Some(_) => Err(EDITED.to_owned()),
             },
-            _ => Err(CHANGED.to_owned()),
+            _ => Err(EDITED.to_owned()),
         };
     }
     Ok(vec![match &owned.before {
@@ -171,31 +180,49 @@ fn file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAc
     }])
 }
 
-fn list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Result<Vec<FileAction>, String> {
-    let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
-    let text = there.text.as_deref().ok_or("it is no text")?;
-    let entries = conflist::digests(text, &listed.kind).map_err(|why| format!("it {why}"))?;
+fn revert_list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Result<Vec<FileAction>, String> {
+    let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
+    let text = file.text.as_deref().ok_or("it is not UTF-8 text")?;
+    let entries = conflist::digests(text, &listed.kind).map_err(|error| error.to_string())?;
     if !entries.iter().all(|entry| listed.ours.contains(entry)) {
-        return Err(format!("somebody changed the plugin {} in it since", listed.kind));
+        return Err(format!(
+            "another process changed the entry of the plugin {:?} after the installation",
+            listed.kind
+        ));
     }
-    let Some(left) = conflist::without(text, &listed.kind).map_err(|why| format!("it {why}"))? else {
+    let Some(reverted) = conflist::without(text, &listed.kind).map_err(|error| error.to_string())? else {
         return Ok(Vec::new());
     };
-    let FoundFile { mode, .. } = *there;
+    let FoundFile { mode, .. } = *file;
     let before = Some(text.to_owned());
     match &listed.single {
-        // Whoever wrote it has written it again.
+        // Its owner wrote the single-plugin configuration again.
         Some((single, ..)) if found.files.contains_key(single) => {
             Ok(vec![FileAction::Remove { path: path.clone(), before }])
         }
-        Some((single, single_text, mode)) if conflist::list_of(single_text).as_ref() == Ok(&left) => {
+        Some((single, single_text, mode)) if conflist::list_of(single_text).as_ref() == Ok(&reverted) => {
             let restored = write(single, single_text, *mode, None);
             Ok(vec![restored, FileAction::Remove { path: path.clone(), before }])
         }
-        _ => Ok(vec![write(path, &left, mode, before)]),
+        _ => Ok(vec![write(path, &reverted, mode, before)]),
     }
 }
 
 fn write(path: &HostPath, text: &str, mode: u32, before: Option<String>) -> FileAction {
     FileAction::Write { path: path.clone(), text: text.to_owned(), mode, before, follow: true, secret: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_or_removed_file_is_compared_with_dev_null() {
+        let path: HostPath = "/x".parse().expect("a path");
+        let added = unified_diff(&path, None, Some("a\nb\n"));
+        assert_eq!(added, "--- /dev/null\n+++ b/x\n@@ -0,0 +1,2 @@\n+a\n+b\n");
+        let removed = unified_diff(&path, Some("a"), None);
+        assert_eq!(removed, "--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n\\ No newline at end of file\n");
+        assert_eq!(unified_diff(&path, Some("a"), Some("a")), "");
+    }
 }

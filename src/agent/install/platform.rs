@@ -1,29 +1,29 @@
-//! Where platforms keep plugins and configurations: a table.
+//! The directories of CNI plugins and configurations, by platform.
 
-use super::HostPath;
+use crate::host_path::HostPath;
 
-/// What is known of a platform.
+/// The properties of a platform.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Platform {
-    /// What `--platform` calls it.
+    /// Its name for `--platform`.
     pub name: &'static str,
-    /// What else `--platform` accepts for it.
+    /// Other names that `--platform` accepts.
     pub aliases: &'static [&'static str],
-    /// Where its runtime, or Multus, looks for plugins.
+    /// The directory in which the runtime or Multus looks for plugins.
     pub bin_dir: &'static str,
-    /// Where the configuration belongs.
+    /// The directory of network configurations.
     pub conf_dir: &'static str,
-    /// Whether the plugin is a member of the cluster network's plugin list; else it has a file of
-    /// its own, which an attachment names.
+    /// Whether the plugin is added to the cluster network's plugin list. Otherwise it has a configuration file of its
+    /// own, which pods select as an attachment.
     pub chained: bool,
-    /// Paths that every node of it has and no other: how it is known when nobody says.
+    /// Paths that exist on every node of this platform and on no other, for detection.
     evidence: &'static [&'static str],
 }
 
-/// The platforms; the first whose evidence is there is the one, the last is every other.
+/// The platforms. Detection takes the first one whose evidence exists; the last one has no evidence and is the default.
 ///
-/// Paths are those of Istio's platform profiles (`manifests/helm-profiles`), evidence is what the
-/// platforms' own components write: OpenShift's machine-config daemon, k3s's server and agent.
+/// Directories are from Istio's platform profiles (`manifests/helm-profiles`). Evidence is written by the platforms'
+/// own components: OpenShift's machine-config daemon, k3s's server and agent.
 pub const PLATFORMS: [Platform; 6] = [
     Platform {
         name: "openshift",
@@ -76,24 +76,24 @@ pub const PLATFORMS: [Platform; 6] = [
 ];
 
 impl Platform {
-    /// The platform of that name or alias.
+    /// Returns the platform with this name or alias.
     ///
     /// # Errors
-    /// There is none; the text names those that there are.
+    /// Unknown name; the text lists all names.
     pub fn named(name: &str) -> Result<&'static Self, String> {
         let known = |platform: &&Self| platform.name == name || platform.aliases.contains(&name);
         PLATFORMS.iter().find(known).ok_or_else(|| {
             let names: Vec<_> = PLATFORMS.iter().flat_map(|p| [p.name].into_iter().chain(p.aliases.to_vec())).collect();
-            format!("{name:?} is not accepted; accepted: {}", names.join(", "))
+            format!("unknown platform {name:?}; expected one of: {}", names.join(", "))
         })
     }
 
-    /// The platform of a node on which `exists` tells which paths there are.
+    /// Detects the platform of a node; `exists` tells whether a path exists there.
     #[must_use]
     pub fn detect(exists: impl Fn(&HostPath) -> bool) -> &'static Self {
-        let there = |path: &str| HostPath::new(path).is_some_and(|path| exists(&path));
-        let [others @ .., fallback] = &PLATFORMS;
-        others.iter().find(|platform| platform.evidence.iter().all(|path| there(path))).unwrap_or(fallback)
+        let path_exists = |path: &str| HostPath::new(path).is_some_and(|path| exists(&path));
+        let [others @ .., default] = &PLATFORMS;
+        others.iter().find(|platform| platform.evidence.iter().all(|path| path_exists(path))).unwrap_or(default)
     }
 }
 
@@ -106,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn each_platform_is_known_by_its_evidence() {
+    fn each_platform_is_detected_by_its_evidence() {
         for platform in &PLATFORMS {
             assert_eq!(detected(platform.evidence), platform.name);
         }
-        // Nodes that have directories of others, too.
+        // Nodes that have directories of other platforms.
         assert_eq!(detected(&["/opt/cni/bin", "/etc/cni/net.d"]), "kubernetes");
         assert_eq!(detected(&["/bin/k3s", "/opt/cni/bin"]), "kubernetes");
     }

@@ -1,43 +1,33 @@
-//! Which file of the node's configuration directory the plugin goes into.
+//! Selects the configuration file that gets the plugin's entry.
 
 use super::conflist::{self, UnusableList};
+use super::state::ConfFile;
 
-/// A file of the directory, as far as runtimes look at it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfFile {
-    /// Its name in the directory.
-    pub name: String,
-    /// What it holds.
-    pub contents: Vec<u8>,
-    /// Its permission bits.
-    pub mode: u32,
-}
-
-/// The file that was chosen, and the list that it holds or stands for.
+/// The selected file and its plugin list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ConfTarget<'a> {
     pub(super) file: &'a ConfFile,
-    /// The name of the list: the file's own, or that of the `.conflist` that takes its place.
+    /// The name of the list's file: the name of `file`, or of the `.conflist` file that replaces it.
     pub(super) list_name: String,
     pub(super) list: String,
 }
 
-const LIST: &str = ".conflist";
+const LIST_SUFFIX: &str = ".conflist";
 
-/// Whether a runtime would look at a file of that name (libcni, `ConfFiles`).
+/// Whether a runtime reads a file of this name (libcni, `ConfFiles`).
 pub(super) fn is_configuration(name: &str) -> bool {
-    [LIST, ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
+    [LIST_SUFFIX, ".conf", ".json"].iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// The first file by name, as runtimes choose, that is the configuration of a pod's network; or
-/// the one that is `wanted`, also under the name that it has since it was turned into a list.
-/// Beside it why others that come before it are not the one.
+/// Returns the first file by name that configures a pod network, as runtimes do, or the file `desired`. A `desired`
+/// single-plugin configuration is also found as the list that an earlier installation made of it. The second part of
+/// the result are the files that were skipped before it.
 pub(super) fn choose<'a>(
     files: &'a [ConfFile],
-    wanted: Option<&str>,
+    desired: Option<&str>,
     kind: &str,
 ) -> (Option<ConfTarget<'a>>, Vec<(&'a str, UnusableList)>) {
-    let mut candidates: Vec<&ConfFile> = match wanted {
+    let mut candidates: Vec<&ConfFile> = match desired {
         Some(name) => {
             let named = |name: &str| files.iter().find(|file| file.name == name);
             named(name).or_else(|| named(&list_name(name))).into_iter().collect()
@@ -45,20 +35,20 @@ pub(super) fn choose<'a>(
         None => files.iter().filter(|file| is_configuration(&file.name)).collect(),
     };
     candidates.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut unfit = Vec::new();
+    let mut skipped = Vec::new();
     for file in candidates {
-        match list(file, files, kind).and_then(|list| if wanted.is_none() { usual(list) } else { Ok(list) }) {
-            Ok(list) => return (Some(ConfTarget { file, list_name: list_name(&file.name), list }), unfit),
-            Err(why) => unfit.push((file.name.as_str(), why)),
+        match list(file, files, kind).and_then(|list| if desired.is_none() { pod_network(list) } else { Ok(list) }) {
+            Ok(list) => return (Some(ConfTarget { file, list_name: list_name(&file.name), list }), skipped),
+            Err(error) => skipped.push((file.name.as_str(), error)),
         }
     }
-    (None, unfit)
+    (None, skipped)
 }
 
-/// `10-x.conf` and `10-x.json` as a list are `10-x.conflist`.
+/// Returns the name of the list that is made of a file: `10-x.conflist` for `10-x.conf` and `10-x.json`.
 fn list_name(name: &str) -> String {
     let stem = name.strip_suffix(".conf").or_else(|| name.strip_suffix(".json"));
-    stem.map_or_else(|| name.to_owned(), |stem| format!("{stem}{LIST}"))
+    stem.map_or_else(|| name.to_owned(), |stem| format!("{stem}{LIST_SUFFIX}"))
 }
 
 fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, UnusableList> {
@@ -68,7 +58,7 @@ fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, Unusa
         return conflist::types(text).map(|_| text.to_owned());
     }
     let list = conflist::list_of(text)?;
-    // One with our own plugin in it is an earlier conversion of this file.
+    // A list that has the plugin's entry was made of this file by an earlier installation.
     let foreign = |other: &&ConfFile| {
         let text = String::from_utf8_lossy(&other.contents);
         other.name == name && conflist::of_type(&text, kind).is_ok_and(|own| own.is_empty())
@@ -76,8 +66,8 @@ fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, Unusa
     if files.iter().any(|other| foreign(&other)) { Err(UnusableList::Twice(name)) } else { Ok(list) }
 }
 
-/// Refuses what can stand first in the directory without being the cluster network.
-fn usual(list: String) -> Result<String, UnusableList> {
+/// Refuses lists that may come first in the directory and are not the cluster network.
+fn pod_network(list: String) -> Result<String, UnusableList> {
     let types = conflist::types(&list)?;
     if matches!(types.first().map(String::as_str), Some("multus" | "multus-shim")) {
         return Err(UnusableList::Multus);
@@ -101,9 +91,9 @@ mod tests {
         files.iter().map(file).collect()
     }
 
-    fn chosen(of: &[(&str, &str)], wanted: Option<&str>) -> Option<(String, String)> {
-        let files = files(of);
-        let (target, _) = choose(&files, wanted, "detour");
+    fn chosen(in_directory: &[(&str, &str)], desired: Option<&str>) -> Option<(String, String)> {
+        let files = files(in_directory);
+        let (target, _) = choose(&files, desired, "detour");
         target.map(|target| (target.file.name.clone(), target.list_name))
     }
 
@@ -112,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_good_one_by_name() {
+    fn the_first_usable_file_by_name_is_chosen() {
         let broken = [("05-x.conflist", "{"), ("20-b.conflist", LISTED), ("10-a.conf", SINGLE), ("00-readme", LISTED)];
         assert_eq!(chosen(&broken, None), names("10-a.conf", "10-a.conflist"));
         assert_eq!(chosen(&[("05-x.conflist", "{")], None), None);
@@ -121,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_is_named_by_its_later_name_too() {
+    fn a_named_file_is_found_by_its_original_and_its_list_name() {
         let both = [("10-a.conflist", LISTED), ("20-b.conflist", LISTED)];
         assert_eq!(chosen(&both, Some("20-b.conflist")), names("20-b.conflist", "20-b.conflist"));
         assert_eq!(chosen(&both, Some("10-a.conf")), names("10-a.conflist", "10-a.conflist"));
@@ -129,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_multus_nor_loopback_unless_named() {
+    fn multus_and_loopback_are_skipped_unless_named() {
         let multus = r#"{"name":"m","type":"multus-shim"}"#;
         let loopback = r#"{"name":"lo","type":"loopback"}"#;
         let all = [("00-multus.conf", multus), ("05-lo.conf", loopback), ("10-a.conflist", LISTED)];
@@ -138,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_beside_a_single_one_is_only_replaced_where_it_is_ours() {
+    fn a_list_of_the_same_name_is_replaced_only_if_it_has_our_entry() {
         let foreign = [("10-a.conf", SINGLE), ("10-a.conflist", LISTED)];
         assert_eq!(chosen(&foreign, None), names("10-a.conflist", "10-a.conflist"));
         let ours = r#"{"name":"n","plugins":[{"type":"a"},{"type":"detour"}]}"#;

@@ -1,0 +1,44 @@
+//! Why a node can't be changed.
+
+use crate::host_path::HostPath;
+use std::io::{self, ErrorKind};
+
+/// The reason for which an installation failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InstallError {
+    /// A file operation failed.
+    #[error("can't {operation} {path}: {cause}{hint}")]
+    File {
+        /// The operation, as a verb.
+        operation: &'static str,
+        /// The file.
+        path: HostPath,
+        /// The error of the file system.
+        cause: String,
+        /// The next step, with a leading `; `; empty if unknown.
+        hint: &'static str,
+    },
+    /// The installation log can't be parsed.
+    #[error("{path}: invalid installation log: {cause}; the next installation replaces it")]
+    Log {
+        /// The log.
+        path: HostPath,
+        /// The parser's error.
+        cause: String,
+    },
+    /// The plugin would refuse the configuration.
+    #[error("invalid plugin configuration: {0}")]
+    Configuration(String),
+}
+
+impl InstallError {
+    pub(super) fn file(operation: &'static str, path: &HostPath, error: &io::Error) -> Self {
+        let hint = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space on the node",
+            ErrorKind::ReadOnlyFilesystem => "; mount it writable, or select another directory",
+            ErrorKind::PermissionDenied => "; run as root, with the type spc_t if SELinux is enforcing",
+            _ => "",
+        };
+        Self::File { operation, path: path.clone(), cause: error.to_string(), hint }
+    }
+}
