@@ -1,96 +1,97 @@
-//! Whether the agent is to come back: whether its DaemonSet is still there.
+//! Whether the agent's DaemonSet was deleted, which decides if the plugin stays on the node when the agent ends.
 //!
-//! Whoever uninstalls deletes the DaemonSet, its service account and its rights within the same moment,
-//! in one order or another, and the pods are told to end only after that. To ask then can be too late.
-//! A watch that was granted goes on without right and account, and tells of the deletion.
+//! Uninstalling deletes the DaemonSet, its service account and its rights almost at once and in any order. The pods get
+//! their signal after that, when a request may be refused already. A watch that was granted before continues without
+//! right and account, and reports the deletion.
 
 use crate::cluster::{ObjectRef, ServiceAccount};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// From the failure of a watch to the next one.
-const PAUSE: Duration = Duration::from_secs(5);
-/// How long an agent that ends waits to know it, the watch's lag behind the signal included.
-const LAG: Duration = Duration::from_secs(3);
+/// The pause after a failed watch.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// How long an agent that ends waits for the answer, the watch's lag behind the signal included.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The DaemonSet that this agent belongs to.
+/// The DaemonSet of this agent.
 #[derive(Debug, Clone)]
 pub struct DaemonSet {
     account: ServiceAccount,
     object: ObjectRef,
-    /// What was seen last.
-    seen: Arc<(Mutex<ObservedDaemonSet>, Condvar)>,
+    /// The last state that the watch reported.
+    observed: Arc<(Mutex<ObservedDaemonSet>, Condvar)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObservedDaemonSet {
-    Nothing,
-    There,
-    Gone,
+    Unknown,
+    Exists,
+    Deleted,
 }
 
 impl DaemonSet {
-    /// The one called `object`, for which `account` asks.
+    /// Creates a handle for the DaemonSet `object`, which `account` reads.
     #[must_use]
     pub fn new(account: ServiceAccount, object: ObjectRef) -> Self {
-        Self { account, object, seen: Arc::new((Mutex::new(ObservedDaemonSet::Nothing), Condvar::new())) }
+        Self { account, object, observed: Arc::new((Mutex::new(ObservedDaemonSet::Unknown), Condvar::new())) }
     }
 
-    /// Watches it from now on.
+    /// Starts the thread that watches the DaemonSet.
     ///
     /// # Errors
-    /// There can't be another thread.
+    /// The thread can't be created.
     pub(super) fn watch(&self) -> io::Result<()> {
         let watched = self.clone();
         thread::Builder::new().name("daemonset".into()).spawn(move || {
-            let mut told = false;
+            let mut has_failed = false;
             loop {
-                let begun = Instant::now();
-                let trouble = watched.account.watch(&watched.object, |there| watched.tell(there)).err();
-                if let Some(why) = trouble.as_ref().filter(|_| !told) {
-                    tracing::warn!("{why}; meanwhile a deletion of it can go unseen");
+                let started = Instant::now();
+                let failure = watched.account.watch(&watched.object, |exists| watched.observe(exists)).err();
+                if let Some(error) = failure.as_ref().filter(|_| !has_failed) {
+                    tracing::warn!("{error}; the agent may miss a deletion of the DaemonSet until the watch works");
                 }
-                told = trouble.is_some();
-                // One that has ended after its time is followed by the next at once: a deletion between
-                // two watches is seen only while the agent still has its rights.
-                if told || begun.elapsed() < PAUSE {
-                    thread::park_timeout(PAUSE);
+                has_failed = failure.is_some();
+                // A watch that ended regularly is continued at once: a deletion between two watches is seen only
+                // while the agent still has its rights.
+                if has_failed || started.elapsed() < RETRY_DELAY {
+                    thread::park_timeout(RETRY_DELAY);
                 }
             }
         })?;
         Ok(())
     }
 
-    /// Whether it has gone, as the API says now or, where that can't be asked any more, the watch has said.
+    /// Whether the DaemonSet was deleted, according to the API server or, if that can't answer, to the watch.
     ///
     /// # Errors
-    /// It can't be known: in words.
+    /// Neither has an answer; returns the reason.
     pub(super) fn is_gone(&self) -> Result<bool, String> {
-        let asked = Instant::now();
-        let why = match self.account.has(&self.object, LAG) {
-            Ok(there) => return Ok(!there),
-            Err(why) => why,
+        let started = Instant::now();
+        let error = match self.account.has(&self.object, ANSWER_TIMEOUT) {
+            Ok(exists) => return Ok(!exists),
+            Err(error) => error,
         };
-        let left = LAG.saturating_sub(asked.elapsed());
-        let waited = self.seen.1.wait_timeout_while(self.seen(), left, |seen| *seen != ObservedDaemonSet::Gone);
-        let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *seen == ObservedDaemonSet::Gone { Ok(true) } else { Err(why.to_string()) }
+        let left = ANSWER_TIMEOUT.saturating_sub(started.elapsed());
+        let is_open = |observed: &mut ObservedDaemonSet| *observed != ObservedDaemonSet::Deleted;
+        let waited = self.observed.1.wait_timeout_while(self.observed(), left, is_open);
+        let (observed, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *observed == ObservedDaemonSet::Deleted { Ok(true) } else { Err(error.to_string()) }
     }
 
-    fn tell(&self, there: bool) {
-        let now = if there { ObservedDaemonSet::There } else { ObservedDaemonSet::Gone };
-        let before = std::mem::replace(&mut *self.seen(), now);
-        if before != now && now == ObservedDaemonSet::Gone {
+    fn observe(&self, exists: bool) {
+        let now = if exists { ObservedDaemonSet::Exists } else { ObservedDaemonSet::Deleted };
+        let before = std::mem::replace(&mut *self.observed(), now);
+        if before != now && now == ObservedDaemonSet::Deleted {
             tracing::warn!(
-                "DaemonSet {} is not there: the plugin is taken off the node when this agent ends",
+                "DaemonSet {} was deleted: the agent removes the plugin from the node when it ends",
                 self.object
             );
-            self.seen.1.notify_all();
+            self.observed.1.notify_all();
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, ObservedDaemonSet> {
-        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn observed(&self) -> MutexGuard<'_, ObservedDaemonSet> {
+        self.observed.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,14 +1,11 @@
-//! What a kubelet asks (`/healthz`: is the agent alive, `/readyz`: is the node ready) and what Prometheus
-//! collects (`/metrics`).
+//! The HTTP server of the agent (`/healthz`: is the agent alive, `/readyz`: is the node ready, `/metrics` for
+//! Prometheus), the watchdog, and the connection limit that `socket` shares.
 //!
-//! Every pod that reaches the port can occupy it, so no restart depends on it: the agent itself notices
-//! that it is stuck, and ends ([`Health::supervise`]).
-//!
-//! The connections that a server of the agent has open: a limited number, in which silent clients can't
-//! keep others out.
+//! Every pod that reaches the port can occupy it, so no restart depends on it: the agent's own watchdog detects that
+//! it is stuck, and ends it ([`Health::supervise`]). The limit of connections does not let silent clients keep others
+//! out ([`Connections`]).
 
-use super::metrics;
-use super::metrics::Metrics;
+use super::metrics::{self, Metrics};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
@@ -26,56 +23,56 @@ use tokio::runtime::Builder;
 use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
-/// The most connections; at this limit a new one replaces the oldest.
-const CONNECTIONS: usize = 64;
-/// The most connections that wait in the kernel; a burst beyond it makes clients wait for a second.
+/// The limit of connections; a new one replaces the oldest.
+const MAX_CONNECTIONS: usize = 64;
+/// The limit of connections that wait in the kernel; a larger burst delays clients by a second.
 const BACKLOG: i32 = 1024;
 /// How long the head of a request may take. Kubelets send it at once and wait for one second by default.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection may take from its start to its end.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// The size of a request's head, in bytes: the least that hyper allows.
-const HEAD_SIZE: usize = 8192;
+/// How long a connection may last.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// The limit for the head of a request, in bytes: the smallest value that hyper allows.
+const MAX_HEAD_SIZE: usize = 8192;
 /// The pause after a connection that could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often the agent must be found overdue, one check after another, to count as stuck. A process that
-/// was frozen is overdue until its next turn.
-const CHECKS: u32 = 3;
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The number of consecutive checks that must find the agent overdue. A process that was frozen is overdue until its
+/// next iteration.
+const MAX_OVERDUE_CHECKS: u32 = 3;
 
-/// What is known, shared with who answers.
+/// The state of the agent, shared with the server and the watchdog.
 #[derive(Debug, Clone)]
 pub(super) struct Health(Arc<Mutex<HealthState>>);
 
 #[derive(Debug)]
 struct HealthState {
-    /// Why the node isn't ready.
+    /// Why the node is not ready.
     obstacle: Option<String>,
-    /// Until when the next turn must have come.
+    /// The deadline of the next iteration.
     alive_until: Instant,
 }
 
 impl Health {
-    /// Of an agent that has done nothing yet and has `patience` to do so.
-    pub(super) fn new(patience: Duration) -> Self {
-        let state = HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + patience };
+    /// Creates the state of an agent that has `timeout` for its first iteration.
+    pub(super) fn new(timeout: Duration) -> Self {
+        let state = HealthState { obstacle: Some("not installed yet".into()), alive_until: Instant::now() + timeout };
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Says what keeps the node from being ready, and within what time there will be news.
-    pub(super) fn tell(&self, obstacle: Option<String>, patience: Duration) {
+    /// Sets why the node is not ready (`None` if it is), and the timeout of the next iteration.
+    pub(super) fn report(&self, obstacle: Option<String>, timeout: Duration) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = HealthState { obstacle, alive_until: Instant::now() + patience };
+        *state = HealthState { obstacle, alive_until: Instant::now() + timeout };
     }
 
-    /// Looks every `interval`, on a thread of its own, whether the agent is stuck; if so, calls `end`.
+    /// Starts the watchdog, a thread that checks every `interval` whether the agent is stuck, and calls `end` if so.
     ///
     /// # Errors
-    /// The kernel has no thread left.
+    /// The thread can't be created.
     pub(super) fn supervise(&self, interval: Duration, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let health = self.clone();
         let work = move || {
             let mut overdue = 0;
-            while overdue < CHECKS {
+            while overdue < MAX_OVERDUE_CHECKS {
                 thread::park_timeout(interval);
                 overdue = if health.status("/healthz", Instant::now()).0.is_success() { 0 } else { overdue + 1 };
             }
@@ -84,12 +81,12 @@ impl Health {
         thread::Builder::new().name("watchdog".into()).spawn(work).map(drop)
     }
 
-    /// Answers at `address` from now on, on a thread of its own. Gives the address that it has.
+    /// Starts the server, a thread that listens on `address`. Returns the address with the actual port.
     ///
     /// # Errors
-    /// The address can't be had; the kernel has no thread or no event queue left.
+    /// The address can't be bound, or the thread or its event loop can't be created.
     pub(super) fn serve(&self, address: SocketAddr, metrics: Metrics) -> io::Result<SocketAddr> {
-        // A node can have IPv6 switched off.
+        // IPv6 may be disabled on the node.
         let every_v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
         let listener = std::net::TcpListener::bind(address).or_else(|error| {
             let any = address.ip() == Ipv6Addr::UNSPECIFIED;
@@ -110,22 +107,22 @@ impl Health {
     }
 
     async fn answer_all(&self, listener: &TcpListener, metrics: &Metrics) {
-        let mut connections = Connections::new(CONNECTIONS);
+        let mut connections = Connections::new(MAX_CONNECTIONS);
         loop {
             connections.room().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let (health, metrics) = (self.clone(), metrics.clone());
-                    // None counts as busy: an answer is ready as soon as its request is read.
+                    // No connection counts as busy: its answer is available as soon as the request is read.
                     connections.serve(|_| async move { health.answer(stream, &metrics).await });
                 }
-                // Out of descriptors, most of all: some are given back soon.
-                Err(_) => sleep(ACCEPT_PAUSE).await,
+                // Usually the limit of descriptors, of which some are closed soon.
+                Err(_) => sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     }
 
-    /// Answers one request, whose body is not read.
+    /// Answers one request without reading its body.
     async fn answer(&self, stream: TcpStream, metrics: &Metrics) {
         let service = service_fn(async |request: Request<Incoming>| {
             Ok::<_, Infallible>(self.response(request.uri().path(), metrics))
@@ -133,13 +130,13 @@ impl Health {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(HEAD_SIZE)
+            .max_buf_size(MAX_HEAD_SIZE)
             .keep_alive(false)
             .serve_connection(TokioIo::new(stream), service);
-        match timeout(TIMEOUT, connection).await {
+        match timeout(CONNECTION_TIMEOUT, connection).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "a request for the agent's health failed"),
-            Err(_) => tracing::debug!("a request for the agent's health took too long"),
+            Ok(Err(error)) => tracing::debug!(%error, "health request failed"),
+            Err(_) => tracing::debug!("health request timed out"),
         }
     }
 
@@ -161,28 +158,29 @@ impl Health {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match (path, &state.obstacle) {
             ("/healthz", _) if now <= state.alive_until => (StatusCode::OK, "alive".into()),
-            ("/healthz", _) => (StatusCode::SERVICE_UNAVAILABLE, "stuck: the file system does not answer".into()),
+            ("/healthz", _) => (StatusCode::SERVICE_UNAVAILABLE, "stuck: the file system does not respond".into()),
             ("/readyz", None) => (StatusCode::OK, "installed".into()),
-            ("/readyz", Some(why)) => (StatusCode::SERVICE_UNAVAILABLE, why.clone()),
-            _ => (StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics".into()),
+            ("/readyz", Some(reason)) => (StatusCode::SERVICE_UNAVAILABLE, reason.clone()),
+            _ => (StatusCode::NOT_FOUND, "not found; expected /healthz, /readyz or /metrics".into()),
         }
     }
 }
 
-/// Connections, the oldest first.
+/// A bounded set of open connections.
 #[derive(Debug)]
 pub(super) struct Connections {
     limit: usize,
     tasks: JoinSet<()>,
+    /// The oldest first.
     open: Vec<(AbortHandle, Busy)>,
 }
 
-/// Whether a connection has work in progress, which keeps it from being closed for another one.
+/// Whether a connection is answering a request; a busy connection is not closed for another one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Busy(Arc<AtomicBool>);
 
 impl Busy {
-    /// The request has arrived.
+    /// Marks the connection as busy.
     pub(super) fn begin(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -193,15 +191,14 @@ impl Busy {
 }
 
 impl Connections {
-    /// At most `limit` connections.
+    /// Creates a set of `limit` connections at most.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, tasks: JoinSet::new(), open: Vec::new() }
     }
 
-    /// Waits until one more connection can be served: there are fewer than the limit, or one of them is
-    /// idle.
+    /// Waits until another connection can be served: the limit is not reached, or a connection is idle.
     pub(super) async fn room(&mut self) {
-        // A burst of connections must not close one that has not been read from yet.
+        // Gives new connections a chance to read their request before a burst closes them.
         yield_now().await;
         loop {
             while self.tasks.try_join_next().is_some() {}
@@ -213,7 +210,7 @@ impl Connections {
         }
     }
 
-    /// Serves a connection; at the limit, closes the oldest idle one for it.
+    /// Serves a connection. At the limit, closes the oldest idle one.
     pub(super) fn serve<F: Future<Output = ()> + Send + 'static>(&mut self, work: impl FnOnce(Busy) -> F) {
         if self.open.len() >= self.limit
             && let Some(oldest) = self.open.iter().position(|(_, busy)| !busy.is())
@@ -225,7 +222,7 @@ impl Connections {
         self.open.push((task, busy));
     }
 
-    /// Closes the idle connections, and waits until the others have ended.
+    /// Closes the idle connections, and waits for the others.
     pub(super) async fn finish(&mut self) {
         self.open.iter().filter(|(_, busy)| !busy.is()).for_each(|(task, _)| task.abort());
         while self.tasks.join_next().await.is_some() {}
@@ -243,19 +240,19 @@ mod tests {
     use tokio::sync::oneshot;
     use tokio::time::timeout;
 
-    /// More than any answer takes, less than a kubelet with `timeoutSeconds: 5` waits.
-    const SOON: Duration = Duration::from_secs(4);
+    /// Longer than any answer takes, and shorter than a kubelet with `timeoutSeconds: 5` waits.
+    const DEADLINE: Duration = Duration::from_secs(4);
     const PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
     fn server() -> SocketAddr {
         let health = Health::new(Duration::from_secs(600));
-        health.tell(None, Duration::from_secs(600));
+        health.report(None, Duration::from_secs(600));
         health.serve((Ipv4Addr::LOCALHOST, 0).into(), Metrics::default()).expect("bound")
     }
 
     fn connect(address: SocketAddr) -> TcpStream {
-        let stream = TcpStream::connect_timeout(&address, SOON).expect("it listens");
-        stream.set_read_timeout(Some(SOON)).expect("set");
+        let stream = TcpStream::connect_timeout(&address, DEADLINE).expect("it listens");
+        stream.set_read_timeout(Some(DEADLINE)).expect("set");
         stream
     }
 
@@ -272,7 +269,7 @@ mod tests {
             let started = Instant::now();
             let answer = answer(connect(address), format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
             assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}: {answer:?}");
-            assert!(started.elapsed() < SOON, "{path}: {:?}", started.elapsed());
+            assert!(started.elapsed() < DEADLINE, "{path}: {:?}", started.elapsed());
         }
     }
 
@@ -291,15 +288,15 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_read_nothing_delay_no_answer() {
+    fn clients_that_do_not_read_delay_no_answer() {
         let address = server();
-        let deaf: Vec<_> = (0..200).map(|_| connect(address)).collect();
-        deaf.iter().for_each(|mut stream| drop(stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")));
+        let stalled: Vec<_> = (0..200).map(|_| connect(address)).collect();
+        stalled.iter().for_each(|mut stream| drop(stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")));
         answers_all(address);
     }
 
     #[test]
-    fn a_request_that_never_ends_is_cut_off() {
+    fn a_request_that_does_not_end_is_closed() {
         let started = Instant::now();
         let mut drips = connect(server());
         drips.set_read_timeout(Some(Duration::from_millis(50))).expect("set");
@@ -324,9 +321,9 @@ mod tests {
     }
 
     #[test]
-    fn large_requests_are_refused_or_not_read() {
+    fn large_heads_are_refused_and_large_bodies_are_not_read() {
         let address = server();
-        let head = format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * HEAD_SIZE));
+        let head = format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * MAX_HEAD_SIZE));
         let refused = answer(connect(address), head.as_bytes());
         assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431 "), "{refused:?}");
         let body = "POST /healthz HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n";
@@ -336,28 +333,28 @@ mod tests {
     }
 
     #[test]
-    fn alive_while_turns_come_and_ready_once_nothing_is_in_the_way() {
+    fn the_agent_is_alive_until_an_iteration_is_overdue_and_ready_without_an_obstacle() {
         let health = Health::new(Duration::from_secs(60));
         let now = Instant::now();
         let code = |path: &str, at: Instant| health.status(path, at).0.as_u16();
         assert_eq!((code("/healthz", now), code("/readyz", now)), (200, 503));
         assert_eq!(code("/healthz", now + Duration::from_secs(120)), 503);
-        health.tell(None, Duration::ZERO);
+        health.report(None, Duration::ZERO);
         assert_eq!((code("/readyz", now), code("/else", now)), (200, 404));
     }
 
     #[test]
-    fn an_agent_that_is_stuck_is_ended() {
+    fn the_watchdog_ends_a_stuck_agent() {
         let interval = Duration::from_millis(20);
         let (ends, ended) = channel();
         let health = Health::new(Duration::from_secs(600));
         health.supervise(interval, move || ends.send(()).expect("awaited")).expect("a thread");
         ended.recv_timeout(10 * interval).expect_err("it is alive");
-        health.tell(None, Duration::ZERO);
-        ended.recv_timeout(SOON).expect("it is stuck");
+        health.report(None, Duration::ZERO);
+        ended.recv_timeout(DEADLINE).expect("it is stuck");
     }
 
-    /// Tells by its end that a connection was closed.
+    /// Ends when the connection is closed.
     type Closed = oneshot::Receiver<()>;
 
     async fn add(connections: &mut Connections, is_busy: bool) -> Closed {
@@ -401,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn at_the_end_only_busy_connections_are_waited_for() {
+    async fn finish_waits_only_for_busy_connections() {
         let mut connections = Connections::new(2);
         let idle = add(&mut connections, false).await;
         let (ends, end) = oneshot::channel::<()>();

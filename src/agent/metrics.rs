@@ -1,7 +1,6 @@
-//! What the agent counts for Prometheus.
+//! The agent's Prometheus metrics.
 //!
-//! A label's value is a word of this program, never text from elsewhere: the number of time series
-//! is bounded by the source.
+//! Label values are constants of this program, never external text, so the number of time series is bounded.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -18,7 +17,7 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-/// Counters, gauges and histograms of one agent; clones count together.
+/// The counters, gauges and histograms of one agent. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -36,39 +35,42 @@ pub struct Metrics {
 }
 
 impl Default for Metrics {
-    /// Nothing has happened so far.
     fn default() -> Self {
         let mut registry = Registry::with_prefix("detour");
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "This program", build);
+        registry.register("build", "Version of the agent", build);
         let calls = Counters::default();
-        let what = "Calls of the plugin that were reported, by what came of them";
-        registry.register("plugin_calls", what, calls.clone());
+        let help = "Plugin calls reported to the agent, by verb, outcome and reason of a failure";
+        registry.register("plugin_calls", help, calls.clone());
         let call_seconds = Family::new_with_constructor(call_buckets as fn() -> Histogram);
-        let what = "How long calls of the plugin took";
-        registry.register_with_unit("plugin_call_duration", what, Unit::Seconds, call_seconds.clone());
+        let help = "Duration of plugin calls";
+        registry.register_with_unit("plugin_call_duration", help, Unit::Seconds, call_seconds.clone());
         let fallbacks = Counters::default();
-        let what = "Questions about a pod that went to the API in place of the agent's memory";
-        registry.register("api_fallbacks", what, fallbacks.clone());
+        let help = "Requests sent to the API server because the agent's cache could not answer, by reason";
+        registry.register("api_fallbacks", help, fallbacks.clone());
         let facts = Family::default();
-        registry.register("facts", "Objects that the agent remembers", facts.clone());
+        registry.register("facts", "Objects in the agent's cache, by kind", facts.clone());
         let drift = Counter::default();
-        registry.register("drift", "Pods found without the rules that they should have", drift.clone());
+        registry.register("drift", "Pods found with rules that differ from the desired rules", drift.clone());
         let repairs = Counters::default();
-        registry.register("repairs", "Repairs of pods, by what was done and what came of it", repairs.clone());
+        registry.register("repairs", "Attempts to repair a pod, by type and result", repairs.clone());
         let overflows = Counter::default();
-        let what = "Pods that found the queue for repairs full";
-        registry.register("repair_queue_overflows", what, overflows.clone());
+        let help = "Pods deferred because the repair queue was full";
+        registry.register("repair_queue_overflows", help, overflows.clone());
         let look_failures = Counters::default();
-        let what = "Pods whose rules could not be looked at, by the kind of failure";
-        registry.register("look_failures", what, look_failures.clone());
+        let help = "Failures to read the rules of a pod, by reason";
+        registry.register("look_failures", help, look_failures.clone());
         let ready = Gauge::default();
-        registry.register("install_ready", "Whether the plugin is on the node (1) or not (0)", ready.clone());
+        registry.register("install_ready", "1 if the plugin is installed and ready on the node, else 0", ready.clone());
         let refused = Gauge::default();
-        let what = "Whether the newest configuration is refused (1), so that an earlier one stays in use, or not (0)";
-        registry.register("configuration_refused", what, refused.clone());
+        let help = "1 if the newest configuration is refused and an earlier one is in use, else 0";
+        registry.register("configuration_refused", help, refused.clone());
         let installs = Counters::default();
-        registry.register("installs", "Times that the plugin was put on the node, or could not be", installs.clone());
+        registry.register(
+            "installs",
+            "Installations and repairs of the plugin on the node, by result",
+            installs.clone(),
+        );
         let registry = Arc::new(registry);
         Self {
             registry,
@@ -87,70 +89,70 @@ impl Default for Metrics {
     }
 }
 
-/// From 5 ms, an ADD that asks nobody, to 20 s, twice what it may wait for facts by default.
+/// Buckets from 5 ms, an ADD without requests, to 20 s, twice the default timeout for facts.
 fn call_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.005, 2.0, 13))
 }
 
 impl Metrics {
-    /// The plugin was called and has reported it: the verb ([`Command::name`]), what came of it, and
-    /// for a failure its kind ([`Code::name`]), else nothing.
+    /// Counts a plugin call by verb ([`CniCommand::name`]), outcome and the reason of a failure ([`Code::name`]), which
+    /// is empty otherwise.
     ///
-    /// [`Command::name`]: crate::cni::Command::name
+    /// [`CniCommand::name`]: crate::cni::CniCommand::name
     /// [`Code::name`]: crate::cni::Code::name
     pub fn call(&self, verb: &'static str, outcome: &'static str, reason: &'static str, seconds: f64) {
         self.calls.get_or_create(&[("verb", verb), ("outcome", outcome), ("reason", reason)]).inc();
         self.call_seconds.get_or_create(&[("verb", verb)]).observe(seconds);
     }
 
-    /// The API was asked for what should have been in memory, and why.
-    pub fn api_fallback(&self, why: &'static str) {
-        self.fallbacks.get_or_create(&[("reason", why)]).inc();
+    /// Counts a request that went to the API server instead of the cache.
+    pub fn api_fallback(&self, reason: &'static str) {
+        self.fallbacks.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// A pod's rules were not what they should be.
+    /// Counts a pod whose rules drifted.
     pub fn drift(&self) {
         self.drift.inc();
     }
 
-    /// A repair was tried: of what kind, and what came of it.
+    /// Counts an attempt to repair a pod.
     pub fn repair(&self, kind: &'static str, result: &'static str) {
         self.repairs.get_or_create(&[("type", kind), ("result", result)]).inc();
     }
 
-    /// A pod had to be left out, for too many wait for repair.
+    /// Counts a pod that did not fit into the repair queue.
     pub fn queue_overflow(&self) {
         self.overflows.inc();
     }
 
-    /// A pod's rules could not be looked at, for a failure of this kind ([`Code::name`]).
+    /// Counts a failure to read a pod's rules, by the name of its code ([`Code::name`]).
     ///
     /// [`Code::name`]: crate::cni::Code::name
     pub fn look_failure(&self, reason: &'static str) {
         self.look_failures.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Whether the plugin is on the node and can be called.
+    /// Sets whether the plugin is installed and ready.
     pub fn installed(&self, ready: bool) {
         self.ready.set(ready.into());
     }
 
-    /// Whether the newest configuration is not in use because the plugin would refuse it.
+    /// Sets whether the newest configuration is refused.
     pub fn refused(&self, refused: bool) {
         self.refused.set(refused.into());
     }
 
-    /// The plugin was put on the node, or that failed.
+    /// Counts an installation.
     pub fn install(&self, result: &'static str) {
         self.installs.get_or_create(&[("result", result)]).inc();
     }
 
-    /// So many objects of a kind are in memory now.
+    /// Sets the number of cached objects of a kind.
     pub fn facts(&self, kind: &'static str, count: usize) {
         self.facts.get_or_create(&[("kind", kind)]).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// All of it as text, in the OpenMetrics format.
+    /// Returns all metrics in the OpenMetrics text format.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -166,7 +168,7 @@ mod tests {
     use crate::cni::{CniCommand, Code};
     use std::collections::BTreeMap;
 
-    /// Every sample by its name and labels.
+    /// Returns the value of every series.
     fn samples(metrics: &Metrics) -> BTreeMap<String, f64> {
         let text = metrics.text();
         assert!(text.ends_with("\n# EOF\n"), "{text}");
@@ -180,15 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_did_nothing_says_so() {
-        let wanted = [
+    fn a_new_agent_exports_zeros() {
+        let expected = [
             (format!("detour_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
             ("detour_configuration_refused".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
             ("detour_repair_queue_overflows_total".into(), 0.0),
         ];
-        assert_eq!(samples(&Metrics::default()), BTreeMap::from(wanted));
+        assert_eq!(samples(&Metrics::default()), BTreeMap::from(expected));
     }
 
     #[test]
@@ -202,7 +204,7 @@ mod tests {
         assert_eq!(calls(r#"verb="ADD",outcome="done",reason="""#), 1.0);
         assert_eq!(calls(r#"verb="ADD",outcome="failed",reason="try-again""#), 1.0);
         assert_eq!(calls(r#"verb="DEL",outcome="done",reason="""#), 1.0);
-        let seconds = |what: &str| samples[&format!("detour_plugin_call_duration_seconds_{what}")];
+        let seconds = |series: &str| samples[&format!("detour_plugin_call_duration_seconds_{series}")];
         assert_eq!(seconds(r#"count{verb="ADD"}"#), 2.0);
         assert_eq!(seconds(r#"bucket{le="0.005",verb="ADD"}"#), 1.0);
         assert_eq!(seconds(r#"bucket{le="5.12",verb="ADD"}"#), 1.0);
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_has_a_name_of_its_own() {
+    fn every_other_metric_is_exported_under_its_name() {
         let metrics = Metrics::default();
         metrics.api_fallback("unknown");
         metrics.drift();

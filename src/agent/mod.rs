@@ -1,17 +1,20 @@
-//! The node's agent: what puts the plugin on a node, keeps it there, and looks after the node's pods.
+//! The agent of a node: it keeps the plugin installed, answers the plugin's requests about the node's pods, and repairs
+//! pods that bypass the mesh.
 //!
-//! | file | what it knows |
+//! | file | content |
 //! |---|---|
-//! | [`install`] | what is wanted on a node, what is found, and the difference |
-//! | `keep` (`watch`, `stability`) | doing that again whenever something changes |
-//! | `plugin_token`, `daemon_set` | the plugin's credentials; whether it stays when the agent ends |
-//! | `services` | what runs beside, where the node's name is known |
-//! | `facts` (`known`), `socket`, `calls` | what is known of the node's pods, who asks for it, and what came of their calls |
-//! | [`repair`] | pods that bypass the mesh |
-//! | [`taint`] | pods that are to wait |
-//! | `own_pod` | Events of the agent's own pod: a configuration that is refused |
-//! | `health`, `metrics` | what a kubelet and Prometheus ask |
-//! | `connections` | how many clients `health` and `socket` serve, and which of them make room for others |
+//! | [`install`] | desired and found state of the node, and the plan that makes them equal |
+//! | `reconcile_loop` | installs again whenever something changes ([`run`]) |
+//! | `watch`, `stability` | waiting for changes of directories and for signals; whether an installation lasts |
+//! | `plugin_token`, `daemon_set` | the plugin's credentials; whether the agent's DaemonSet was deleted |
+//! | `own_pod` | Events of the agent's own pod, for a refused configuration |
+//! | `services` | starts the threads that need the node's name |
+//! | `facts` | the watched pods, namespaces and definitions, and the answers to the plugin |
+//! | `socket` | the Unix socket for the plugin's requests |
+//! | [`repair`] | repairs pods that bypass the mesh |
+//! | [`taint`] | keeps pods off a node that is not ready |
+//! | `health` | `/healthz`, `/readyz`, `/metrics`, the watchdog, and the limit of connections |
+//! | `metrics` | the Prometheus metrics |
 
 mod daemon_set;
 mod facts;
@@ -29,9 +32,9 @@ pub mod taint;
 mod watch;
 
 pub use daemon_set::DaemonSet;
+pub use facts::{EndedContainer, ObservedPod};
 pub use metrics::Metrics;
 pub use own_pod::OwnPod;
 pub use plugin_token::PluginToken;
-pub use reconcile_loop::{DesiredInstallation, Job, OnExit, keep};
+pub use reconcile_loop::{DesiredInstallation, Job, OnExit, run};
 pub use services::Services;
-pub use services::{EndedContainer, ObservedPod};

@@ -1,4 +1,4 @@
-//! Events of the agent's own pod: what is wrong with what the agent is asked for.
+//! Events of the agent's own pod, which report a configuration that can't be used.
 
 use crate::cluster::{Event, ServiceAccount};
 use crate::cni::Code;
@@ -7,19 +7,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use std::{io, thread};
 
-/// The pause after an Event that the API did not take.
-const RETRY: Duration = Duration::from_secs(30);
+/// The pause after an Event that the API server did not accept.
+const RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// The agent's own pod, and the account that creates its Events (`create events`).
 #[derive(Debug, Clone)]
 pub struct OwnPod {
-    /// Who creates them.
+    /// The account.
     pub account: ServiceAccount,
     /// The pod; `kubectl describe` finds Events by its UID.
     pub pod: PodRef,
 }
 
-/// A thread that creates the Events: an API that does not answer delays nothing else. It ends with this value.
+/// A handle of the thread that creates the Events, so that an unavailable API server delays nothing else. Dropping it
+/// ends the thread.
 pub(super) struct Events {
     sender: Sender<Option<Event>>,
     latest: Option<Event>,
@@ -29,35 +30,35 @@ impl OwnPod {
     /// Starts the thread.
     ///
     /// # Errors
-    /// There can't be another thread.
+    /// The thread can't be created.
     pub(super) fn events(&self) -> io::Result<Events> {
         let ((sender, events), own) = (channel(), self.clone());
-        thread::Builder::new().name("events".into()).spawn(move || own.report(&events))?;
+        thread::Builder::new().name("events".into()).spawn(move || own.create_events(&events))?;
         Ok(Events { sender, latest: None })
     }
 
-    /// Creates the latest Event, again until the API takes it or it is out of date.
-    fn report(&self, events: &Receiver<Option<Event>>) {
+    /// Creates the latest Event, with retries until the API server accepts it or it is outdated.
+    fn create_events(&self, events: &Receiver<Option<Event>>) {
         let PodRef { namespace, name, uid } = self.pod.clone();
         let pod = Pod { namespace, name, uid, ..Pod::default() };
-        let mut waiting = None;
+        let mut pending = None;
         loop {
-            let next = match &waiting {
-                Some(_) => events.recv_timeout(RETRY),
+            let next = match &pending {
+                Some(_) => events.recv_timeout(RETRY_DELAY),
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match next {
-                Ok(event) => waiting = event,
+                Ok(event) => pending = event,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let Some(event) = &waiting else { continue };
+            let Some(event) = &pending else { continue };
             match self.account.tell(&pod, event) {
-                Ok(()) => waiting = None,
+                Ok(()) => pending = None,
                 Err(error) if error.code == Code::TryAgain => tracing::debug!("{error}"),
                 Err(error) => {
                     tracing::warn!("{error}");
-                    waiting = None;
+                    pending = None;
                 }
             }
         }
@@ -65,13 +66,13 @@ impl OwnPod {
 }
 
 impl Events {
-    /// Reports what is wrong now, once until that changes; `None`: nothing.
-    pub(super) fn tell(&mut self, event: Option<Event>) {
+    /// Reports the current problem, once until it changes; `None` if there is no problem.
+    pub(super) fn report(&mut self, event: Option<Event>) {
         if self.latest == event {
             return;
         }
         self.latest.clone_from(&event);
-        // The thread ends only with this value.
+        // The thread ends only when this value is dropped.
         let _ = self.sender.send(event);
     }
 }

@@ -1,4 +1,4 @@
-//! Keeping the plugin on the node: whatever changes, what is wanted is compared with what is found.
+//! The agent's main loop: reconciles the node with the desired state at every change, and reports readiness.
 
 use super::daemon_set::DaemonSet;
 use super::health::Health;
@@ -7,7 +7,7 @@ use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPla
 use super::metrics::Metrics;
 use super::own_pod::OwnPod;
 use super::services::Services;
-use super::stability::{HOLD, Stability};
+use super::stability::{HOLD_TIME, Stability};
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::Event;
 use std::collections::BTreeSet;
@@ -16,177 +16,178 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{Duration, Instant};
 
-/// Files are looked at this often even if nothing seems to change: not every file system tells.
-const RESYNC: Duration = Duration::from_secs(60);
-/// After a failure, a full disk for one.
-const RETRY: Duration = Duration::from_secs(5);
-/// How long one turn may take before the agent counts as stuck.
-const SLACK: Duration = Duration::from_secs(30);
-/// How often the watchdog looks whether it is.
-const CHECK: Duration = Duration::from_secs(10);
+/// The interval of reconciliations without a change: not every file system reports changes.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// The pause after a failure, for example because of a full disk.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// How long one iteration may take before the agent counts as stuck.
+const ITERATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The interval of the watchdog's checks.
+const WATCHDOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What happens to the plugin when the agent ends.
 #[derive(Debug, Clone)]
 pub enum OnExit {
-    /// It stays, and goes on working: for upgrades.
+    /// It stays on the node and continues to work: for upgrades.
     Leave,
-    /// It is taken away: before the agent itself is.
+    /// The agent removes it from the node.
     Remove,
-    /// It stays as long as this DaemonSet does: where that can't be known, too.
+    /// The agent removes it if this DaemonSet was deleted, and leaves it if that can't be determined.
     Auto(DaemonSet),
 }
 
-/// What is wanted on the node now.
+/// The desired state of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredInstallation {
-    /// With the newest configuration that was accepted.
+    /// The desired state, with the last accepted configuration.
     pub desired: DesiredState,
     /// Why a newer configuration is not in use.
     pub refused: Option<String>,
 }
 
-/// What an agent does.
+/// The settings of an agent.
 pub struct Job<'a> {
-    /// Where.
+    /// The node's files.
     pub node: &'a NodeFiles,
-    /// What is wanted; asked anew each time, for tokens and configurations change.
+    /// Returns the desired state; called in each iteration, because tokens and configurations change.
     pub desired: &'a dyn Fn() -> Result<DesiredInstallation, String>,
-    /// The program that is copied.
+    /// The program to copy.
     pub program: &'a Path,
-    /// Directories, as this process sees them, with what `desired` reads.
+    /// The directories of the files that `desired` reads, as this process reaches them.
     pub sources: Vec<PathBuf>,
-    /// At the end.
+    /// What happens to the plugin when the agent ends.
     pub on_exit: OnExit,
-    /// Where a kubelet's questions are answered, and Prometheus's.
+    /// The address of `/healthz`, `/readyz` and `/metrics`.
     pub health_address: Option<SocketAddr>,
-    /// What is counted of this and told there.
+    /// The metrics that are served there.
     pub metrics: Metrics,
-    /// What is done beside, where the node's name is known.
+    /// The services that need the node's name; `None` if it is unknown.
     pub services: Option<Services>,
     /// The agent's own pod, for Events of a configuration that is refused.
     pub own_pod: Option<OwnPod>,
 }
 
-/// Where this agent stands among those of the node.
+/// The role of this agent among those that run on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leadership {
-    /// It has done nothing yet, and takes over from whoever is there.
+    /// It has just started, and takes over from the running agent.
     New,
     Leads,
-    /// A later one leads, as long as that is there.
+    /// A later agent leads while it runs.
     Yielded,
 }
 
-/// What came of a turn.
+/// The result of one iteration.
 enum Iteration {
-    /// All is as it should be; in words, with what else was seen.
+    /// The node has the desired state. The text has the notes of the plan.
     Settled(String),
-    /// Now it is; these things were not.
+    /// This plan was applied.
     Repaired(InstallPlan),
-    /// Something is missing that somebody else must bring; in words.
+    /// Something is missing that another tool must provide, described by the text.
     Waits(String),
-    /// A later agent does the work.
+    /// The named agent, which started later, leads.
     Yields(String),
     Failed(String),
 }
 
-/// What a turn means for the node.
+/// The consequence of an iteration for the node's readiness.
 #[derive(Debug, PartialEq, Eq)]
 enum Readiness {
     Ready,
     /// Everything is in place, but not for long enough.
     Confirming,
-    /// In words.
+    /// Not ready for this reason.
     Not(String),
 }
 
-/// Installs, repairs what drifts, and ends with SIGTERM or SIGINT. Nothing that is wrong on the
-/// node ends it: `/readyz` and the log say what is.
+/// Runs the agent until SIGTERM or SIGINT. Problems of the node do not end it; `/readyz` and the log report them.
 ///
 /// # Errors
-/// The kernel refuses to wait for signals, or a thread; the address for `/readyz` can't be had; at the
-/// end, what is to be removed can't be.
-pub fn keep(job: &Job<'_>) -> Result<(), String> {
-    let waiting = |error| format!("can't wait for signals: {error}");
-    // Before any thread, which would not leave the signals alone.
-    let mut watch = DirectoryWatch::new().map_err(waiting)?;
-    let health = Health::new(RESYNC + SLACK);
+/// A signal descriptor, a thread or the health address is not available, or the final removal of the plugin fails.
+pub fn run(job: &Job<'_>) -> Result<(), String> {
+    let signal_error = |error| format!("can't wait for signals: {error}");
+    // Before any thread is started, because a thread inherits the signal mask.
+    let mut watch = DirectoryWatch::new().map_err(signal_error)?;
+    let health = Health::new(RESYNC_INTERVAL + ITERATION_TIMEOUT);
     if let Some(address) = job.health_address {
         let bound = health
             .serve(address, job.metrics.clone())
-            .map_err(|error| format!("{address}: can't answer there: {error}"))?;
-        tracing::info!(address = %bound, "answers /healthz, /readyz and /metrics");
-        health.supervise(CHECK, end_stuck).map_err(|error| format!("can't start the watchdog: {error}"))?;
+            .map_err(|error| format!("can't listen on health address {address}: {error}"))?;
+        tracing::info!(address = %bound, "serving /healthz, /readyz and /metrics");
+        health
+            .supervise(WATCHDOG_INTERVAL, exit_stuck)
+            .map_err(|error| format!("can't start the watchdog: {error}"))?;
     }
     if let OnExit::Auto(daemon_set) = &job.on_exit {
-        daemon_set.watch().map_err(|error| format!("can't watch DaemonSets: {error}"))?;
+        daemon_set.watch().map_err(|error| format!("can't start the thread that watches the DaemonSet: {error}"))?;
     }
-    // Ended with this function.
+    // Dropping it at the end of this function ends the services.
     let mut services = match &job.services {
         Some(services) => Some(services.start(job.node, &job.metrics)?),
         None => None,
     };
     let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
-    let mut events = events.map_err(|error| format!("no thread for Events: {error}"))?;
-    let (mut stability, mut said) = (Stability::default(), LastLogged::default());
-    let (mut standing, mut present) = (Leadership::New, None);
+    let mut events = events.map_err(|error| format!("can't start the thread for Events: {error}"))?;
+    let (mut stability, mut logged) = (Stability::default(), LastLogged::default());
+    let (mut leadership, mut presence) = (Leadership::New, None);
     loop {
-        watch.forget();
+        watch.discard_events();
         let (desired, refused) = match (job.desired)() {
             Ok(DesiredInstallation { desired, refused }) => (Ok(desired), refused),
             Err(why) => (Err(why), None),
         };
         watch.directories(&job.directories(desired.as_ref().ok()));
-        if let (None, Ok(desired)) = (&present, &desired) {
-            present = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
+        if let (None, Ok(desired)) = (&presence, &desired) {
+            presence = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
             job.node.forget_absent();
         }
         let unusable = desired.as_ref().err().cloned();
-        let turn = job.turn(desired, standing);
-        standing = match turn {
+        let iteration = job.iterate(desired, leadership);
+        leadership = match iteration {
             Iteration::Yields(_) => Leadership::Yielded,
-            Iteration::Failed(_) => standing,
+            Iteration::Failed(_) => leadership,
             _ => Leadership::Leads,
         };
-        let (readiness, time, deaf) = turn.assess(&mut stability, Instant::now());
+        let (readiness, delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
         if let Some(services) = &mut services {
-            services.tell(turn.decides(&readiness));
+            services.report(iteration.taint_decision(&readiness));
         }
-        job.count(&turn, &readiness);
+        job.count(&iteration, &readiness);
         job.metrics.refused(refused.is_some());
-        let refused = refused.map(|why| format!("{why}; the last accepted configuration stays in use"));
-        // The plugin works as before, so the taint does not come back.
-        health.tell(readiness.obstacle().or_else(|| refused.clone()), time + SLACK);
-        said.refused(refused.as_deref());
+        let refused = refused.map(|reason| format!("{reason}; the last accepted configuration stays in use"));
+        // The plugin works with the earlier configuration: /readyz fails, but the taint stays off.
+        health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
+        logged.refused(refused.as_deref());
         if let Some(events) = &mut events {
-            events.tell(complaint(refused.as_deref(), unusable.as_deref()));
+            events.report(configuration_event(refused.as_deref(), unusable.as_deref()));
         }
-        said.report(&turn, &readiness, time);
-        // After a repair it looks again: what others did meanwhile and what it did itself look alike.
-        if watch.wait(time, deaf).map_err(waiting)? == WakeReason::ToEnd {
+        logged.iteration(&iteration, &readiness, delay);
+        // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
+        // repair and compares again.
+        if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
             let removes = job.on_exit.removes();
-            let ended = present.map_or(Ok(()), |(installer, _)| {
+            let result = presence.map_or(Ok(()), |(installer, _)| {
                 job.node.forget_presence(&installer);
                 job.end(&installer, removes)
             });
             if let Some(services) = services.as_mut().filter(|_| removes) {
-                services.leave();
+                services.remove_taint();
             }
-            return ended;
+            return result;
         }
     }
 }
 
-/// The Event for a configuration that is refused, or for anything else because of which nothing can be installed.
-fn complaint(refused: Option<&str>, unusable: Option<&str>) -> Option<Event> {
-    let refused = refused.map(|why| ("DetourConfigurationRefused", why));
-    let (reason, why) = refused.or(unusable.map(|why| ("DetourNotInstalled", why)))?;
-    Some(Event { warning: true, reason: reason.into(), message: why.to_owned() })
+/// Returns the Event for a refused configuration, or for another reason that prevents an installation.
+fn configuration_event(refused: Option<&str>, unusable: Option<&str>) -> Option<Event> {
+    let refused = refused.map(|message| ("DetourConfigurationRefused", message));
+    let (reason, message) = refused.or(unusable.map(|message| ("DetourNotInstalled", message)))?;
+    Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
 }
 
-/// Ends the process as a failed liveness probe would: the kubelet starts the container again.
-fn end_stuck() {
-    tracing::error!("the agent is stuck: the file system does not answer; it ends, to be started again");
+/// Ends the process as a failed liveness probe would; the kubelet restarts the container.
+fn exit_stuck() {
+    tracing::error!("the agent is stuck: the file system does not respond; exiting, so that the agent is restarted");
     process::exit(1);
 }
 
@@ -195,8 +196,8 @@ impl OnExit {
         match self {
             Self::Leave => false,
             Self::Remove => true,
-            Self::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|why| {
-                tracing::warn!("{why}; so the plugin stays: `detour uninstall` takes it off");
+            Self::Auto(daemon_set) => daemon_set.is_gone().unwrap_or_else(|error| {
+                tracing::warn!("{error}; the plugin stays on the node; run `detour uninstall` to remove it");
                 false
             }),
         }
@@ -204,19 +205,19 @@ impl OnExit {
 }
 
 impl Job<'_> {
-    fn turn(&self, desired: Result<DesiredState, String>, standing: Leadership) -> Iteration {
+    fn iterate(&self, desired: Result<DesiredState, String>, leadership: Leadership) -> Iteration {
         let desired = match desired {
             Ok(desired) => desired,
-            Err(why) => return Iteration::Failed(why),
+            Err(reason) => return Iteration::Failed(reason),
         };
-        self.compare(&desired, standing).unwrap_or_else(|error| Iteration::Failed(error.to_string()))
+        self.reconcile(&desired, leadership).unwrap_or_else(|error| Iteration::Failed(error.to_string()))
     }
 
-    fn compare(&self, desired: &DesiredState, standing: Leadership) -> Result<Iteration, InstallError> {
+    fn reconcile(&self, desired: &DesiredState, leadership: Leadership) -> Result<Iteration, InstallError> {
         let lock = self.node.lock()?;
         let found = self.node.look(Some(desired))?;
         let other = &found.record.installer;
-        if standing != Leadership::New && *other != desired.installer && self.node.is_present(other) {
+        if leadership != Leadership::New && *other != desired.installer && self.node.is_present(other) {
             return Ok(Iteration::Yields(other.clone()));
         }
         let plan = reconcile(desired, &found);
@@ -224,21 +225,21 @@ impl Job<'_> {
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         Ok(match &plan.waits_for {
             _ if !plan.actions.is_empty() => Iteration::Repaired(plan),
-            Some(what) => Iteration::Waits(with_notes(format!("missing: {what}"))),
-            None => Iteration::Settled(with_notes("all is as it should be".to_owned())),
+            Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
+            None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
     }
 
-    fn count(&self, turn: &Iteration, readiness: &Readiness) {
+    fn count(&self, iteration: &Iteration, readiness: &Readiness) {
         self.metrics.installed(*readiness == Readiness::Ready);
-        match turn {
+        match iteration {
             Iteration::Repaired(_) => self.metrics.install("done"),
             Iteration::Failed(_) => self.metrics.install("failed"),
             Iteration::Settled(_) | Iteration::Waits(_) | Iteration::Yields(_) => {}
         }
     }
 
-    /// Where something can change that matters.
+    /// Returns the directories whose changes require a new iteration.
     fn directories(&self, desired: Option<&DesiredState>) -> Vec<PathBuf> {
         let mut paths = BTreeSet::new();
         if let Some(desired) = desired {
@@ -257,7 +258,7 @@ impl Job<'_> {
         let remove = || {
             let lock = self.node.lock()?;
             let found = self.node.look(None)?;
-            // A later agent may have taken over since this one looked last.
+            // A later agent may have taken over since the last iteration.
             let plan = if found.record.installer == installer { undo(&found) } else { InstallPlan::default() };
             if !plan.actions.is_empty() {
                 self.node.apply(&plan, self.program, &lock)?;
@@ -270,27 +271,27 @@ impl Job<'_> {
             if removes { remove().map_err(|error: InstallError| error.to_string())? } else { InstallPlan::default() };
         plan.actions.iter().for_each(|action| tracing::info!("{action}"));
         plan.notes.iter().for_each(|note| tracing::warn!("{note}"));
-        let what = if plan.actions.is_empty() { "stays on" } else { "is taken off" };
-        tracing::info!("ends; the plugin {what} the node");
+        let result = if plan.actions.is_empty() { "stays on" } else { "was removed from" };
+        tracing::info!("the agent ends; the plugin {result} the node");
         Ok(())
     }
 }
 
 impl Iteration {
-    /// What it means for the node, the time to the next turn, and whether changes until then are ignored.
+    /// Returns the readiness of the node, the delay before the next iteration, and whether to ignore events until then.
     fn assess(&self, stability: &mut Stability, now: Instant) -> (Readiness, Duration, bool) {
         match self {
             Self::Settled(_) => match stability.in_place(now) {
-                Duration::ZERO => (Readiness::Ready, RESYNC, false),
+                Duration::ZERO => (Readiness::Ready, RESYNC_INTERVAL, false),
                 left if stability.is_ready() => (Readiness::Ready, left, false),
                 left => (Readiness::Confirming, left, false),
             },
             Self::Repaired(plan) => {
                 let pause = stability.repaired();
                 let readiness = match &plan.waits_for {
-                    Some(what) => {
+                    Some(missing) => {
                         stability.incomplete();
-                        Readiness::Not(what.clone())
+                        Readiness::Not(missing.clone())
                     }
                     None if stability.is_contested() => Readiness::Not(contested(plan, stability)),
                     None if stability.is_ready() => Readiness::Ready,
@@ -298,23 +299,21 @@ impl Iteration {
                 };
                 (readiness, pause, true)
             }
-            Self::Yields(_) => (Readiness::Ready, RETRY, false),
-            Self::Waits(why) => {
+            Self::Yields(_) => (Readiness::Ready, RETRY_DELAY, false),
+            Self::Waits(reason) => {
                 stability.incomplete();
-                (Readiness::Not(why.clone()), RESYNC, false)
+                (Readiness::Not(reason.clone()), RESYNC_INTERVAL, false)
             }
-            Self::Failed(why) => {
+            Self::Failed(reason) => {
                 stability.incomplete();
-                (Readiness::Not(why.clone()), RETRY, true)
+                (Readiness::Not(reason.clone()), RETRY_DELAY, true)
             }
         }
     }
-}
 
-impl Iteration {
-    /// Whether the node's taint comes off; `None`: it stays as it is. That of an agent that yields is up to
-    /// the one that leads, and one that has just replaced the program, as in an upgrade, changes nothing yet.
-    fn decides(&self, readiness: &Readiness) -> Option<bool> {
+    /// Whether to remove (`true`) or add the node's taint; `None` to leave it unchanged. The taint belongs to the agent
+    /// that leads, and an agent that has just replaced the program, as in an upgrade, does not change it yet.
+    fn taint_decision(&self, readiness: &Readiness) -> Option<bool> {
         match (self, readiness) {
             (Self::Yields(_), _) | (_, Readiness::Confirming) => None,
             (_, readiness) => Some(*readiness == Readiness::Ready),
@@ -323,30 +322,30 @@ impl Iteration {
 }
 
 impl Readiness {
-    /// What `/readyz` reports; `None` for a node that is ready.
+    /// Returns the reason for `/readyz`; `None` if the node is ready.
     fn obstacle(&self) -> Option<String> {
         match self {
             Self::Ready => None,
             Self::Confirming => {
-                Some(format!("installed, but not yet confirmed: ready after {} s in place", HOLD.as_secs()))
+                Some(format!("installed, but not yet confirmed: ready after {} s in place", HOLD_TIME.as_secs()))
             }
-            Self::Not(why) => Some(why.clone()),
+            Self::Not(reason) => Some(reason.clone()),
         }
     }
 }
 
-/// Why a node is not ready although everything was just put in place.
+/// Returns why a node is not ready although the plan was just applied.
 fn contested(plan: &InstallPlan, stability: &Stability) -> String {
-    let what = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let actions = plan.actions.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     format!(
-        "another process keeps reverting the installation: {} repairs in a row did not last {} s, the latest: {what}; \
-         stop that process (Cilium: set cni.exclusive=false)",
+        "another process keeps reverting the installation: {} repairs in a row did not last {} s, the last one: \
+         {actions}; stop that process (Cilium: set cni.exclusive=false)",
         stability.repairs(),
-        HOLD.as_secs()
+        HOLD_TIME.as_secs()
     )
 }
 
-/// What the log said last.
+/// The last logged state; only changes of it are logged.
 #[derive(Debug, Default)]
 struct LastLogged {
     state: String,
@@ -355,35 +354,35 @@ struct LastLogged {
 }
 
 impl LastLogged {
-    /// One line for each configuration that is refused, and when none is any longer.
-    fn refused(&mut self, why: Option<&str>) {
-        if self.refused.as_deref() == why {
+    /// Logs each refused configuration once, and that the newest one is accepted again.
+    fn refused(&mut self, reason: Option<&str>) {
+        if self.refused.as_deref() == reason {
             return;
         }
-        match why {
-            Some(why) => tracing::error!("{why}"),
+        match reason {
+            Some(reason) => tracing::error!("{reason}"),
             None => tracing::info!("the newest configuration is accepted"),
         }
-        self.refused = why.map(str::to_owned);
+        self.refused = reason.map(str::to_owned);
     }
 
-    /// One line for each thing that was done, for each new state, and when the node becomes ready.
-    fn report(&mut self, turn: &Iteration, readiness: &Readiness, time: Duration) {
-        let state = match turn {
+    /// Logs each applied action, each new state, and when the node becomes ready.
+    fn iteration(&mut self, iteration: &Iteration, readiness: &Readiness, delay: Duration) {
+        let state = match iteration {
             Iteration::Repaired(plan) => {
                 plan.actions.iter().for_each(|action| tracing::info!("{action}"));
-                if let Readiness::Not(why) = readiness
+                if let Readiness::Not(reason) = readiness
                     && plan.waits_for.is_none()
                 {
-                    tracing::warn!("{why}; next check in {} s", time.as_secs());
+                    tracing::warn!("{reason}; next check in {} s", delay.as_secs());
                 }
                 String::new()
             }
             Iteration::Settled(state) | Iteration::Waits(state) | Iteration::Failed(state) => state.clone(),
-            Iteration::Yields(other) => format!("{other} has taken over; this one only watches"),
+            Iteration::Yields(other) => format!("agent {other} has taken over; this agent stands by"),
         };
         if self.state != state && !state.is_empty() {
-            match turn {
+            match iteration {
                 Iteration::Failed(_) => tracing::error!("{state}"),
                 Iteration::Waits(_) => tracing::warn!("{state}"),
                 _ => tracing::info!("{state}"),
@@ -402,26 +401,27 @@ impl LastLogged {
 mod tests {
     use super::*;
 
-    /// What a turn means for the node's taint and for `/readyz`.
-    fn assessed(turn: &Iteration, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
-        let (readiness, ..) = turn.assess(stability, now);
-        (turn.decides(&readiness), readiness.obstacle())
+    /// Returns the decision about the taint and the text of `/readyz`.
+    fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
+        let (readiness, ..) = iteration.assess(stability, now);
+        (iteration.taint_decision(&readiness), readiness.obstacle())
     }
 
     #[test]
-    fn the_taint_comes_off_when_the_node_is_ready_and_goes_on_when_it_is_known_not_to_be() {
+    fn the_taint_is_removed_from_a_ready_node_and_added_to_one_that_is_not_ready() {
         let (now, settled) = (Instant::now(), || Iteration::Settled(String::new()));
         let repaired = || Iteration::Repaired(InstallPlan::default());
         let fresh = &mut Stability::default();
-        for turn in [repaired(), settled()] {
-            let (taint, obstacle) = assessed(&turn, fresh, now);
-            assert!(taint.is_none() && obstacle.is_some_and(|why| why.contains("not yet confirmed")), "as it was");
+        for iteration in [repaired(), settled()] {
+            let (taint, obstacle) = assessed(&iteration, fresh, now);
+            let is_confirming = obstacle.is_some_and(|obstacle| obstacle.contains("not yet confirmed"));
+            assert!(taint.is_none() && is_confirming, "the taint is unchanged");
         }
-        assert_eq!(assessed(&settled(), fresh, now + HOLD), (Some(true), None));
+        assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (Some(true), None));
         assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
         assert_eq!(assessed(&Iteration::Yields("later".into()), fresh, now), (None, None));
-        for turn in [Iteration::Waits("why".into()), Iteration::Failed("why".into())] {
-            assert_eq!(assessed(&turn, fresh, now), (Some(false), Some("why".into())));
+        for iteration in [Iteration::Waits("reason".into()), Iteration::Failed("reason".into())] {
+            assert_eq!(assessed(&iteration, fresh, now), (Some(false), Some("reason".into())));
         }
         let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
         assert_eq!(assessed(&Iteration::Repaired(missing), fresh, now), (Some(false), Some("a list".into())));
@@ -430,7 +430,7 @@ mod tests {
             contested.repaired();
         }
         let (taint, obstacle) = assessed(&repaired(), contested, now);
-        assert!(taint == Some(false) && obstacle.is_some_and(|why| why.contains("keeps reverting")));
-        assert_eq!(assessed(&settled(), contested, now).0, None, "not off before it has held");
+        assert!(taint == Some(false) && obstacle.is_some_and(|obstacle| obstacle.contains("keeps reverting")));
+        assert_eq!(assessed(&settled(), contested, now).0, None, "it must stay in place first");
     }
 }

@@ -1,102 +1,98 @@
-//! What the agent does beside keeping the plugin installed: one thread watches the node's pods and
-//! answers the plugin, one repairs pods, one keeps the node's taint.
-//!
-//! What the agent keeps of a pod of its node.
+//! Starts the threads of the agent that need the node's name: the watches and the socket (`services`), repairs
+//! (`repair`), and the node's taint (`taint`).
 
-use super::facts::{Answers, SharedFacts};
-use super::install::{HostPath, NodeFiles};
+use super::facts::{Answers, ObservedPod, SharedFacts};
+use super::install::NodeFiles;
 use super::metrics::Metrics;
 use super::repair::{Pods, RepairSettings, RepairWorker};
-use super::socket;
-use super::socket::OpenConnections;
+use super::socket::{self, OpenConnections};
 use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
-use crate::pod::Pod;
+use crate::host_path::HostPath;
 use std::future::pending;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// As many questions to the API wait at the same time; each has a thread.
-const WAITING: usize = 16;
-/// A thread that waits for nothing is kept so long.
-const IDLE: Duration = Duration::from_secs(10);
+/// The limit of concurrent requests to the API server; each has a thread.
+const MAX_API_REQUESTS: usize = 16;
+/// How long an idle thread for requests is kept.
+const THREAD_IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// What the services of a node need.
+/// The settings of the services.
 #[derive(Debug, Clone)]
 pub struct Services {
-    /// The node's name: that of its Node object.
+    /// The name of the Node object.
     pub node_name: String,
-    /// Where the plugin asks; `None`: nowhere.
+    /// The path of the socket for the plugin's requests; `None` for no socket.
     pub socket: Option<HostPath>,
-    /// Who watches.
+    /// The account of the watches and of all changes.
     pub account: ServiceAccount,
-    /// How pods that bypass the mesh are repaired; `None`: not at all.
+    /// How pods that bypass the mesh are repaired; `None` to not repair them.
     pub repair: Option<RepairSettings>,
-    /// The key of the taint of a node that isn't ready; `None`: there is none.
+    /// The key of the taint for a node that is not ready; `None` for no taint.
     pub taint: Option<String>,
 }
 
-/// Services that run, until this is dropped.
-pub(super) struct Running {
+/// The running services. Dropping them ends the `services` thread.
+pub(super) struct RunningServices {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// Has repairs begin.
+    /// Starts the repairs.
     repair: Option<Sender<()>>,
     taint: Option<TaintController>,
 }
 
-/// The watched pods, for who repairs them.
+/// The watched pods, for the repair worker.
 struct WatchedPods {
     facts: SharedFacts,
-    /// As many changes were seen.
+    /// The number of changes that the worker has processed.
     seen: u64,
 }
 
 impl Pods for WatchedPods {
     fn pods(&self) -> Vec<Arc<ObservedPod>> {
-        self.facts.pods()
+        self.facts.all_pods()
     }
 
-    fn wait(&mut self, time: Duration) {
-        self.seen = self.facts.wait_for_pods(self.seen, time);
+    fn wait(&mut self, timeout: Duration) {
+        self.seen = self.facts.wait_for_pods(self.seen, timeout);
     }
 }
 
 impl Services {
-    /// Begins, for a node that is reached as `node`; what is done is counted.
+    /// Starts the services for a node.
     ///
     /// # Errors
-    /// The kernel has no thread or no event queue left.
-    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<Running, String> {
+    /// A thread or its event loop can't be created, or the path of the socket can't be resolved.
+    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<RunningServices, String> {
         let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
         let mut builder = Builder::new_current_thread();
-        builder.enable_all().max_blocking_threads(WAITING).thread_keep_alive(IDLE);
-        let runtime = builder.build().map_err(|error| format!("no event loop for the services: {error}"))?;
-        let (services, known, counted) = (self.clone(), facts.clone(), metrics.clone());
+        builder.enable_all().max_blocking_threads(MAX_API_REQUESTS).thread_keep_alive(THREAD_IDLE_TIME);
+        let runtime =
+            builder.build().map_err(|error| format!("can't create the event loop of the services: {error}"))?;
+        let (services, shared_facts, shared_metrics) = (self.clone(), facts.clone(), metrics.clone());
         let thread = thread::Builder::new().name("services".into());
-        let thread = thread.spawn(move || services.run(runtime, &known, &counted, socket, ended));
-        let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
+        let thread = thread.spawn(move || services.run(runtime, &shared_facts, &shared_metrics, socket, ended));
+        let thread = thread.map_err(|error| format!("can't start the thread of the services: {error}"))?;
         let repair = |settings: &RepairSettings| {
-            let (begin, installed) = channel();
-            let repair = RepairWorker::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
-            repair.start(WatchedPods { facts: facts.clone(), seen: 0 }, installed).map(|()| begin)
+            let (start, started) = channel();
+            let worker = RepairWorker::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
+            worker.start(WatchedPods { facts: facts.clone(), seen: 0 }, started).map(|()| start)
         };
         let repair = self.repair.as_ref().map(repair).transpose();
-        let repair = repair.map_err(|error| format!("no thread for repairs: {error}"))?;
+        let repair = repair.map_err(|error| format!("can't start the thread for repairs: {error}"))?;
         let taint =
             |key: &String| Taint { key: key.clone(), node: self.node_name.clone(), account: self.account.clone() };
-        let taint = self.taint.as_ref().map(|key| taint(key).keep()).transpose();
-        let taint = taint.map_err(|error| format!("no thread for the node's taint: {error}"))?;
-        Ok(Running { end: Some(end), thread: Some(thread), repair, taint })
+        let taint = self.taint.as_ref().map(|key| taint(key).start()).transpose();
+        let taint = taint.map_err(|error| format!("can't start the thread for the node's taint: {error}"))?;
+        Ok(RunningServices { end: Some(end), thread: Some(thread), repair, taint })
     }
 
     fn run(
@@ -109,83 +105,52 @@ impl Services {
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
-            let mut asked = OpenConnections::none();
+            let mut connections = OpenConnections::none();
             tokio::select! {
                 _ = ended => {}
-                () = facts.keep(&self.account, &self.node_name, metrics) => {}
-                () = serve(socket, &answers, &mut asked) => {}
+                () = facts.watch(&self.account, &self.node_name, metrics) => {}
+                () = serve(socket, &answers, &mut connections) => {}
             }
-            asked.are_answered().await;
+            connections.finish().await;
         });
-        // A thread that still waits for the API is not waited for.
+        // Does not wait for threads that wait for the API server.
         runtime.shutdown_background();
     }
 }
 
-/// Answers for ever; where there is no socket, nobody.
-async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut OpenConnections) {
+async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut OpenConnections) {
     match socket {
-        Some(socket) => socket::serve(&socket, answers, asked).await,
+        Some(socket) => socket::serve(&socket, answers, connections).await,
         None => pending().await,
     }
 }
 
-impl Running {
-    /// The plugin has been seen to. Whether it is ready on the node; `None`: the taint stays as it is.
-    pub(super) fn tell(&mut self, is_ready: Option<bool>) {
-        if let Some(begin) = self.repair.take() {
-            // Where the thread is gone, nobody is left to begin.
-            let _ = begin.send(());
+impl RunningServices {
+    /// Starts the repairs, as the plugin is installed now or can't be, and sets the node's taint: removed if the node is
+    /// ready, unchanged for `None`.
+    pub(super) fn report(&mut self, is_ready: Option<bool>) {
+        if let Some(start) = self.repair.take() {
+            // Fails only if the thread has ended.
+            let _ = start.send(());
         }
         if let (Some(taint), Some(is_ready)) = (&self.taint, is_ready) {
-            taint.tell(is_ready);
+            taint.set_ready(is_ready);
         }
     }
 
-    /// The plugin is taken off the node, and nobody will be there to take the taint off.
-    pub(super) fn leave(&mut self) {
+    /// Removes the taint, because the plugin is removed from the node.
+    pub(super) fn remove_taint(&mut self) {
         if let Some(taint) = self.taint.take() {
-            taint.end();
+            taint.remove();
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServices {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the services have ended badly");
+            tracing::error!("the thread of the services panicked");
         }
     }
-}
-
-/// A pod of the node, as the watch saw it last.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ObservedPod {
-    /// What decides about its traffic.
-    pub pod: Pod,
-    /// `metadata.resourceVersion`: a precondition for what is done to it.
-    pub resource_version: String,
-    /// Whether somebody makes a new one in its place (`metadata.ownerReferences` with `controller: true`,
-    /// a node's mirror of a static pod excepted).
-    pub owned: bool,
-    /// Whether it has ended or is being deleted.
-    pub ending: bool,
-    /// `status.podIPs`.
-    pub addresses: Vec<IpAddr>,
-    /// `status.initContainerStatuses`, as far as they have ended once.
-    pub ended_init_containers: Vec<EndedContainer>,
-}
-
-/// How an init container ended.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EndedContainer {
-    /// Its name.
-    pub name: String,
-    /// Whether it has succeeded by now (`state.terminated.exitCode` 0).
-    pub succeeded: bool,
-    /// The exit code of its last failure: `state.terminated`, else `lastState.terminated`.
-    pub last_failure: Option<i32>,
-    /// That failure's `message`.
-    pub message: String,
 }

@@ -1,13 +1,9 @@
-//! The socket on which the plugin asks: only root can connect to it, the later of two agents has it, and
-//! clients that are slow or send garbage delay no other client.
-//!
-//! What is made of the plugin's word on a call: a line of the log, and counts.
+//! The Unix socket for the plugin's requests. Only root can connect to it, the later of two agents owns it, and slow or
+//! malformed clients do not delay others.
 
-use super::Metrics;
 use super::facts::Answers;
 use super::health::{Busy, Connections};
-use crate::cluster::agent::{AgentAnswer, AgentRequest, CallReport, Hello, LONGEST_QUESTION, RequestKind};
-use crate::cni::{CniCommand, Code};
+use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, LONGEST_QUESTION, RequestKind};
 use crate::trusted_file::{create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{DirBuilder, File, Permissions};
@@ -21,67 +17,72 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-/// The most connections. At this limit a new one replaces the oldest that has sent no question yet; if all
-/// have, it waits in the kernel.
-const CONNECTIONS: usize = 64;
-/// How long a question or an answer may be under way. The plugin sends at once.
-const TRANSFER: Duration = Duration::from_secs(2);
-/// No answer takes longer, whatever the plugin would wait for.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// How often is looked whether the socket is still there.
-const LOOK: Duration = Duration::from_secs(5);
+/// The limit of connections. At the limit, a new one replaces the oldest that has not sent its request; if all have
+/// sent it, the new one waits in the kernel.
+const MAX_CONNECTIONS: usize = 64;
+/// The timeout for receiving a request and for sending an answer.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The timeout for an answer, if the plugin would wait longer.
+const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
+/// The interval of the checks that the socket still exists.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The pause after a connection that could not be accepted.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The connections that are served now.
+/// The open connections.
 pub(super) struct OpenConnections(Connections);
 
 impl OpenConnections {
-    /// No connections.
+    /// Creates an empty set.
     pub(super) fn none() -> Self {
-        Self(Connections::new(CONNECTIONS))
+        Self(Connections::new(MAX_CONNECTIONS))
     }
 
-    /// Waits until every question has an answer, for a moment at the longest.
-    pub(super) async fn are_answered(&mut self) {
-        let _ = timeout(TRANSFER, self.0.finish()).await;
+    /// Waits until every request is answered, for [`TRANSFER_TIMEOUT`] at most.
+    pub(super) async fn finish(&mut self) {
+        let _ = timeout(TRANSFER_TIMEOUT, self.0.finish()).await;
     }
 }
 
-/// A socket of this process's own.
+/// A socket of this process.
 struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// What tells the file from another of its name: device and inode.
+    /// Device and inode, which distinguish the file from another one of the same name.
     file: (u64, u64),
 }
 
-/// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
-/// later agent has taken it leaves, until that one is gone.
+/// Answers requests on `path` until the future is dropped. A socket that can't be bound is retried. A socket that a
+/// later agent has taken over is bound again when that agent has ended.
 pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connections): &mut OpenConnections) {
-    let (mut bound, mut said) = (None, String::new());
-    let mut look = interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut bound, mut logged) = (None, String::new());
+    let mut check = interval(CHECK_INTERVAL);
+    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = look.tick() => match claim(path, bound.as_ref()).await {
+            _ = check.tick() => match claim(path, bound.as_ref()).await {
                 Ok(Some(fresh)) => {
-                    tracing::info!(socket = %path.display(), "answers the plugin's questions");
-                    said.clear();
+                    tracing::info!(socket = %path.display(), "answers the plugin's requests");
+                    logged.clear();
                     bound = Some(fresh);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    let why = error.to_string();
-                    if said != why {
-                        tracing::warn!(socket = %path.display(), why, "can't listen there; the plugin asks the API");
-                        said = why;
+                    let error = error.to_string();
+                    if logged != error {
+                        tracing::warn!(
+                            socket = %path.display(), error,
+                            "can't listen on the agent socket; until it works, the plugin asks the API server"
+                        );
+                        logged = error;
                     }
                 }
             },
             stream = accept(bound.as_ref(), connections) => {
                 let answers = answers.clone();
                 connections.serve(|busy| async move {
-                    if let Err(error) = talk(stream, &answers, &busy).await {
-                        tracing::debug!(%error, "a question got lost");
+                    if let Err(error) = handle(stream, &answers, &busy).await {
+                        tracing::debug!(%error, "request from the plugin failed");
                     }
                 });
             }
@@ -89,7 +90,7 @@ pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connec
     }
 }
 
-/// The next connection, once there is room for it; waits for ever where there is nothing to listen on.
+/// Returns the next connection as soon as it can be served. Without a socket, it waits until the future is dropped.
 async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> UnixStream {
     let Some(BoundSocket { listener, .. }) = bound else { return pending().await };
     connections.room().await;
@@ -97,21 +98,21 @@ async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> U
         match listener.accept().await {
             Ok((stream, _)) => return stream,
             Err(error) => {
-                tracing::warn!(%error, "can't take a connection");
-                // Out of descriptors, most of all: some are given back soon.
-                sleep(Duration::from_millis(100)).await;
+                tracing::warn!(%error, "can't accept a connection on the agent socket");
+                // Usually the limit of descriptors, of which some are closed soon.
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-/// A socket at `path`, where it has to be made: there is none, or that of nobody who lives. An agent that
-/// has had none yet takes it from whoever has it.
+/// Binds the socket if its file is missing or its process has ended. An agent that has no socket yet takes it over from
+/// a running one.
 async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Option<BoundSocket>> {
     if let Some(own) = own {
         match identity(path) {
             Ok(file) if file == own.file => return Ok(None),
-            Ok(_) if timeout(TRANSFER, UnixStream::connect(path)).await.is_ok_and(|there| there.is_ok()) => {
+            Ok(_) if timeout(TRANSFER_TIMEOUT, UnixStream::connect(path)).await.is_ok_and(|stream| stream.is_ok()) => {
                 return Ok(None);
             }
             _ => {}
@@ -120,188 +121,112 @@ async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Option<Boun
     bind(path).map(Some)
 }
 
-/// Makes the socket where nobody gets to it, and moves it to its place when only root does: there is no
-/// moment without a socket, and none at which it is open to others.
+/// Binds the socket in a private directory, and moves it to its path when only root can connect: there is no moment
+/// without a socket, and none at which other users can connect.
 fn bind(path: &Path) -> io::Result<BoundSocket> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     create_directories(directory)?;
-    let _lock = locked(path)?;
-    let apart = directory.join(".agent-socket");
-    match fs::remove_dir_all(&apart) {
+    let _lock = lock(path)?;
+    let private = directory.join(".agent-socket");
+    match fs::remove_dir_all(&private) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    DirBuilder::new().mode(0o700).create(&apart)?;
-    let made = apart.join("s");
-    let listener = UnixListener::bind(&made)?;
-    fs::set_permissions(&made, Permissions::from_mode(0o600))?;
-    let file = identity(&made)?;
-    put(&made, path)?;
-    fs::remove_dir(&apart)?;
+    DirBuilder::new().mode(0o700).create(&private)?;
+    let temporary = private.join("s");
+    let listener = UnixListener::bind(&temporary)?;
+    fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
+    let file = identity(&temporary)?;
+    publish(&temporary, path)?;
+    fs::remove_dir(&private)?;
     Ok(BoundSocket { listener, path: path.to_owned(), file })
 }
 
-/// Gives the socket its place. An empty directory gives way: a pod that mounts the socket before there is
-/// one makes that (hostPath, type `DirectoryOrCreate`).
-fn put(made: &Path, path: &Path) -> io::Result<()> {
-    match fs::rename(made, path) {
+/// Moves the socket to its path, and replaces an empty directory there: the kubelet creates one for a pod that mounts
+/// the socket before it exists (hostPath, type `DirectoryOrCreate`).
+fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
+    match fs::rename(temporary, path) {
         Err(error) if error.kind() == ErrorKind::IsADirectory => {
-            let step = "a directory is in the socket's place and can't be removed";
-            fs::remove_dir(path).map_err(|why| io::Error::new(why.kind(), format!("{step}: {why}; remove it")))?;
-            tracing::warn!(socket = %path.display(), "an empty directory in the socket's place was removed");
-            fs::rename(made, path)
+            let problem = "a directory has the socket's path and can't be removed";
+            fs::remove_dir(path)
+                .map_err(|error| io::Error::new(error.kind(), format!("{problem}: {error}; remove it")))?;
+            tracing::warn!(socket = %path.display(), "removed an empty directory at the socket's path");
+            fs::rename(temporary, path)
         }
-        moved => moved,
+        result => result,
     }
 }
 
-/// Takes the socket away, where it still is this one.
 impl Drop for BoundSocket {
+    /// Removes the socket's file, unless another agent has replaced it.
     fn drop(&mut self) {
-        let removed = locked(&self.path).and_then(|_lock| {
+        let removed = lock(&self.path).and_then(|_lock| {
             if identity(&self.path).is_ok_and(|file| file == self.file) {
                 fs::remove_file(&self.path)?;
             }
-            fs::remove_file(lock_of(&self.path))
+            fs::remove_file(lock_file(&self.path))
         });
         if let Err(error) = removed {
-            tracing::warn!(socket = %self.path.display(), %error, "can't take the socket away");
+            tracing::warn!(socket = %self.path.display(), %error, "can't remove the agent socket");
         }
     }
 }
 
-/// Keeps other agents from changing what is in the socket's directory. The directory itself is not the
-/// lock: every user can open it, and so hold its lock.
-fn locked(path: &Path) -> io::Result<File> {
+/// Locks the socket's directory against other agents. The lock is a file of its own: every user can open the directory,
+/// and hold a lock on it.
+fn lock(path: &Path) -> io::Result<File> {
     loop {
-        let lock = open_lock(&lock_of(path))?;
+        let lock = open_lock(&lock_file(path))?;
         lock.lock()?;
-        // An agent that ended has removed it meanwhile: the next one locks another file.
+        // An agent that ended may have removed the file before it was locked; then the next one locks another file.
         if lock.metadata()?.nlink() > 0 {
             return Ok(lock);
         }
     }
 }
 
-fn lock_of(socket: &Path) -> PathBuf {
+fn lock_file(socket: &Path) -> PathBuf {
     socket.with_file_name("agent.lock")
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
-/// One question and its answer.
-async fn talk(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Result<()> {
-    let asker = stream.peer_cred()?.uid();
-    if asker != 0 {
-        tracing::warn!(uid = asker, "refuses to answer anybody but root");
+/// Reads one request and answers it.
+async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Result<()> {
+    let uid = stream.peer_cred()?.uid();
+    if uid != 0 {
+        tracing::warn!(uid, "refused a request: only root may use the agent socket");
         return Ok(());
     }
-    let arrived = Instant::now();
+    let received = Instant::now();
     let mut line = Vec::new();
     let mut reader = BufReader::new(&mut stream).take(LONGEST_QUESTION);
-    timeout_at(arrived + TRANSFER, reader.read_until(b'\n', &mut line)).await??;
+    timeout_at(received + TRANSFER_TIMEOUT, reader.read_until(b'\n', &mut line)).await??;
     busy.begin();
     if line.is_empty() {
-        // An earlier agent looks whether anybody is here.
+        // Another agent checks whether this one is running.
         return Ok(());
     }
-    let question = serde_json::from_slice(&line).unwrap_or_else(|error| {
-        tracing::warn!(%error, "a question is none");
+    let request = serde_json::from_slice(&line).unwrap_or_else(|error| {
+        tracing::warn!(%error, "malformed request");
         AgentRequest::default()
     });
     drop(line);
-    if let RequestKind::Called(called) = &question.ask {
-        answers.told(called);
+    if let RequestKind::Called(report) = &request.ask {
+        answers.record(report);
         return Ok(());
     }
     send(&mut stream, &Hello::own()).await?;
-    let wait = Duration::from_millis(question.wait_ms).min(LONGEST_WAIT);
-    let answer: AgentAnswer = timeout_at(arrived + wait, answers.answer(question.ask, arrived + wait)).await?;
+    let wait = Duration::from_millis(request.wait_ms).min(MAX_ANSWER_TIME);
+    let answer: AgentAnswer = timeout_at(received + wait, answers.answer(request.ask, received + wait)).await?;
     send(&mut stream, &answer).await
 }
 
 async fn send(stream: &mut UnixStream, line: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
-    timeout(TRANSFER, stream.write_all(&text)).await?
-}
-
-/// Logs a call in one line and counts it.
-pub(super) fn record(called: &CallReport, metrics: &Metrics) {
-    let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1e3);
-    let CallReport { command, pod, container, network, ifname, facts, .. } = called;
-    let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
-    let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
-    let facts = (!facts.is_empty()).then_some(facts.as_str());
-    // GC is about no container.
-    let [pod, container, ifname] = [pod, container, ifname].map(|text| (!text.is_empty()).then_some(text.as_str()));
-    match called.code {
-        None => tracing::info!(
-            command,
-            pod,
-            network,
-            ifname,
-            container,
-            facts,
-            wall_ms,
-            cpu_ms,
-            warnings,
-            "the plugin was called"
-        ),
-        Some(code) => tracing::error!(
-            command,
-            pod,
-            network,
-            ifname,
-            container,
-            code,
-            error = called.error,
-            facts,
-            wall_ms,
-            cpu_ms,
-            warnings,
-            "the plugin failed"
-        ),
-    }
-    if facts == Some("api") {
-        metrics.api_fallback("agent-passed-over");
-    }
-    // A verb of a later version has no name here.
-    let Some(verb) = CniCommand::named(command) else { return };
-    let (outcome, reason) = match called.code {
-        None => ("done", ""),
-        Some(code) => ("failed", Code::numbered(code).map_or("of-another-plugin", Code::name)),
-    };
-    metrics.call(verb.name(), outcome, reason, called.wall_us as f64 / 1e6);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_are_counted_by_what_came_of_them() {
-        let metrics = Metrics::default();
-        let called = |command: &str, code, facts: &str| {
-            let called = CallReport { command: command.into(), code, facts: facts.into(), ..CallReport::default() };
-            record(&called, &metrics);
-        };
-        called("ADD", None, "agent");
-        called("ADD", Some(Code::PodUnknown.number()), "api");
-        called("ADD", Some(999), "");
-        called("LATER", None, "");
-        let text = metrics.text();
-        for line in [
-            r#"detour_plugin_calls_total{verb="ADD",outcome="done",reason=""} 1"#,
-            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="pod-unknown"} 1"#,
-            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="of-another-plugin"} 1"#,
-            r#"detour_api_fallbacks_total{reason="agent-passed-over"} 1"#,
-        ] {
-            assert!(text.contains(line), "{line}: {text}");
-        }
-        assert!(!text.contains("LATER"));
-    }
+    timeout(TRANSFER_TIMEOUT, stream.write_all(&text)).await?
 }

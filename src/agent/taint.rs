@@ -1,4 +1,4 @@
-//! The taint that keeps pods off a node whose plugin isn't ready.
+//! The taint that keeps new pods off a node on which the plugin is not ready.
 
 use crate::cluster::{NodeTaints, ServiceAccount};
 use crate::cni::{Code, Error};
@@ -8,107 +8,107 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// New pods are not scheduled onto the node; those that run are left alone (k8s.io/api, `core/v1`:
-/// `TaintEffectNoSchedule`).
+/// New pods are not scheduled onto the node; running ones stay (k8s.io/api, `core/v1`: `TaintEffectNoSchedule`).
 const EFFECT: &str = "NoSchedule";
-/// The pause after a first failure.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// The number of conflicts in a row that are no failure: another process changed the node at the same time,
-/// as kubelets and controllers do on a node that joins.
-const CONFLICTS: u32 = 10;
-/// After so long the node is looked at again: one that is registered anew has what its kubelet gives it.
-const AGAIN: Duration = Duration::from_secs(600);
+/// The pause after a first failure, doubled after each further one.
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// The number of conflicts in a row that do not count as failures: kubelets and controllers change a node that joins
+/// at the same time.
+const MAX_CONFLICTS: u32 = 10;
+/// The interval after which the node is read again: a node that registers again gets its taints from the kubelet.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 /// How long an agent that ends waits for its last change.
-const LAST: Duration = Duration::from_secs(3);
+const END_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Which taint, on which node.
+/// A taint of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taint {
-    /// Its key, `cni.istio.io/not-ready` for one.
+    /// The key, for example `cni.istio.io/not-ready`.
     pub key: String,
-    /// The node's name.
+    /// The name of the node.
     pub node: String,
-    /// Whom the node is changed through.
+    /// The account that changes the node.
     pub account: ServiceAccount,
 }
 
-/// Told of the plugin's state; a thread has the node show it.
+/// A handle of the thread that adds and removes the taint.
 #[derive(Debug)]
 pub struct TaintController {
-    wanted: Sender<bool>,
-    /// Answers when the thread has ended, and then only.
+    desired: Sender<bool>,
+    /// Disconnected when the thread has ended.
     ended: Receiver<()>,
 }
 
 impl Taint {
-    /// Keeps the taint from now on. Until the keeper is told something, the node stays as it is.
+    /// Starts the thread. The node does not change until the first call of [`TaintController::set_ready`].
     ///
     /// # Errors
-    /// There is no thread to be had.
-    pub fn keep(self) -> io::Result<TaintController> {
-        let ((wanted, told), (end, ended)) = (channel(), channel::<()>());
+    /// The thread can't be created.
+    pub fn start(self) -> io::Result<TaintController> {
+        let ((sender, desired), (end, ended)) = (channel(), channel::<()>());
         let work = move || {
-            self.follow(&told);
+            self.reconcile_loop(&desired);
             drop(end);
         };
         thread::Builder::new().name("taint".into()).spawn(work)?;
-        Ok(TaintController { wanted, ended })
+        Ok(TaintController { desired: sender, ended })
     }
 
-    fn follow(&self, told: &Receiver<bool>) {
-        let (mut wanted, mut shown, mut failures, mut said) = (None, None, 0, String::new());
-        let mut looked = Instant::now();
+    fn reconcile_loop(&self, updates: &Receiver<bool>) {
+        let (mut desired, mut applied, mut failures, mut logged) = (None, None, 0, String::new());
+        let mut checked = Instant::now();
         loop {
             let pause = pause(failures);
-            let news = if wanted == shown {
-                told.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            let update = if desired == applied {
+                updates.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
-                told.recv_timeout(pause)
+                updates.recv_timeout(pause)
             };
-            match news {
-                Ok(news) => wanted = Some(news),
-                Err(RecvTimeoutError::Disconnected) if wanted == shown => return,
+            match update {
+                Ok(update) => desired = Some(update),
+                Err(RecvTimeoutError::Disconnected) if desired == applied => return,
                 Err(RecvTimeoutError::Disconnected) => thread::park_timeout(pause),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            // Only the last of what was told meanwhile counts.
-            wanted = told.try_iter().last().or(wanted);
-            if looked.elapsed() >= AGAIN {
-                shown = None;
+            // Only the last update counts.
+            desired = updates.try_iter().last().or(desired);
+            if checked.elapsed() >= RESYNC_INTERVAL {
+                applied = None;
             }
-            let Some(is_wanted) = wanted.filter(|_| wanted != shown) else { continue };
-            match self.show(is_wanted) {
+            let Some(is_tainted) = desired.filter(|_| desired != applied) else { continue };
+            match self.reconcile(is_tainted) {
                 Ok(changed) => {
-                    (shown, failures, looked) = (wanted, 0, Instant::now());
-                    said.clear();
+                    (applied, failures, checked) = (desired, 0, Instant::now());
+                    logged.clear();
                     if changed {
-                        let what = if is_wanted { "put on" } else { "taken off" };
-                        tracing::info!("taint {} is {what} node {}", self.key, self.node);
+                        let change = if is_tainted { "added to" } else { "removed from" };
+                        tracing::info!("taint {} was {change} node {}", self.key, self.node);
                     }
                 }
                 Err(error) => {
                     failures += 1;
-                    if said != error.to_string() {
-                        tracing::warn!("taint {}: {error}", self.key);
-                        said = error.to_string();
+                    if logged != error.to_string() {
+                        let change = if is_tainted { "add" } else { "remove" };
+                        tracing::warn!("can't {change} taint {} of node {}: {error}", self.key, self.node);
+                        logged = error.to_string();
                     }
                 }
             }
         }
     }
 
-    /// Has the node show it or not; gives whether that was a change.
-    fn show(&self, wanted: bool) -> Result<bool, Error> {
+    /// Adds or removes the taint. Returns whether that changed the node.
+    fn reconcile(&self, is_tainted: bool) -> Result<bool, Error> {
         let mut conflicts = 0;
         loop {
             let node = self.account.node(&self.node)?;
-            let Some(taints) = changed(&node.taints, &self.key, wanted) else { return Ok(false) };
+            let Some(taints) = changed(&node.taints, &self.key, is_tainted) else { return Ok(false) };
             match self.account.taint(&NodeTaints { taints, ..node }) {
                 Ok(()) => return Ok(true),
-                Err(error) if error.code == Code::PodUnknown && conflicts < CONFLICTS => {
+                Err(error) if error.code == Code::PodUnknown && conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
-                    thread::park_timeout(FIRST_PAUSE);
+                    thread::park_timeout(MIN_PAUSE);
                 }
                 Err(error) => return Err(error),
             }
@@ -117,32 +117,35 @@ impl Taint {
 }
 
 impl TaintController {
-    /// Whether the plugin is ready.
-    pub fn tell(&self, is_ready: bool) {
-        // Where the thread is gone, nobody is left to be told.
-        let _ = self.wanted.send(!is_ready);
+    /// Sets whether the plugin is ready: the taint is removed then, and added otherwise.
+    pub fn set_ready(&self, is_ready: bool) {
+        // Fails only if the thread has ended.
+        let _ = self.desired.send(!is_ready);
     }
 
-    /// Takes the taint off for good: the plugin is taken off the node, and nobody would do it later.
-    pub fn end(self) {
-        self.tell(true);
-        drop(self.wanted);
-        if self.ended.recv_timeout(LAST) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the node's taint could not be taken off in {} s; see kubectl taint", LAST.as_secs());
+    /// Removes the taint, and waits for it: the plugin is removed from the node, and no other process would remove the
+    /// taint later.
+    pub fn remove(self) {
+        self.set_ready(true);
+        drop(self.desired);
+        if self.ended.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "can't remove the node's taint within {} s; remove it with kubectl taint",
+                END_TIMEOUT.as_secs()
+            );
         }
     }
 }
 
-/// The pause before the next try, after so many failures in a row.
+/// Returns the pause before the next attempt after `failures` in a row.
 fn pause(failures: u32) -> Duration {
-    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
+    MIN_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_PAUSE)
 }
 
-/// The taints with ours or without it; `None` where they are so already. All others stay, as and where they
-/// are.
-fn changed(taints: &[Value], key: &str, wanted: bool) -> Option<Vec<Value>> {
+/// Returns the taints with or without ours; `None` if that changes nothing. The other taints stay in their order.
+fn changed(taints: &[Value], key: &str, is_tainted: bool) -> Option<Vec<Value>> {
     let is_ours = |taint: &&Value| taint["key"] == key && taint["effect"] == EFFECT;
-    match (taints.iter().any(|taint| is_ours(&taint)), wanted) {
+    match (taints.iter().any(|taint| is_ours(&taint)), is_tainted) {
         (false, true) => Some(taints.iter().cloned().chain([json!({"key": key, "effect": EFFECT})]).collect()),
         (true, false) => Some(taints.iter().filter(|taint| !is_ours(taint)).cloned().collect()),
         (true, true) | (false, false) => None,
@@ -154,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_ours_comes_and_goes() {
+    fn only_our_taint_is_added_and_removed() {
         let key = "cni.istio.io/not-ready";
         let foreign = [
             json!({"key": "a", "effect": EFFECT, "value": "1", "timeAdded": "2026-01-01T00:00:00Z"}),
@@ -167,6 +170,6 @@ mod tests {
         assert_eq!(changed(&with, key, false).expect("a change"), foreign);
         assert_eq!(changed(&foreign, key, false), None);
         let valued = [json!({"key": key, "effect": EFFECT, "value": "kubelet"}), foreign[0].clone()];
-        assert_eq!(changed(&valued, key, false).expect("a change"), foreign[..1], "one with a value is ours too");
+        assert_eq!(changed(&valued, key, false).expect("a change"), foreign[..1], "a taint with a value is ours too");
     }
 }

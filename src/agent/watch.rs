@@ -1,4 +1,4 @@
-//! Waiting until something changes in a directory, or the process is told to end.
+//! Waits for changes in directories (inotify) and for the signals that end the process.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -11,30 +11,30 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What ended a wait.
+/// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WakeReason {
     /// SIGTERM or SIGINT.
-    ToEnd,
-    /// A change.
-    ByChange,
-    /// Nothing: the time is over.
-    ByTime,
+    Signal,
+    /// A change in a directory.
+    Change,
+    /// The timeout.
+    Timeout,
 }
 
-/// Directories, and who of them is interesting.
+/// A watch of directories and signals.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
     signals: SignalFd,
-    /// `None` where the kernel has none left (`fs.inotify.max_user_instances`).
+    /// `None` if the kernel refuses another instance (`fs.inotify.max_user_instances`).
     inotify: Option<Inotify>,
-    /// For a directory that is watched only for the coming and going of one entry, that entry.
-    only: BTreeMap<i32, Option<OsString>>,
+    /// The watched directories. With a name, only events of the entry of this name count.
+    watched: BTreeMap<i32, Option<OsString>>,
 }
 
 impl DirectoryWatch {
-    /// Takes SIGTERM and SIGINT over from their usual effect, for this thread and those that it
-    /// starts: process 1 of a container would ignore them otherwise.
+    /// Creates a watch. SIGTERM and SIGINT are blocked in this thread and the threads that it starts, and end a wait
+    /// instead: process 1 of a container would ignore them otherwise.
     ///
     /// # Errors
     /// The kernel refuses a signal descriptor.
@@ -46,14 +46,13 @@ impl DirectoryWatch {
         let signals = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         if let Err(error) = &inotify {
-            tracing::warn!(%error, "changes are seen only from time to time: raise fs.inotify.max_user_instances");
+            tracing::warn!(%error, "can't watch files, which are only polled now: raise fs.inotify.max_user_instances");
         }
-        Ok(Self { signals, inotify: inotify.ok(), only: BTreeMap::new() })
+        Ok(Self { signals, inotify: inotify.ok(), watched: BTreeMap::new() })
     }
 
-    /// Watches these directories, wherever their names lead now, and their parents, so that one
-    /// that is made anew, or a link that is turned (the kubelet's `..data`, for one), is noticed.
-    /// Where there is none yet, its nearest ancestor is watched.
+    /// Watches these directories and their parents, so that a directory that is created again or a symbolic link that
+    /// is replaced (as the kubelet's `..data`) is noticed. For a missing directory, watches the nearest ancestor.
     pub(super) fn directories(&mut self, directories: &[PathBuf]) {
         let Some(inotify) = &self.inotify else { return };
         let content = AddWatchFlags::IN_CREATE
@@ -62,73 +61,72 @@ impl DirectoryWatch {
             | AddWatchFlags::IN_MOVE
             | AddWatchFlags::IN_DELETE;
         let entry = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVE | AddWatchFlags::IN_DELETE;
-        let mut wanted: BTreeMap<&Path, (AddWatchFlags, Option<OsString>)> = BTreeMap::new();
+        let mut requested: BTreeMap<&Path, (AddWatchFlags, Option<OsString>)> = BTreeMap::new();
         for directory in directories {
-            let there = directory.ancestors().find(|path| path.is_dir());
-            let parent = there.and_then(Path::parent).filter(|_| there == Some(directory));
-            for path in there.into_iter().chain(parent) {
-                let own = path == directory;
+            let existing = directory.ancestors().find(|path| path.is_dir());
+            let parent = existing.and_then(Path::parent).filter(|_| existing == Some(directory));
+            for path in existing.into_iter().chain(parent) {
+                let is_target = path == directory;
                 let child = directory.strip_prefix(path).ok().and_then(|rest| rest.iter().next());
-                let flags = if own { content } else { entry };
-                let child = child.filter(|_| !own).map(ToOwned::to_owned);
-                // One that is watched for two reasons is watched for all that happens there.
-                let both = |(known, only): &mut (AddWatchFlags, Option<OsString>)| {
-                    *known |= flags;
-                    only.take_if(|only| Some(&*only) != child.as_ref());
+                let flags = if is_target { content } else { entry };
+                let child = child.filter(|_| !is_target).map(ToOwned::to_owned);
+                // A directory that is watched for several reasons is watched for all events.
+                let merge = |(other_flags, other_child): &mut (AddWatchFlags, Option<OsString>)| {
+                    *other_flags |= flags;
+                    other_child.take_if(|other| Some(&*other) != child.as_ref());
                 };
-                wanted.entry(path).and_modify(both).or_insert((flags, child.clone()));
+                requested.entry(path).and_modify(merge).or_insert((flags, child.clone()));
             }
         }
-        let mut only = BTreeMap::new();
-        for (path, (flags, child)) in wanted {
+        let mut watched = BTreeMap::new();
+        for (path, (flags, child)) in requested {
             match inotify.add_watch(path, flags | AddWatchFlags::IN_ONLYDIR) {
-                Ok(watch) => drop(only.insert(id(watch), child)),
-                Err(error) => tracing::warn!(directory = %path.display(), %error, "can't be watched"),
+                Ok(watch) => drop(watched.insert(id(watch), child)),
+                Err(error) => tracing::warn!(directory = %path.display(), %error, "can't watch directory"),
             }
         }
-        self.only = only;
+        self.watched = watched;
     }
 
-    /// Forgets what changed so far.
-    pub(super) fn forget(&self) {
+    /// Discards all pending events of directories.
+    pub(super) fn discard_events(&self) {
         while self.inotify.as_ref().is_some_and(|inotify| inotify.read_events().is_ok()) {}
     }
 
-    /// Waits for a signal or, unless `deaf`, a change; at most for `time`.
+    /// Waits for a signal or, unless `ignore_events`, a change, for `time` at most.
     ///
     /// # Errors
     /// The kernel refuses to wait.
-    pub(super) fn wait(&self, time: Duration, deaf: bool) -> Result<WakeReason, Errno> {
+    pub(super) fn wait(&self, time: Duration, ignore_events: bool) -> Result<WakeReason, Errno> {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let mut wanted = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            if let Some(inotify) = self.inotify.as_ref().filter(|_| !deaf) {
-                wanted.push(PollFd::new(inotify.as_fd(), PollFlags::POLLIN));
+            let mut descriptors = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            if let Some(inotify) = self.inotify.as_ref().filter(|_| !ignore_events) {
+                descriptors.push(PollFd::new(inotify.as_fd(), PollFlags::POLLIN));
             }
-            // Rounded up, lest the last millisecond be spent turning in a circle.
+            // Rounded up, so that poll does not spin through the last millisecond.
             let timeout = PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX);
-            match poll(&mut wanted, timeout) {
-                Ok(0) => return Ok(WakeReason::ByTime),
-                Ok(_) if self.signals.read_signal()?.is_some() => return Ok(WakeReason::ToEnd),
-                Ok(_) if self.changed() => return Ok(WakeReason::ByChange),
+            match poll(&mut descriptors, timeout) {
+                Ok(0) => return Ok(WakeReason::Timeout),
+                Ok(_) if self.signals.read_signal()?.is_some() => return Ok(WakeReason::Signal),
+                Ok(_) if self.has_relevant_event() => return Ok(WakeReason::Change),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Whether something that matters is among what changed.
-    fn changed(&self) -> bool {
+    fn has_relevant_event(&self) -> bool {
         let events = self.inotify.as_ref().and_then(|inotify| inotify.read_events().ok()).unwrap_or_default();
-        events.iter().any(|event| self.matters(event))
+        events.iter().any(|event| self.is_relevant(event))
     }
 
-    fn matters(&self, event: &InotifyEvent) -> bool {
-        // A watch that is not known is of an overflow, or of a directory that is gone.
-        match self.only.get(&id(event.wd)) {
+    fn is_relevant(&self, event: &InotifyEvent) -> bool {
+        // An unknown watch belongs to an overflow of the queue or to a removed directory.
+        match self.watched.get(&id(event.wd)) {
             Some(Some(child)) => event.name.as_ref().is_none_or(|name| name == child),
-            // The primary plugin makes a directory for each pod beside the kubeconfig.
+            // The primary plugin creates a directory for each pod beside the kubeconfig.
             Some(None) => !event.mask.contains(AddWatchFlags::IN_ISDIR),
             None => true,
         }
@@ -145,15 +143,15 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn files_wake_and_directories_do_not() {
+    fn a_new_file_ends_the_wait_and_a_new_directory_does_not() {
         let directory = std::env::temp_dir().join(format!("detour-watch-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("made");
         let mut watch = DirectoryWatch::new().expect("a watch");
         watch.directories(std::slice::from_ref(&directory));
         fs::create_dir(directory.join("a-container")).expect("made");
-        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::ByTime));
+        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::Timeout));
         fs::write(directory.join("kubeconfig"), "").expect("written");
-        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::ByChange));
+        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::Change));
         fs::remove_dir_all(&directory).expect("removed");
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
-use detour_cni::agent::{DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, keep};
+use detour_cni::agent::{DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, run};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
@@ -187,7 +187,7 @@ impl AgentArguments {
             services: services.clone(),
             own_pod: self.own_pod(),
         };
-        keep(&job).map_err(|why| anyhow!(why))?;
+        run(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -1,248 +1,329 @@
-//! What the plugin is answered: from what is known, and where that is not enough, from the API.
+//! The answers to the plugin's requests, from the caches or else from the API server, and its call reports.
 
-use super::SharedFacts;
-use super::cache::Cache;
-use super::objects::WatchedKind;
-use crate::agent::{Metrics, ObservedPod, socket};
+use super::cache::{Cache, SharedFacts};
+use super::objects::{ObservedPod, WatchedKind};
+use crate::agent::metrics::Metrics;
 use crate::cluster::agent::{AgentAnswer, CallReport, RequestKind};
 use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
-use crate::cni::{Code, Error};
+use crate::cni::{CniCommand, Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-/// How long the watch is waited for with what it does not know: the runtime may be ahead of it.
-const BRIEFLY: Duration = Duration::from_millis(300);
-/// How long the API may take where what was known last would serve as well.
-const SHORTLY: Duration = Duration::from_secs(1);
-/// For so long after the API was silent all that time it is not asked again where what was known last
-/// serves.
-const SILENT: Duration = Duration::from_secs(5);
-/// So long before the plugin stops waiting, the answer is on its way.
+/// How long the watch may take to report a missing object: the runtime may be faster.
+const WATCH_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long the API server may take if the cache has a fallback.
+const FALLBACK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the API server is not asked after such a timeout if the cache has a fallback.
+const SILENCE_TIME: Duration = Duration::from_secs(5);
+/// How long before the plugin's deadline the answer is sent.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// Who answers.
+/// Answers the plugin's requests. Clones share their state.
 #[derive(Clone)]
 pub(in crate::agent) struct Answers {
     facts: SharedFacts,
     account: Arc<ServiceAccount>,
     metrics: Metrics,
-    /// Until when the API counts as silent.
-    silent: Arc<Mutex<Option<Instant>>>,
+    /// The end of the time in which the API server is not asked if the cache has a fallback.
+    silent_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Answers {
-    /// Where `facts` are not enough, the API is asked as `account`.
+    /// Creates answers from `facts`, and from the API server as `account`.
     pub(in crate::agent) fn new(facts: SharedFacts, account: ServiceAccount, metrics: Metrics) -> Self {
-        Self { facts, account: Arc::new(account), metrics, silent: Arc::default() }
+        Self { facts, account: Arc::new(account), metrics, silent_until: Arc::default() }
     }
 
-    /// Takes note of a call that has ended.
-    pub(in crate::agent) fn told(&self, called: &CallReport) {
-        socket::record(called, &self.metrics);
+    /// Logs and counts a call that the plugin reports.
+    pub(in crate::agent) fn record(&self, report: &CallReport) {
+        record(report, &self.metrics);
     }
 
-    /// The answer, while the plugin waits for it.
-    pub(in crate::agent) async fn answer(&self, ask: RequestKind, until: Instant) -> AgentAnswer {
-        let until = until - MARGIN;
-        let answer = match ask {
-            RequestKind::Facts { pod, with_namespace } => self.pod(pod, with_namespace, until).await,
+    /// Returns the answer to a request before the plugin's `deadline`.
+    pub(in crate::agent) async fn answer(&self, request: RequestKind, deadline: Instant) -> AgentAnswer {
+        let deadline = deadline - MARGIN;
+        let answer = match request {
+            RequestKind::Facts { pod, with_namespace } => self.facts(pod, with_namespace, deadline).await,
             RequestKind::Namespace { pod } => {
-                self.namespace(&pod, until).await.map(|namespace| AgentAnswer::Namespace { namespace })
+                self.namespace(&pod, deadline).await.map(|namespace| AgentAnswer::Namespace { namespace })
             }
             RequestKind::Definitions { wanted } => {
-                self.definitions(wanted, until).await.map(|found| AgentAnswer::Definitions { found })
+                self.definitions(wanted, deadline).await.map(|found| AgentAnswer::Definitions { found })
             }
-            RequestKind::NamespacesWithDefinition { name } => self.namespaces(name, until).await,
-            RequestKind::Report { pod, status, events } => self.report(pod, status, events, until).await,
-            RequestKind::Probe => self.probe(until).await,
+            RequestKind::NamespacesWithDefinition { name } => self.namespaces_with_definition(name, deadline).await,
+            RequestKind::Report { pod, status, events } => self.report(pod, status, events, deadline).await,
+            RequestKind::Probe => self.probe(deadline).await,
             RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
         answer.unwrap_or_else(AgentAnswer::from)
     }
 
-    async fn pod(&self, wanted: PodRef, with_namespace: bool, until: Instant) -> Result<AgentAnswer, Error> {
-        let known = self.known_pod(&wanted).await;
-        let namespace = with_namespace.then(|| self.known_namespace(&wanted.namespace)).flatten();
-        let (pod, namespace) = match (known, with_namespace, namespace) {
-            (Some(known), true, None) => (known.pod.clone(), Some(self.namespace(&wanted, until).await?)),
-            (Some(known), _, namespace) => (known.pod.clone(), namespace),
+    async fn facts(&self, pod: PodRef, with_namespace: bool, deadline: Instant) -> Result<AgentAnswer, Error> {
+        let cached = self.current_pod(&pod).await;
+        let namespace = with_namespace.then(|| self.current_namespace(&pod.namespace)).flatten();
+        let (pod, namespace) = match (cached, with_namespace, namespace) {
+            (Some(cached), true, None) => (cached.pod.clone(), Some(self.namespace(&pod, deadline).await?)),
+            (Some(cached), _, namespace) => (cached.pod.clone(), namespace),
             (None, _, namespace) => {
-                let more = with_namespace && namespace.is_none();
-                let unknown = if wanted.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
-                self.count_fallback(&self.facts.0.pods, unknown);
-                let last = self.last_facts(&wanted, more);
-                let asked = self.ask_or(last, until, move |api| api.facts(&wanted, more)).await?;
-                (asked.pod, namespace.or(asked.namespace))
+                let needs_namespace = with_namespace && namespace.is_none();
+                let reason = if pod.uid.is_some() { "unknown-pod" } else { "pod-without-uid" };
+                self.count_fallback(self.facts.pods(), reason);
+                let fallback = self.cached_facts(&pod, needs_namespace);
+                let facts = self.ask_or(fallback, deadline, move |api| api.facts(&pod, needs_namespace)).await?;
+                (facts.pod, namespace.or(facts.namespace))
             }
         };
         Ok(AgentAnswer::Facts { pod: pod.into(), namespace })
     }
 
-    /// The pod, where the watch works. Where that is broken, its annotations may have changed since.
-    async fn known_pod(&self, wanted: &PodRef) -> Option<Arc<ObservedPod>> {
-        wanted.uid.as_ref()?;
-        let pods = &self.facts.0.pods;
-        if !pods.is_whole() {
+    /// Returns the cached pod if the cache is synced; otherwise its annotations may have changed.
+    async fn current_pod(&self, pod: &PodRef) -> Option<Arc<ObservedPod>> {
+        pod.uid.as_ref()?;
+        let pods = self.facts.pods();
+        if !pods.is_synced() {
             return None;
         }
-        match self.last_pod(wanted) {
-            Some(known) => Some(known),
-            None => pods.find_within(BRIEFLY, || self.last_pod(wanted)).await,
+        match self.cached_pod(pod) {
+            Some(cached) => Some(cached),
+            None => pods.find_within(WATCH_TIMEOUT, || self.cached_pod(pod)).await,
         }
     }
 
-    /// The pod as it was known last, where the caller's UID tells that it is the one that is meant: a name
-    /// alone may be that of one that is gone.
-    fn last_pod(&self, wanted: &PodRef) -> Option<Arc<ObservedPod>> {
-        wanted.uid.as_ref()?;
-        let object = ObjectRef { namespace: wanted.namespace.clone(), name: wanted.name.clone() };
-        self.facts.0.pods.get(&object).filter(|known| known.pod.uid.is_some() && known.pod.is(wanted))
+    /// Returns the cached pod if it has the UID of the request: a pod of the same name may have been replaced.
+    fn cached_pod(&self, pod: &PodRef) -> Option<Arc<ObservedPod>> {
+        pod.uid.as_ref()?;
+        let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        self.facts.pods().get(&object).filter(|cached| cached.pod.uid.is_some() && cached.pod.is(pod))
     }
 
-    /// What was known last of the pod and, where `with_namespace`, of its namespace.
-    fn last_facts(&self, wanted: &PodRef, with_namespace: bool) -> Option<PodFacts> {
-        let pod = self.last_pod(wanted)?.pod.clone();
+    /// Returns the cached pod and, if `with_namespace`, its namespace.
+    fn cached_facts(&self, pod: &PodRef, with_namespace: bool) -> Option<PodFacts> {
+        let cached = self.cached_pod(pod)?.pod.clone();
         let namespace = match with_namespace {
-            true => Some(last_known(&self.facts.0.namespaces, "", &wanted.namespace)?),
+            true => Some(cached_object(self.facts.namespaces(), "", &pod.namespace)?),
             false => None,
         };
-        Some(PodFacts { pod, namespace })
+        Some(PodFacts { pod: cached, namespace })
     }
 
-    fn known_namespace(&self, name: &str) -> Option<Namespace> {
-        let namespaces = &self.facts.0.namespaces;
-        namespaces.is_whole().then(|| last_known(namespaces, "", name)).flatten()
+    /// Returns the cached namespace if the cache is synced.
+    fn current_namespace(&self, name: &str) -> Option<Namespace> {
+        let namespaces = self.facts.namespaces();
+        namespaces.is_synced().then(|| cached_object(namespaces, "", name)).flatten()
     }
 
-    async fn namespace(&self, pod: &PodRef, until: Instant) -> Result<Namespace, Error> {
-        if let Some(namespace) = self.known_namespace(&pod.namespace) {
+    async fn namespace(&self, pod: &PodRef, deadline: Instant) -> Result<Namespace, Error> {
+        if let Some(namespace) = self.current_namespace(&pod.namespace) {
             return Ok(namespace);
         }
-        let last = last_known(&self.facts.0.namespaces, "", &pod.namespace);
-        self.count_fallback(&self.facts.0.namespaces, "unknown-namespace");
+        let fallback = cached_object(self.facts.namespaces(), "", &pod.namespace);
+        self.count_fallback(self.facts.namespaces(), "unknown-namespace");
         let pod = pod.clone();
-        self.ask_or(last, until, move |api| api.namespace(&pod)).await
+        self.ask_or(fallback, deadline, move |api| api.namespace(&pod)).await
     }
 
-    async fn definitions(&self, wanted: Vec<DefinitionQuery>, until: Instant) -> Result<Vec<Lookup>, Error> {
-        let cache = &self.facts.0.definitions;
-        let known = |sought: &DefinitionQuery| {
-            last_known(cache, &sought.object.namespace, &sought.object.name).map(Lookup::Found)
+    async fn definitions(&self, queries: Vec<DefinitionQuery>, deadline: Instant) -> Result<Vec<Lookup>, Error> {
+        let cache = self.facts.definitions();
+        let cached = |query: &DefinitionQuery| {
+            cached_object(cache, &query.object.namespace, &query.object.name).map(Lookup::Found)
         };
         let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len()));
-        let look = || wanted.iter().map(|s| known(s).or_else(|| (!s.awaited).then(missing))).collect();
-        if cache.is_whole() {
-            let found: Option<Vec<Lookup>> = match look() {
+        let look_up = || queries.iter().map(|query| cached(query).or_else(|| (!query.awaited).then(missing))).collect();
+        if cache.is_synced() {
+            let found: Option<Vec<Lookup>> = match look_up() {
                 Some(found) => Some(found),
-                None => cache.find_within(BRIEFLY, look).await,
+                None => cache.find_within(WATCH_TIMEOUT, look_up).await,
             };
             if let Some(found) = found {
                 return Ok(found);
             }
         }
-        let last = wanted.iter().map(known).collect::<Option<Vec<_>>>();
+        let fallback = queries.iter().map(cached).collect::<Option<Vec<_>>>();
         self.count_fallback(cache, "unknown-definition");
-        self.ask_or(last, until, move |api| api.definitions(&wanted)).await
+        self.ask_or(fallback, deadline, move |api| api.definitions(&queries)).await
     }
 
-    async fn namespaces(&self, name: String, until: Instant) -> Result<AgentAnswer, Error> {
-        let cache = &self.facts.0.definitions;
-        let names = if cache.is_whole() {
-            let named = cache.all().into_iter().filter(|definition| definition.object.name == name);
-            named.map(|definition| definition.object.namespace.clone()).collect()
+    async fn namespaces_with_definition(&self, name: String, deadline: Instant) -> Result<AgentAnswer, Error> {
+        let cache = self.facts.definitions();
+        let names = if cache.is_synced() {
+            let matching = cache.all().into_iter().filter(|definition| definition.object.name == name);
+            matching.map(|definition| definition.object.namespace.clone()).collect()
         } else {
             self.count_fallback(cache, "unknown-definition");
-            let unknown = || Error::new(Code::TryAgain, "the definitions of that name can't be listed");
-            self.ask(until, move |api| api.namespaces_with_definition(&name).ok_or_else(unknown)).await?
+            let error = format!("can't list the attachment definitions named {name:?}");
+            let error = || Error::new(Code::TryAgain, error);
+            self.ask(deadline, move |api| api.namespaces_with_definition(&name).ok_or_else(error)).await?
         };
         Ok(AgentAnswer::Namespaces { names })
     }
 
     async fn report(
         &self,
-        told: PodRef,
+        pod: PodRef,
         status: Option<String>,
         events: Vec<Event>,
-        until: Instant,
+        deadline: Instant,
     ) -> Result<AgentAnswer, Error> {
-        let pod = Pod { namespace: told.namespace, name: told.name, uid: told.uid, ..Pod::default() };
-        self.ask(until, move |api| api.report(&pod, status.as_deref(), &events)).await.map(|()| AgentAnswer::Done)
+        let pod = Pod { namespace: pod.namespace, name: pod.name, uid: pod.uid, ..Pod::default() };
+        let report = move |api: &dyn Cluster| api.report(&pod, status.as_deref(), &events);
+        self.ask(deadline, report).await.map(|()| AgentAnswer::Done)
     }
 
-    async fn probe(&self, until: Instant) -> Result<AgentAnswer, Error> {
-        if !self.facts.0.pods.is_whole() {
-            self.ask(until, |api| api.probe()).await?;
+    async fn probe(&self, deadline: Instant) -> Result<AgentAnswer, Error> {
+        if !self.facts.pods().is_synced() {
+            self.ask(deadline, |api| api.probe()).await?;
         }
         Ok(AgentAnswer::Done)
     }
 
-    /// What is not in `cache` is asked of the API.
-    fn count_fallback<T: WatchedKind>(&self, cache: &Cache<T>, unknown: &'static str) {
-        self.metrics.api_fallback(if cache.is_whole() { unknown } else { "broken-watch" });
+    /// Counts a request to the API server: for `reason` if the cache is synced.
+    fn count_fallback<T: WatchedKind>(&self, cache: &Cache<T>, reason: &'static str) {
+        self.metrics.api_fallback(if cache.is_synced() { reason } else { "broken-watch" });
     }
 
-    /// What the API says, or what was known last where it gives no answer. It is tried once: one that is
-    /// down costs no time, and one that is silent a second, once in a while.
+    /// Returns the answer of the API server, or `fallback` if it gives none. With a fallback there is one attempt: an
+    /// API server that refuses connections costs no time, and one that does not answer costs [`FALLBACK_TIMEOUT`] once
+    /// in [`SILENCE_TIME`].
     async fn ask_or<T: Send + 'static>(
         &self,
-        last: Option<T>,
-        until: Instant,
-        question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+        fallback: Option<T>,
+        deadline: Instant,
+        request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let Some(last) = last else { return self.ask(until, question).await };
-        let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = Instant::now();
-        if silent().is_some_and(|until| begun < until) {
-            tracing::warn!("answers with what was known last: the API server does not answer");
-            return Ok(last);
+        let Some(fallback) = fallback else { return self.ask(deadline, request).await };
+        let silent_until = || self.silent_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = Instant::now();
+        if silent_until().is_some_and(|until| started < until) {
+            tracing::warn!("answering from the cache: the API server does not answer");
+            return Ok(fallback);
         }
-        match self.ask_through(ServiceAccount::source_once, until.min(begun + SHORTLY), question).await {
+        let deadline = deadline.min(started + FALLBACK_TIMEOUT);
+        match self.ask_through(ServiceAccount::source_once, deadline, request).await {
             Err(error) if error.code == Code::TryAgain => {
-                tracing::warn!(%error, "answers with what was known last");
+                tracing::warn!(%error, "answering from the cache");
                 let now = Instant::now();
-                *silent() = (now - begun >= SHORTLY).then_some(now + SILENT);
-                Ok(last)
+                *silent_until() = (now - started >= FALLBACK_TIMEOUT).then_some(now + SILENCE_TIME);
+                Ok(fallback)
             }
-            other => other,
+            result => result,
         }
     }
 
-    /// What the API says.
+    /// Returns the answer of the API server.
     async fn ask<T: Send + 'static>(
         &self,
-        until: Instant,
-        question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+        deadline: Instant,
+        request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        self.ask_through(ServiceAccount::source, until, question).await
+        self.ask_through(ServiceAccount::source, deadline, request).await
     }
 
-    /// What the API says, on a thread that waits for it.
+    /// Sends a request to the API server from another thread, which may block.
     async fn ask_through<T: Send + 'static>(
         &self,
         source: fn(&ServiceAccount, Duration) -> Box<dyn Cluster>,
-        until: Instant,
-        question: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
+        deadline: Instant,
+        request: impl FnOnce(&dyn Cluster) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let (account, asked) = (Arc::clone(&self.account), Instant::now());
-        let late = |why: String| Error::new(Code::TryAgain, "the agent has no answer of the API").with_details(why);
-        let too_late = move || late(format!("within {:.1} s", (until - asked).as_secs_f32()));
+        let (account, started) = (Arc::clone(&self.account), Instant::now());
+        let failure = |cause: String| {
+            Error::new(Code::TryAgain, "the agent got no answer from the API server").with_details(cause)
+        };
+        let timed_out = move || failure(format!("no answer within {:.1} s", (deadline - started).as_secs_f32()));
         let answer = spawn_blocking(move || {
-            // It may have waited for a thread, while others waited for the API.
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() { Err(too_late()) } else { question(&*source(&account, left)) }
+            // The task may have waited for a free thread.
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() { Err(timed_out()) } else { request(&*source(&account, left)) }
         });
-        match timeout_at(until + MARGIN / 2, answer).await {
-            Ok(answer) => answer.map_err(|error| late(error.to_string()))?,
-            Err(_) => Err(too_late()),
+        match timeout_at(deadline + MARGIN / 2, answer).await {
+            Ok(answer) => answer.map_err(|error| failure(error.to_string()))?,
+            Err(_) => Err(timed_out()),
         }
     }
 }
 
-/// The object of this name, whatever became of the watch.
-fn last_known<T: WatchedKind + Clone>(cache: &Cache<T>, namespace: &str, name: &str) -> Option<T> {
+/// Returns the cached object of this name, even if the cache is not synced.
+fn cached_object<T: WatchedKind + Clone>(cache: &Cache<T>, namespace: &str, name: &str) -> Option<T> {
     let object = ObjectRef { namespace: namespace.to_owned(), name: name.to_owned() };
-    cache.get(&object).map(|kept| (*kept).clone())
+    cache.get(&object).map(|cached| (*cached).clone())
+}
+
+/// Logs a plugin call in one line and counts it.
+fn record(report: &CallReport, metrics: &Metrics) {
+    let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1e3);
+    let CallReport { command, pod, container, network, ifname, facts, .. } = report;
+    let (wall_ms, cpu_ms) = (milliseconds(report.wall_us), milliseconds(report.cpu_us));
+    let warnings = (!report.warnings.is_empty()).then(|| report.warnings.join("; "));
+    let facts = (!facts.is_empty()).then_some(facts.as_str());
+    // A GC call has no container.
+    let [pod, container, ifname] = [pod, container, ifname].map(|text| (!text.is_empty()).then_some(text.as_str()));
+    match report.code {
+        None => tracing::info!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "plugin call succeeded"
+        ),
+        Some(code) => tracing::error!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            code,
+            error = report.error,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "plugin call failed"
+        ),
+    }
+    if facts == Some("api") {
+        metrics.api_fallback("agent-passed-over");
+    }
+    // A later version of the plugin may report other verbs.
+    let Some(verb) = CniCommand::named(command) else { return };
+    let (outcome, reason) = match report.code {
+        None => ("done", ""),
+        Some(code) => ("failed", Code::numbered(code).map_or("of-another-plugin", Code::name)),
+    };
+    metrics.call(verb.name(), outcome, reason, report.wall_us as f64 / 1e6);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reported_calls_are_counted_by_outcome() {
+        let metrics = Metrics::default();
+        let call = |command: &str, code, facts: &str| {
+            let report = CallReport { command: command.into(), code, facts: facts.into(), ..CallReport::default() };
+            record(&report, &metrics);
+        };
+        call("ADD", None, "agent");
+        call("ADD", Some(Code::PodUnknown.number()), "api");
+        call("ADD", Some(999), "");
+        call("LATER", None, "");
+        let text = metrics.text();
+        for line in [
+            r#"detour_plugin_calls_total{verb="ADD",outcome="done",reason=""} 1"#,
+            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="pod-unknown"} 1"#,
+            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="of-another-plugin"} 1"#,
+            r#"detour_api_fallbacks_total{reason="agent-passed-over"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("LATER"));
+    }
 }

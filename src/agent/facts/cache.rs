@@ -1,7 +1,8 @@
-//! Objects of one kind as a watch tells them, and how far that can be relied on.
+//! The cached objects of one kind, as a watch reports them, and whether they are complete and current.
 
-use super::objects::WatchedKind;
-use crate::cluster::ObjectRef;
+use super::objects::{ObservedPod, WatchedKind};
+use crate::cluster::{Definition, ObjectRef};
+use crate::pod::Namespace;
 use kube::runtime::watcher::Event;
 use std::collections::BTreeMap;
 use std::mem;
@@ -9,19 +10,58 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What is known of one kind.
+/// All caches, shared by the watches, the answers and the repairs.
+#[derive(Clone)]
+pub(in crate::agent) struct SharedFacts(Arc<Caches>);
+
+struct Caches {
+    pods: Cache<ObservedPod>,
+    namespaces: Cache<Namespace>,
+    definitions: Cache<Definition>,
+}
+
+impl SharedFacts {
+    /// Creates empty caches.
+    pub(in crate::agent) fn new() -> Self {
+        Self(Arc::new(Caches { pods: Cache::new(), namespaces: Cache::new(), definitions: Cache::new() }))
+    }
+
+    /// Returns the last observed state of the node's pods.
+    pub(in crate::agent) fn all_pods(&self) -> Vec<Arc<ObservedPod>> {
+        self.pods().all()
+    }
+
+    /// Blocks until there are more than `seen` changes of pods, for `timeout` at most. Returns their number.
+    pub(in crate::agent) fn wait_for_pods(&self, seen: u64, timeout: Duration) -> u64 {
+        self.pods().wait_for_change(seen, timeout)
+    }
+
+    pub(super) fn pods(&self) -> &Cache<ObservedPod> {
+        &self.0.pods
+    }
+
+    pub(super) fn namespaces(&self) -> &Cache<Namespace> {
+        &self.0.namespaces
+    }
+
+    pub(super) fn definitions(&self) -> &Cache<Definition> {
+        &self.0.definitions
+    }
+}
+
+/// The cached objects of one kind.
 pub(super) struct Cache<T> {
     state: Mutex<CacheState<T>>,
-    /// Counts the changes, for tasks; threads wait for `changed`.
+    /// The number of changes, for tasks that wait; threads wait for `changed`.
     changes: watch::Sender<u64>,
     changed: Condvar,
 }
 
 struct CacheState<T> {
-    known: CachedObjects<T>,
-    /// Filled by a list that is under way.
+    objects: CachedObjects<T>,
+    /// The objects of a list in progress.
     listed: Option<CachedObjects<T>>,
-    /// Whether a list was complete once.
+    /// Whether a list has been completed.
     complete: bool,
     /// Whether the watch is broken.
     broken: bool,
@@ -31,7 +71,7 @@ type CachedObjects<T> = BTreeMap<ObjectRef, Arc<T>>;
 
 impl<T: WatchedKind> Cache<T> {
     pub(super) fn new() -> Self {
-        let state = CacheState { known: CachedObjects::new(), listed: None, complete: false, broken: false };
+        let state = CacheState { objects: CachedObjects::new(), listed: None, complete: false, broken: false };
         Self { state: Mutex::new(state), changes: watch::Sender::new(0), changed: Condvar::new() }
     }
 
@@ -39,75 +79,74 @@ impl<T: WatchedKind> Cache<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The object of this name, as the watch saw it last.
+    /// Returns the last observed state of an object.
     pub(super) fn get(&self, object: &ObjectRef) -> Option<Arc<T>> {
-        self.state().known.get(object).cloned()
+        self.state().objects.get(object).cloned()
     }
 
-    /// All objects, sorted by namespace and name.
+    /// Returns all objects, sorted by namespace and name.
     pub(super) fn all(&self) -> Vec<Arc<T>> {
-        self.state().known.values().cloned().collect()
+        self.state().objects.values().cloned().collect()
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub(super) fn len(&self) -> usize {
-        self.state().known.len()
+        self.state().objects.len()
     }
 
-    /// Whether what is known is what there is, but for the moment that a watch takes: there was a list
-    /// and the watch after it works. Then what is not known does not exist.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Whether the cache is complete and current, except for the lag of a watch: a list was completed, and the watch
+    /// after it works. Then an object that is not cached does not exist.
+    pub(super) fn is_synced(&self) -> bool {
         let state = self.state();
         state.complete && !state.broken
     }
 
-    /// Takes a change over. Gives whether the whole list is known with it that was not before.
+    /// Applies an event of the watch. Returns whether it made the cache synced.
     pub(super) fn apply(&self, event: Event<T::Sent>) -> bool {
         let mut state = self.state();
         let mut completed = false;
         match event {
             Event::Init => state.listed = Some(CachedObjects::new()),
             Event::InitApply(sent) => {
-                let (object, kept) = named(sent);
+                let (name, object) = with_name(sent);
                 if let Some(listed) = &mut state.listed {
-                    listed.insert(object.clone(), Arc::clone(&kept));
+                    listed.insert(name.clone(), Arc::clone(&object));
                 }
-                state.known.insert(object, kept);
+                state.objects.insert(name, object);
             }
             Event::InitDone => {
                 if let Some(listed) = state.listed.take() {
-                    state.known = listed;
+                    state.objects = listed;
                 }
                 completed = mem::replace(&mut state.broken, false) | !mem::replace(&mut state.complete, true);
             }
             Event::Apply(sent) => {
-                let (object, kept) = named(sent);
-                state.known.insert(object, kept);
+                let (name, object) = with_name(sent);
+                state.objects.insert(name, object);
             }
-            Event::Delete(sent) => drop(state.known.remove(&named::<T>(sent).0)),
+            Event::Delete(sent) => drop(state.objects.remove(&with_name::<T>(sent).0)),
         }
-        // Before the lock is given back, lest a thread that is about to wait miss it.
+        // Before the lock is released, so that a thread that is about to wait does not miss it.
         self.changes.send_modify(|count| *count += 1);
         drop(state);
         self.changed.notify_all();
         completed
     }
 
-    /// The watch is broken; gives whether it was not before.
-    pub(super) fn breaks(&self) -> bool {
+    /// Marks the watch as broken. Returns whether it worked before.
+    pub(super) fn mark_broken(&self) -> bool {
         !mem::replace(&mut self.state().broken, true)
     }
 
-    /// The watch has gone on; gives whether it was broken before. A list that is under way shows that by
-    /// its end only.
-    pub(super) fn goes_on(&self) -> bool {
+    /// Marks the watch as working. Returns whether it was broken before. A list in progress shows that only by its end.
+    pub(super) fn mark_working(&self) -> bool {
         let mut state = self.state();
         state.listed.is_none() && mem::replace(&mut state.broken, false)
     }
 
-    /// What `find` finds, now or after a change before `time` is over; `None` at once where no change is
-    /// to be expected.
-    pub(super) async fn find_within<R>(&self, time: Duration, find: impl Fn() -> Option<R>) -> Option<R> {
+    /// Returns the result of `find`, now or after a change within `timeout`; `None` without waiting if the cache is not
+    /// synced.
+    pub(super) async fn find_within<R>(&self, timeout: Duration, find: impl Fn() -> Option<R>) -> Option<R> {
         let mut changes = self.changes.subscribe();
         let found = async {
             loop {
@@ -115,25 +154,25 @@ impl<T: WatchedKind> Cache<T> {
                 if let Some(found) = find() {
                     return Some(found);
                 }
-                if !self.is_whole() || changes.changed().await.is_err() {
+                if !self.is_synced() || changes.changed().await.is_err() {
                     return None;
                 }
             }
         };
-        tokio::time::timeout(time, found).await.ok().flatten()
+        tokio::time::timeout(timeout, found).await.ok().flatten()
     }
 
-    /// Waits until there were more than `seen` changes, `time` at the longest. Gives how many there were.
-    pub(super) fn wait_for_change(&self, seen: u64, time: Duration) -> u64 {
+    /// Blocks until there are more than `seen` changes, for `timeout` at most. Returns their number.
+    pub(super) fn wait_for_change(&self, seen: u64, timeout: Duration) -> u64 {
         let unchanged = |_: &mut CacheState<T>| *self.changes.borrow() == seen;
-        drop(self.changed.wait_timeout_while(self.state(), time, unchanged));
+        drop(self.changed.wait_timeout_while(self.state(), timeout, unchanged));
         *self.changes.borrow()
     }
 }
 
-fn named<T: WatchedKind>(sent: T::Sent) -> (ObjectRef, Arc<T>) {
-    let kept = T::of(sent);
-    (kept.object(), Arc::new(kept))
+fn with_name<T: WatchedKind>(sent: T::Sent) -> (ObjectRef, Arc<T>) {
+    let object = T::from_sent(sent);
+    (object.name(), Arc::new(object))
 }
 
 #[cfg(test)]
@@ -153,44 +192,44 @@ mod tests {
     }
 
     #[test]
-    fn a_list_replaces_what_was_known_once_it_is_complete() {
+    fn a_completed_list_replaces_the_cached_objects() {
         let cache = Cache::<Namespace>::new();
-        assert!(!cache.is_whole());
+        assert!(!cache.is_synced());
         for (event, completes) in
             [(Event::Init, false), (Event::InitApply(sent("a", "1")), false), (Event::InitDone, true)]
         {
             assert_eq!(cache.apply(event), completes);
         }
-        assert!(cache.is_whole());
+        assert!(cache.is_synced());
         cache.apply(Event::Apply(sent("b", "1")));
         cache.apply(Event::Apply(sent("b", "2")));
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("2".into())));
         cache.apply(Event::Init);
         cache.apply(Event::InitApply(sent("b", "3")));
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (Some("1".into()), Some("3".into())), "not complete yet");
-        assert!(!cache.apply(Event::InitDone), "it was whole all the time");
+        assert!(!cache.apply(Event::InitDone), "it was synced all the time");
         assert_eq!((value(&cache, "a"), value(&cache, "b")), (None, Some("3".into())));
         cache.apply(Event::Delete(sent("b", "3")));
         assert!(cache.all().is_empty());
     }
 
     #[test]
-    fn a_broken_watch_is_whole_again_when_it_goes_on_or_a_list_ends() {
+    fn the_cache_is_synced_again_when_a_broken_watch_works_or_a_list_is_completed() {
         let cache = Cache::<Namespace>::new();
-        assert!(!cache.goes_on() && !cache.is_whole(), "nothing was listed");
+        assert!(!cache.mark_working() && !cache.is_synced(), "nothing was listed");
         cache.apply(Event::Init);
         cache.apply(Event::InitDone);
-        assert!(cache.breaks() && !cache.breaks());
-        assert!(!cache.is_whole());
-        assert!(cache.goes_on() && cache.is_whole());
-        cache.breaks();
+        assert!(cache.mark_broken() && !cache.mark_broken());
+        assert!(!cache.is_synced());
+        assert!(cache.mark_working() && cache.is_synced());
+        cache.mark_broken();
         cache.apply(Event::Init);
-        assert!(!cache.goes_on() && !cache.is_whole(), "the list may hang");
-        assert!(cache.apply(Event::InitDone) && cache.is_whole());
+        assert!(!cache.mark_working() && !cache.is_synced(), "the list may hang");
+        assert!(cache.apply(Event::InitDone) && cache.is_synced());
     }
 
     #[test]
-    fn a_thread_is_woken_by_a_change() {
+    fn a_change_wakes_a_waiting_thread() {
         let cache = Cache::<Namespace>::new();
         assert_eq!(cache.wait_for_change(0, Duration::ZERO), 0);
         thread::scope(|scope| {
@@ -202,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_is_woken_by_the_change_that_it_waits_for() {
+    async fn a_task_finds_an_object_as_soon_as_the_watch_reports_it() {
         let cache = Cache::<Namespace>::new();
         let find = || value(&cache, "b");
         assert_eq!(cache.find_within(Duration::from_secs(60), find).await, None, "there is no watch yet");

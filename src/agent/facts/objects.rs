@@ -1,9 +1,8 @@
-//! The kinds of objects that are watched: read no further than is used, and kept as less.
+//! The watched kinds of objects. Only the parts that the agent uses are parsed, and only some of them are cached.
 
-use crate::agent::{EndedContainer, ObservedPod};
 use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
 use crate::cluster::{Definition, ObjectRef};
-use crate::pod::Namespace;
+use crate::pod::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Resource;
@@ -12,25 +11,57 @@ use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::net::IpAddr;
 
-/// What `kubectl apply` keeps on an object: all of it once more, and nobody here reads it.
+/// A pod of the node, as the watch observed it last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObservedPod {
+    /// The properties that decide about its traffic.
+    pub pod: Pod,
+    /// `metadata.resourceVersion`, the precondition for changing or deleting it.
+    pub resource_version: String,
+    /// Whether a controller replaces it when it is deleted (`metadata.ownerReferences` with `controller: true`, except
+    /// for the mirror of a static pod).
+    pub owned: bool,
+    /// Whether it has ended or is being deleted.
+    pub ending: bool,
+    /// `status.podIPs`.
+    pub addresses: Vec<IpAddr>,
+    /// The containers of `status.initContainerStatuses` that have ended at least once.
+    pub ended_init_containers: Vec<EndedContainer>,
+}
+
+/// How an init container ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EndedContainer {
+    /// The name of the container.
+    pub name: String,
+    /// Whether its last run succeeded (`state.terminated.exitCode` is 0).
+    pub succeeded: bool,
+    /// The exit code of its last failure, from `state.terminated` or else `lastState.terminated`.
+    pub last_failure: Option<i32>,
+    /// The `message` of that failure.
+    pub message: String,
+}
+
+/// The annotation of `kubectl apply` that repeats the whole object. The agent does not use it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// A kind of objects: what is kept of one, out of what the API sends.
+/// A watched kind: the cached part of an object.
 pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
-    /// As the API sends it.
+    /// The object as the API server sends it.
     type Sent: Resource<DynamicType = ()> + DeserializeOwned + Debug + Clone + Send + 'static;
-    /// For people, in the plural.
-    const NAME: &str;
-    /// For programs that count.
-    const COUNTED: &str;
-    /// What the watch needs, as `kubectl auth can-i` spells it.
+    /// The plural in log messages.
+    const PLURAL: &str;
+    /// The value of the metrics' label `kind`.
+    const METRICS_KIND: &str;
+    /// The right that the watch requires, as `kubectl auth can-i` spells it.
     const RIGHT: &str;
 
-    /// What is kept.
-    fn of(sent: Self::Sent) -> Self;
-    /// Its name; objects of the whole cluster have no namespace.
-    fn object(&self) -> ObjectRef;
+    /// Extracts the cached part.
+    fn from_sent(sent: Self::Sent) -> Self;
+    /// Returns the name of the object, with an empty namespace for a cluster-scoped one.
+    fn name(&self) -> ObjectRef;
 }
 
 macro_rules! resource {
@@ -139,16 +170,16 @@ struct Terminated {
     message: String,
 }
 
-/// The annotation of a static pod's mirror on the API (kubelet, `pkg/kubelet/types/pod_update.go`).
+/// The annotation of a static pod's mirror in the API (kubelet, `pkg/kubelet/types/pod_update.go`).
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl WatchedKind for ObservedPod {
     type Sent = SentPod;
-    const NAME: &str = "pods of this node";
-    const COUNTED: &str = "pods";
+    const PLURAL: &str = "pods of this node";
+    const METRICS_KIND: &str = "pods";
     const RIGHT: &str = "list and watch pods";
 
-    fn of(SentPod { mut metadata, spec, status }: SentPod) -> Self {
+    fn from_sent(SentPod { mut metadata, spec, status }: SentPod) -> Self {
         let ending = metadata.deletion_timestamp.is_some() || matches!(status.phase.as_str(), "Succeeded" | "Failed");
         let controlled = metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
         let resource_version = metadata.resource_version.take().unwrap_or_default();
@@ -164,12 +195,12 @@ impl WatchedKind for ObservedPod {
         }
     }
 
-    fn object(&self) -> ObjectRef {
+    fn name(&self) -> ObjectRef {
         ObjectRef { namespace: self.pod.namespace.clone(), name: self.pod.name.clone() }
     }
 }
 
-/// How a container ended, where it has ended once.
+/// Returns how a container ended; `None` if it has never ended.
 fn ended(status: SentContainerStatus) -> Option<EndedContainer> {
     let (now, before) = (status.state.terminated, status.last_state.terminated);
     if now.is_none() && before.is_none() {
@@ -183,30 +214,30 @@ fn ended(status: SentContainerStatus) -> Option<EndedContainer> {
 
 impl WatchedKind for Namespace {
     type Sent = SentNamespace;
-    const NAME: &str = "namespaces";
-    const COUNTED: &str = "namespaces";
+    const PLURAL: &str = "namespaces";
+    const METRICS_KIND: &str = "namespaces";
     const RIGHT: &str = "list and watch namespaces";
 
-    fn of(SentNamespace { metadata }: SentNamespace) -> Self {
+    fn from_sent(SentNamespace { metadata }: SentNamespace) -> Self {
         wire::NamespaceObject { metadata: trimmed(metadata) }.into()
     }
 
-    fn object(&self) -> ObjectRef {
+    fn name(&self) -> ObjectRef {
         ObjectRef { namespace: String::new(), name: self.name.clone() }
     }
 }
 
 impl WatchedKind for Definition {
     type Sent = SentDefinition;
-    const NAME: &str = "network attachment definitions";
-    const COUNTED: &str = "definitions";
+    const PLURAL: &str = "network attachment definitions";
+    const METRICS_KIND: &str = "definitions";
     const RIGHT: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
 
-    fn of(SentDefinition { metadata, spec }: SentDefinition) -> Self {
+    fn from_sent(SentDefinition { metadata, spec }: SentDefinition) -> Self {
         wire::DefinitionObject { metadata: trimmed(metadata), spec }.into()
     }
 
-    fn object(&self) -> ObjectRef {
+    fn name(&self) -> ObjectRef {
         self.object.clone()
     }
 }
@@ -221,13 +252,13 @@ mod tests {
     use super::*;
     use serde_json::{Value, from_value, json};
 
-    fn known(pod: Value) -> ObservedPod {
-        ObservedPod::of(from_value(pod).expect("a pod"))
+    fn observed(pod: Value) -> ObservedPod {
+        ObservedPod::from_sent(from_value(pod).expect("a pod"))
     }
 
     #[test]
-    fn everything_that_is_kept_of_a_pod_arrives() {
-        let read = known(json!({
+    fn every_cached_part_of_a_pod_is_read() {
+        let read = observed(json!({
             "metadata": {
                 "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": {"l": "1"},
                 "annotations": {"a": "2", LAST_APPLIED: "{}"},
@@ -276,20 +307,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_deleted_or_done_is_ending_and_a_mirror_is_nobodys() {
-        let of = |metadata: Value, status: Value| {
+    fn a_deleted_or_completed_pod_is_ending_and_a_mirror_pod_is_not_owned() {
+        let pod_with = |metadata: Value, status: Value| {
             let mut pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": null, "status": status});
             pod["metadata"].as_object_mut().expect("one").extend(metadata.as_object().expect("one").clone());
-            known(pod)
+            observed(pod)
         };
         let at = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-        assert!(of(at, json!({"phase": "Running"})).ending);
-        assert!(of(json!({}), json!({"phase": "Failed"})).ending);
-        assert!(of(json!({}), json!({"phase": "Succeeded"})).ending);
-        assert!(!of(json!({}), Value::Null).ending);
+        assert!(pod_with(at, json!({"phase": "Running"})).ending);
+        assert!(pod_with(json!({}), json!({"phase": "Failed"})).ending);
+        assert!(pod_with(json!({}), json!({"phase": "Succeeded"})).ending);
+        assert!(!pod_with(json!({}), Value::Null).ending);
         let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "1", "controller": true}]);
         let mirror = json!({"ownerReferences": owner, "annotations": {MIRROR: "h"}});
-        assert!(!of(mirror, Value::Null).owned);
-        assert!(of(json!({"ownerReferences": owner}), Value::Null).owned);
+        assert!(!pod_with(mirror, Value::Null).owned);
+        assert!(pod_with(json!({"ownerReferences": owner}), Value::Null).owned);
     }
 }
