@@ -72,13 +72,14 @@ impl NodeFiles {
     }
 
     /// Whether one of `directories` has the program `name`; `None` if it is not found and one of the directories does
-    /// not exist here, as in a pod that mounts only some of them.
+    /// not exist here, as in a pod that mounts only some of them. The first is the installation's own directory, which
+    /// is created if it does not exist.
     #[must_use]
     pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
         let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
         match directories.iter().any(is_file) {
             true => Some(true),
-            false => directories.iter().all(|directory| self.has(directory)).then_some(false),
+            false => directories.iter().skip(1).all(|directory| self.has(directory)).then_some(false),
         }
     }
 
