@@ -184,7 +184,7 @@ fn with_the_api_down_what_is_known_is_answered_after_one_try() {
         agent.says_all(&["can't watch pods", "can't watch namespaces"]);
         let answer = answer(&scene.ask(question(UID).as_bytes()));
         assert_eq!((&answer["pod"]["uid"], &answer["namespace"]["name"]), (&json!(UID), &json!("shop")), "{answer}");
-        agent.says("answers with what was known last");
+        agent.says("answering from the cache");
         for object in [GET_POD, GET_NAMESPACE] {
             let tries = scene.api.requests().iter().filter(|request| *request == object).count();
             // hyper repeats a request whose connection ends before an answer begins.
@@ -257,8 +257,8 @@ fn a_directory_in_the_sockets_place_gives_way_if_it_is_empty() {
         drop(agent);
         std::fs::remove_file(scene.socket()).expect("removed");
         std::fs::create_dir_all(scene.socket().join("mine")).expect("made");
-        let line = scene.agent_that_starts("second").says("can't listen there");
-        assert!(line.contains("a directory is in the socket's place") && line.contains("remove it"), "{line}");
+        let line = scene.agent_that_starts("second").says("can't listen on the agent socket");
+        assert!(line.contains("a directory has the socket's path") && line.contains("remove it"), "{line}");
         assert!(scene.socket().join("mine").exists());
     });
 }
@@ -283,7 +283,7 @@ fn a_token_that_kube_would_send_with_its_line_end_is_named() {
         let token = scene.root.join("sa/token");
         std::fs::write(&token, "token\n").expect("written");
         let agent = scene.agent_that_starts("first");
-        let line = agent.says("the API can't be watched yet");
+        let line = agent.says("can't connect to the API server yet");
         assert!(line.contains(&token.display().to_string()) && line.contains("write the token alone"), "{line}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         std::fs::write(&token, "token").expect("written");

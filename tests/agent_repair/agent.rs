@@ -76,7 +76,7 @@ fn an_agent_repairs_what_it_watches_and_lets_the_node_be_known_as_ready() {
         pod.tool("nft", &["flush", "ruleset"], "");
         object["metadata"]["labels"]["changed"] = json!("yes");
         api.put(PODS, &object);
-        agent.says("traffic is redirected to the sidecar again: its rules were not");
+        agent.says("traffic is redirected to the sidecar again: its rules had drifted");
         Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the loss");
         let told: Vec<_> = api.bodies().iter().map(|body| body["reason"].clone()).collect();
         assert_eq!(told[0], json!("DetourRepaired"));

@@ -153,7 +153,7 @@ fn a_process_in_another_pods_namespace_does_not_mislead() {
         let stray = other.stray(scene);
         let done = one(scene.repair().look(&[stray.unvalidated()], Instant::now()));
         let says = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
-        assert!(says("holds none of the pod's addresses"), "{done:?}");
+        assert!(says("has none of the pod's addresses"), "{done:?}");
         Kernel::of(&other).assert_is(&before, "untouched");
         assert!(scene.attachments(&stray).is_empty());
     });

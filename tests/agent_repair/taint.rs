@@ -36,8 +36,8 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
     (script, changes)
 }
 
-fn keeper(scene: &Scene<'_>, node: &str) -> TaintController {
-    Taint { key: KEY.into(), node: node.into(), account: scene.account() }.keep().expect("a thread")
+fn start(scene: &Scene<'_>, node: &str) -> TaintController {
+    Taint { key: KEY.into(), node: node.into(), account: scene.account() }.start().expect("a thread")
 }
 
 #[test]
@@ -48,16 +48,16 @@ fn it_comes_and_goes_beside_foreign_ones() {
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
         let changes = changes.lock().expect("unpoisoned");
-        let keeper = keeper(scene, "node-1");
-        keeper.tell(true);
-        keeper.tell(false);
+        let taint = start(scene, "node-1");
+        taint.set_ready(true);
+        taint.set_ready(false);
         assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])), "the conflict is tried again");
-        keeper.tell(false);
-        keeper.tell(true);
+        taint.set_ready(false);
+        taint.set_ready(true);
         assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign])));
-        keeper.tell(false);
+        taint.set_ready(false);
         assert_eq!(changes.recv_timeout(DEADLINE), Ok(json!([foreign, ours])));
-        keeper.end();
+        taint.remove();
         assert_eq!(changes.try_recv(), Ok(json!([foreign])), "the end has waited for it");
     });
 }
@@ -68,8 +68,8 @@ fn conflicts_do_not_add_up() {
     let (script, changes) = node(&Value::Null, 8);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
-        let keeper = keeper(scene, "node-1");
-        keeper.tell(false);
+        let taint = start(scene, "node-1");
+        taint.set_ready(false);
         let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
         assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });
@@ -80,7 +80,7 @@ fn a_node_that_has_none_and_is_ready_is_not_written_to() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
-        keeper(scene, "node-1").end();
+        start(scene, "node-1").remove();
         assert_eq!(scene.api.lines(), ["GET /api/v1/nodes/node-1 HTTP/1.1"]);
         assert!(changes.lock().expect("unpoisoned").try_recv().is_err());
     });
@@ -95,8 +95,8 @@ fn a_missing_right_ends_nothing() {
         _ => script(request),
     };
     scene_with(granted_later, move |scene| {
-        let keeper = keeper(scene, "node-1");
-        keeper.tell(false);
+        let taint = start(scene, "node-1");
+        taint.set_ready(false);
         let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
         assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
     });

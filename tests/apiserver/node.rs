@@ -25,7 +25,7 @@ use std::time::Duration;
 const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
 pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 pub(crate) const NAME: &str = "node-1";
-pub(crate) const SETTLED: &str = "all is as it should be";
+pub(crate) const SETTLED: &str = "the node has the desired state";
 /// Where the agent's container has the node's file system.
 const ROOT: &str = "/mnt";
 /// Where the kubelet puts the files of a pod's service account.

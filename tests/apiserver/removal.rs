@@ -50,7 +50,7 @@ fn with_the_daemonset_it_goes_in_whatever_order_the_rest_goes() {
             // Kubelets hear of it later still.
             let (status, said) = agent.end();
             assert!(status.success() && !node.is_installed(), "{name}: {said:#?}");
-            assert!(said.last().expect("a line").contains("is taken off the node"), "{name}: {said:#?}");
+            assert!(said.last().expect("a line").contains("was removed from the node"), "{name}: {said:#?}");
         });
     }
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 /// What it says once there is nothing left to do.
-pub(crate) const SETTLED: &str = "all is as it should be";
+pub(crate) const SETTLED: &str = "the node has the desired state";
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Agent {
@@ -88,7 +88,7 @@ impl Agent {
 
     /// Where it answers questions about itself.
     pub(crate) fn address(&self) -> String {
-        let line = self.says("answers /healthz, /readyz and /metrics");
+        let line = self.says("serving /healthz, /readyz and /metrics");
         line.split("address=").nth(1).expect("the address").trim().to_owned()
     }
 

@@ -285,7 +285,7 @@ mod tests {
             last_failure,
             message: message.into(),
         };
-        let pod: crate::pod::Pod = from_value::<wire::PodObject>(json!({
+        let pod: Pod = from_value::<wire::PodObject>(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
             "spec": {"hostNetwork": true, "containers": [{"name": "c", "env": [{"name": "A", "value": "1"}]}]}
         }))

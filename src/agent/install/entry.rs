@@ -90,7 +90,7 @@ impl EntrySettings {
         Ok([self.bin_dir.clone()].into_iter().chain(own.filter(|own| *own != self.bin_dir)).collect())
     }
 
-    /// The kubeconfig that the plugin uses; `None` if it reads files instead.
+    /// Returns the path of the kubeconfig that the plugin uses; `None` if it reads manifests instead.
     ///
     /// # Errors
     /// The plugin would refuse the configuration.

@@ -1,26 +1,26 @@
-//! Whether a pod needs repair: from what the cluster says of it, and what the node does.
+//! Whether a pod needs a repair, from its state in the cluster and the state of its network namespace.
 
-use super::Selector;
+use super::selector::Selector;
+use crate::agent::facts::{EndedContainer, ObservedPod};
 use crate::agent::install::Installed;
-use crate::agent::{EndedContainer, ObservedPod};
 use crate::networks;
 use crate::plugin::{ContainerStatus, desired_policy};
 use crate::pod::{Facts, Pod, PodRef};
 use crate::sub_plugins::{Decision, SubPlugin};
 use std::fmt;
 
-/// Which pods are looked after, and how a failed validation is known; the defaults are Istio's.
+/// Which pods are checked, and how a failed validation is recognized. The defaults are Istio's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criteria {
-    /// Which pods, by their labels.
+    /// The labels of the pods.
     pub selector: Selector,
-    /// The annotation without which a pod was never validated; empty: any pod.
+    /// The annotation of pods that are validated; empty for any pod.
     pub annotation: String,
-    /// The init container that validates; empty: any.
+    /// The name of the init container that validates; empty for any.
     pub container: String,
-    /// Its exit code where traffic is not redirected; 0: any but success.
+    /// Its exit code if traffic is not redirected; 0 for any failure.
     pub exit_code: i32,
-    /// Its termination message then; empty: any.
+    /// Its termination message in that case; empty for any.
     pub message: String,
 }
 
@@ -36,86 +36,87 @@ impl Default for Criteria {
     }
 }
 
-/// Why a pod needs repair.
+/// Why a pod needs a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
     /// Its init container found that traffic is not redirected.
     ValidationFailed,
-    /// The kernel does not hold what the pod's attachments asked for.
+    /// Its live rules differ from the desired rules of its attachments.
     Drift,
-    /// It was never attached: it was there before the plugin, or while that was away.
+    /// The plugin was not called for it: it started before the plugin was installed, or while it was missing.
     NoRules,
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::ValidationFailed => "its validation found that traffic is not redirected",
-            Self::Drift => "its rules were not what its attachments asked for",
+            Self::ValidationFailed => "its init container found that traffic is not redirected",
+            Self::Drift => "its rules had drifted from the desired rules",
             Self::NoRules => "it had a sidecar and no rules",
         })
     }
 }
 
-/// What the cluster's facts alone say of a pod that is looked after.
+/// The evidence in the cluster that a pod needs a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Suspicion {
-    /// Its validation has failed, and has not succeeded since.
+    /// Whether its validation has failed and has not succeeded since.
     pub validation_failed: bool,
-    /// Its sandbox is complete: the kubelet knows addresses, so that every ADD is over.
+    /// Whether its sandbox is complete: it has addresses, so all ADD calls have returned.
     pub settled: bool,
-    /// The plugin, as it is configured now, would be called for it and would redirect it.
+    /// Whether the plugin, as it is configured now, would be called for it and would redirect it.
     pub redirectable: bool,
 }
 
-/// What is suspected of a pod; `None` where nothing is to be done whatever the node holds: it has no
-/// sidecar or no network of its own, is ending, is left out by the configuration or not selected.
+/// Returns the evidence in the cluster about a pod. `None` if the pod is never repaired: it has no sidecar or no network
+/// namespace of its own, is ending, is excluded by the configuration or not selected.
 #[must_use]
-pub fn suspect(criteria: &Criteria, installed: &Installed, known: &ObservedPod) -> Option<Suspicion> {
-    let pod = &known.pod;
+pub fn suspect(criteria: &Criteria, installed: &Installed, observed: &ObservedPod) -> Option<Suspicion> {
+    let pod = &observed.pod;
     let name = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-    let is_ours = !known.ending
+    let is_checked = !observed.ending
         && !pod.host_network
         && pod.proxy().is_some()
         && criteria.selector.selects(&pod.labels)
         && desired_policy::skip_reason(&installed.conf, &name).is_none();
-    is_ours.then(|| Suspicion {
-        validation_failed: criteria.failed(known),
-        settled: !known.addresses.is_empty(),
+    is_checked.then(|| Suspicion {
+        validation_failed: criteria.has_failed(observed),
+        settled: !observed.addresses.is_empty(),
         redirectable: is_called(installed, pod) && redirects(installed, pod),
     })
 }
 
-/// Why the pod needs repair; `None` where it does not. `standing` is what its namespace holds, `None`
-/// where it has none on this node.
+/// Returns why the pod needs a repair; `None` if it does not. `status` is the state of its network namespace, `None` if
+/// that is not found on this node.
 #[must_use]
-pub fn diagnose(suspicion: Suspicion, standing: Option<&ContainerStatus>) -> Option<Cause> {
+pub fn diagnose(suspicion: Suspicion, status: Option<&ContainerStatus>) -> Option<Cause> {
     if suspicion.validation_failed {
         return Some(Cause::ValidationFailed);
     }
-    let standing = standing.filter(|_| suspicion.settled)?;
-    if !standing.drift.is_empty() {
+    let status = status.filter(|_| suspicion.settled)?;
+    if !status.drift.is_empty() {
         return Some(Cause::Drift);
     }
-    let bare = standing.attachments.is_empty() && !standing.redirected;
-    (bare && suspicion.redirectable).then_some(Cause::NoRules)
+    let has_no_rules = status.attachments.is_empty() && !status.redirected;
+    (has_no_rules && suspicion.redirectable).then_some(Cause::NoRules)
 }
 
 impl Criteria {
-    fn failed(&self, known: &ObservedPod) -> bool {
-        let validated = self.annotation.is_empty() || known.pod.annotations.contains_key(&self.annotation);
-        validated && known.ended_init_containers.iter().any(|ended| self.is_failure(ended))
+    fn has_failed(&self, observed: &ObservedPod) -> bool {
+        let is_validated = self.annotation.is_empty() || observed.pod.annotations.contains_key(&self.annotation);
+        is_validated && observed.ended_init_containers.iter().any(|ended| self.is_failure(ended))
     }
 
     fn is_failure(&self, ended: &EndedContainer) -> bool {
-        let is_named = self.container.is_empty() || self.container == ended.name;
-        let said = self.message.trim().is_empty() || self.message.trim() == ended.message.trim();
-        let code = ended.last_failure.is_some_and(|code| self.exit_code == 0 || self.exit_code == code);
-        is_named && said && code && !ended.succeeded
+        let has_name = self.container.is_empty() || self.container == ended.name;
+        let has_message = self.message.trim().is_empty() || self.message.trim() == ended.message.trim();
+        let has_code = ended.last_failure.is_some_and(|code| self.exit_code == 0 || self.exit_code == code);
+        has_name && has_message && has_code && !ended.succeeded
     }
 }
 
-/// A configuration of its own is only for pods that select its network.
+/// Whether the plugin is called for the pod: always from the cluster network's plugin list, and otherwise for pods that
+/// select its network.
 fn is_called(installed: &Installed, pod: &Pod) -> bool {
     let name = &installed.conf.name;
     let selects =
@@ -168,8 +169,8 @@ mod tests {
         known
     }
 
-    fn suspicion(known: &ObservedPod) -> Option<(bool, bool, bool)> {
-        let suspicion = suspect(&Criteria::default(), &installed(LISTED, true), known)?;
+    fn suspicion(observed: &ObservedPod) -> Option<(bool, bool, bool)> {
+        let suspicion = suspect(&Criteria::default(), &installed(LISTED, true), observed)?;
         Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
     }
 
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_looked_after() {
+    fn only_running_pods_with_a_sidecar_and_a_netns_of_their_own_are_checked() {
         let annotate = |known: &mut ObservedPod, key: &str, value: &str| {
             drop(known.pod.annotations.insert(key.into(), value.into()))
         };
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_of_its_own_is_for_pods_that_select_its_network() {
+    fn a_plugin_with_its_own_network_is_called_for_pods_that_select_it() {
         let own = installed(LISTED, false);
         let redirectable = |networks: Option<&str>| {
             let known = changed(|known| {
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_failed_validation_is_known() {
+    fn a_failed_validation_is_recognized_by_the_criteria() {
         let usual = Criteria::default();
         let any = Criteria { annotation: String::new(), container: String::new(), exit_code: 0, ..usual.clone() };
         let said = Criteria { message: " no rules\n".into(), ..usual.clone() };
@@ -233,7 +234,7 @@ mod tests {
             (&usual, ended("istio-validation", false, None, ""), false),
             (&usual, ended("istio-validation", false, Some(1), ""), false),
             (&usual, ended("other", false, Some(126), ""), false),
-            (&any, ended("other", false, Some(1), "whatever"), true),
+            (&any, ended("other", false, Some(1), "any text"), true),
             (&any, ended("other", true, None, ""), false),
             (&said, ended("istio-validation", false, Some(126), "no rules"), true),
             (&said, ended("istio-validation", false, Some(126), "something else"), false),
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_holds_decides_the_rest() {
+    fn the_state_of_the_netns_decides_unless_the_validation_failed() {
         let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
         let attached = ContainerStatus { attachments: vec![attachment], redirected: true, drift: Vec::new() };
         let drifted = ContainerStatus { drift: vec!["a rule".into()], redirected: false, ..attached.clone() };
@@ -274,8 +275,8 @@ mod tests {
             (failed, None, Some(Cause::ValidationFailed)),
             (failed, Some(&attached), Some(Cause::ValidationFailed)),
         ];
-        for (suspicion, standing, wanted) in table {
-            assert_eq!(diagnose(suspicion, standing), wanted, "{suspicion:?} {standing:?}");
+        for (suspicion, status, expected) in table {
+            assert_eq!(diagnose(suspicion, status), expected, "{suspicion:?} {status:?}");
         }
     }
 }

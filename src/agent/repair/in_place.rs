@@ -1,55 +1,56 @@
-//! Repair without harm: the pod runs on, and has its rules.
+//! Repair in place: the pod keeps running and gets its rules from the plugin, by its ADD or from its saved state.
 
-use super::{Cause, ObservedPod, RepairCase, RepairOutcome};
+use super::action::{RepairCase, RepairOutcome};
+use super::decision::Cause;
+use crate::agent::facts::ObservedPod;
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
 use crate::netns::find::FoundNetns;
 use crate::plugin::{self, ContainerStatus};
 use std::time::Duration;
 
-/// How long a call of the plugin in the same namespace is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long another call of the plugin in the same network namespace is waited for.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the pod's rules what they should be, and reads them back. It takes as long as the calls of the plugin that it makes, each of which has a limit.
+/// Restores the pod's desired rules, and reads them back from the kernel. Each call of the plugin has its own timeout.
 ///
 /// # Errors
-/// Why they are not; then nothing of this is left.
+/// The rules can't be restored. Then no partial change is left.
 pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<RepairOutcome, Error> {
-    let RepairCase { known, suspicion, cause, .. } = case;
+    let RepairCase { observed, suspicion, cause, .. } = case;
     let evidence = &found.evidence;
     let Some(container_id) = found.container_id.as_deref() else {
-        let msg =
-            format!("the container ID of its sandbox is not known ({evidence}), so that no ADD can be made for it");
+        let msg = format!("can't call ADD: the container ID of the pod sandbox is unknown ({evidence})");
         return Err(Error::new(Code::InvalidNetns, msg));
     };
-    confirm(found, known, PATIENCE)?;
-    let before = plugin::standing(container_id, &found.netns, PATIENCE)?;
+    confirm(found, observed, LOCK_TIMEOUT)?;
+    let before = plugin::standing(container_id, &found.netns, LOCK_TIMEOUT)?;
     if !before.drift.is_empty() {
         plugin::restore(container_id, &found.netns)?;
     } else if before.redirected && before.attachments.is_empty() {
-        let msg = "another tool redirects it, and its rules stay: see what made them";
+        let msg = "another tool redirects the pod, and its rules are not changed; check which tool created them";
         return Err(Error::new(Code::ForeignRules, msg));
     } else if before.redirected || *cause == Cause::Drift {
         return Ok(RepairOutcome::NothingToDo);
     } else if !suspicion.redirectable {
-        let msg = "the plugin, as it is configured on this node, would not redirect it: see detour explain";
+        let msg = "the plugin, as it is configured on this node, would not redirect the pod; run detour explain";
         return Err(Error::new(Code::InvalidConfig, msg));
     } else {
         add(case, found, container_id, &before)?;
     }
-    let after = plugin::standing(container_id, &found.netns, PATIENCE)?;
+    let after = plugin::standing(container_id, &found.netns, LOCK_TIMEOUT)?;
     if let Some(difference) = after.drift.first() {
-        return Err(Error::new(Code::Drift, "its rules are not what they should be even now").with_details(difference));
+        return Err(Error::new(Code::Drift, "the pod's rules still differ after the repair").with_details(difference));
     }
     if *cause != Cause::Drift && !after.redirected {
-        return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
+        return Err(Error::new(Code::Drift, "the pod is not redirected after a successful ADD; run detour explain"));
     }
-    match plugin::bypassing(container_id, &found.netns, PATIENCE) {
+    match plugin::bypassing(container_id, &found.netns, LOCK_TIMEOUT) {
         Ok(0) => Ok(RepairOutcome::Repaired),
         Ok(older) => Ok(RepairOutcome::RepairedForNew { older }),
         Err(error) => {
-            let pod = &known.pod;
+            let pod = &observed.pod;
             tracing::warn!(
-                "pod {}/{}: connections that bypass the sidecar are not counted: {error}",
+                "pod {}/{}: can't count the connections that bypass the sidecar: {error}",
                 pod.namespace,
                 pod.name
             );
@@ -58,28 +59,30 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
     }
 }
 
-/// Holds what was found against what the cluster says: a pod's sandbox may have gone, and the addresses
-/// be those of the last one until all ADDs for the next are over. Waits as [`plugin::standing`] does.
+/// Checks that the network namespace has one of the pod's addresses. A sandbox that was found may be a previous one, and
+/// the addresses are those of the previous sandbox until all ADD calls for the new one have returned. Waits for the
+/// namespace's lock as [`plugin::standing`] does.
 ///
 /// # Errors
-/// Its namespace holds none of the pod's addresses, or can't be looked at.
-pub(super) fn confirm(found: &FoundNetns, known: &ObservedPod, patience: Duration) -> Result<(), Error> {
-    if known.addresses.is_empty() || found.holds(&known.addresses, patience)? {
+/// The network namespace has none of the addresses, or can't be read.
+pub(super) fn confirm(found: &FoundNetns, observed: &ObservedPod, lock_timeout: Duration) -> Result<(), Error> {
+    if observed.addresses.is_empty() || found.holds(&observed.addresses, lock_timeout)? {
         return Ok(());
     }
-    let msg = format!("the network namespace that was found holds none of the pod's addresses: {}", found.evidence);
+    let msg = format!("the network namespace that was found has none of the pod's addresses: {}", found.evidence);
     Err(Error::new(Code::InvalidNetns, msg))
 }
 
+/// Calls the plugin's ADD as the runtime would.
 fn add(case: &RepairCase<'_>, found: &FoundNetns, container_id: &str, before: &ContainerStatus) -> Result<(), Error> {
     let mut conf = case.installed.conf.clone();
     let attached = before.attachments.iter().find(|attachment| attachment.network == conf.name);
-    let kept = found.attachments.iter().find(|kept| kept.network == conf.name);
-    // As the runtime would hand it over; another version's would be refused.
-    let result = kept.map(|kept| &kept.result).filter(|result| result["cniVersion"] == conf.cni_version.as_str());
+    let cached = found.attachments.iter().find(|cached| cached.network == conf.name);
+    // The plugin would refuse the runtime's cached result if it had another version.
+    let result = cached.map(|cached| &cached.result).filter(|result| result["cniVersion"] == conf.cni_version.as_str());
     conf.prev_result = result.cloned().or(conf.prev_result);
-    let ifname = attached.map(|attachment| &attachment.ifname).or(kept.map(|kept| &kept.ifname));
-    let pod = &case.known.pod;
+    let ifname = attached.map(|attachment| &attachment.ifname).or(cached.map(|cached| &cached.ifname));
+    let pod = &case.observed.pod;
     let args = format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container_id};K8S_POD_UID={}",
         pod.namespace,
@@ -93,7 +96,7 @@ fn add(case: &RepairCase<'_>, found: &FoundNetns, container_id: &str, before: &C
             "CNI_NETNS" => found.netns.to_str()?,
             "CNI_IFNAME" => ifname.map_or(DEFAULT_INTERFACE, String::as_str),
             "CNI_ARGS" => &args,
-            // No executable is run.
+            // Required, and unused: the configuration has no executables.
             "CNI_PATH" => "/",
             _ => return None,
         };

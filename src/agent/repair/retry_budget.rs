@@ -1,131 +1,126 @@
-//! How often, and when again, something is tried for one pod.
-//!
-//! How many pods are deleted in what time: where runtimes don't call the plugin, the pod that takes a
-//! deleted one's place bypasses the mesh too, and would go the same way.
-//!
-//! The pods that wait for the worker: each once, and no more than so many.
+//! The limits of repairs: attempts per pod, deletions per node, and pods in the queue.
 
-use super::Cause;
+use super::decision::Cause;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// As many tries, then it is given up until things have been quiet.
-const MOST_ATTEMPTS: u32 = 5;
-/// After so long without a try, earlier ones are forgotten: a pod that loses its rules once an hour
-/// gets them back each time.
-const QUIET: Duration = Duration::from_secs(3600);
-/// The pause after the first try; each is twice the one before.
+/// The attempts per pod. More are made only after [`RESET_TIME`].
+const MAX_ATTEMPTS: u32 = 5;
+/// The time without an attempt after which the earlier ones do not count: a pod that loses its rules once an hour is
+/// repaired each time.
+const RESET_TIME: Duration = Duration::from_secs(3600);
+/// The pause after the first attempt, doubled after each further one.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same where the kubelet has yet to run the init container again; it waits for 10 s at first and up
-/// to five minutes then (`pkg/kubelet/kubelet.go`, `MaxContainerBackOff`).
+/// The pause after the first attempt if the kubelet must restart the init container. It waits for 10 s at first and up
+/// to five minutes later (`pkg/kubelet/kubelet.go`, `MaxContainerBackOff`).
 const PAUSE_AFTER_VALIDATION: Duration = Duration::from_secs(30);
 
-/// The tries for one pod.
+/// The attempts to repair one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct RetryBudget {
-    count: u32,
+    attempts: u32,
     last: Option<Instant>,
     not_before: Option<Instant>,
 }
 
 impl RetryBudget {
-    /// Whether another one may be made at `now`.
-    pub(super) fn may(&mut self, now: Instant) -> bool {
-        if self.last.is_some_and(|last| now.duration_since(last) >= QUIET) {
+    /// Whether an attempt is allowed at `now`.
+    pub(super) fn allows(&mut self, now: Instant) -> bool {
+        if self.last.is_some_and(|last| now.duration_since(last) >= RESET_TIME) {
             *self = Self::default();
         }
-        !self.are_spent() && self.not_before.is_none_or(|then| then <= now)
+        !self.is_spent() && self.not_before.is_none_or(|not_before| not_before <= now)
     }
 
-    /// Whether there have been too many.
-    pub(super) fn are_spent(&self) -> bool {
-        self.count >= MOST_ATTEMPTS
+    /// Whether all attempts were made.
+    pub(super) fn is_spent(&self) -> bool {
+        self.attempts >= MAX_ATTEMPTS
     }
 
-    /// Whether there is one more, and then too many.
+    /// Whether one attempt is left.
     pub(super) fn is_last_next(&self) -> bool {
-        self.count + 1 == MOST_ATTEMPTS
+        self.attempts + 1 == MAX_ATTEMPTS
     }
 
-    /// Notes one that was made at `now`.
-    pub(super) fn note(&mut self, cause: Cause, now: Instant) {
+    /// Records an attempt at `now`.
+    pub(super) fn record(&mut self, cause: Cause, now: Instant) {
         let first = if cause == Cause::ValidationFailed { PAUSE_AFTER_VALIDATION } else { PAUSE };
-        self.not_before = Some(now + first * 2_u32.pow(self.count.min(MOST_ATTEMPTS)));
-        self.count += 1;
+        self.not_before = Some(now + first * 2_u32.pow(self.attempts.min(MAX_ATTEMPTS)));
+        self.attempts += 1;
         self.last = Some(now);
     }
 
-    /// How many there were.
-    pub(super) fn count(&self) -> u32 {
-        self.count
+    /// Returns the number of attempts.
+    pub(super) fn attempts(&self) -> u32 {
+        self.attempts
     }
 
-    /// When the next one may be made.
+    /// Returns the time of the next attempt; `None` if there was none.
     pub(super) fn next(&self) -> Option<Instant> {
-        if self.are_spent() { self.last.map(|last| last + QUIET) } else { self.not_before }
+        if self.is_spent() { self.last.map(|last| last + RESET_TIME) } else { self.not_before }
     }
 }
 
-/// No more than so many on a node
-const MOST_DELETIONS: usize = 5;
-/// within so long.
-const WITHIN: Duration = Duration::from_secs(60);
+/// The deletions per node within [`DELETION_PERIOD`].
+pub(super) const MAX_DELETIONS: usize = 5;
+/// The period of [`MAX_DELETIONS`].
+pub(super) const DELETION_PERIOD: Duration = Duration::from_secs(60);
 
-/// When the last ones were made.
+/// The rate limit of deletions: if the runtime does not call the plugin, the pod that replaces a deleted one bypasses
+/// the mesh too, and would be deleted next.
 #[derive(Debug, Default)]
-pub(super) struct Deletions(VecDeque<Instant>);
+pub(super) struct DeletionLimit(VecDeque<Instant>);
 
-impl Deletions {
-    /// When the next may be made; `None`: at `now`.
-    pub(super) fn put_off(&self, now: Instant) -> Option<Instant> {
-        let first = self.0.front().filter(|_| self.0.len() >= MOST_DELETIONS)?;
-        Some(*first + WITHIN).filter(|then| *then > now)
+impl DeletionLimit {
+    /// Returns the time of the next deletion; `None` if it is allowed at `now`.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        let first = self.0.front().filter(|_| self.0.len() >= MAX_DELETIONS)?;
+        Some(*first + DELETION_PERIOD).filter(|next| *next > now)
     }
 
-    /// Notes one that was made at `now`.
-    pub(super) fn note(&mut self, now: Instant) {
-        if self.0.len() >= MOST_DELETIONS {
+    /// Records a deletion at `now`.
+    pub(super) fn record(&mut self, now: Instant) {
+        if self.0.len() >= MAX_DELETIONS {
             self.0.pop_front();
         }
         self.0.push_back(now);
     }
 }
 
-/// As many are looked after before the node's pods are asked for anew. A kubelet's default for all pods of
-/// a node is 110 (`maxPods`), OpenShift's 250, and 500 is the most that it is tested with.
-pub(super) const LENGTH: usize = 512;
+/// The limit of the repair queue. The kubelet's default for the pods of a node is 110 (`maxPods`), OpenShift's is 250,
+/// and 500 is the largest number that it is tested with.
+pub(super) const MAX_QUEUE_LENGTH: usize = 512;
 
-/// UIDs, first come first served.
+/// A queue of pod UIDs, without duplicates.
 #[derive(Debug)]
 pub(super) struct RepairQueue {
     waiting: VecDeque<String>,
-    length: usize,
+    limit: usize,
 }
 
 impl RepairQueue {
-    /// One that holds so many.
-    pub(super) fn new(length: usize) -> Self {
-        Self { waiting: VecDeque::new(), length }
+    /// Creates a queue for `limit` pods.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { waiting: VecDeque::new(), limit }
     }
 
-    /// Has a pod wait; one that waits already does so once. Gives whether there was room.
+    /// Appends a pod that is not in the queue. Returns false if the queue is full.
     pub(super) fn push(&mut self, uid: &str) -> bool {
         if self.waiting.iter().any(|other| other == uid) {
             return true;
         }
-        let room = self.waiting.len() < self.length;
-        if room {
+        let has_room = self.waiting.len() < self.limit;
+        if has_room {
             self.waiting.push_back(uid.to_owned());
         }
-        room
+        has_room
     }
 
-    /// Whether nobody waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// The one that has waited longest.
+    /// Removes and returns the first pod.
     pub(super) fn pop(&mut self) -> Option<String> {
         self.waiting.pop_front()
     }
@@ -136,48 +131,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ever_longer_pauses_then_no_more_until_it_was_quiet() {
+    fn pauses_double_and_after_the_last_attempt_the_budget_resets_in_an_hour() {
         let mut now = Instant::now();
-        let (mut tries, mut pauses) = (RetryBudget::default(), Vec::new());
-        for _ in 0..MOST_ATTEMPTS {
-            assert!(tries.may(now));
-            tries.note(Cause::Drift, now);
-            assert!(!tries.may(now));
-            let next = tries.next().expect("there was one");
+        let (mut budget, mut pauses) = (RetryBudget::default(), Vec::new());
+        for _ in 0..MAX_ATTEMPTS {
+            assert!(budget.allows(now));
+            budget.record(Cause::Drift, now);
+            assert!(!budget.allows(now));
+            let next = budget.next().expect("an attempt was made");
             pauses.push((next - now).as_secs());
             now = next;
         }
         assert_eq!(pauses, [5, 10, 20, 40, 3600]);
-        assert!(tries.may(now));
-        assert_eq!(tries.count(), 0);
+        assert!(budget.allows(now));
+        assert_eq!(budget.attempts(), 0);
     }
 
     #[test]
-    fn a_kubelet_gets_time_to_validate_again() {
-        let (mut tries, now) = (RetryBudget::default(), Instant::now());
-        tries.note(Cause::ValidationFailed, now);
-        assert!(!tries.may(now + Duration::from_secs(29)) && tries.may(now + Duration::from_secs(30)));
+    fn after_a_failed_validation_the_kubelet_has_time_to_repeat_it() {
+        let (mut budget, now) = (RetryBudget::default(), Instant::now());
+        budget.record(Cause::ValidationFailed, now);
+        assert!(!budget.allows(now + Duration::from_secs(29)) && budget.allows(now + Duration::from_secs(30)));
     }
 
     #[test]
-    fn no_more_than_so_many_in_a_while() {
-        let (mut deletions, start) = (Deletions::default(), Instant::now());
+    fn deletions_beyond_the_rate_limit_are_deferred() {
+        let (mut deletions, start) = (DeletionLimit::default(), Instant::now());
         let at = |second: u64| start + Duration::from_secs(second);
         for second in 0..5 {
-            assert_eq!(deletions.put_off(at(second)), None);
-            deletions.note(at(second));
+            assert_eq!(deletions.next(at(second)), None);
+            deletions.record(at(second));
         }
-        assert_eq!(deletions.put_off(at(5)), Some(at(60)));
-        assert_eq!(deletions.put_off(at(60)), None);
-        deletions.note(at(60));
-        assert_eq!(deletions.put_off(at(60)), Some(at(61)), "one more for each that is long ago");
+        assert_eq!(deletions.next(at(5)), Some(at(60)));
+        assert_eq!(deletions.next(at(60)), None);
+        deletions.record(at(60));
+        assert_eq!(deletions.next(at(60)), Some(at(61)), "one more for each that left the period");
     }
 
     #[test]
-    fn each_waits_once_and_in_its_turn() {
+    fn the_queue_has_no_duplicates_and_keeps_the_order() {
         let mut queue = RepairQueue::new(2);
         assert!(queue.push("a") && queue.push("b") && queue.push("a"));
-        assert!(!queue.push("c"), "it is full");
+        assert!(!queue.push("c"), "the queue is full");
         assert_eq!(queue.pop().as_deref(), Some("a"));
         assert!(queue.push("c"));
         assert_eq!((queue.pop().as_deref(), queue.pop().as_deref(), queue.pop()), (Some("b"), Some("c"), None));

@@ -1,26 +1,25 @@
-//! Which pods, by their labels.
+//! Label selectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// A label selector as `kubectl -l` takes it (apimachinery, `pkg/labels/selector.go`); one that is empty
-/// selects all.
+/// A label selector in the syntax of `kubectl -l` (apimachinery, `pkg/labels/selector.go`). An empty one selects all pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Requirement {
     key: String,
-    /// `None`: that there is one is enough.
+    /// `None` for any value.
     values: Option<BTreeSet<String>>,
-    /// Whether it must hold, or must not.
-    holds: bool,
+    /// Whether the label must match, or must not.
+    must_match: bool,
 }
 
-const ACCEPTED: &str = "KEY=VALUE, KEY!=VALUE, KEY in (A,B), KEY notin (A,B), KEY, !KEY, separated by commas";
+const SYNTAX: &str = "KEY=VALUE, KEY!=VALUE, KEY in (A,B), KEY notin (A,B), KEY, !KEY, separated by commas";
 
 impl Selector {
-    /// Whether a pod with these labels is selected.
+    /// Whether the selector selects a pod with these labels.
     #[must_use]
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.0.iter().all(|requirement| requirement.is_met_by(labels))
@@ -30,7 +29,7 @@ impl Selector {
 impl Requirement {
     fn is_met_by(&self, labels: &BTreeMap<String, String>) -> bool {
         let value = labels.get(&self.key);
-        self.holds == value.is_some_and(|value| self.values.as_ref().is_none_or(|values| values.contains(value)))
+        self.must_match == value.is_some_and(|value| self.values.as_ref().is_none_or(|values| values.contains(value)))
     }
 }
 
@@ -39,11 +38,11 @@ impl FromStr for Selector {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = split(text).into_iter().map(str::trim).filter(|part| !part.is_empty());
-        parts.map(requirement).collect::<Result<_, _>>().map(Self)
+        parts.map(parse_requirement).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// At commas that are not in parentheses.
+/// Splits the text at commas that are not in parentheses.
 fn split(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0_i32);
     for (at, character) in text.char_indices() {
@@ -61,28 +60,28 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn requirement(part: &str) -> Result<Requirement, String> {
-    let refused = || format!("{part:?} is not accepted; accepted: {ACCEPTED}");
+fn parse_requirement(part: &str) -> Result<Requirement, String> {
+    let invalid = || format!("invalid label selector {part:?}; expected {SYNTAX}");
     let words = |text: &str| text.split(',').map(|word| word.trim().to_owned()).collect();
-    let (key, values, holds) = if let Some((key, value)) = part.split_once("!=") {
+    let (key, values, must_match) = if let Some((key, value)) = part.split_once("!=") {
         (key, Some(BTreeSet::from([value.trim().to_owned()])), false)
     } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
         (key, Some(BTreeSet::from([value.trim().to_owned()])), true)
     } else if let Some((head, values)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
-        match head.trim().rsplit_once(char::is_whitespace).ok_or_else(refused)? {
+        match head.trim().rsplit_once(char::is_whitespace).ok_or_else(invalid)? {
             (key, "in") => (key, Some(words(values)), true),
             (key, "notin") => (key, Some(words(values)), false),
-            _ => return Err(refused()),
+            _ => return Err(invalid()),
         }
     } else {
         (part.trim_start_matches('!'), None, !part.starts_with('!'))
     };
     let key = key.trim();
-    let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
-    if key.is_empty() || !plain(key) || !values.iter().flatten().all(|value| plain(value)) {
-        return Err(refused());
+    let is_valid = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+    if key.is_empty() || !is_valid(key) || !values.iter().flatten().all(|value| is_valid(value)) {
+        return Err(invalid());
     }
-    Ok(Requirement { key: key.to_owned(), values, holds })
+    Ok(Requirement { key: key.to_owned(), values, must_match })
 }
 
 #[cfg(test)]
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn all_forms() {
+    fn every_form_of_kubectl_is_supported() {
         for text in ["", "app=web", "app == web,tier", "app!=db", "other!=x", "!other", "app in (db, web),tier=front"] {
             assert!(selects(text), "{text}");
         }
@@ -105,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn invalid_selectors_are_refused_with_the_syntax() {
         for text in ["app in web", "=x", "app>1", "a b", "app like (x)", "app=(x"] {
-            let why = text.parse::<Selector>().expect_err(text);
-            assert!(why.contains("accepted: KEY=VALUE"), "{why}");
+            let error = text.parse::<Selector>().expect_err(text);
+            assert!(error.contains("expected KEY=VALUE"), "{error}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! What is remembered of a pod between two looks.
+//! The state of a pod between two checks: when it is due, its failed reads, and its attempts.
 
+use super::decision::Cause;
 use super::retry_budget::RetryBudget;
-use super::{Cause, ObservedPod};
+use crate::agent::facts::ObservedPod;
 use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, NetnsId};
@@ -9,37 +10,39 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A pod that changes often, as one in a crash loop does, is not looked at more often than this.
-const GAP: Duration = Duration::from_secs(5);
-/// How long a pod is not looked at after its rules could not be; with each time in a row, twice as long.
-const PAUSE: Duration = Duration::from_secs(15);
-const LONGEST_PAUSE: Duration = Duration::from_secs(600);
-/// How many times in a row are reported, if it may be a coincidence.
-const LASTING: u32 = 5;
-const BETWEEN_REPORTS: Duration = Duration::from_secs(3600);
+/// The minimum time between two checks of a pod that changes often, as in a crash loop.
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
+/// The pause after a failure to read the rules, doubled after each further one in a row.
+const MIN_PAUSE: Duration = Duration::from_secs(15);
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// The number of failures in a row after which one that may be temporary gets an Event.
+const FAILURES_BEFORE_EVENT: u32 = 5;
+/// The minimum time between two Events about such failures.
+const EVENT_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// A pod that is looked after.
+/// The state of a pod.
 #[derive(Debug)]
 pub(super) struct WatchedPod {
-    /// As it was known last.
-    pub(super) known: Arc<ObservedPod>,
-    /// When it is looked at next; `None`: when it changes.
+    /// The last observed state in the cluster.
+    pub(super) observed: Arc<ObservedPod>,
+    /// The time of the next check; `None` to wait for a change.
     pub(super) due: Option<Instant>,
-    looked: Option<Instant>,
-    suspected: Option<Instant>,
-    pub(super) tries: RetryBudget,
-    pub(super) place: Option<NetnsLocation>,
-    /// Why its rules could not be looked at the last time.
-    said: Option<String>,
-    /// How many times in a row they could not.
+    last_check: Option<Instant>,
+    /// The first of the uninterrupted checks that found a cause for a repair.
+    suspected_since: Option<Instant>,
+    pub(super) retries: RetryBudget,
+    pub(super) location: Option<NetnsLocation>,
+    /// The last logged failure to read the rules.
+    logged: Option<String>,
+    /// The number of failures in a row.
     failures: u32,
-    /// It is not looked at before, even if it changes.
+    /// The end of the pause after a failure, which a change of the pod does not shorten.
     not_before: Option<Instant>,
-    /// When an event about that was recorded last.
-    reported: Option<Instant>,
+    /// The time of the last Event about a failure.
+    last_event: Option<Instant>,
 }
 
-/// Where a pod's namespace was found.
+/// The network namespace of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NetnsLocation {
     pub(super) netns: PathBuf,
@@ -48,42 +51,42 @@ pub(super) struct NetnsLocation {
 }
 
 impl NetnsLocation {
-    /// Where it is; `None` where its container is not known.
+    /// Returns the location of a network namespace; `None` if its container is unknown.
     pub(super) fn of(found: &FoundNetns) -> Option<Self> {
         let id = NetNs::open(&found.netns).ok().flatten()?.id();
         Some(Self { netns: found.netns.clone(), id, container_id: found.container_id.clone()? })
     }
 
-    /// Whether what is there still is what was found.
-    pub(super) fn is_there(&self) -> bool {
-        NetNs::open(&self.netns).is_ok_and(|there| there.is_some_and(|there| there.id() == self.id))
+    /// Whether the path still leads to the same network namespace.
+    pub(super) fn exists(&self) -> bool {
+        NetNs::open(&self.netns).is_ok_and(|netns| netns.is_some_and(|netns| netns.id() == self.id))
     }
 }
 
 impl WatchedPod {
-    /// One that is new.
-    pub(super) fn new(known: Arc<ObservedPod>, due: Instant) -> Self {
-        let tries = RetryBudget::default();
+    /// Creates the state of a new pod.
+    pub(super) fn new(observed: Arc<ObservedPod>, due: Instant) -> Self {
+        let retries = RetryBudget::default();
         Self {
-            known,
+            observed,
             due: Some(due),
-            looked: None,
-            suspected: None,
-            tries,
-            place: None,
-            said: None,
+            last_check: None,
+            suspected_since: None,
+            retries,
+            location: None,
+            logged: None,
             failures: 0,
             not_before: None,
-            reported: None,
+            last_event: None,
         }
     }
 
-    /// Takes it as it is known now. One that has changed is looked at soon.
-    pub(super) fn update(&mut self, known: &Arc<ObservedPod>, now: Instant) {
-        if !Arc::ptr_eq(&self.known, known) {
-            self.known = Arc::clone(known);
-            let soon = self.looked.map_or(now, |looked| now.max(looked + GAP));
-            let soon = self.not_before.map_or(soon, |then| soon.max(then));
+    /// Updates the observed state. A pod that has changed is checked soon.
+    pub(super) fn update(&mut self, observed: &Arc<ObservedPod>, now: Instant) {
+        if !Arc::ptr_eq(&self.observed, observed) {
+            self.observed = Arc::clone(observed);
+            let soon = self.last_check.map_or(now, |last| now.max(last + MIN_INTERVAL));
+            let soon = self.not_before.map_or(soon, |not_before| soon.max(not_before));
             self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
         }
     }
@@ -92,75 +95,75 @@ impl WatchedPod {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Notes a look that found `cause`; the next is after `interval`, or sooner where something is to be
-    /// done. Gives whether that is to be done now: a pod without rules must be so for as long as `certain`.
-    pub(super) fn note(
+    /// Records a check that found `cause`. The next one is due after `interval`, or sooner for a repair. Returns whether
+    /// the pod is repaired now: a pod without rules must be so for `grace`.
+    pub(super) fn record_check(
         &mut self,
         cause: Option<Cause>,
         interval: Option<Duration>,
-        certain: Duration,
+        grace: Duration,
         now: Instant,
     ) -> bool {
-        self.looked = Some(now);
+        self.last_check = Some(now);
         self.due = interval.map(|interval| now + interval);
         let Some(cause) = cause else {
-            self.suspected = None;
+            self.suspected_since = None;
             return false;
         };
-        let since = *self.suspected.get_or_insert(now);
-        if cause == Cause::NoRules && now < since + certain {
-            self.due = Some(since + certain);
+        let since = *self.suspected_since.get_or_insert(now);
+        if cause == Cause::NoRules && now < since + grace {
+            self.due = Some(since + grace);
             return false;
         }
-        let may = self.tries.may(now);
-        if !may {
-            self.wake(self.tries.next());
+        let is_allowed = self.retries.allows(now);
+        if !is_allowed {
+            self.wake(self.retries.next());
         }
-        may
+        is_allowed
     }
 
-    /// Nothing is to be done until it changes.
+    /// Schedules no check until the pod changes.
     pub(super) fn rest(&mut self) {
-        (self.due, self.suspected) = (None, None);
+        (self.due, self.suspected_since) = (None, None);
     }
 
-    /// Has it looked at by then.
-    pub(super) fn wake(&mut self, then: Option<Instant>) {
-        self.due = self.due.into_iter().chain(then).min();
+    /// Schedules a check at `time` at the latest.
+    pub(super) fn wake(&mut self, time: Option<Instant>) {
+        self.due = self.due.into_iter().chain(time).min();
     }
 
-    /// Notes whether the rules could be looked at, as far as the pod's own processes decide that: then the
-    /// pauses get longer, so that they can't take the time of other pods.
-    pub(super) fn note_look(&mut self, error: Option<&Error>, now: Instant) {
+    /// Records whether the rules could be read. The pod's own processes can cause failures of some kinds; after these the
+    /// pauses grow, so that such a pod does not take the time of others.
+    pub(super) fn record_read(&mut self, error: Option<&Error>, now: Instant) {
         let is_its_own = error.is_some_and(|error| matches!(error.code, Code::TryAgain | Code::ForeignRules));
         self.failures = if is_its_own { self.failures.saturating_add(1) } else { 0 };
-        self.not_before = is_its_own.then(|| now + (PAUSE * 2_u32.pow(self.failures.min(10) - 1)).min(LONGEST_PAUSE));
+        self.not_before = is_its_own.then(|| now + (MIN_PAUSE * 2_u32.pow(self.failures.min(10) - 1)).min(MAX_PAUSE));
     }
 
-    /// Has it looked at no sooner than its failures allow.
+    /// Schedules the next check after the pause, if there is one.
     pub(super) fn postpone(&mut self) {
         self.due = self.not_before.or(self.due);
     }
 
-    /// Whether an event is to be recorded of what keeps the rules from being looked at.
-    pub(super) fn is_to_be_reported(&mut self, error: Option<&Error>, now: Instant) -> bool {
-        let too_many = error.is_some_and(|error| error.code == Code::ForeignRules);
-        let is_due = self.reported.is_none_or(|reported| now.duration_since(reported) >= BETWEEN_REPORTS);
-        let report = (too_many || self.failures >= LASTING) && is_due;
-        if report {
-            self.reported = Some(now);
+    /// Whether the failure to read the rules gets an Event.
+    pub(super) fn needs_event(&mut self, error: Option<&Error>, now: Instant) -> bool {
+        let has_too_many_rules = error.is_some_and(|error| error.code == Code::ForeignRules);
+        let is_due = self.last_event.is_none_or(|last| now.duration_since(last) >= EVENT_INTERVAL);
+        let needs_event = (has_too_many_rules || self.failures >= FAILURES_BEFORE_EVENT) && is_due;
+        if needs_event {
+            self.last_event = Some(now);
         }
-        report
+        needs_event
     }
 
-    /// Says why its rules can't be looked at, where that is news.
-    pub(super) fn complain(&mut self, error: Option<&Error>) {
-        let said = error.map(ToString::to_string);
-        if let Some(why) = said.as_ref().filter(|_| said != self.said) {
-            let pod = &self.known.pod;
-            tracing::warn!("pod {}/{}: its rules can't be looked at: {why}", pod.namespace, pod.name);
+    /// Logs a failure to read the rules, once until it changes.
+    pub(super) fn log_failure(&mut self, error: Option<&Error>) {
+        let error = error.map(ToString::to_string);
+        if let Some(message) = error.as_ref().filter(|_| error != self.logged) {
+            let pod = &self.observed.pod;
+            tracing::warn!("pod {}/{}: can't read its rules: {message}", pod.namespace, pod.name);
         }
-        self.said = said;
+        self.logged = error;
     }
 }
 
@@ -169,69 +172,66 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const CERTAIN: Duration = Duration::from_secs(3);
+    const GRACE: Duration = Duration::from_secs(3);
     const MINUTE: Option<Duration> = Some(Duration::from_secs(60));
 
     #[test]
-    fn one_that_changes_often_is_looked_at_now_and_then() {
-        let (now, known) = (Instant::now(), Arc::new(ObservedPod::default()));
-        let mut watched = WatchedPod::new(Arc::clone(&known), now);
-        assert!(watched.is_due(now) && !watched.note(None, MINUTE, CERTAIN, now));
-        watched.update(&known, now + SECOND);
+    fn a_pod_that_changes_often_is_checked_at_the_minimum_interval() {
+        let (now, observed) = (Instant::now(), Arc::new(ObservedPod::default()));
+        let mut watched = WatchedPod::new(Arc::clone(&observed), now);
+        assert!(watched.is_due(now) && !watched.record_check(None, MINUTE, GRACE, now));
+        watched.update(&observed, now + SECOND);
         assert!(!watched.is_due(now + 59 * SECOND) && watched.is_due(now + 60 * SECOND));
         for second in 1..4 {
             watched.update(&Arc::new(ObservedPod::default()), now + second * SECOND);
         }
-        assert!(!watched.is_due(now + 4 * SECOND) && watched.is_due(now + GAP));
+        assert!(!watched.is_due(now + 4 * SECOND) && watched.is_due(now + MIN_INTERVAL));
     }
 
     #[test]
-    fn one_that_holds_too_much_is_looked_at_ever_more_rarely_even_if_it_changes() {
+    fn a_pod_whose_rules_can_not_be_read_is_checked_at_growing_intervals_even_if_it_changes() {
         let (start, error) = (Instant::now(), Error::new(Code::ForeignRules, "too many rules"));
         let (mut watched, mut now, mut pauses) = (WatchedPod::new(Arc::default(), start), start, Vec::new());
         for _ in 0..8 {
-            watched.note_look(Some(&error), now);
-            watched.note(None, MINUTE, CERTAIN, now);
+            watched.record_read(Some(&error), now);
+            watched.record_check(None, MINUTE, GRACE, now);
             watched.postpone();
             watched.update(&Arc::new(ObservedPod::default()), now + SECOND);
-            let next = watched.due.expect("it is looked at again");
+            let next = watched.due.expect("it is checked again");
             pauses.push((next - now).as_secs());
             now = next;
         }
         assert_eq!(pauses, [15, 30, 60, 120, 240, 480, 600, 600]);
-        watched.note_look(None, now);
-        watched.note(None, MINUTE, CERTAIN, now);
+        watched.record_read(None, now);
+        watched.record_check(None, MINUTE, GRACE, now);
         watched.postpone();
         assert_eq!(watched.due, Some(now + 60 * SECOND));
     }
 
     #[test]
-    fn what_keeps_rules_from_being_looked_at_is_reported_once_an_hour() {
+    fn a_failure_to_read_the_rules_gets_one_event_per_hour() {
         let (now, hour) = (Instant::now(), Duration::from_secs(3600));
         let (many, busy) = (Error::new(Code::ForeignRules, "too many"), Error::new(Code::TryAgain, "busy"));
         let mut watched = WatchedPod::new(Arc::default(), now);
-        assert!(!watched.is_to_be_reported(None, now));
-        assert!(watched.is_to_be_reported(Some(&many), now) && !watched.is_to_be_reported(Some(&many), now + SECOND));
-        assert!(watched.is_to_be_reported(Some(&many), now + hour));
+        assert!(!watched.needs_event(None, now));
+        assert!(watched.needs_event(Some(&many), now) && !watched.needs_event(Some(&many), now + SECOND));
+        assert!(watched.needs_event(Some(&many), now + hour));
         let mut watched = WatchedPod::new(Arc::default(), now);
         let reports = (0..6).filter(|_| {
-            watched.note_look(Some(&busy), now);
-            watched.is_to_be_reported(Some(&busy), now)
+            watched.record_read(Some(&busy), now);
+            watched.needs_event(Some(&busy), now)
         });
         assert_eq!(reports.count(), 1, "after several times in a row");
     }
 
     #[test]
-    fn one_without_rules_must_be_so_for_a_while() {
+    fn a_pod_without_rules_is_repaired_after_the_grace_period() {
         let now = Instant::now();
         let mut watched = WatchedPod::new(Arc::default(), now);
-        assert!(!watched.note(Some(Cause::NoRules), None, CERTAIN, now) && watched.is_due(now + CERTAIN));
-        assert!(!watched.note(None, None, CERTAIN, now + SECOND), "a runtime was at work");
-        assert!(!watched.note(Some(Cause::NoRules), None, CERTAIN, now + CERTAIN));
-        assert!(watched.note(Some(Cause::NoRules), None, CERTAIN, now + 2 * CERTAIN));
-        assert!(
-            watched.note(Some(Cause::Drift), None, CERTAIN, now + 2 * CERTAIN),
-            "what is lost is given back at once"
-        );
+        assert!(!watched.record_check(Some(Cause::NoRules), None, GRACE, now) && watched.is_due(now + GRACE));
+        assert!(!watched.record_check(None, None, GRACE, now + SECOND), "a runtime was setting it up");
+        assert!(!watched.record_check(Some(Cause::NoRules), None, GRACE, now + GRACE));
+        assert!(watched.record_check(Some(Cause::NoRules), None, GRACE, now + 2 * GRACE));
+        assert!(watched.record_check(Some(Cause::Drift), None, GRACE, now + 2 * GRACE), "drift is repaired at once");
     }
 }

@@ -1,62 +1,68 @@
-//! All pods, one look after the other: who is due waits in the queue, and is looked at and repaired in a
-//! round. Nothing here ends the agent.
+//! The repair thread: keeps the state of all pods, and runs a pass over those that are due.
 
-use super::repair_pass::{RepairPass, RepairResult, RepairTools};
-use super::retry_budget::Deletions;
-use super::retry_budget::{LENGTH, RepairQueue};
+use super::action::{RepairResult, RepairSettings};
+use super::repair_pass::{RepairPass, RepairTools};
+use super::retry_budget::{DeletionLimit, MAX_QUEUE_LENGTH, RepairQueue};
 use super::watched::WatchedPod;
-use super::{ObservedPod, Pods, RepairSettings};
-use crate::agent::Metrics;
-use crate::agent::install::{HostPath, Installed, NodeFiles};
+use crate::agent::facts::ObservedPod;
+use crate::agent::install::{Installed, NodeFiles};
+use crate::agent::metrics::Metrics;
 use crate::cluster::ServiceAccount;
+use crate::host_path::HostPath;
 use crate::plugin;
 use crate::state::ROOT;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
-/// Without a change, and where rules are not looked at from time to time, it looks up this often.
-const IDLE: Duration = Duration::from_secs(600);
-/// Where the plugin isn't installed, it looks again after so long.
-const NOT_INSTALLED: Duration = Duration::from_secs(5);
+/// The maximum time between two passes.
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// The pause if the plugin is not installed.
+const NOT_INSTALLED_PAUSE: Duration = Duration::from_secs(5);
 
-/// The worker.
+/// The pods of the node.
+pub trait Pods: Send {
+    /// Returns the last observed states. The state of a pod that has not changed is the same `Arc`.
+    fn pods(&self) -> Vec<Arc<ObservedPod>>;
+
+    /// Waits for a change, for `timeout` at most.
+    fn wait(&mut self, timeout: Duration);
+}
+
+/// The state of the repair thread. No failure of a repair ends the agent.
 #[derive(Debug)]
 pub struct RepairWorker {
-    means: RepairTools,
+    tools: RepairTools,
     queue: RepairQueue,
-    deletions: Deletions,
+    deletions: DeletionLimit,
     /// By UID.
     watched: BTreeMap<String, WatchedPod>,
-    /// What was wrong with the configuration, lest it be said at each look.
-    said: Option<String>,
-    /// Whether a pod has gone since what is kept was tidied up.
-    tidy: bool,
+    /// The last logged problem of the configuration.
+    logged: Option<String>,
+    /// Whether a pod has ended since saved state was cleaned up.
+    needs_cleanup: bool,
 }
 
 impl RepairWorker {
-    /// One that has not looked yet.
+    /// Creates a worker that has not checked any pod.
     #[must_use]
     pub fn new(settings: RepairSettings, node: NodeFiles, account: ServiceAccount, metrics: Metrics) -> Self {
-        let (queue, watched) = (RepairQueue::new(LENGTH), BTreeMap::new());
-        let (means, deletions) = (RepairTools { settings, node, account, metrics }, Deletions::default());
-        Self { means, queue, deletions, watched, said: None, tidy: true }
+        let (queue, watched) = (RepairQueue::new(MAX_QUEUE_LENGTH), BTreeMap::new());
+        let (tools, deletions) = (RepairTools { settings, node, account, metrics }, DeletionLimit::default());
+        Self { tools, queue, deletions, watched, logged: None, needs_cleanup: true }
     }
 
-    /// Looks after `pods`, on a thread of its own, once `installed` tells that the plugin has been seen
-    /// to; never where it ends before that.
+    /// Starts the thread. It begins with a message on `start`, and ends if that is disconnected before.
     ///
     /// # Errors
-    /// There is no thread to be had.
-    pub fn start(mut self, mut pods: impl Pods + 'static, installed: Receiver<()>) -> io::Result<()> {
+    /// The thread can't be created.
+    pub fn start(mut self, mut pods: impl Pods + 'static, start: Receiver<()>) -> io::Result<()> {
         let work = move || {
-            if installed.recv().is_err() {
+            if start.recv().is_err() {
                 return;
             }
             loop {
@@ -67,99 +73,102 @@ impl RepairWorker {
         thread::Builder::new().name("repair".into()).spawn(work).map(drop)
     }
 
-    /// Looks after the pods that are due at `now`, and gives what was done.
+    /// Checks the pods that are due at `now`. Returns the repairs.
     pub fn look(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
         self.update(pods, now);
-        self.tidy_up();
-        let mut done = Vec::new();
+        self.clean_up();
+        let mut results = Vec::new();
         if self.queue.is_empty() {
-            return done;
+            return results;
         }
         let Some(installed) = self.installed() else {
-            self.put_off(now + NOT_INSTALLED);
-            return done;
+            self.defer_all(now + NOT_INSTALLED_PAUSE);
+            return results;
         };
-        let mut round = RepairPass::new(&self.means, &installed, &mut self.deletions, now);
+        let mut pass = RepairPass::new(&self.tools, &installed, &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
-                done.extend(round.look_at(watched));
+                results.extend(pass.check(watched));
             }
         }
-        round.tell();
-        done
+        pass.create_events();
+        results
     }
 
-    /// Has those that wait be due later.
-    fn put_off(&mut self, then: Instant) {
+    /// Empties the queue; its pods are due at `time`.
+    fn defer_all(&mut self, time: Instant) {
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
-                watched.due = Some(then);
+                watched.due = Some(time);
             }
         }
     }
 
-    /// How long nothing will be due.
+    /// Returns the time until a pod is due.
     fn pause(&self, now: Instant) -> Duration {
         let next = self.watched.values().filter_map(|watched| watched.due).min();
-        next.map_or(IDLE, |next| next.saturating_duration_since(now)).min(IDLE)
+        next.map_or(MAX_PAUSE, |next| next.saturating_duration_since(now)).min(MAX_PAUSE)
     }
 
-    /// Takes the pods as they are known now, and has those wait that are due.
+    /// Updates the observed states, and queues the pods that are due.
     fn update(&mut self, pods: &[Arc<ObservedPod>], now: Instant) {
-        let uid = |known: &ObservedPod| known.pod.uid.clone().unwrap_or_default();
-        let present: BTreeSet<String> = pods.iter().map(|known| uid(known)).collect();
+        let uid = |observed: &ObservedPod| observed.pod.uid.clone().unwrap_or_default();
+        let existing: BTreeSet<String> = pods.iter().map(|observed| uid(observed)).collect();
         let before = self.watched.len();
-        self.watched.retain(|uid, _| present.contains(uid));
-        self.tidy |= self.watched.len() < before;
-        let mut dropped = 0_usize;
-        for known in pods {
-            let uid = uid(known);
-            let watched = self.watched.entry(uid.clone()).or_insert_with(|| WatchedPod::new(Arc::clone(known), now));
-            watched.update(known, now);
+        self.watched.retain(|uid, _| existing.contains(uid));
+        self.needs_cleanup |= self.watched.len() < before;
+        let mut overflow = 0_usize;
+        for observed in pods {
+            let uid = uid(observed);
+            let new = || WatchedPod::new(Arc::clone(observed), now);
+            let watched = self.watched.entry(uid.clone()).or_insert_with(new);
+            watched.update(observed, now);
             if watched.is_due(now) && !self.queue.push(&uid) {
-                dropped += 1;
-                self.means.metrics.queue_overflow();
+                overflow += 1;
+                self.tools.metrics.queue_overflow();
             }
         }
-        if dropped > 0 {
-            tracing::warn!("{dropped} pods are looked at later: {LENGTH} wait already");
+        if overflow > 0 {
+            tracing::warn!("check of {overflow} pods deferred: the queue is full ({MAX_QUEUE_LENGTH} pods)");
         }
     }
 
     fn installed(&mut self) -> Option<Installed> {
-        let found = state_is_the_nodes(&self.means.node).and_then(|()| self.means.node.installed());
-        if let Err(why) = &found
-            && self.said.as_ref() != Some(why)
+        let installed = check_state_directory(&self.tools.node).and_then(|()| self.tools.node.installed());
+        if let Err(error) = &installed
+            && self.logged.as_ref() != Some(error)
         {
-            tracing::warn!("no pod is repaired: {why}");
+            tracing::warn!("no pod is repaired: {error}");
         }
-        self.said = found.as_ref().err().cloned();
-        found.ok().flatten()
+        self.logged = installed.as_ref().err().cloned();
+        installed.ok().flatten()
     }
 
-    /// Runtimes make no DEL for what they did not add: what is kept of pods that were repaired goes here.
-    fn tidy_up(&mut self) {
-        if !std::mem::take(&mut self.tidy) {
+    /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.
+    fn clean_up(&mut self) {
+        if !std::mem::take(&mut self.needs_cleanup) {
             return;
         }
-        match plugin::forget_gone(self.means.node.root()) {
-            Ok(forgotten) => forgotten.iter().for_each(|attachment| tracing::info!("forgot the {attachment}")),
+        match plugin::forget_gone(self.tools.node.root()) {
+            Ok(removed) => {
+                removed.iter().for_each(|attachment| tracing::info!("removed the saved state of the {attachment}"));
+            }
             Err(error) => tracing::warn!("{error}"),
         }
     }
 }
 
-/// What the plugin keeps of its calls must be what this process sees; else every pod would seem to be
-/// somebody else's.
-fn state_is_the_nodes(node: &NodeFiles) -> Result<(), String> {
+/// Checks that this process sees the plugin's state directory of the node. Without it, the rules of every pod would seem
+/// to belong to another tool.
+fn check_state_directory(node: &NodeFiles) -> Result<(), String> {
     let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
-    // Whoever keeps something there first would make it.
+    // It does not exist before the plugin's first call.
     let _ = fs::create_dir_all(directory);
-    let id = |path: &Path| fs::metadata(path).ok().map(|there| (there.dev(), there.ino()));
-    let of_node = HostPath::new(directory).and_then(|path| node.reach(&path).ok()).and_then(|path| id(&path));
-    let same = of_node.is_some() && of_node == id(directory);
-    same.then_some(()).ok_or_else(|| {
-        let (here, root) = (directory.display(), node.root().display());
-        format!("{here} is not the node's (below {root}): mount the node's {here} at both places")
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let of_node = HostPath::new(directory).and_then(|path| node.reach(&path).ok()).and_then(|path| identity(&path));
+    let is_same = of_node.is_some() && of_node == identity(directory);
+    is_same.then_some(()).ok_or_else(|| {
+        let (path, root) = (directory.display(), node.root().display());
+        format!("{path} is not the directory of the node (below {root}); mount the node's {path} at both paths")
     })
 }
