@@ -1,4 +1,4 @@
-//! What the agent knows costs no request, and what it does not know it finds out.
+//! Answers from the agent's cache, and requests to the API server for the rest.
 
 use crate::api::{DEFINITIONS, NAMESPACES, PODS};
 use crate::scene::{Scene, UID, define, pod};
@@ -21,7 +21,7 @@ fn answer(line: &str) -> Value {
 }
 
 #[test]
-fn an_add_costs_no_request() {
+fn an_add_sends_no_request_to_the_api_server() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         scene.done("ADD", &scene.conf(), Some(UID));
@@ -33,7 +33,7 @@ fn an_add_costs_no_request() {
 }
 
 #[test]
-fn a_node_whose_agent_knows_its_pods_is_ready() {
+fn status_succeeds_when_the_agents_cache_is_synced() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let mut conf = scene.conf_of_agent_alone();
@@ -43,9 +43,9 @@ fn a_node_whose_agent_knows_its_pods_is_ready() {
     });
 }
 
-/// Every user can open the socket's directory and hold its lock.
+/// Every user can open the socket's directory and lock it.
 #[test]
-fn no_other_user_can_keep_the_agent_from_its_socket() {
+fn a_lock_of_another_user_on_the_directory_does_not_block_the_agent() {
     Scene::run(|scene| {
         let directory = scene.root.join("run/detour");
         std::fs::create_dir_all(&directory).expect("made");
@@ -58,7 +58,7 @@ fn no_other_user_can_keep_the_agent_from_its_socket() {
 }
 
 #[test]
-fn the_configuration_that_it_installs_names_its_socket() {
+fn the_installed_configuration_names_the_agent_socket() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let conf = std::fs::read_to_string(scene.root.join("etc/cni/multus/net.d/istio-cni.conf")).expect("installed");
@@ -69,14 +69,14 @@ fn the_configuration_that_it_installs_names_its_socket() {
 }
 
 #[test]
-fn a_pod_that_the_watch_brings_a_moment_later_costs_no_request_either() {
+fn a_pod_that_the_watch_reports_a_moment_later_causes_no_request() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let mut stream = UnixStream::connect(scene.socket()).expect("it listens");
         stream.write_all(question("uid-2").as_bytes()).expect("sent");
         let mut lines = BufReader::new(stream).lines();
         lines.next().expect("it says hello").expect("text");
-        // It is looking already.
+        // The agent is looking it up now.
         scene.api.put(PODS, &pod("uid-2"));
         let answer = answer(&lines.next().expect("it answers").expect("text"));
         assert_eq!(answer["pod"]["uid"], "uid-2", "{answer}");
@@ -85,7 +85,7 @@ fn a_pod_that_the_watch_brings_a_moment_later_costs_no_request_either() {
 }
 
 #[test]
-fn a_pod_that_the_watch_does_not_bring_is_asked_for() {
+fn a_pod_that_the_watch_does_not_report_is_requested() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         scene.api.put_quietly(PODS, &pod("uid-2"));
@@ -96,7 +96,7 @@ fn a_pod_that_the_watch_does_not_bring_is_asked_for() {
 }
 
 #[test]
-fn a_name_alone_is_asked_for() {
+fn a_pod_without_a_uid_is_requested() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         scene.done("ADD", &scene.conf_of_agent_alone(), None);
@@ -105,7 +105,7 @@ fn a_name_alone_is_asked_for() {
 }
 
 #[test]
-fn a_pod_that_nobody_knows_is_the_agents_answer() {
+fn an_unknown_pod_is_a_final_answer_of_the_agent() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let (code, text) = scene.call("ADD", &scene.conf(), Some("uid-9")).refused();
@@ -116,7 +116,7 @@ fn a_pod_that_nobody_knows_is_the_agents_answer() {
 }
 
 #[test]
-fn changes_arrive() {
+fn changes_of_objects_reach_the_answers() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let answered = || answer(&scene.ask(question(UID).as_bytes()));
@@ -131,7 +131,7 @@ fn changes_arrive() {
     });
 }
 
-/// Asks until it is so: a change takes as long as it takes.
+/// Waits for a condition.
 fn until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
@@ -141,11 +141,11 @@ fn until(is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn with_the_api_down_what_is_known_is_answered() {
+fn with_the_api_down_an_add_is_answered_from_the_cache() {
     Scene::run(|scene| {
         let agent = scene.agent();
         scene.api.go_down();
-        agent.says_all(&["can't watch pods", "can't watch namespaces"]);
+        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces"]);
         let called = scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         assert!(scene.is_redirected(), "{called:?}");
         scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
@@ -163,12 +163,12 @@ fn annotated(value: &str) -> Value {
 }
 
 #[test]
-fn what_changed_while_the_watch_is_broken_is_asked_for() {
+fn while_the_watch_is_broken_objects_are_requested() {
     Scene::run(|scene| {
         scene.api.put(PODS, &annotated("before"));
         let agent = scene.agent();
         scene.api.refuse_watches(403);
-        agent.says("can't watch pods");
+        agent.wait_for_log("can't watch pods");
         scene.api.put_quietly(PODS, &annotated("after"));
         let answer = answer(&scene.ask(question(UID).as_bytes()));
         assert_eq!(answer["pod"]["annotations"]["a"], "after", "{answer}");
@@ -177,14 +177,14 @@ fn what_changed_while_the_watch_is_broken_is_asked_for() {
 }
 
 #[test]
-fn with_the_api_down_what_is_known_is_answered_after_one_try() {
+fn with_the_api_down_the_cache_answers_after_one_attempt() {
     Scene::run(|scene| {
         let agent = scene.agent();
         scene.api.go_down();
-        agent.says_all(&["can't watch pods", "can't watch namespaces"]);
+        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces"]);
         let answer = answer(&scene.ask(question(UID).as_bytes()));
         assert_eq!((&answer["pod"]["uid"], &answer["namespace"]["name"]), (&json!(UID), &json!("shop")), "{answer}");
-        agent.says("answering from the cache");
+        agent.wait_for_log("answering from the cache");
         for object in [GET_POD, GET_NAMESPACE] {
             let tries = scene.api.requests().iter().filter(|request| *request == object).count();
             // hyper repeats a request whose connection ends before an answer begins.
@@ -194,11 +194,11 @@ fn with_the_api_down_what_is_known_is_answered_after_one_try() {
 }
 
 #[test]
-fn a_silent_api_is_waited_for_once() {
+fn an_api_server_that_does_not_answer_delays_one_request() {
     Scene::run(|scene| {
         let agent = scene.agent();
         scene.api.refuse_watches(500);
-        agent.says_all(&["can't watch pods", "can't watch namespaces"]);
+        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces"]);
         scene.api.go_silent();
         let known = || answer(&scene.ask(question(UID).as_bytes()))["pod"]["uid"] == UID;
         assert!(known());
@@ -212,44 +212,44 @@ fn a_silent_api_is_waited_for_once() {
 }
 
 #[test]
-fn a_silent_api_does_not_mend_the_watch() {
+fn the_watch_stays_broken_while_the_api_server_does_not_answer() {
     Scene::run(|scene| {
         let agent = scene.agent();
         scene.api.refuse_watches(500);
-        agent.says_all(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
+        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
         scene.api.go_silent();
-        // Once a watch that was begun again has not failed for long enough.
+        // After the restarted watch has not failed for the probation time.
         until(|| scene.api.asks_whether_it_answers() > 3);
-        assert!(!agent.said().iter().any(|line| line.contains("again")));
+        assert!(!agent.logged().iter().any(|line| line.contains("again")));
     });
 }
 
 #[test]
-fn a_refusal_that_lasts_a_moment_costs_a_moment() {
+fn a_short_refusal_delays_the_watch_only_briefly() {
     Scene::run(|scene| {
         scene.api.refuse_watches(403);
         let agent = scene.agent_that_starts("first");
-        agent.says_all(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
+        agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
         scene.api.grant_watches();
         let granted = Instant::now();
-        agent.says_all(&["watches pods", "watches namespaces", "watches network"]);
+        agent.wait_for_logs(&["watches pods", "watches namespaces", "watches network"]);
         assert!(granted.elapsed() < Duration::from_secs(20), "{:?}", granted.elapsed());
     });
 }
 
 #[test]
-fn a_watch_whose_version_is_refused_begins_anew() {
+fn a_watch_with_an_expired_version_starts_with_a_list() {
     Scene::run(|scene| {
         let agent = scene.agent();
         scene.api.forget_versions();
         scene.api.put_quietly(PODS, &annotated("after"));
-        agent.says_all(&["can't watch pods", "watches pods"]);
+        agent.wait_for_logs(&["can't watch pods", "watches pods"]);
         until(|| answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
     });
 }
 
 #[test]
-fn a_directory_in_the_sockets_place_gives_way_if_it_is_empty() {
+fn an_empty_directory_at_the_sockets_path_is_replaced() {
     Scene::run(|scene| {
         std::fs::create_dir_all(scene.socket()).expect("made");
         let agent = scene.agent();
@@ -257,18 +257,18 @@ fn a_directory_in_the_sockets_place_gives_way_if_it_is_empty() {
         drop(agent);
         std::fs::remove_file(scene.socket()).expect("removed");
         std::fs::create_dir_all(scene.socket().join("mine")).expect("made");
-        let line = scene.agent_that_starts("second").says("can't listen on the agent socket");
+        let line = scene.agent_that_starts("second").wait_for_log("can't listen on the agent socket");
         assert!(line.contains("a directory has the socket's path") && line.contains("remove it"), "{line}");
         assert!(scene.socket().join("mine").exists());
     });
 }
 
 #[test]
-fn a_watch_that_is_refused_costs_requests_and_nothing_else() {
+fn with_a_refused_watch_each_add_sends_requests() {
     Scene::run(|scene| {
         scene.api.refuse_watches(403);
         let agent = scene.agent_that_starts("first");
-        let lines = agent.says_all(&["can't watch pods", "can't watch namespaces", "answers the plugin's"]);
+        let lines = agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "answers the plugin's"]);
         assert!(lines.iter().any(|line| line.contains("grant the right to list and watch pods")), "{lines:?}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         let mut requests = scene.api.requests();
@@ -278,30 +278,30 @@ fn a_watch_that_is_refused_costs_requests_and_nothing_else() {
 }
 
 #[test]
-fn a_token_that_kube_would_send_with_its_line_end_is_named() {
+fn a_token_file_with_a_line_end_is_reported() {
     Scene::run(|scene| {
         let token = scene.root.join("sa/token");
         std::fs::write(&token, "token\n").expect("written");
         let agent = scene.agent_that_starts("first");
-        let line = agent.says("can't connect to the API server yet");
+        let line = agent.wait_for_log("can't connect to the API server yet");
         assert!(line.contains(&token.display().to_string()) && line.contains("write the token alone"), "{line}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         std::fs::write(&token, "token").expect("written");
-        agent.says_all(&["watches pods", "watches namespaces"]);
+        agent.wait_for_logs(&["watches pods", "watches namespaces"]);
     });
 }
 
 #[test]
-fn a_cluster_without_definitions_is_no_trouble() {
+fn a_cluster_without_attachment_definitions_causes_no_warning() {
     Scene::run(|scene| {
         scene.api.refuse_watches(404);
         let agent = scene.agent_that_starts("first");
-        agent.says("this cluster has no network attachment definitions");
+        agent.wait_for_log("this cluster has no network attachment definitions");
     });
 }
 
 #[test]
-fn definitions_are_known_and_their_absence_is() {
+fn definitions_and_their_absence_are_answered_from_the_cache() {
     Scene::run(|scene| {
         define(&scene.api);
         scene.api.put(DEFINITIONS, &json!({"metadata": {"name": "istio-cni", "namespace": "shop"}}));

@@ -1,4 +1,4 @@
-//! Whatever is wrong with the agent, the plugin asks the API in the time that it has.
+//! The plugin's fallback to the API server if the agent does not answer correctly.
 
 use crate::listener::{Listening, foreign_listener, listener, that_accepts_nothing};
 use crate::scene::{Scene, UID};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const GET_POD: &str = "GET /api/v1/namespaces/shop/pods/web-0";
 
-/// An ADD that is served by the API, because of the agent.
+/// Checks that the API server answers an ADD because of the agent's failure, which is logged.
 #[track_caller]
 fn falls_back(scene: &Scene, why: &str) {
     let called = scene.done("ADD", &scene.conf(), Some(UID));
@@ -19,7 +19,7 @@ fn falls_back(scene: &Scene, why: &str) {
 }
 
 #[test]
-fn without_an_agent() {
+fn without_an_agent_the_api_server_answers() {
     Scene::run(|scene| {
         falls_back(scene, "nobody listens there");
         let (code, text) = scene.call("ADD", &scene.conf_of_agent_alone(), Some(UID)).refused();
@@ -29,7 +29,7 @@ fn without_an_agent() {
 }
 
 #[test]
-fn with_an_agent_that_was_killed() {
+fn with_a_killed_agent_the_api_server_answers() {
     Scene::run(|scene| {
         scene.agent().end(Signal::SIGKILL);
         assert!(scene.socket().exists());
@@ -38,7 +38,7 @@ fn with_an_agent_that_was_killed() {
 }
 
 #[test]
-fn with_an_agent_that_is_stuck() {
+fn with_a_stuck_agent_the_api_server_answers() {
     Scene::run(|scene| {
         let agent = scene.agent();
         agent.freeze();
@@ -49,7 +49,7 @@ fn with_an_agent_that_is_stuck() {
 }
 
 #[test]
-fn with_an_agent_that_says_hello_and_half_an_answer() {
+fn with_half_an_answer_of_the_agent_the_api_server_answers() {
     Scene::run(|scene| {
         let listening = listener(&scene.socket(), |mut stream| {
             stream.write_all(b"{\"version\":\"x\",\"facts\":1}\n{\"answer\":\"fa").expect("sent");
@@ -63,7 +63,7 @@ fn with_an_agent_that_says_hello_and_half_an_answer() {
 }
 
 #[test]
-fn with_a_queue_that_is_full() {
+fn with_a_full_queue_of_connections_the_api_server_answers() {
     Scene::run(|scene| {
         let listening = that_accepts_nothing(&scene.socket());
         falls_back(scene, "does not answer");
@@ -72,7 +72,7 @@ fn with_a_queue_that_is_full() {
 }
 
 #[test]
-fn with_a_socket_of_somebody_else() {
+fn with_a_socket_of_another_user_the_api_server_answers() {
     Scene::run(|scene| {
         let listening = foreign_listener(&scene.socket());
         falls_back(scene, "not root");
@@ -80,7 +80,7 @@ fn with_a_socket_of_somebody_else() {
     });
 }
 
-/// An agent that answers every question with these lines.
+/// Starts an agent that answers every request with these lines.
 fn answering(scene: &Scene, lines: &[&str]) -> Listening {
     let text = lines.join("\n") + "\n";
     listener(&scene.socket(), move |mut stream| {
@@ -90,7 +90,7 @@ fn answering(scene: &Scene, lines: &[&str]) -> Listening {
 }
 
 #[test]
-fn with_nonsense() {
+fn with_a_malformed_answer_the_api_server_answers() {
     const HELLO: &str = "{\"facts\":1}";
     let of_another = json!({"answer": "facts", "pod": {"namespace": "shop", "name": "web-0", "uid": "uid-7"},
         "namespace": {"name": "shop"}})
@@ -117,7 +117,7 @@ fn with_nonsense() {
 }
 
 #[test]
-fn what_a_later_agent_says_besides_is_passed_over() {
+fn unknown_keys_of_a_later_agent_are_ignored() {
     let pod = json!({"namespace": "shop", "name": "web-0", "uid": UID, "later": [1], "containers": [
         {"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"], "later": {}},
     ], "annotations": {"sidecar.istio.io/status": "{}"}});
@@ -132,7 +132,7 @@ fn what_a_later_agent_says_besides_is_passed_over() {
 }
 
 #[test]
-fn the_agent_survives_what_it_does_not_understand() {
+fn the_agent_survives_malformed_requests() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let unknown: Value =
@@ -142,7 +142,7 @@ fn the_agent_survives_what_it_does_not_understand() {
         for nonsense in nonsense {
             scene.ask(&nonsense);
         }
-        // Some who never say anything, as many as are served at a time, less one.
+        // Silent clients, one less than the limit of connections.
         let silent: Vec<_> =
             (0..63).map(|_| std::os::unix::net::UnixStream::connect(scene.socket()).expect("it listens")).collect();
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));

@@ -1,4 +1,4 @@
-//! Others who listen where the agent should.
+//! Other listeners at the path of the agent socket.
 
 use std::env;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 
-/// Tells the process in which a test runs again where to listen.
+/// The path at which the test listens when it runs in another process.
 const LISTEN_AT: &str = "TEST_LISTEN_AT";
 /// Nobody, by convention.
 const NOBODY: u32 = 65534;
@@ -19,14 +19,14 @@ fn bind(path: &Path) -> UnixListener {
     UnixListener::bind(path).expect("bound")
 }
 
-/// Serves one connection after the other with `work`, and goes with the process.
+/// Serves connections one by one with `work` until the process ends.
 pub(crate) fn listener(path: &Path, work: impl Fn(UnixStream) + Send + 'static) -> Listening {
     let listener = bind(path);
     thread::spawn(move || listener.incoming().flatten().for_each(work));
     Listening(path.to_owned())
 }
 
-/// A listener that never accepts, with as many in its queue as it takes.
+/// Returns a listener that never accepts, with a full queue.
 pub(crate) fn that_accepts_nothing(path: &Path) -> (UnixListener, Vec<UnixStream>) {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, listen, socket};
     use std::os::fd::AsRawFd;
@@ -44,14 +44,14 @@ pub(crate) fn that_accepts_nothing(path: &Path) -> (UnixListener, Vec<UnixStream
     }
 }
 
-/// A process of another user that listens.
+/// Starts a process of another user that listens.
 pub(crate) fn foreign_listener(path: &Path) -> Foreign {
     let directory = path.parent().expect("a directory");
     fs::create_dir_all(directory).expect("made");
     std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY)).expect("given away");
     let program = env::current_exe().expect("this test");
     let mut process = Command::new(program)
-        .args(["--exact", "listener::listens_as_somebody_else", "--nocapture"])
+        .args(["--exact", "listener::listens_as_another_user", "--nocapture"])
         .env(LISTEN_AT, path)
         .uid(NOBODY)
         .gid(NOBODY)
@@ -68,16 +68,16 @@ pub(crate) fn foreign_listener(path: &Path) -> Foreign {
     Foreign { process, _stdout: stdout }
 }
 
-/// No test by itself: it listens where [`foreign_listener`] says, until its stdin ends.
+/// Not a test: it listens at the path from [`foreign_listener`] until its stdin ends.
 #[test]
-fn listens_as_somebody_else() {
+fn listens_as_another_user() {
     let Some(path) = env::var_os(LISTEN_AT) else { return };
     let _listener = UnixListener::bind(path).expect("bound");
     println!("ready");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// A socket, removed with the value.
+/// A socket, removed when the value is dropped.
 pub(crate) struct Listening(PathBuf);
 
 impl Drop for Listening {
@@ -86,10 +86,10 @@ impl Drop for Listening {
     }
 }
 
-/// A process that ends with the value.
+/// A process that ends when the value is dropped.
 pub(crate) struct Foreign {
     process: Child,
-    /// Open, for what it still says.
+    /// Kept open for the process's further output.
     _stdout: ChildStdout,
 }
 

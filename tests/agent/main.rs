@@ -1,5 +1,5 @@
-//! The node's agent answers the plugin: real processes on a socket, an API of the tests' own. Needs
-//! root, `ip` and `iptables-save`.
+//! The agent's answers to the plugin: real processes on a socket, with a simulated API server. Needs root, `ip` and
+//! `iptables-save`.
 
 mod answers;
 mod fallback;

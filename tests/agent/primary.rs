@@ -1,4 +1,4 @@
-//! The primary plugin asks and tells through the agent.
+//! The primary plugin's requests and reports through the agent.
 
 use crate::scene::{Scene, UID, define};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn conf(scene: &Scene, mut conf: Value) -> Value {
 }
 
 #[test]
-fn references_status_and_events_cost_two_writes() {
+fn an_add_with_references_sends_two_writes() {
     Scene::run(|scene| {
         define(&scene.api);
         let agent = scene.agent();
@@ -33,13 +33,13 @@ fn references_status_and_events_cost_two_writes() {
         let patched = bodies.iter().find(|body| body["metadata"]["annotations"].is_object()).expect("a patch");
         assert_eq!(patched["metadata"]["uid"], UID);
         assert!(bodies.iter().any(|body| body["reason"] == "AddedInterface" && body["involvedObject"]["uid"] == UID));
-        assert!(agent.says("command=ADD").contains("facts=agent"));
+        assert!(agent.wait_for_log("command=ADD").contains("facts=agent"));
         scene.done("DEL", &conf, Some(UID));
     });
 }
 
 #[test]
-fn a_definition_that_is_missing_is_named() {
+fn the_error_names_a_missing_definition() {
     Scene::run(|scene| {
         let _agent = scene.agent();
         let (code, text) = scene.call("ADD", &conf(scene, scene.conf()), Some(UID)).refused();
@@ -49,7 +49,7 @@ fn a_definition_that_is_missing_is_named() {
 }
 
 #[test]
-fn without_an_agent_the_api_is_told() {
+fn without_an_agent_status_and_events_go_to_the_api_server() {
     Scene::run(|scene| {
         define(&scene.api);
         scene.done("ADD", &conf(scene, scene.conf()), Some(UID));

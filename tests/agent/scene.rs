@@ -1,4 +1,4 @@
-//! A node with an agent on it, an API, a pod, and calls of the plugin.
+//! A node with an agent, a simulated API server, a pod, and calls of the plugin.
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::api::{Api, DEFINITIONS, NAMESPACES, PODS};
@@ -16,14 +16,14 @@ use std::time::Duration;
 const DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const UID: &str = "uid-1";
 
-/// Removed with the value.
+/// Its files are removed when the value is dropped.
 pub(crate) struct Scene {
     pub(crate) api: Api,
     pub(crate) root: PathBuf,
     pub(crate) pod: Pod,
 }
 
-/// How a call of the plugin ended.
+/// The result of a call of the plugin.
 #[derive(Debug)]
 pub(crate) struct Called {
     pub(crate) success: bool,
@@ -41,7 +41,7 @@ impl Scene {
             let _ = fs::remove_dir_all(&root);
             fs::create_dir_all(root.join("sa")).expect("made");
             fs::create_dir_all(root.join("etc/cni/net.d")).expect("made");
-            // Nobody is checked by it: the API of the tests is asked in plain HTTP.
+            // Not used for verification: the simulated API server speaks plain HTTP.
             let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
             fs::write(root.join("sa/ca.crt"), authority.cert.pem()).expect("written");
             fs::write(root.join("sa/token"), "token").expect("written");
@@ -57,11 +57,11 @@ impl Scene {
         self.root.join("run/detour/agent.sock")
     }
 
-    /// The agent, once it has listed and installed everything and answers.
+    /// Starts an agent, and waits until it has installed the plugin, synced its caches and bound its socket.
     pub(crate) fn agent(&self) -> Agent {
         let agent = self.agent_that_starts("first");
         let kinds = ["watches pods", "watches namespaces", "watches network attachment"];
-        agent.says_all(&[&kinds[..], &["answers the plugin's", SETTLED]].concat());
+        agent.wait_for_logs(&[&kinds[..], &["answers the plugin's", SETTLED]].concat());
         agent
     }
 
@@ -132,7 +132,7 @@ impl Scene {
         Calling(process)
     }
 
-    /// What succeeds.
+    /// Calls the plugin, which must succeed.
     #[track_caller]
     pub(crate) fn done(&self, verb: &str, conf: &Value, uid: Option<&str>) -> Called {
         let called = self.call(verb, conf, uid);
@@ -145,11 +145,11 @@ impl Scene {
         self.pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
     }
 
-    /// Asks the agent in its own language, and gives its second line; empty where there is none.
+    /// Sends a raw request to the agent. Returns the second line of the answer; empty if there is none.
     pub(crate) fn ask(&self, question: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("it listens");
         stream.set_read_timeout(Some(DEADLINE)).expect("set");
-        // One that has had enough closes.
+        // The agent closes the connection after too much input.
         let _ = stream.write_all(question);
         let mut text = String::new();
         let _ = stream.read_to_string(&mut text);
@@ -163,7 +163,7 @@ impl Drop for Scene {
     }
 }
 
-/// A call that is under way.
+/// A running call.
 pub(crate) struct Calling(Child);
 
 impl Calling {
@@ -209,12 +209,12 @@ pub(crate) fn definition() -> Value {
     json!({"metadata": {"name": "istio-cni", "namespace": "default"}, "spec": {"config": config.to_string()}})
 }
 
-/// Adds what attachments refer to.
+/// Adds the definition to the API server.
 pub(crate) fn define(api: &Api) {
     api.put(DEFINITIONS, &definition());
 }
 
-/// Whether nobody else may reach a file.
+/// Whether only root may use a file.
 pub(crate) fn is_private(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     fs::metadata(path).expect("there").permissions().mode() & 0o777 == 0o600

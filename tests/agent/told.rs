@@ -1,4 +1,4 @@
-//! What the agent's log shows of the plugin's calls.
+//! The agent's log lines about plugin calls.
 
 use crate::scene::{Scene, UID};
 use serde_json::json;
@@ -9,12 +9,12 @@ fn field<'a>(line: &'a str, key: &str) -> &'a str {
 }
 
 #[test]
-fn each_call_is_a_line() {
+fn each_call_is_logged_in_one_line() {
     Scene::run(|scene| {
         let agent = scene.agent();
         for verb in ["ADD", "CHECK", "DEL"] {
             scene.done(verb, &scene.conf(), Some(UID));
-            let line = agent.says(&format!("command={verb}"));
+            let line = agent.wait_for_log(&format!("command={verb}"));
             assert_eq!(field(&line, "pod"), "shop/web-0");
             assert_eq!((field(&line, "network"), field(&line, "ifname")), ("istio-cni", "net1"));
             assert_eq!(field(&line, "container"), scene.pod.container_id);
@@ -27,18 +27,18 @@ fn each_call_is_a_line() {
 }
 
 #[test]
-fn a_failure_is_told_with_its_code_and_text() {
+fn a_failed_call_is_logged_with_code_and_text() {
     Scene::run(|scene| {
         let agent = scene.agent();
         let (code, _) = scene.call("ADD", &scene.conf(), Some("uid-9")).refused();
-        let line = agent.says("command=ADD");
+        let line = agent.wait_for_log("command=ADD");
         assert_eq!(field(&line, "code"), code.to_string());
         assert!(line.contains("level=error") && line.contains("wanted is uid-9"), "{line}");
     });
 }
 
 #[test]
-fn warnings_and_the_source_of_facts_are_told_whatever_is_logged() {
+fn warnings_and_the_source_of_facts_are_reported_at_every_log_level() {
     Scene::run(|scene| {
         let agent = scene.agent();
         let mut conf = scene.conf();
@@ -46,14 +46,14 @@ fn warnings_and_the_source_of_facts_are_told_whatever_is_logged() {
         conf["kubernetes"]["nonsense"] = json!(1);
         let called = scene.done("ADD", &conf, None);
         assert_eq!(called.stderr, "");
-        let line = agent.says("command=ADD");
+        let line = agent.wait_for_log("command=ADD");
         assert!(line.contains("kubernetes.nonsense: unknown key"), "{line}");
         assert_eq!(field(&line, "facts"), "agent");
     });
 }
 
 #[test]
-fn what_is_about_the_node_is_told_where_it_is_rare() {
+fn gc_is_reported_and_status_is_not() {
     Scene::run(|scene| {
         let agent = scene.agent();
         let mut conf = scene.conf();
@@ -62,19 +62,19 @@ fn what_is_about_the_node_is_told_where_it_is_rare() {
         for verb in ["STATUS", "GC", "DEL"] {
             scene.done(verb, &conf, Some(UID));
         }
-        let line = agent.says("command=");
+        let line = agent.wait_for_log("command=");
         assert!(line.contains("command=GC") && !line.contains("container=") && !line.contains("ifname="), "{line}");
-        assert!(agent.says("command=").contains("command=DEL"));
+        assert!(agent.wait_for_log("command=").contains("command=DEL"));
     });
 }
 
 #[test]
-fn a_call_without_a_pod_that_counts_is_told_as_well() {
+fn a_call_for_an_excluded_namespace_is_reported() {
     Scene::run(|scene| {
         let agent = scene.agent();
         let mut conf = scene.conf();
         conf["kubernetes"]["exclude_namespaces"] = json!(["shop"]);
         scene.done("ADD", &conf, Some(UID));
-        assert!(!agent.says("command=ADD").contains("facts="));
+        assert!(!agent.wait_for_log("command=ADD").contains("facts="));
     });
 }

@@ -11,17 +11,17 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 #[test]
-fn the_later_agent_has_the_socket_and_the_earlier_leaves_it() {
+fn the_later_agent_owns_the_socket_and_the_earlier_does_not_remove_it() {
     Scene::run(|scene| {
         let first = scene.agent();
         assert!(is_private(&scene.socket()));
         let second = scene.agent_that_starts("second");
-        second.says_all(&["watches pods", "watches namespaces", "answers the plugin's"]);
+        second.wait_for_logs(&["watches pods", "watches namespaces", "answers the plugin's"]);
         scene.done("ADD", &scene.conf(), Some(UID));
-        second.says("command=ADD");
+        second.wait_for_log("command=ADD");
         first.end(Signal::SIGTERM);
         scene.done("DEL", &scene.conf(), Some(UID));
-        second.says("command=DEL");
+        second.wait_for_log("command=DEL");
         assert_eq!(scene.api.requests(), [""; 0]);
         second.end(Signal::SIGTERM);
         assert!(!scene.socket().exists());
@@ -30,22 +30,22 @@ fn the_later_agent_has_the_socket_and_the_earlier_leaves_it() {
 }
 
 #[test]
-fn the_earlier_agent_takes_over_when_the_later_is_gone() {
+fn the_earlier_agent_takes_over_when_the_later_has_ended() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         Scene::run(|scene| {
             let first = scene.agent();
             let second = scene.agent_that_starts("second");
-            second.says("answers the plugin's");
+            second.wait_for_log("answers the plugin's");
             second.end(signal);
-            first.says("answers the plugin's");
+            first.wait_for_log("answers the plugin's");
             scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
-            first.says("command=ADD");
+            first.wait_for_log("command=ADD");
         });
     }
 }
 
 #[test]
-fn whoever_waits_for_an_agent_that_ends_gets_its_answer() {
+fn a_pending_request_is_answered_when_the_agent_ends() {
     Scene::run(|scene| {
         let agent = scene.agent();
         scene.api.put_quietly(PODS, &pod("uid-2"));
@@ -53,7 +53,7 @@ fn whoever_waits_for_an_agent_that_ends_gets_its_answer() {
         stream.write_all(question("uid-2").as_bytes()).expect("sent");
         let mut lines = BufReader::new(stream).lines();
         lines.next().expect("it says hello").expect("text");
-        // It waits for the watch, and asks the API then.
+        // The agent waits for the watch, and then asks the API server.
         let started = Instant::now();
         agent.end(Signal::SIGTERM);
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
@@ -63,15 +63,15 @@ fn whoever_waits_for_an_agent_that_ends_gets_its_answer() {
 }
 
 #[test]
-fn what_stands_in_the_way_is_replaced_and_what_is_removed_comes_back() {
+fn a_stale_socket_is_replaced_and_a_removed_one_is_bound_again() {
     Scene::run(|scene| {
         fs::create_dir_all(scene.socket().parent().expect("one")).expect("made");
         drop(UnixListener::bind(scene.socket()).expect("bound"));
         let agent = scene.agent();
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         fs::remove_file(scene.socket()).expect("removed");
-        agent.says("answers the plugin's");
+        agent.wait_for_log("answers the plugin's");
         assert!(is_private(&scene.socket()));
-        assert!(!agent.said().iter().any(|line| line.contains("level=warn")));
+        assert!(!agent.logged().iter().any(|line| line.contains("level=warn")));
     });
 }

@@ -1,4 +1,4 @@
-//! The agent itself: from a watch to the pod's rules.
+//! A running agent, from the watch of a pod to its rules.
 
 use crate::api::{Api, NAMESPACES, PODS};
 use crate::kernel::Kernel;
@@ -40,15 +40,15 @@ impl Agent {
         Self { process, lines }
     }
 
-    /// Waits for a line of the log with that part.
+    /// Waits for a log line that contains `part`.
     #[track_caller]
-    fn says(&self, part: &str) {
+    fn wait_for_log(&self, part: &str) {
         let mut before = Vec::new();
         loop {
             match self.lines.recv_timeout(DEADLINE) {
                 Ok(line) if line.contains(part) => return,
                 Ok(line) => before.push(line),
-                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+                Err(why) => panic!("{part:?} was not logged ({why}), but {before:#?}"),
             }
         }
     }
@@ -61,7 +61,7 @@ impl Drop for Agent {
 }
 
 #[test]
-fn an_agent_repairs_what_it_watches_and_lets_the_node_be_known_as_ready() {
+fn the_agent_repairs_watched_pods_and_checks_the_nodes_taint() {
     scene(|scene| {
         let (api, pod, plain) = (Api::start(), scene.pod(), scene.pod());
         plain.call(scene, "ADD");
@@ -71,12 +71,12 @@ fn an_agent_repairs_what_it_watches_and_lets_the_node_be_known_as_ready() {
         api.put(NAMESPACES, &json!({"metadata": {"name": "shop"}}));
         api.put(PODS, &object);
         let agent = Agent::start(scene, &api);
-        agent.says("traffic is redirected to the sidecar again: it had a sidecar and no rules");
+        agent.wait_for_log("traffic is redirected to the sidecar again: it had a sidecar and no rules");
         Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the race");
         pod.tool("nft", &["flush", "ruleset"], "");
         object["metadata"]["labels"]["changed"] = json!("yes");
         api.put(PODS, &object);
-        agent.says("traffic is redirected to the sidecar again: its rules had drifted");
+        agent.wait_for_log("traffic is redirected to the sidecar again: its rules had drifted");
         Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the loss");
         let told: Vec<_> = api.bodies().iter().map(|body| body["reason"].clone()).collect();
         assert_eq!(told[0], json!("DetourRepaired"));

@@ -1,4 +1,4 @@
-//! Repair in place: the kernel's state is that of a plain ADD, and a later DEL takes all of it.
+//! Repair in place: the kernel has the same state as after an ordinary ADD, and a later DEL removes all of it.
 
 use crate::kernel::Kernel;
 use crate::pod::Pod;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a plain ADD makes of such a pod.
+/// Returns the kernel's state after an ordinary ADD of such a pod.
 fn plain(scene: &Scene<'_>) -> Kernel {
     let pod = scene.pod();
     pod.call(scene, "ADD");
     Kernel::of(&pod)
 }
 
-/// Checks the rules, has the runtime check and end the pod, and looks at what is left.
+/// Checks the rules, calls CHECK and DEL, and checks that nothing is left.
 #[track_caller]
 fn is_as_plain_until_deleted(scene: &Scene<'_>, pod: &Pod) {
     Kernel::of(pod).assert_is(&plain(scene), "after the repair");
@@ -30,7 +30,7 @@ fn is_as_plain_until_deleted(scene: &Scene<'_>, pod: &Pod) {
 }
 
 #[test]
-fn flushed_rules_come_back() {
+fn flushed_rules_are_restored() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -48,7 +48,7 @@ fn flushed_rules_come_back() {
 }
 
 #[test]
-fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
+fn tproxy_rules_and_routes_are_restored_in_the_same_dialect() {
     scene(|scene| {
         let mut pod = scene.pod();
         pod.annotate(scene, "sidecar.istio.io/interceptionMode", "TPROXY");
@@ -76,7 +76,7 @@ fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
 }
 
 #[test]
-fn nothing_is_done_where_what_is_kept_is_not_the_nodes() {
+fn without_the_nodes_state_directory_no_pod_is_repaired() {
     scene(|scene| {
         let pod = scene.pod();
         nix::mount::umount(&scene.node.root.join("run/detour")).expect("unmounted");
@@ -86,7 +86,7 @@ fn nothing_is_done_where_what_is_kept_is_not_the_nodes() {
 }
 
 #[test]
-fn one_rule_that_is_gone_is_drift_without_any_source_of_facts() {
+fn a_missing_rule_is_restored_without_a_source_of_facts() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -99,7 +99,7 @@ fn one_rule_that_is_gone_is_drift_without_any_source_of_facts() {
 }
 
 #[test]
-fn a_change_of_the_pod_has_it_looked_at() {
+fn a_changed_pod_is_checked() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -112,7 +112,7 @@ fn a_change_of_the_pod_has_it_looked_at() {
 }
 
 #[test]
-fn a_pod_that_raced_the_plugin_gets_its_rules() {
+fn a_pod_that_started_before_the_plugin_gets_its_rules() {
     scene(|scene| {
         let pod = scene.pod();
         let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
@@ -126,7 +126,7 @@ fn a_pod_that_raced_the_plugin_gets_its_rules() {
 }
 
 #[test]
-fn a_failed_validation_is_repaired_once_and_not_in_a_circle() {
+fn a_failed_validation_is_repaired_a_limited_number_of_times() {
     scene(|scene| {
         let pod = scene.pod();
         let (mut repair, start) = (scene.repair(), Instant::now());
@@ -146,7 +146,7 @@ fn a_failed_validation_is_repaired_once_and_not_in_a_circle() {
 }
 
 #[test]
-fn a_process_in_another_pods_namespace_does_not_mislead() {
+fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
     scene(|scene| {
         let other = scene.pod();
         let before = Kernel::of(&other);
@@ -160,7 +160,7 @@ fn a_process_in_another_pods_namespace_does_not_mislead() {
 }
 
 #[test]
-fn a_pod_whose_namespace_is_gone() {
+fn a_pod_without_a_netns_gets_an_event() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -176,13 +176,13 @@ fn a_pod_whose_namespace_is_gone() {
 }
 
 #[test]
-fn what_is_kept_of_a_repaired_pod_goes_with_its_namespace() {
+fn saved_state_of_a_repaired_pod_is_removed_with_its_netns() {
     scene(|scene| {
         let (pod, stays) = (scene.pod(), scene.pod());
         let (mut repair, start) = (scene.repair(), Instant::now());
         repair.look(&[pod.unvalidated(), stays.unvalidated()], start);
         assert_eq!(scene.attachments(&pod).len(), 1);
-        // What can't be understood is one pod's affair, not that of all after it.
+        // An invalid record affects only its own pod.
         let broken = std::path::Path::new("/run/detour/attachments/0-broken");
         std::fs::create_dir(broken).expect("made");
         std::fs::write(broken.join("mesh@eth0.json"), "{").expect("written");
@@ -193,9 +193,9 @@ fn what_is_kept_of_a_repaired_pod_goes_with_its_namespace() {
     });
 }
 
-/// Multus deletes a pod's attachments by its cache; without that, there is no DEL.
+/// Multus calls DEL for the attachments in its cache; if that is lost, there is no DEL.
 #[test]
-fn what_is_kept_of_a_missed_del_goes_with_the_namespace_at_the_runtimes_path() {
+fn saved_state_without_a_del_is_removed_with_the_netns_at_the_runtimes_path() {
     scene(|scene| {
         let directory = scene.node.root.join("run/netns-of-test");
         std::fs::create_dir_all(&directory).expect("made");
@@ -219,7 +219,7 @@ fn what_is_kept_of_a_missed_del_goes_with_the_namespace_at_the_runtimes_path() {
 }
 
 #[test]
-fn a_groups_name_is_that_of_the_node() {
+fn group_names_are_resolved_on_the_node() {
     scene(|scene| {
         scene.install(&json!([{"type": "istio-redirect", "owner_groups_exclude": ["builders"]}]));
         let root = scene.node.root.join("proc/1/root/etc");
@@ -231,7 +231,7 @@ fn a_groups_name_is_that_of_the_node() {
     });
 }
 
-/// A pod with CAP_NET_ADMIN takes a bounded time of the agent's, and is looked at ever more rarely.
+/// A pod with CAP_NET_ADMIN takes a limited time of the agent, and is checked at growing intervals.
 #[test]
 fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
     scene(|scene| {
@@ -260,7 +260,7 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
 }
 
 #[test]
-fn what_another_call_holds_is_looked_at_again_soon() {
+fn a_locked_netns_is_checked_again_soon() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -278,7 +278,7 @@ fn what_another_call_holds_is_looked_at_again_soon() {
 }
 
 #[test]
-fn an_ipv6_address_that_came_after_add_gets_its_rules() {
+fn an_ipv6_address_that_is_added_after_add_gets_rules() {
     scene(|scene| {
         let pod = scene.pod();
         pod.tool("ip", &["-6", "addr", "del", "fd88::2/64", "dev", "eth0"], "");

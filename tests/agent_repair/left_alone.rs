@@ -1,4 +1,4 @@
-//! Pods that are not ours to repair.
+//! Pods that are not repaired.
 
 use crate::kernel::Kernel;
 use crate::scene::{one, scene, settings};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Twice, so that what must be so for a while is.
+/// Checks the pod twice, the second time after the grace period. Returns the number of repairs.
 fn looks(repair: &mut RepairWorker, known: &Arc<ObservedPod>) -> usize {
     let start = Instant::now();
     let again = start + Duration::from_secs(5);
@@ -16,7 +16,7 @@ fn looks(repair: &mut RepairWorker, known: &Arc<ObservedPod>) -> usize {
 }
 
 #[test]
-fn host_network_ending_excluded_and_without_a_sidecar() {
+fn pods_without_netns_or_sidecar_ending_or_excluded_pods_are_skipped() {
     scene(|scene| {
         let pod = scene.pod();
         let with = |change: &dyn Fn(&mut Value)| {
@@ -46,7 +46,7 @@ fn host_network_ending_excluded_and_without_a_sidecar() {
 }
 
 #[test]
-fn another_tools_redirection_stays() {
+fn rules_of_another_tool_stay() {
     scene(|scene| {
         let pod = scene.pod();
         let foreign = "*nat\n:ISTIO_OUTPUT - [0:0]\n:ISTIO_REDIRECT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n\
@@ -61,7 +61,7 @@ fn another_tools_redirection_stays() {
 }
 
 #[test]
-fn a_pod_that_is_not_settled_or_would_not_be_redirected() {
+fn a_pod_without_addresses_or_without_redirection_is_skipped() {
     scene(|scene| {
         let pod = scene.pod();
         let unsettled = ObservedPod { addresses: Vec::new(), ..pod.known() };
@@ -76,7 +76,7 @@ fn a_pod_that_is_not_settled_or_would_not_be_redirected() {
 }
 
 #[test]
-fn a_validation_that_failed_otherwise_or_succeeded_since() {
+fn a_validation_that_failed_differently_or_succeeded_later_is_ignored() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");

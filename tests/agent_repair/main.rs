@@ -1,6 +1,6 @@
-//! Pods that bypass the mesh are repaired, or not, as configured; and a node that isn't ready is tainted.
-//! Every test has a node of its own: a file system, a `/run/detour`, pods' network namespaces with
-//! processes in control groups, and an API server that remembers what it is told. Needs root, `ip`,
+//! Repair of pods that bypass the mesh, and the taint of a node that is not ready. Every test has its own simulated
+//! node: a file system, a `/run/detour`, pods' network namespaces with processes in control groups, and an API server
+//! that records its requests. Needs root, `ip`,
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
 mod agent;

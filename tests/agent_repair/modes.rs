@@ -1,4 +1,4 @@
-//! Deleting and labelling, what the cluster is told of it, and more pods than can wait.
+//! Deleting and labeling pods, Events, and the limits of the queue and of deletions.
 
 use crate::scene::{event, one, scene, scene_with, settings};
 use crate::server::Answer;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_pod_is_deleted_as_it_is_known_and_if_somebody_makes_a_new_one() {
+fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
     scene(|scene| {
         let pod = scene.pod();
         let mut repair = scene.repair_by(&settings(RepairMode::Delete));
@@ -50,7 +50,7 @@ fn a_pod_whose_rules_are_right_is_not_deleted() {
 }
 
 #[test]
-fn a_pod_that_changed_meanwhile_is_not_deleted() {
+fn a_pod_that_changed_since_is_not_deleted() {
     let conflict = |request: &crate::server::Request| {
         let status = if request.line.starts_with("DELETE") { 409 } else { 201 };
         Answer::json(status, &json!({"kind": "Status", "message": "the UID in the precondition"}))
@@ -63,7 +63,7 @@ fn a_pod_that_changed_meanwhile_is_not_deleted() {
 }
 
 #[test]
-fn a_pod_is_labelled_once() {
+fn a_pod_is_labeled_once() {
     scene(|scene| {
         let pod = scene.pod();
         let mut repair = scene.repair_by(&settings(RepairMode::Label));
@@ -84,7 +84,7 @@ fn a_pod_is_labelled_once() {
 }
 
 #[test]
-fn what_can_not_be_repaired_in_place_is_deleted_in_the_end() {
+fn a_pod_that_can_not_be_repaired_in_place_is_deleted_in_the_last_attempt() {
     scene(|scene| {
         let pod = scene.pod();
         pod.tool("ip", &["addr", "del", "10.88.0.2/24", "dev", "eth0"], "");
@@ -106,7 +106,7 @@ fn what_can_not_be_repaired_in_place_is_deleted_in_the_end() {
 }
 
 #[test]
-fn rules_that_drifted_end_no_pod_while_they_can_be_put_right() {
+fn drift_is_repaired_in_place_in_every_mode() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -118,7 +118,7 @@ fn rules_that_drifted_end_no_pod_while_they_can_be_put_right() {
 }
 
 #[test]
-fn an_api_that_is_away_keeps_no_pod_from_being_repaired() {
+fn an_unavailable_api_server_delays_no_repair() {
     scene_with(
         |_| Answer::Close,
         |scene| {
@@ -129,7 +129,7 @@ fn an_api_that_is_away_keeps_no_pod_from_being_repaired() {
 }
 
 #[test]
-fn more_pods_than_can_wait_have_their_turn_later() {
+fn pods_beyond_the_queue_limit_are_checked_later() {
     scene(|scene| {
         let pod = scene.pod();
         let mut crowd: Vec<Arc<ObservedPod>> = (0..600)
@@ -148,7 +148,7 @@ fn more_pods_than_can_wait_have_their_turn_later() {
 }
 
 #[test]
-fn pods_are_not_deleted_all_at_once() {
+fn deletions_are_rate_limited() {
     scene(|scene| {
         let pods: Vec<Arc<ObservedPod>> = (0..7).map(|_| scene.pod().unvalidated()).collect();
         let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
@@ -160,7 +160,7 @@ fn pods_are_not_deleted_all_at_once() {
 }
 
 #[test]
-fn a_new_sandbox_is_left_alone_until_its_addresses_are_known() {
+fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
     scene(|scene| {
         let pod = scene.pod();
         let of_the_last = ObservedPod { addresses: vec!["10.88.0.99".parse().expect("an address")], ..pod.known() };
@@ -176,7 +176,7 @@ fn a_new_sandbox_is_left_alone_until_its_addresses_are_known() {
     });
 }
 
-/// A new pod would be the same: deleting it would not end.
+/// A new pod would be the same, and would be deleted again.
 #[test]
 fn a_pod_whose_successor_would_not_be_redirected_either_is_never_deleted() {
     scene(|scene| {
@@ -213,7 +213,7 @@ fn a_pod_whose_successor_would_not_be_redirected_either_is_never_deleted() {
     });
 }
 
-/// Where its saved state is lost, it is redirected all the same.
+/// It is redirected although its saved state is lost.
 #[test]
 fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
     scene(|scene| {
@@ -231,7 +231,7 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
     });
 }
 
-/// The rules are right, and a new pod would have the same ones.
+/// A new pod would have the same rules.
 #[test]
 fn a_pod_whose_rules_are_right_is_not_deleted_in_the_end() {
     scene(|scene| {

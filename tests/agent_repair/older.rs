@@ -1,4 +1,4 @@
-//! Connections that began while the rules were missing, over a real link.
+//! Connections that were opened while the rules were missing, over a real link.
 
 use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
@@ -15,13 +15,13 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(5));
 const FAR: &str = "10.88.0.1";
 const PROXY: u32 = 1337;
 
-/// The pod, and who is at the other end of its link.
+/// A pod, and the pod at the other end of its link.
 struct Link {
     pod: Pod,
     far: Pod,
 }
 
-/// Runs `work` in the pod's network namespace, as `uid` for what is opened.
+/// Runs `work` in the pod's network namespace, with sockets owned by `uid`.
 fn inside<T: Send>(pod: &Pod, uid: u32, work: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let netns = File::open(pod.netns()).expect("it is there");
@@ -44,7 +44,7 @@ impl Link {
         Self { pod, far }
     }
 
-    /// A connection from one to the other, with both ends.
+    /// Connects the two pods. Returns both ends.
     fn connect(from: &Pod, uid: u32, to: &Pod, address: &str) -> (TcpStream, TcpStream) {
         let address: SocketAddr = address.parse().expect("an address");
         let listener = inside(to, 0, || TcpListener::bind(address)).expect("it listens");
@@ -57,7 +57,7 @@ impl Link {
     }
 }
 
-/// Whether what one end sends reaches the other, both ways.
+/// Whether data passes in both directions.
 fn lives((one, other): &mut (TcpStream, TcpStream)) -> bool {
     let pass =
         |from: &mut TcpStream, to: &mut TcpStream| from.write_all(b"x").and_then(|()| to.read_exact(&mut [0])).is_ok();
@@ -76,16 +76,16 @@ fn drifted(link: &Link) {
 }
 
 #[test]
-fn tracked_ones_go_on_and_the_event_says_how_many() {
-    tracked_ones_go_on("iptables");
+fn tracked_connections_continue_and_the_event_has_their_number() {
+    check_tracked_connections("iptables");
 }
 
 #[test]
-fn so_they_do_in_the_other_dialect() {
-    tracked_ones_go_on("nftables");
+fn tracked_connections_continue_in_the_nftables_dialect() {
+    check_tracked_connections("nftables");
 }
 
-fn tracked_ones_go_on(dialect: &'static str) {
+fn check_tracked_connections(dialect: &'static str) {
     scene(|scene| {
         let mut link = Link::new(scene);
         link.pod.dialect = dialect;
@@ -112,9 +112,9 @@ fn tracked_ones_go_on(dialect: &'static str) {
     });
 }
 
-/// As the kernel does without an entry for the connection: it takes the next packet for a new connection's.
+/// Without a conntrack entry, the kernel takes the next packet for one of a new connection.
 #[test]
-fn those_that_were_not_tracked_are_reset_and_do_not_count() {
+fn untracked_connections_are_reset_and_not_counted() {
     scene(|scene| {
         let link = Link::new(scene);
         link.pod.call(scene, "ADD");
@@ -129,7 +129,7 @@ fn those_that_were_not_tracked_are_reset_and_do_not_count() {
 }
 
 #[test]
-fn dns_queries_from_a_socket_that_is_kept_go_to_the_sidecar_again() {
+fn dns_queries_of_an_open_socket_are_redirected_again() {
     scene(|scene| {
         scene.install(&serde_json::json!([{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}]));
         let link = Link::new(scene);

@@ -1,5 +1,5 @@
-//! A pod that runs: its sandbox's process in a network namespace with addresses, and what its runtime keeps
-//! of the ADD of the cluster network.
+//! A running pod: its sandbox's process in a network namespace with addresses, and the runtime's cached result of the
+//! cluster network's ADD.
 
 use crate::kernel::Tools;
 use crate::node::{Process, Where, id, uid};
@@ -53,14 +53,14 @@ impl Pod {
         pod
     }
 
-    /// Another pod, of which only a process in this one's namespace is left.
+    /// Returns another pod, of which only a process in this pod's network namespace is left.
     pub(crate) fn stray(&self, scene: &Scene<'_>) -> Self {
         let (uid, sandbox) = (uid(), id("b"));
         let pause = scene.node.process("pause", &group(&uid, &sandbox), Where::With(&self.pause));
         Self { uid, sandbox, pause, address: "10.88.0.3", annotations: Vec::new(), dialect: "auto" }
     }
 
-    /// Ends the pod as a runtime does that makes no DEL.
+    /// Ends the pod without a DEL.
     pub(crate) fn go(&self, scene: &Scene<'_>) {
         let path = scene.node.root.join("run/netns").join(&self.sandbox);
         umount(&path).expect("unmounted");
@@ -72,7 +72,7 @@ impl Pod {
         self.pause.netns()
     }
 
-    /// Runs a tool in the namespace, which must succeed, and returns what it printed.
+    /// Runs a tool in the network namespace, which must succeed. Returns its stdout.
     #[track_caller]
     pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
         let mut child = Command::new("nsenter")
@@ -90,7 +90,7 @@ impl Pod {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// A call of the plugin as the runtime makes it, which must succeed.
+    /// Calls the plugin as the runtime does, which must succeed.
     #[track_caller]
     pub(crate) fn call(&self, scene: &Scene<'_>, verb: &str) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
@@ -118,7 +118,7 @@ impl Pod {
         assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stdout));
     }
 
-    /// The name in its namespace, shop.
+    /// Returns its name in the namespace shop.
     pub(crate) fn name(&self) -> String {
         format!("web-{}", self.uid)
     }
@@ -151,7 +151,7 @@ impl Pod {
         manifest
     }
 
-    /// As the agent knows it when it has its addresses.
+    /// Returns the pod as the agent observes it with its addresses.
     pub(crate) fn known(&self) -> ObservedPod {
         self.known_as(&self.manifest())
     }
@@ -167,7 +167,7 @@ impl Pod {
         }
     }
 
-    /// The same when its validation has failed.
+    /// Returns the pod after a failed validation.
     pub(crate) fn unvalidated(&self) -> Arc<ObservedPod> {
         let failed = EndedContainer { name: "istio-validation".into(), last_failure: Some(126), ..Default::default() };
         Arc::new(ObservedPod { ended_init_containers: vec![failed], ..self.known() })

@@ -22,7 +22,7 @@ pub(crate) struct Scene<'a> {
     pub(crate) metrics: Metrics,
 }
 
-/// Runs `work` with a node that goes with its end, and an API server that grants everything.
+/// Runs `work` with a temporary node and an API server that accepts every request.
 pub(crate) fn scene(work: impl FnOnce(&Scene<'_>) + Send) {
     scene_with(|_| Answer::json(200, &json!({})), work);
 }
@@ -73,7 +73,7 @@ impl Scene<'_> {
         self.node.root.join("manifests")
     }
 
-    /// What a runtime gives the plugin.
+    /// Returns the configuration for a call by the runtime.
     pub(crate) fn call_configuration(&self) -> Value {
         json!({
             "cniVersion": "1.0.0", "name": "cluster", "type": "detour", "chain": [{"type": "istio-redirect"}],
@@ -81,14 +81,14 @@ impl Scene<'_> {
         })
     }
 
-    /// A pod that the cluster knows and that was never attached.
+    /// Creates a pod for which the plugin was never called.
     pub(crate) fn pod(&self) -> Pod {
         let pod = Pod::new(self);
         self.publish(&pod);
         pod
     }
 
-    /// Tells the plugin of the pod as it is now.
+    /// Writes the pod's manifest for the plugin.
     pub(crate) fn publish(&self, pod: &Pod) {
         self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
     }
@@ -102,7 +102,7 @@ impl Scene<'_> {
         RepairWorker::new(settings.clone(), node, self.account(), self.metrics.clone())
     }
 
-    /// As whom the agent speaks to the API.
+    /// Returns the agent's account.
     pub(crate) fn account(&self) -> ServiceAccount {
         let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
         self.write("/account/ca.crt", &authority.cert.pem());
@@ -110,14 +110,14 @@ impl Scene<'_> {
         ServiceAccount { server: self.api.http(), directory: self.node.root.join("account") }
     }
 
-    /// Reason and type of the events that were recorded.
+    /// Returns reason and type of the created Events.
     pub(crate) fn events(&self) -> Vec<(String, String)> {
         let bodies = self.told("POST /api/v1/namespaces/shop/events");
         let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
         bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect()
     }
 
-    /// The bodies of the requests that begin so.
+    /// Returns the bodies of the requests that start with `start`.
     pub(crate) fn told(&self, start: &str) -> Vec<Value> {
         let requests = self.api.requests();
         let such = requests.iter().filter(|request| request.line.starts_with(start));
@@ -129,14 +129,14 @@ impl Scene<'_> {
         !self.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", known.pod.name)).is_empty()
     }
 
-    /// A sample of the agent's metrics.
+    /// Returns a sample of the agent's metrics.
     pub(crate) fn counted(&self, series: &str) -> u32 {
         let text = self.metrics.text();
         let sample = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         sample.map_or(0, |value| value.parse().expect("a number"))
     }
 
-    /// The files of attachments.
+    /// Returns the names of the pod's saved records.
     pub(crate) fn attachments(&self, pod: &Pod) -> Vec<String> {
         let directory = Path::new(STATE).join("attachments").join(&pod.sandbox);
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -158,7 +158,7 @@ pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {
     (reason.into(), kind.into())
 }
 
-/// What was done to the one pod.
+/// Returns the only repair.
 #[track_caller]
 pub(crate) fn one(done: Vec<RepairResult>) -> RepairResult {
     let [one] = <[RepairResult; 1]>::try_from(done).expect("one thing is done");

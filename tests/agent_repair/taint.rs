@@ -1,4 +1,4 @@
-//! The node's taint, told of readiness as the agent is.
+//! The node's taint.
 
 use crate::scene::{Scene, scene_with};
 use crate::server::{Answer, Request};
@@ -11,7 +11,7 @@ use std::time::Duration;
 const KEY: &str = "cni.istio.io/not-ready";
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A node's taints, as an API server keeps them; the first `conflicts` changes come too late.
+/// Returns an API server with a node, and the changes of its taints. The first `conflicts` changes are refused.
 fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send + Sync + 'static, Receiver<Value>) {
     let (taints, (changed, changes)) = (Mutex::new((taints.clone(), 1_u32)), channel());
     let changed = Mutex::new(changed);
@@ -41,7 +41,7 @@ fn start(scene: &Scene<'_>, node: &str) -> TaintController {
 }
 
 #[test]
-fn it_comes_and_goes_beside_foreign_ones() {
+fn the_taint_is_added_and_removed_and_others_stay() {
     let foreign = json!({"key": "other", "effect": "NoExecute", "value": "x", "timeAdded": "2026-01-01T00:00:00Z"});
     let ours = json!({"key": KEY, "effect": "NoSchedule"});
     let (script, changes) = node(&json!([foreign]), 1);
@@ -63,8 +63,8 @@ fn it_comes_and_goes_beside_foreign_ones() {
 }
 
 #[test]
-fn conflicts_do_not_add_up() {
-    // With a pause that doubles after each, the last try would come after 25 s.
+fn conflicts_do_not_delay_the_taint() {
+    // With a pause that doubles after each conflict, the last attempt would come after 25 s.
     let (script, changes) = node(&Value::Null, 8);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
@@ -76,7 +76,7 @@ fn conflicts_do_not_add_up() {
 }
 
 #[test]
-fn a_node_that_has_none_and_is_ready_is_not_written_to() {
+fn a_ready_node_without_the_taint_is_not_changed() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));
     scene_with(script, move |scene| {
@@ -87,7 +87,7 @@ fn a_node_that_has_none_and_is_ready_is_not_written_to() {
 }
 
 #[test]
-fn a_missing_right_ends_nothing() {
+fn a_refused_request_is_retried() {
     let (script, changes) = node(&Value::Null, 0);
     let changes = Arc::new(Mutex::new(changes));
     let granted_later = move |request: &Request| match request.nth {

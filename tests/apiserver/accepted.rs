@@ -1,4 +1,4 @@
-//! The API server takes what is shipped, to the last field.
+//! The API server accepts every field of the shipped manifests.
 
 use crate::control_plane::ControlPlane;
 use crate::shipped::{apply, base, chart, manifests, objects, of_kind, prepare};
@@ -21,13 +21,13 @@ fn every_manifest_is_accepted() {
     }
     for sample in fs::read_dir(manifests().join("samples")).expect("readable") {
         let text = fs::read_to_string(sample.expect("readable").path()).expect("readable");
-        // Values for somebody's chart are no objects.
+        // Samples of chart values are not objects.
         for mut object in objects(&text).into_iter().filter(|object| object["kind"].is_string()) {
             object["metadata"]["namespace"] = json!("shop");
             apply(&admin, &[object]);
         }
     }
-    // That the check is worth something.
+    // Wrong fields are refused.
     let mut wrong = of_kind(&base("openshift"), "DaemonSet").clone();
     wrong["spec"]["template"]["spec"]["containers"][0]["privileged"] = json!(true);
     assert!(admin.apply(&wrong).expect_err("an unknown field").message.contains("privileged"));
@@ -36,7 +36,7 @@ fn every_manifest_is_accepted() {
     assert!(admin.apply(&wrong).expect_err("an unknown field").message.contains("allowHostPids"));
 }
 
-/// All that can be switched on.
+/// Enables every optional part of the chart.
 const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true,podMonitor.enabled=true,\
                           podMonitor.labels.a=b,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
                           nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\

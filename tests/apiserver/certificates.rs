@@ -1,4 +1,4 @@
-//! What the API server, its clients and service accounts' tokens are known by.
+//! The certificates and keys of the API server, its clients and the tokens of service accounts.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Requests of any object, by its text.
+//! A client for objects of any kind, as JSON.
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::AuthInfo;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// How a request was refused.
+/// A refused request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) code: u16,
@@ -53,7 +53,7 @@ impl Client {
         Self { runtime, client }
     }
 
-    /// Whether the server is; asked again after a moment where it isn't.
+    /// Whether the server is ready; pauses briefly if not.
     pub(crate) fn is_ready(&self) -> bool {
         self.runtime.block_on(async {
             let request = kube::core::Request::new("").get("readyz", &kube::api::GetParams::default());
@@ -100,7 +100,7 @@ impl Client {
         self.answer(self.api(object).delete(name, &DeleteParams::default().grace_period(0))).map(drop)
     }
 
-    /// Creates what is only an answer, such as a review.
+    /// Creates an object that is not stored, such as a review.
     pub(crate) fn create(&self, object: &Value) -> Result<Value, Refused> {
         let object_text: DynamicObject = serde_json::from_value(object.clone()).expect("an object");
         self.run(self.api(object).create(&PostParams::default(), &object_text))

@@ -1,4 +1,4 @@
-//! etcd and kube-apiserver, as processes that end with this one.
+//! Processes of etcd and kube-apiserver, which end with this one.
 
 use crate::certificates;
 use crate::client::Client;
@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Tells what service accounts ask, and nothing else.
+/// Logs only requests of service accounts.
 const AUDIT: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -40,7 +40,7 @@ struct Processes {
 }
 
 impl ControlPlane {
-    /// Waits until it answers.
+    /// Starts the processes, and waits until the API server is ready.
     pub(crate) fn start(name: &str) -> Self {
         let started = Instant::now();
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{name}"));
@@ -109,33 +109,33 @@ impl ControlPlane {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The authority that its certificate is signed by, as PEM.
+    /// Returns its certificate authority as PEM.
     pub(crate) fn authority(&self) -> String {
         fs::read_to_string(self.directory.join("ca.crt")).expect("written")
     }
 
-    /// Somebody who may do everything.
+    /// Returns a client with all rights.
     pub(crate) fn admin(&self) -> Client {
         let (certificate, key) = &self.admin;
         Client::with_certificate(&self.server(), &self.authority(), certificate, key)
     }
 
-    /// Whoever has that token.
+    /// Returns a client with this token.
     pub(crate) fn with_token(&self, token: &str) -> Client {
         Client::with_token(&self.server(), &self.authority(), token)
     }
 
-    /// Waits until that holds.
+    /// Waits for a condition.
     #[track_caller]
     pub(crate) fn until(&self, holds: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !holds(self) {
-            assert!(Instant::now() < deadline, "it does not come to hold");
+            assert!(Instant::now() < deadline, "the condition was not met in time");
             thread::park_timeout(Duration::from_millis(20));
         }
     }
 
-    /// What service accounts have asked so far.
+    /// Returns the audit events of service accounts.
     pub(crate) fn audit(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.directory.join("audit.log")).expect("written");
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -166,7 +166,7 @@ fn log(directory: &Path, name: &str) -> File {
     File::options().create(true).append(true).open(directory.join(name)).expect("writable")
 }
 
-/// Three that nobody listens on.
+/// Returns three free ports.
 fn free_ports() -> (u16, u16, u16) {
     let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
     let [api, etcd, peers] = listeners.map(|listener| listener.local_addr().expect("an address").port());

@@ -1,4 +1,4 @@
-//! What the agent watches, it answers the plugin with.
+//! The agent's answers to the plugin, with a real API server.
 
 use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
@@ -7,21 +7,21 @@ use crate::shipped::{self, NAMESPACE, apply, base, cluster};
 use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef};
 use serde_json::json;
 
-/// How often a service account has asked.
+/// Returns the number of a service account's requests.
 fn asked(plane: &ControlPlane, account: &str) -> usize {
     let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
     plane.audit().iter().filter(|event| event["user"]["username"] == user.as_str()).count()
 }
 
-/// An agent that knows all that there is.
+/// Starts an agent, and waits until its caches are synced.
 fn informed(node: &Node<'_>) -> crate::node::Agent {
     let agent = node.start_agent("a");
-    agent.says_all(&["watches pods", "watches namespaces", "watches network attachment definitions", SETTLED]);
+    agent.wait_for_logs(&["watches pods", "watches namespaces", "watches network attachment definitions", SETTLED]);
     agent
 }
 
 #[test]
-fn an_add_asks_the_api_for_nothing_and_needs_none() {
+fn an_add_sends_no_request_and_needs_no_api_server() {
     let plane = cluster("facts", "kubernetes");
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
@@ -31,7 +31,7 @@ fn an_add_asks_the_api_for_nothing_and_needs_none() {
         let sandbox = Sandbox::new();
         node.call("ADD", &sandbox, &pod).expect("added");
         assert!(sandbox.redirects());
-        agent.says("ADD");
+        agent.wait_for_log("ADD");
         assert_eq!((asked(&plane, "detour-agent"), asked(&plane, "detour-plugin")), (before, 0));
 
         plane.kill_api();
@@ -49,7 +49,7 @@ fn an_add_asks_the_api_for_nothing_and_needs_none() {
 }
 
 #[test]
-fn a_type_that_the_cluster_gets_later_is_watched_then() {
+fn a_resource_type_that_is_created_later_is_watched() {
     let plane = ControlPlane::start("late-type");
     let admin = plane.admin();
     let (namespaces, types) = (shipped::namespaces(), shipped::types());
@@ -57,7 +57,7 @@ fn a_type_that_the_cluster_gets_later_is_watched_then() {
     apply(&admin, &base("kubernetes"));
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         apply(&admin, &types);
         shipped::established(&admin, &types);
         let definition = json!({
@@ -65,7 +65,7 @@ fn a_type_that_the_cluster_gets_later_is_watched_then() {
             "metadata": {"namespace": "default", "name": "blue"}, "spec": {"config": "{}"},
         });
         admin.apply(&definition).expect("accepted");
-        let line = agent.says("watches network attachment definitions");
+        let line = agent.wait_for_log("watches network attachment definitions");
         assert!(line.contains("count=1"), "{line}");
         let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
         let found = node.source().definitions(&[DefinitionQuery { object, awaited: false }]).expect("an answer");

@@ -1,5 +1,5 @@
-//! What is shipped, against a real API server: it is accepted, the rights are those that are needed,
-//! and agent and plugin do their work with them.
+//! The shipped manifests with a real API server: they are accepted, and the agent and the plugin work with exactly the
+//! rights that they grant.
 
 mod accepted;
 mod certificates;

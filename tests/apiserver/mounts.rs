@@ -1,17 +1,17 @@
-//! With the directories that its pod mounts the agent has all that it needs.
+//! The agent's pod mounts every directory that the agent writes to.
 
 use crate::node::{LIST, SETTLED, on_a_node};
 use crate::shipped::{base, cluster, of_kind};
 
 #[test]
-fn what_the_agent_writes_is_on_volumes() {
+fn the_agent_writes_only_to_mounted_volumes() {
     for (platform, conf) in [("kubernetes", LIST), ("openshift", "etc/cni/multus/net.d/istio-cni.conf")] {
         let plane = cluster(&format!("mounts-{platform}"), platform);
         let objects = base(platform);
         on_a_node(&plane, &objects, |node| {
             let before = node.files();
             let agent = node.start_agent("a");
-            agent.says(SETTLED);
+            agent.wait_for_log(SETTLED);
             let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
             let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts").iter();
             let mounts: Vec<&str> =

@@ -1,5 +1,4 @@
-//! A node: its file system as far as the agent and the plugin see it, the agent's pod as it is shipped,
-//! and calls of the plugin that the agent installed.
+//! A node: its file system for the agent and the plugin, the shipped agent's pod, and calls of the installed plugin.
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
@@ -26,9 +25,9 @@ const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist"
 pub(crate) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 pub(crate) const NAME: &str = "node-1";
 pub(crate) const SETTLED: &str = "the node has the desired state";
-/// Where the agent's container has the node's file system.
+/// The mount point of the node's file system in the agent's container.
 const ROOT: &str = "/mnt";
-/// Where the kubelet puts the files of a pod's service account.
+/// The directory of a pod's service account.
 const ACCOUNT: &str = "/run/secrets/kubernetes.io/serviceaccount";
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -50,7 +49,7 @@ pub(crate) fn on_a_node<T: Send>(
         for empty in ["/run", ROOT, "/var/lib/cni"] {
             mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
         }
-        // What is mounted in one place, as a pod's namespace is, is there in the others.
+        // Mounts, such as a pod's network namespace, propagate to the other paths.
         mount(none, ROOT, none, MsFlags::MS_SHARED, none).expect("mounts can be shared");
         node.mount_volumes();
         node.write(LIST, CALICO);
@@ -77,7 +76,7 @@ impl Node<'_> {
         };
         let volumes = self.pod["volumes"].as_array().expect("volumes").iter();
         let mut paths: Vec<_> = volumes.clone().filter_map(|volume| volume["hostPath"]["path"].as_str()).collect();
-        // What is mounted upon another comes after it.
+        // A mount below another one comes after it.
         paths.sort_unstable();
         for path in paths {
             let inside = self.path(path.trim_start_matches('/'));
@@ -134,7 +133,7 @@ impl Node<'_> {
         found
     }
 
-    /// Whether the plugin is on it as it was not before.
+    /// Whether the plugin is installed.
     pub(crate) fn is_installed(&self) -> bool {
         let list = self.read(LIST) != CALICO;
         let program = self.path("opt/cni/bin/detour").exists();
@@ -142,7 +141,7 @@ impl Node<'_> {
         list
     }
 
-    /// The token that the plugin shows.
+    /// Returns the plugin's token.
     pub(crate) fn plugin_token(&self) -> String {
         let kubeconfig: Value =
             serde_json::from_str(&self.read("var/lib/cni/detour/kubeconfig")).expect("a kubeconfig");
@@ -170,7 +169,7 @@ impl Node<'_> {
                 .replace("=/etc/detour/", "=/run/config/")
                 .replace(":8000", ":0")
         });
-        // It ends with this thread, whatever ends that.
+        // The process ends with this thread.
         let mut command = Command::new("/usr/bin/setpriv");
         command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_detour")]);
         command.args(arguments).env_clear().env("HOSTNAME", name);
@@ -188,7 +187,7 @@ impl Node<'_> {
         Agent::start(&mut command)
     }
 
-    /// Where the installed plugin has its facts from.
+    /// Returns the installed plugin's source of facts.
     pub(crate) fn source(&self) -> Box<dyn Cluster> {
         let conf = configuration(&self.path(LIST), self.read(LIST).as_bytes()).expect("a configuration");
         source(&conf.kubernetes).expect("it names one")
@@ -275,7 +274,7 @@ impl Agent {
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
-                // Shown where the test fails.
+                // Printed if the test fails.
                 println!("agent: {line}");
                 if sender.send(line).is_err() {
                     break;
@@ -285,41 +284,41 @@ impl Agent {
         Self { process, lines }
     }
 
-    /// Waits for a line of the log with that part, and gives it.
+    /// Waits for a log line that contains `part`. Returns it.
     #[track_caller]
-    pub(crate) fn says(&self, part: &str) -> String {
+    pub(crate) fn wait_for_log(&self, part: &str) -> String {
         let mut before = Vec::new();
         loop {
             match self.lines.recv_timeout(DEADLINE) {
                 Ok(line) if line.contains(part) => return line,
                 Ok(line) => before.push(line),
-                Err(why) => panic!("{part:?} is not said ({why}), but {before:#?}"),
+                Err(why) => panic!("{part:?} was not logged ({why}), but {before:#?}"),
             }
         }
     }
 
-    /// Waits for lines with those parts, in any order.
+    /// Waits for log lines that contain these parts, in any order.
     #[track_caller]
-    pub(crate) fn says_all(&self, parts: &[&str]) {
+    pub(crate) fn wait_for_logs(&self, parts: &[&str]) {
         let mut left = parts.to_vec();
         while !left.is_empty() {
             match self.lines.recv_timeout(DEADLINE) {
                 Ok(line) => left.retain(|part| !line.contains(part)),
-                Err(why) => panic!("{left:?} are not said: {why}"),
+                Err(why) => panic!("{left:?} were not logged: {why}"),
             }
         }
     }
 
-    /// Has it end, and gives what it said last.
+    /// Ends the agent with SIGTERM. Returns its exit status and its last log lines.
     pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
         let id = i32::try_from(self.process.id()).expect("an id");
         kill(Pid::from_raw(id), Signal::SIGTERM).expect("it is there");
         let status = self.process.wait().expect("it ends");
-        let mut said = Vec::new();
+        let mut logged = Vec::new();
         loop {
             match self.lines.recv_timeout(DEADLINE) {
-                Ok(line) => said.push(line),
-                Err(RecvTimeoutError::Disconnected) => return (status, said),
+                Ok(line) => logged.push(line),
+                Err(RecvTimeoutError::Disconnected) => return (status, logged),
                 Err(RecvTimeoutError::Timeout) => panic!("its log does not end"),
             }
         }

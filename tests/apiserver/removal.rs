@@ -1,4 +1,4 @@
-//! Whether the plugin stays when its agent ends: the DaemonSet decides.
+//! Removal of the plugin when its agent ends, depending on the DaemonSet.
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
@@ -16,22 +16,22 @@ fn delete(admin: &Client, objects: &[Value], kinds: &[&str]) {
 }
 
 #[test]
-fn through_a_rollout_it_stays() {
+fn the_plugin_stays_during_a_rollout() {
     let plane = cluster("rollout", "kubernetes");
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
         let old = node.start_agent("old");
-        old.says(SETTLED);
+        old.wait_for_log(SETTLED);
         let change = json!({"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}});
         plane.admin().merge(of_kind(&objects, "DaemonSet"), &change).expect("changed");
-        let (status, said) = old.end();
-        assert!(status.success() && node.is_installed(), "{said:#?}");
-        assert!(said.last().expect("a line").contains("stays on the node"), "{said:#?}");
+        let (status, logged) = old.end();
+        assert!(status.success() && node.is_installed(), "{logged:#?}");
+        assert!(logged.last().expect("a line").contains("stays on the node"), "{logged:#?}");
     });
 }
 
 #[test]
-fn with_the_daemonset_it_goes_in_whatever_order_the_rest_goes() {
+fn the_plugin_is_removed_with_the_daemonset_in_any_order_of_deletion() {
     const RIGHTS: [&str; 4] = ["RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"];
     let objects = base("kubernetes");
     let (mut helm, mut kubectl) = (vec!["DaemonSet"], vec!["ServiceAccount"]);
@@ -44,26 +44,25 @@ fn with_the_daemonset_it_goes_in_whatever_order_the_rest_goes() {
         let admin = plane.admin();
         on_a_node(&plane, &objects, |node| {
             let agent = node.start_agent("a");
-            agent.says(SETTLED);
+            agent.wait_for_log(SETTLED);
             until_watched(&plane);
             delete(&admin, &objects, &order);
-            // Kubelets hear of it later still.
-            let (status, said) = agent.end();
-            assert!(status.success() && !node.is_installed(), "{name}: {said:#?}");
-            assert!(said.last().expect("a line").contains("was removed from the node"), "{name}: {said:#?}");
+            // The kubelet ends the pod later.
+            let (status, logged) = agent.end();
+            assert!(status.success() && !node.is_installed(), "{name}: {logged:#?}");
+            assert!(logged.last().expect("a line").contains("was removed from the node"), "{name}: {logged:#?}");
         });
     }
 }
 
-/// A server that starts again remembers no change from before: the DaemonSet's own version is too old for a
-/// watch.
+/// A restarted server has no earlier changes: the DaemonSet's resource version is too old for a watch.
 #[test]
-fn after_a_restart_of_the_api_it_goes_with_the_daemonset_too() {
+fn the_plugin_is_removed_with_the_daemonset_after_a_restart_of_the_api_server() {
     let plane = cluster("restart", "kubernetes");
     let (admin, objects) = (plane.admin(), base("kubernetes"));
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         until_watched(&plane);
         for number in 0..30 {
             let change = json!({"metadata": {"annotations": {"number": number.to_string()}}});
@@ -74,40 +73,40 @@ fn after_a_restart_of_the_api_it_goes_with_the_daemonset_too() {
         plane.start_api();
         plane.until(|plane| watches(plane) > before);
         delete(&admin, &objects, &["DaemonSet", "RoleBinding", "Role", "ClusterRoleBinding", "ClusterRole"]);
-        let (status, said) = agent.end();
-        assert!(status.success() && !node.is_installed(), "{said:#?}");
+        let (status, logged) = agent.end();
+        assert!(status.success() && !node.is_installed(), "{logged:#?}");
     });
 }
 
 #[test]
-fn one_that_waits_for_its_pods_counts_as_gone() {
+fn a_daemonset_in_foreground_deletion_counts_as_deleted() {
     let plane = cluster("foreground", "kubernetes");
     let objects = base("kubernetes");
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         let daemon_set = of_kind(&objects, "DaemonSet");
         let waits = json!({"metadata": {"finalizers": ["foregroundDeletion"]}});
         plane.admin().merge(daemon_set, &waits).expect("changed");
         plane.admin().delete(daemon_set).expect("marked");
         assert!(plane.admin().get(daemon_set).expect("still there")["metadata"]["deletionTimestamp"].is_string());
-        let (_, said) = agent.end();
-        assert!(!node.is_installed(), "{said:#?}");
+        let (_, logged) = agent.end();
+        assert!(!node.is_installed(), "{logged:#?}");
     });
 }
 
 #[test]
-fn where_nobody_can_say_it_stays_and_that_is_said() {
+fn without_an_answer_the_plugin_stays_and_a_warning_is_logged() {
     let plane = cluster("unknown", "kubernetes");
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         plane.kill_api();
         let started = Instant::now();
-        let (status, said) = agent.end();
+        let (status, logged) = agent.end();
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-        assert!(status.success() && node.is_installed(), "{said:#?}");
-        let why = said.iter().find(|line| line.contains("so the plugin stays")).expect("a warning");
+        assert!(status.success() && node.is_installed(), "{logged:#?}");
+        let why = logged.iter().find(|line| line.contains("the plugin stays on the node; run")).expect("a warning");
         assert!(why.contains("DaemonSet kube-system/detour-agent") && why.contains("detour uninstall"), "{why}");
     });
 }

@@ -1,4 +1,4 @@
-//! Pods that bypass the mesh, and nodes that aren't ready, with the rights that are shipped for it.
+//! Repairs and the node's taint, with the shipped rights.
 
 use crate::control_plane::ControlPlane;
 use crate::node::{LIST, NAME, Node, SETTLED, events, meshed_pod, on_a_node};
@@ -15,12 +15,12 @@ fn with_an_agent(name: &str, values: &str, work: impl FnOnce(&ControlPlane, &Nod
         let sandbox = Sandbox::new();
         sandbox.keep(&pod);
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         work(&plane, node, &pod, &sandbox);
     });
 }
 
-/// What the kubelet tells when validation has failed.
+/// Sets the status of a pod whose validation has failed.
 fn fails_validation(plane: &ControlPlane, pod: &Value) {
     let ended = json!({"exitCode": 126, "startedAt": null, "finishedAt": null});
     let container = json!({
@@ -31,7 +31,7 @@ fn fails_validation(plane: &ControlPlane, pod: &Value) {
 }
 
 #[test]
-fn in_place_a_pod_that_raced_the_plugin_gets_its_rules_and_keeps_them() {
+fn a_pod_that_started_before_the_plugin_is_repaired_in_place() {
     with_an_agent("in-place", "repair.intervalSeconds=1", |plane, node, pod, sandbox| {
         plane.until(|_| sandbox.redirects());
         plane.until(|plane| events(&plane.admin()) == ["DetourRepaired"]);
@@ -55,7 +55,7 @@ fn a_pod_is_deleted() {
 }
 
 #[test]
-fn a_pod_is_labelled() {
+fn a_pod_is_labeled() {
     with_an_agent("labels", "repair.repairPods=false,repair.labelPods=true", |plane, _, pod, sandbox| {
         fails_validation(plane, pod);
         let label = |pod: &Value| pod["metadata"]["labels"]["cni.istio.io/uninitialized"].clone();
@@ -85,10 +85,10 @@ fn a_node_has_the_taint_until_the_plugin_is_ready() {
         let network = node.read(LIST);
         node.write(LIST, "{");
         let agent = node.start_agent("a");
-        agent.says("missing: ");
+        agent.wait_for_log("missing: ");
         plane.until(|_| taints() == with_ours);
         node.write(LIST, &network);
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         plane.until(|_| taints() == other);
     });
 }

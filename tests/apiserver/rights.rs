@@ -1,4 +1,4 @@
-//! The rights that are shipped, the table of them, and the calls that need them: all the same.
+//! The shipped rights, their documented table and the requests that need them are equal.
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
@@ -82,7 +82,7 @@ fn full(resource: &str, group: &str) -> String {
 }
 
 #[test]
-fn the_rights_that_are_shipped_are_those_of_the_table() {
+fn the_shipped_rights_equal_the_documented_table() {
     const BASE: [&str; 3] = ["always", "onExit=auto", "repair.enabled"];
     let rows = table();
     let with = |more: &[&'static str]| -> BTreeSet<&str> { BASE.iter().chain(more).copied().collect() };
@@ -115,7 +115,7 @@ fn the_rights_that_are_shipped_are_those_of_the_table() {
                     let granted = rights(&plane, &format!("detour-{who}"), namespace);
                     granted.difference(&everybodys).cloned().collect::<BTreeSet<_>>()
                 };
-                // The API server takes a moment to go by what it was told.
+                // The API server applies changed rights with a delay.
                 let settled = Instant::now() + Duration::from_secs(5);
                 plane.until(|_| granted() == wanted || Instant::now() > settled);
                 assert_eq!(granted(), wanted, "{name}: {who} in {namespace}");
@@ -125,7 +125,7 @@ fn the_rights_that_are_shipped_are_those_of_the_table() {
 }
 
 #[test]
-fn each_right_is_used_and_no_other_is_asked_for() {
+fn each_right_is_used_and_no_other_is_needed() {
     let plane = shipped::cluster("used", "kubernetes");
     let admin = plane.admin();
     let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
@@ -133,16 +133,16 @@ fn each_right_is_used_and_no_other_is_asked_for() {
         let raced = Sandbox::new();
         raced.keep(&bare);
         let agent = node.start_agent("a");
-        agent.says_all(&[SETTLED, "watches pods", "watches namespaces", "watches network attachment definitions"]);
+        agent.wait_for_logs(&[SETTLED, "watches pods", "watches namespaces", "watches network attachment definitions"]);
         plane.until(|_| !events(&admin).is_empty());
-        // What the watch has not told of.
+        // Objects that the watch does not report.
         let source = node.source();
         let nobody = PodRef { namespace: "nowhere".into(), name: "nobody".into(), uid: None };
         source.facts(&nobody, true).expect_err("not there");
         let object = ObjectRef { namespace: "nowhere".into(), name: "none".into() };
         source.definitions(&[DefinitionQuery { object, awaited: true }]).expect("an answer");
         assert!(agent.end().0.success());
-        // Without an agent the plugin asks itself.
+        // Without an agent, the plugin sends the requests itself.
         let sandbox = Sandbox::new();
         node.call("ADD", &sandbox, &pod).expect("added");
     });
@@ -157,14 +157,14 @@ fn each_right_is_used_and_no_other_is_asked_for() {
 }
 
 #[test]
-fn an_agent_without_repairs_may_report_its_configuration_by_an_event() {
+fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
     let (plane, objects) = (ControlPlane::start("refused"), chart(&["onExit=leave,repair.enabled=false"]));
     let admin = plane.admin();
     prepare(&admin);
     apply(&admin, &objects);
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("detour-agent-x");
-        agent.says_all(&[SETTLED]);
+        agent.wait_for_logs(&[SETTLED]);
         fs::write("/run/config/config.json", r#"{"log_level": "verbose"}"#).expect("a tmpfs");
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
         let told = |event: &Value| {
@@ -176,7 +176,7 @@ fn an_agent_without_repairs_may_report_its_configuration_by_an_event() {
     });
 }
 
-/// What a user has asked for and was allowed, names as far as rights are limited to them.
+/// Returns the rights that a user's requests needed, with names where a right is limited to them.
 fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let of_user = plane.audit().into_iter().filter(|event| event["user"]["username"] == user);
@@ -192,9 +192,9 @@ fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
     asked.collect()
 }
 
-/// What is refused matters as much: a few of the calls that a stolen token could be used for.
+/// Requests for which a stolen token could be used are refused.
 #[test]
-fn what_the_plugin_shows_is_worth_no_more_than_its_calls() {
+fn the_plugins_token_allows_only_its_own_requests() {
     let plane = shipped::cluster("stolen", "kubernetes");
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");

@@ -14,7 +14,7 @@ fn the_plugin_works_with_a_token_of_its_own() {
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         let token = Token::of_account(&node.plugin_token(), NAMESPACE, "detour-plugin").expect("the plugin's");
         let hours = (token.expires.as_second() - Timestamp::now().as_second()) as f64 / 3600.0;
         assert!((23.0..=24.1).contains(&hours), "{hours}");
@@ -41,7 +41,7 @@ fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another()
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
         let first = node.start_agent("a");
-        first.says(SETTLED);
+        first.wait_for_log(SETTLED);
         assert!(first.end().0.success());
         let old = node.plugin_token();
         let plugin = json!({
@@ -56,8 +56,8 @@ fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another()
         assert!(!sandbox.redirects());
 
         let second = node.start_agent("b");
-        second.says("write /var/lib/cni/detour/kubeconfig");
-        second.says(SETTLED);
+        second.wait_for_log("write /var/lib/cni/detour/kubeconfig");
+        second.wait_for_log(SETTLED);
         assert_ne!(node.plugin_token(), old);
         node.call("ADD", &sandbox, &pod).expect("added");
     });
@@ -70,16 +70,16 @@ fn while_the_api_is_down_the_token_on_the_node_stays() {
     let pod = meshed_pod(&admin, "web-0");
     on_a_node(&plane, &base("kubernetes"), |node| {
         let agent = node.start_agent("a");
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         let token = node.plugin_token();
         plane.kill_api();
         drop(agent);
 
         // One that starts meanwhile does what it can, and says until when that is good for.
         let started = node.start_agent("b");
-        let warning = started.says("valid until 20");
+        let warning = started.wait_for_log("valid until 20");
         assert!(warning.contains("ServiceAccount kube-system/detour-plugin: POST https://127.0.0.1:"), "{warning}");
-        started.says(SETTLED);
+        started.wait_for_log(SETTLED);
         assert_eq!(node.plugin_token(), token);
         let sandbox = Sandbox::new();
         let refused = node.call("ADD", &sandbox, &pod).expect_err("nobody to ask");

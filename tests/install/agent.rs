@@ -1,4 +1,4 @@
-//! `detour agent`: what drifts is repaired, and nothing on the node ends it.
+//! `detour agent`: drift is repaired, and problems of the node do not end the agent.
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::exposition::Exposition;
@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What it says when the node becomes ready.
+/// Logged when the node becomes ready.
 const READY: &str = "the plugin is ready on this node";
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const PROGRAM: &str = "opt/cni/bin/detour";
 const KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig";
 
-/// Head and body of an answer.
+/// Returns head and body of an answer.
 fn fetch(address: &str, path: &str) -> (String, String) {
     let mut connection = TcpStream::connect(address).expect("it listens");
     write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
@@ -38,7 +38,7 @@ fn get(address: &str, path: &str) -> (String, String) {
     (head.split(' ').nth(1).expect("a status").to_owned(), body.trim().to_owned())
 }
 
-/// What Prometheus would read.
+/// Returns the parsed metrics.
 fn scrape(address: &str) -> Exposition {
     let (head, body) = fetch(address, "/metrics");
     let mut lines = head.lines();
@@ -53,15 +53,15 @@ fn scrape(address: &str) -> Exposition {
 }
 
 #[test]
-fn what_is_removed_or_overwritten_comes_back() {
+fn removed_or_overwritten_files_are_restored() {
     let scene = Scene::with("agent", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &[]);
-    agent.says(SETTLED);
+    agent.wait_for_log(SETTLED);
     let installed = scene.files();
     let back = |doing: &dyn Fn(), repair: &str| {
         doing();
-        agent.says(repair);
-        agent.says(SETTLED);
+        agent.wait_for_log(repair);
+        agent.wait_for_log(SETTLED);
         assert_eq!(scene.files(), installed, "{repair}");
     };
     back(&|| fs::remove_file(scene.path(PROGRAM)).expect("removed"), "copy this program to /opt/cni/bin/detour");
@@ -72,62 +72,62 @@ fn what_is_removed_or_overwritten_comes_back() {
 }
 
 #[test]
-fn a_directory_that_is_made_anew_is_watched_again() {
+fn a_directory_that_is_created_again_is_watched_again() {
     let scene = Scene::with("agent-directory", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &[]);
-    agent.says(SETTLED);
+    agent.wait_for_log(SETTLED);
     fs::rename(scene.path("etc/cni/net.d"), scene.path("etc/cni/old")).expect("renamed");
-    agent.says("missing: the cluster network's configuration in /etc/cni/net.d");
+    agent.wait_for_log("missing: the cluster network's configuration in /etc/cni/net.d");
     scene.write(LIST, "{ half of it");
-    agent.says("10-calico.conflist: skipped: not JSON");
+    agent.wait_for_log("10-calico.conflist: skipped: not JSON");
     scene.write(LIST, CALICO);
-    agent.says("write /etc/cni/net.d/10-calico.conflist");
-    agent.says(SETTLED);
+    agent.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
+    agent.wait_for_log(SETTLED);
 }
 
 #[test]
-fn a_token_that_the_kubelet_turns_gets_to_the_plugin() {
+fn a_token_that_the_kubelet_rotates_is_written_to_the_plugins_kubeconfig() {
     let scene = Scene::with("agent-token", "10-calico.conflist", CALICO);
     fs::remove_file(scene.path("sa/token")).expect("removed");
     scene.write("sa/..1/token", "first");
     symlink("..1", scene.path("sa/..data")).expect("linked");
     symlink("..data/token", scene.path("sa/token")).expect("linked");
     let agent = Agent::start(&scene, "a", &[]);
-    agent.says(SETTLED);
+    agent.wait_for_log(SETTLED);
     assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "first");
     scene.write("sa/..2/token", "second");
     symlink("..2", scene.path("sa/..data_tmp")).expect("linked");
     fs::rename(scene.path("sa/..data_tmp"), scene.path("sa/..data")).expect("renamed");
-    agent.says("write /var/lib/cni/detour/kubeconfig");
-    agent.says(SETTLED);
+    agent.wait_for_log("write /var/lib/cni/detour/kubeconfig");
+    agent.wait_for_log(SETTLED);
     assert_eq!(scene.json(KUBECONFIG)["users"][0]["user"]["token"], "second");
 }
 
 #[test]
-fn it_is_ready_once_the_cluster_network_is_there_and_says_what_is_missing_until_then() {
+fn the_node_is_ready_once_the_cluster_network_exists_and_readyz_reports_what_is_missing() {
     let scene = Scene::with("agent-ready", "10-calico.conflist", "{");
     let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
     let address = agent.address();
-    agent.says("missing: ");
+    agent.wait_for_log("missing: ");
     let (status, body) = get(&address, "/readyz");
     assert_eq!(status, "503");
     assert!(body.contains("/etc/cni/net.d"), "{body}");
     assert_eq!(get(&address, "/healthz").0, "200");
     scene.write(LIST, CALICO);
-    agent.says(SETTLED);
+    agent.wait_for_log(SETTLED);
     let (status, body) = get(&address, "/readyz");
     assert!(status == "200" || body.contains("not yet confirmed"), "it must stay in place first: {status} {body}");
-    agent.says(READY);
+    agent.wait_for_log(READY);
     assert_eq!(get(&address, "/readyz"), ("200".into(), "installed".into()));
     assert_eq!(get(&address, "/else").0, "404");
 }
 
 #[test]
-fn metrics_tell_what_was_done_to_the_node_and_whether_it_is_ready() {
+fn metrics_count_installations_and_report_readiness() {
     let scene = Scene::with("agent-metrics", "10-calico.conflist", "{");
     let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
     let address = agent.address();
-    agent.says("missing: ");
+    agent.wait_for_log("missing: ");
     let metrics = scrape(&address);
     let done = |metrics: &Exposition| metrics.value("detour_installs", "_total", &[("result", "done")]);
     assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(0.0));
@@ -143,14 +143,14 @@ fn metrics_tell_what_was_done_to_the_node_and_whether_it_is_ready() {
     }
 
     scene.write(LIST, CALICO);
-    agent.says(READY);
+    agent.wait_for_log(READY);
     let metrics = scrape(&address);
     assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(1.0));
     assert_eq!(done(&metrics), Some(before + 1.0));
     assert_eq!(metrics.value("detour_installs", "_total", &[("result", "failed")]), None);
 
     fs::rename(scene.path("sa/token"), scene.path("sa/elsewhere")).expect("renamed");
-    agent.says("sa/token");
+    agent.wait_for_log("sa/token");
     let metrics = scrape(&address);
     assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(0.0));
     let failed = metrics.value("detour_installs", "_total", &[("result", "failed")]);
@@ -158,13 +158,13 @@ fn metrics_tell_what_was_done_to_the_node_and_whether_it_is_ready() {
 }
 
 #[test]
-fn a_configuration_that_the_plugin_would_refuse_changes_nothing_and_is_reported() {
+fn a_configuration_that_the_plugin_would_refuse_is_reported_and_not_installed() {
     let scene = Scene::with("agent-refused", "10-calico.conflist", CALICO);
     scene.write("config/config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["7"]}]}"#);
     let config = format!("--config={}", scene.path("config/config.json").display());
     let agent = Agent::start(&scene, "a", &[&config, "--health-address=127.0.0.1:0"]);
     let address = agent.address();
-    agent.says(READY);
+    agent.wait_for_log(READY);
     let installed = scene.read(LIST);
     for (bad, why) in [
         (r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#, "chain[0].uids: "),
@@ -180,7 +180,7 @@ fn a_configuration_that_the_plugin_would_refuse_changes_nothing_and_is_reported(
         ),
     ] {
         scene.write("config/config.json", bad);
-        agent.says(why);
+        agent.wait_for_log(why);
         let (status, body) = get(&address, "/readyz");
         assert!(status == "503" && body.contains(why) && body.contains("stays in use"), "{status} {body}");
         let metrics = scrape(&address);
@@ -188,23 +188,23 @@ fn a_configuration_that_the_plugin_would_refuse_changes_nothing_and_is_reported(
         assert_eq!(metrics.value("detour_install_ready", "", &[]), Some(1.0), "the plugin works");
         assert_eq!(scene.read(LIST), installed);
     }
-    // All else goes on: the token is renewed, and what is removed comes back.
+    // Everything else continues: the token is renewed, and removed files are restored.
     scene.write("sa/token", "second-token\n");
-    agent.says("write /var/lib/cni/detour/kubeconfig");
+    agent.wait_for_log("write /var/lib/cni/detour/kubeconfig");
     assert!(scene.read(KUBECONFIG).contains("second-token"));
     fs::remove_file(scene.path(PROGRAM)).expect("removed");
-    agent.says("copy this program to /opt/cni/bin/detour");
+    agent.wait_for_log("copy this program to /opt/cni/bin/detour");
 
     scene.write("config/config.json", r#"{"chian": 1, "chain": [{"type": "uid-exclude", "uids": ["8"]}]}"#);
-    agent.says("chian: unknown key");
-    agent.says("the newest configuration is accepted");
+    agent.wait_for_log("chian: unknown key");
+    agent.wait_for_log("the newest configuration is accepted");
     assert!(scene.read(LIST).contains("\"8\""), "{}", scene.read(LIST));
     assert_eq!(scrape(&address).value("detour_configuration_refused", "", &[]), Some(0.0));
     assert_eq!(get(&address, "/readyz").0, "200");
 }
 
 #[test]
-fn an_agent_that_starts_with_a_configuration_that_the_plugin_would_refuse_leaves_the_earlier_one() {
+fn an_agent_that_starts_with_a_refused_configuration_leaves_the_installed_one() {
     let scene = Scene::with("agent-refused-first", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
     let installed = scene.read(LIST);
@@ -212,29 +212,29 @@ fn an_agent_that_starts_with_a_configuration_that_the_plugin_would_refuse_leaves
     let config = format!("--config={}", scene.path("config/config.json").display());
     let agent = Agent::start(&scene, "a", &[&config, "--health-address=127.0.0.1:0"]);
     let address = agent.address();
-    agent.says("chain[0].uids: ");
+    agent.wait_for_log("chain[0].uids: ");
     assert_eq!(get(&address, "/readyz").0, "503");
     assert_eq!(scene.read(LIST), installed);
 }
 
 #[test]
-fn what_happens_at_the_end_is_chosen() {
+fn on_exit_selects_whether_the_plugin_stays() {
     let scene = Scene::with("agent-end", "10-calico.conflist", CALICO);
     let before = scene.files();
     let agent = Agent::start(&scene, "a", &[]);
-    agent.says(SETTLED);
+    agent.wait_for_log(SETTLED);
     assert!(agent.end(Signal::SIGTERM).success());
     assert_ne!(scene.read(LIST), CALICO, "left");
     let agent = Agent::start(&scene, "a", &["--on-exit=remove"]);
-    agent.says("platform kubernetes (detected): ");
-    agent.says(SETTLED);
+    agent.wait_for_log("platform kubernetes (detected): ");
+    agent.wait_for_log(SETTLED);
     assert!(agent.end(Signal::SIGTERM).success());
     assert_eq!(scene.files(), before);
     assert!(!scene.has_lock());
 }
 
 #[test]
-fn who_lets_a_daemon_set_decide_says_which() {
+fn on_exit_auto_requires_the_name_of_the_daemon_set() {
     let scene = Scene::with("agent-auto", "10-calico.conflist", CALICO);
     let output = scene.run("agent", &["--on-exit=auto"]);
     assert_eq!(output.status.code(), Some(2));
@@ -244,34 +244,34 @@ fn who_lets_a_daemon_set_decide_says_which() {
 }
 
 #[test]
-fn who_watches_outside_of_a_pod_is_told_what_to_give_in_place_of_a_kubeconfig() {
+fn outside_of_a_pod_the_error_names_the_flags_that_replace_a_kubeconfig() {
     let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
     let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 
 #[test]
-fn of_two_the_later_works_and_the_earlier_takes_over_when_that_is_gone() {
+fn of_two_agents_the_later_leads_and_the_earlier_takes_over_when_it_has_ended() {
     let scene = Scene::with("agent-two", "10-calico.conflist", CALICO);
     let first = Agent::start(&scene, "first", &[]);
-    first.says(SETTLED);
+    first.wait_for_log(SETTLED);
     let second = Agent::start(&scene, "second", &["--log-level=debug"]);
-    second.says(SETTLED);
-    first.says("second has taken over");
+    second.wait_for_log(SETTLED);
+    first.wait_for_log("second has taken over");
     assert!(scene.read(LIST).contains("\"log_level\": \"debug\""));
     second.end(Signal::SIGKILL);
-    first.says("write /etc/cni/net.d/10-calico.conflist");
-    first.says(SETTLED);
+    first.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
+    first.wait_for_log(SETTLED);
     assert!(!scene.read(LIST).contains("\"log_level\": \"debug\""));
 }
 
 #[test]
-fn one_that_was_taken_over_takes_nothing_away() {
+fn an_agent_that_was_replaced_removes_nothing_when_it_ends() {
     let scene = Scene::with("agent-surge", "10-calico.conflist", CALICO);
     let first = Agent::start(&scene, "first", &["--on-exit=remove"]);
-    first.says(SETTLED);
+    first.wait_for_log(SETTLED);
     let second = Agent::start(&scene, "a", &[]);
-    second.says(SETTLED);
+    second.wait_for_log(SETTLED);
     let installed = scene.files();
     let present = |path: &Path| path.extension().is_some_and(|extension| extension == "present");
     assert!(first.end(Signal::SIGTERM).success());
@@ -280,21 +280,21 @@ fn one_that_was_taken_over_takes_nothing_away() {
 }
 
 #[test]
-fn a_fight_is_named_and_slows_down() {
+fn a_contested_installation_is_reported_and_repaired_at_growing_intervals() {
     let scene = Scene::with("agent-fight", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &[]);
     for _ in 0..4 {
-        agent.says("write /etc/cni/net.d/10-calico.conflist");
+        agent.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
         scene.write(LIST, CALICO);
     }
-    let line = agent.says("another process keeps reverting");
+    let line = agent.wait_for_log("another process keeps reverting");
     assert!(line.contains("10-calico.conflist") && line.contains("next check in 1 s"), "{line}");
     assert!(line.contains("cni.exclusive=false"), "{line}");
-    agent.says("write /etc/cni/net.d/10-calico.conflist");
-    agent.says(SETTLED);
+    agent.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
+    agent.wait_for_log(SETTLED);
 }
 
-/// As Cilium does by default: its own file comes back as it was, and every other is renamed.
+/// Restores its own file and renames every other one, as Cilium does by default.
 struct Exclusive {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -326,53 +326,53 @@ impl Drop for Exclusive {
 }
 
 #[test]
-fn a_node_on_which_another_process_reverts_the_file_is_not_ready_until_that_ends() {
+fn a_node_is_not_ready_while_another_process_reverts_the_file() {
     let scene = Scene::with("agent-exclusive", "10-calico.conflist", CALICO);
     let exclusive = Exclusive::start(scene.path(LIST));
     let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
     let address = agent.address();
-    agent.says("another process keeps reverting");
+    agent.wait_for_log("another process keeps reverting");
     let (status, body) = get(&address, "/readyz");
     assert!(status == "503" && body.contains("10-calico.conflist") && body.contains("cni.exclusive=false"), "{body}");
     assert_eq!(scrape(&address).value("detour_install_ready", "", &[]), Some(0.0));
-    // And it was not so for a moment before.
-    agent.says("another process keeps reverting");
-    assert!(!agent.said().iter().any(|line| line.contains(READY)));
+    // It was not ready at any time before.
+    agent.wait_for_log("another process keeps reverting");
+    assert!(!agent.logged().iter().any(|line| line.contains(READY)));
     drop(exclusive);
-    agent.says(READY);
+    agent.wait_for_log(READY);
     assert_eq!(get(&address, "/readyz").0, "200");
     assert!(scene.read(LIST).contains("\"detour\""));
 }
 
 #[test]
-fn a_few_honest_repairs_leave_the_node_ready() {
+fn single_repairs_leave_the_node_ready() {
     let scene = Scene::with("agent-honest", "10-calico.conflist", CALICO);
     let agent = Agent::start(&scene, "a", &["--health-address=127.0.0.1:0"]);
     let address = agent.address();
-    agent.says(READY);
+    agent.wait_for_log(READY);
     for _ in 0..3 {
         fs::remove_file(scene.path(PROGRAM)).expect("removed");
         while !scene.path(PROGRAM).exists() {
             assert_eq!(get(&address, "/readyz").0, "200");
         }
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         assert_eq!(get(&address, "/readyz").0, "200");
     }
-    assert!(!agent.said().iter().any(|line| line.contains("keeps reverting")));
+    assert!(!agent.logged().iter().any(|line| line.contains("keeps reverting")));
 }
 
 #[test]
-fn what_a_killed_agent_left_is_removed_by_the_next_and_by_uninstalling() {
+fn files_of_a_killed_agent_are_removed_by_the_next_agent_and_by_uninstall() {
     let scene = Scene::with("agent-killed", "10-calico.conflist", CALICO);
     let present = |name: &str| scene.path("var/lib/cni/detour").join(format!("{name}.present")).exists();
     let alive = Agent::start(&scene, "alive", &[]);
-    alive.says(SETTLED);
+    alive.wait_for_log(SETTLED);
     let killed = Agent::start(&scene, "killed", &[]);
-    killed.says(SETTLED);
+    killed.wait_for_log(SETTLED);
     killed.end(Signal::SIGKILL);
     assert!(present("killed"), "nothing could remove it");
     let next = Agent::start(&scene, "a", &[]);
-    next.says(SETTLED);
+    next.wait_for_log(SETTLED);
     assert!(!present("killed") && present("alive") && present("a"));
     next.end(Signal::SIGKILL);
     scene.ok("uninstall", &[]);
@@ -380,7 +380,7 @@ fn what_a_killed_agent_left_is_removed_by_the_next_and_by_uninstalling() {
 }
 
 #[test]
-fn a_refused_configuration_is_an_event_of_the_agents_pod_once_until_it_changes() {
+fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
     let (sender, told) = channel();
     let sender = Mutex::new(sender);
     let api = Server::plain(move |request| {
@@ -400,8 +400,8 @@ fn a_refused_configuration_is_an_event_of_the_agents_pod_once_until_it_changes()
     let pod =
         [("POD_NAMESPACE", "kube-system"), ("POD_NAME", "detour-agent-x"), ("POD_UID", "uid-1"), ("HOSTNAME", "a")];
     let agent = Agent::spawn_with(&pod, &[&["agent".to_owned()], &arguments[..], &files].concat());
-    agent.says(READY);
-    // As a whole, as kubelets do.
+    agent.wait_for_log(READY);
+    // Atomically, as kubelets do.
     let write = |text: &str| {
         scene.write("new.json", text);
         fs::rename(scene.path("new.json"), &config).expect("replaced");
@@ -417,11 +417,11 @@ fn a_refused_configuration_is_an_event_of_the_agents_pod_once_until_it_changes()
             message.contains(&format!("chain[0].uids: \"{uid}\"")) && message.contains("stays in use"),
             "{message}"
         );
-        // Another turn of the agent, with the same configuration.
+        // Another iteration of the agent with the same configuration.
         fs::remove_file(scene.path(PROGRAM)).expect("removed");
-        agent.says("copy this program to /opt/cni/bin/detour");
+        agent.wait_for_log("copy this program to /opt/cni/bin/detour");
     }
     write("{}");
-    agent.says("the newest configuration is accepted");
+    agent.wait_for_log("the newest configuration is accepted");
     assert_eq!(told.try_iter().count(), 0);
 }

@@ -1,4 +1,4 @@
-//! `detour install` and `detour uninstall`, as an operator calls them.
+//! The commands `detour install` and `detour uninstall`.
 
 use crate::scene::{CALICO, Scene, program};
 use detour_cni::agent::install::default_chain;
@@ -19,7 +19,7 @@ fn openshift(name: &str) -> Scene {
 }
 
 #[test]
-fn a_node_gets_a_program_that_runs_a_private_kubeconfig_and_an_entry_in_the_list() {
+fn install_writes_the_program_a_private_kubeconfig_and_an_entry_in_the_list() {
     let scene = Scene::with("chained", "10-calico.conflist", CALICO);
     let printed = scene.ok("install", &["--agent-namespace=istio-system", "--log-level=debug"]);
     assert!(printed.contains("copy this program to /opt/cni/bin/detour"), "{printed}");
@@ -56,7 +56,7 @@ fn a_node_gets_a_program_that_runs_a_private_kubeconfig_and_an_entry_in_the_list
 }
 
 #[test]
-fn openshift_is_known_and_gets_a_file_of_its_own() {
+fn openshift_is_detected_and_gets_a_configuration_file_of_its_own() {
     let scene = openshift("openshift");
     scene.write("config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["1337"]}], "cniVersion": "0.4.0"}"#);
     let config = format!("--config={}", scene.path("config.json").display());
@@ -73,7 +73,7 @@ fn openshift_is_known_and_gets_a_file_of_its_own() {
 }
 
 #[test]
-fn what_uninstall_leaves_is_what_was_there() {
+fn uninstall_restores_every_file() {
     let scene = openshift("round-trip");
     scene.write(OPENSHIFT_CONF, r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#);
     scene.write("var/lib/cni/bin/istio-cni", "another's program");
@@ -92,7 +92,7 @@ fn what_uninstall_leaves_is_what_was_there() {
 }
 
 #[test]
-fn the_platform_that_was_detected_is_printed() {
+fn the_detected_platform_is_printed() {
     for (scene, detected) in [
         (
             openshift("platform"),
@@ -110,7 +110,7 @@ fn the_platform_that_was_detected_is_printed() {
 }
 
 #[test]
-fn a_single_configuration_comes_back_as_it_was() {
+fn a_single_plugin_configuration_is_restored() {
     let single = "{\n  \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\"\n}\n";
     let scene = Scene::with("single", "10-weave.conf", single);
     let before = scene.files();
@@ -122,7 +122,7 @@ fn a_single_configuration_comes_back_as_it_was() {
 }
 
 #[test]
-fn what_others_did_in_between_stays() {
+fn edits_of_other_parts_of_the_list_stay() {
     let scene = Scene::with("in-between", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
     let edited = scene.read(LIST).replace("\"mtu\": 0", "\"mtu\": 1400");
@@ -132,7 +132,7 @@ fn what_others_did_in_between_stays() {
 }
 
 #[test]
-fn an_entry_that_somebody_changed_stays_with_all_that_it_needs() {
+fn an_edited_entry_stays_with_the_files_that_it_needs() {
     let scene = Scene::with("changed", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
     let edited = scene.read(LIST).replace("\"info\",\n      \"kubernetes\"", "\"warn\",\n      \"kubernetes\"");
@@ -156,7 +156,7 @@ fn an_entry_that_somebody_changed_stays_with_all_that_it_needs() {
 }
 
 #[test]
-fn a_dry_run_shows_a_patch_hides_the_token_and_changes_nothing() {
+fn a_dry_run_prints_a_patch_without_the_token_and_changes_nothing() {
     let scene = Scene::with("dry", "10-calico.conflist", CALICO);
     let before = scene.files();
     let shown = scene.ok("install", &["--dry-run"]);
@@ -184,7 +184,7 @@ fn a_dry_run_shows_a_patch_hides_the_token_and_changes_nothing() {
 }
 
 #[test]
-fn without_a_cluster_network_all_else_is_done_and_the_exit_code_says_so() {
+fn without_a_cluster_network_the_rest_is_installed_and_the_exit_code_is_1() {
     let scene = Scene::with("early", "10-calico.conflist", "{");
     let said = scene.fails("install", &[]);
     assert!(said.contains("10-calico.conflist: skipped: not JSON"), "{said}");
@@ -197,7 +197,7 @@ fn without_a_cluster_network_all_else_is_done_and_the_exit_code_says_so() {
 }
 
 #[test]
-fn absolute_links_of_the_node_stay_on_the_node_and_a_linked_program_is_replaced_not_followed() {
+fn absolute_links_are_resolved_on_the_node_and_a_linked_program_is_replaced() {
     let scene = Scene::with("links", "10-calico.conflist", CALICO);
     fs::rename(scene.path("etc/cni/net.d"), scene.path("real")).expect("moved");
     symlink("/real", scene.path("etc/cni/net.d")).expect("linked");
@@ -224,7 +224,7 @@ fn a_program_in_use_is_replaced() {
 }
 
 #[test]
-fn owner_and_mode_of_a_list_are_kept() {
+fn owner_and_mode_of_a_list_are_preserved() {
     let scene = Scene::with("owner", "10-calico.conflist", CALICO);
     let list = scene.path(LIST);
     std::os::unix::fs::chown(&list, Some(1234), Some(4321)).expect("root");
@@ -236,7 +236,7 @@ fn owner_and_mode_of_a_list_are_kept() {
 }
 
 #[test]
-fn what_is_wrong_is_named_before_anything_changes() {
+fn invalid_input_is_reported_before_any_change() {
     let scene = Scene::with("wrong", "10-calico.conflist", CALICO);
     let before = scene.files();
     scene.write("bad.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}], "log_level": "loud"}"#);
@@ -278,7 +278,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
 }
 
 #[test]
-fn validate_answers_by_its_exit_code_in_every_form_and_reads_stdin() {
+fn validate_reports_by_exit_code_in_every_output_format_and_reads_stdin() {
     let scene = Scene::new("validate");
     scene.write("good.conf", include_str!("../../conf/openshift-istio-cni.conf"));
     scene.write("bad.conf", r#"{"name": "n", "type": "detour", "chain": [{"type": "uid-exclud"}]}"#);
@@ -331,7 +331,7 @@ fn the_shipped_configurations_are_valid() {
 }
 
 #[test]
-fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
+fn with_a_kubeconfig_of_the_administrator_none_is_written() {
     let scene = Scene::with("given", "10-calico.conflist", CALICO);
     scene.write("etc/kubernetes/mesh.conf", &kubeconfig(json!({"token": "t"})));
     scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
@@ -420,7 +420,7 @@ fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
 }
 
 #[test]
-fn credentials_that_the_plugin_could_not_use_are_refused_unless_allowed() {
+fn unusable_credentials_are_refused_unless_allowed() {
     let scene = Scene::with("credentials", "10-calico.conflist", CALICO);
     scene.write("etc/foreign.conf", "{}");
     std::os::unix::fs::chown(scene.path("etc/foreign.conf"), Some(1001), None).expect("root");
@@ -451,7 +451,7 @@ fn credentials_that_the_plugin_could_not_use_are_refused_unless_allowed() {
 }
 
 #[test]
-fn keys_that_decide_which_sub_plugins_run_take_the_place_of_the_default_chain() {
+fn keys_that_select_sub_plugins_replace_the_default_chain() {
     let scene = Scene::with("chain", "10-calico.conflist", CALICO);
     let config = format!("--config={}", scene.path("config.json").display());
     for (keys, wanted) in [
@@ -470,7 +470,7 @@ fn keys_that_decide_which_sub_plugins_run_take_the_place_of_the_default_chain() 
 }
 
 #[test]
-fn the_node_configuration_states_what_the_plugins_own_states() {
+fn the_node_configuration_has_the_node_wide_settings_of_the_plugins_configuration() {
     let scene = Scene::with("node", "10-calico.conflist", CALICO);
     let before = scene.files();
     let chain = json!([{"type": "istio-redirect", "pod_overrides": false}, {"type": "uid-exclude"}]);
@@ -492,7 +492,7 @@ fn the_node_configuration_states_what_the_plugins_own_states() {
     });
     assert_eq!((scene.json(NODE), scene.mode(NODE)), (wanted, 0o600));
 
-    // What drifts is put right, and goes with the plugin.
+    // Drift is repaired, and uninstall removes the file.
     scene.write(NODE, "{}");
     assert!(
         scene
@@ -506,7 +506,7 @@ fn the_node_configuration_states_what_the_plugins_own_states() {
 }
 
 #[test]
-fn a_node_configuration_of_the_administrators_own_comes_back_and_one_that_was_changed_stays() {
+fn the_administrators_node_configuration_is_restored_and_an_edited_one_stays() {
     let scene = Scene::with("node-before", "10-calico.conflist", CALICO);
     let own = "{ \"pinned\": \"uid-exclude\" }\n";
     scene.write(NODE, own);
@@ -529,7 +529,7 @@ fn a_node_configuration_of_the_administrators_own_comes_back_and_one_that_was_ch
     assert_eq!(scene.read(NODE), own);
 }
 
-/// The plugin would not look there.
+/// The plugin reads the node configuration only from the default directory.
 #[test]
 fn another_state_directory_has_no_node_configuration() {
     let scene = Scene::with("node-elsewhere", "10-calico.conflist", CALICO);
@@ -539,7 +539,7 @@ fn another_state_directory_has_no_node_configuration() {
 }
 
 #[test]
-fn a_program_directory_of_another_user_is_named() {
+fn a_program_directory_of_another_user_causes_a_warning() {
     let scene = Scene::with("kubespray", "10-calico.conflist", CALICO);
     fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
     std::os::unix::fs::chown(scene.path("opt/cni/bin"), Some(1001), None).expect("root");
@@ -550,7 +550,7 @@ fn a_program_directory_of_another_user_is_named() {
 }
 
 #[test]
-fn another_mesh_in_the_list_is_named() {
+fn another_mesh_plugin_in_the_list_causes_a_warning() {
     let list = json!({"name": "n", "plugins": [{"type": "a"}, {"type": "istio-cni"}]}).to_string();
     let scene = Scene::with("both", "10-x.conflist", &list);
     let output = scene.run("install", &[]);
@@ -562,7 +562,7 @@ fn another_mesh_in_the_list_is_named() {
 }
 
 #[test]
-fn the_log_that_uninstall_goes_by_is_nobody_elses_business() {
+fn the_installation_log_is_private_and_an_invalid_one_is_reported() {
     let scene = Scene::with("log", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
     assert_eq!(scene.mode("var/lib/cni/detour/install.json"), 0o600);
@@ -580,15 +580,15 @@ fn the_log_that_uninstall_goes_by_is_nobody_elses_business() {
     assert_eq!(scene.read(LIST), CALICO);
 }
 
-/// With all directories where they are, so that the plugin finds what its configuration names.
+/// Without `--root`, so that the plugin finds the paths in its configuration.
 #[test]
-fn the_plugin_understands_what_it_is_given() {
+fn the_plugin_accepts_the_installed_configuration() {
     let scene = Scene::new("understood");
     let certificate = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
     scene.write("sa/ca.crt", &certificate.cert.pem());
     scene.write("sa/token", "a-token");
     scene.write("config.json", r#"{"cniVersion": "1.1.0"}"#);
-    // Nobody listens there; a listener that is closed again makes sure of it.
+    // The port of a closed listener: no process listens on it.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("bound");
     let here = |within: &str| scene.path(within).display().to_string();
     let installed = Command::new(program())
@@ -628,7 +628,7 @@ fn a_root_that_is_missing_is_refused_and_not_created() {
 }
 
 #[test]
-fn a_wrong_flag_of_the_agent_is_wrong_usage() {
+fn a_wrong_flag_of_the_agent_is_a_usage_error() {
     let scene = Scene::new("usage");
     for (arguments, said) in [
         (&["--log-level=verbose"][..], "accepted: none, error, warn, info, debug"),

@@ -1,4 +1,4 @@
-//! An installation that is killed: at each of its system calls that could change a file.
+//! Installations that are killed at each of the system calls that can change a file.
 
 use crate::scene::{CALICO, Scene, program};
 use serde_json::Value;
@@ -6,10 +6,10 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-/// All that change a file, by whatever name an architecture has them (strace's regular expressions).
+/// The system calls that change a file, as regular expressions of strace because of their names on other architectures.
 const CALLS: [&str; 6] = ["/^mkdir", "/^copy_file_range$", "/^write$", "/^rename", "/^link", "/^unlink"];
 
-/// Runs a command and kills it when it enters that call for the `count`th time; whether it came so far.
+/// Runs a command and kills it at the `count`th entry of `call`. Returns whether it got that far.
 fn killed(scene: &Scene, command: &str, more: &[&str], call: &str, count: usize) -> bool {
     let status = Command::new("strace")
         .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
@@ -26,7 +26,7 @@ fn killed(scene: &Scene, command: &str, more: &[&str], call: &str, count: usize)
     killed
 }
 
-/// Runtimes find a valid configuration, and whatever program that names is whole.
+/// Checks that runtimes find a valid configuration, and that its program is complete.
 fn whole(scene: &Scene, conf_dir: &str, bin_dir: &str, when: &str) {
     let program = fs::read(program()).expect("read");
     let mut valid = 0;
@@ -81,20 +81,20 @@ fn kill_everywhere(scene: &Scene, more: &[&str], conf_dir: &str, bin_dir: &str) 
 }
 
 #[test]
-fn in_a_list() {
+fn a_killed_installation_in_a_list_leaves_valid_files() {
     let scene = Scene::with("crash-list", "10-calico.conflist", CALICO);
     kill_everywhere(&scene, &[], "etc/cni/net.d", "opt/cni/bin");
 }
 
 #[test]
-fn in_a_single_configuration_that_becomes_a_list() {
+fn a_killed_conversion_to_a_list_leaves_valid_files() {
     let single = "{ \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\" }\n";
     let scene = Scene::with("crash-single", "10-weave.conf", single);
     kill_everywhere(&scene, &[], "etc/cni/net.d", "opt/cni/bin");
 }
 
 #[test]
-fn in_a_file_of_its_own_where_another_stood_with_its_program() {
+fn a_killed_replacement_of_another_plugin_leaves_valid_files() {
     let scene = Scene::with("crash-own", "10-calico.conflist", CALICO);
     scene.write(
         "etc/cni/multus/net.d/istio-cni.conf",

@@ -1,9 +1,9 @@
-//! File systems that refuse: full, or read-only.
+//! Full and read-only file systems.
 
 use crate::scene::{CALICO, Scene, program};
 use std::process::Command;
 
-/// Runs an installation in a mount namespace of its own, after `mount` there.
+/// Runs `mount` and an installation in a new mount namespace. Returns stderr.
 fn after_mount(scene: &Scene, mount: &str) -> String {
     let arguments = scene.arguments("install", &[]).join(" ");
     let output = Command::new("unshare")
@@ -17,7 +17,7 @@ fn after_mount(scene: &Scene, mount: &str) -> String {
 }
 
 #[test]
-fn a_full_disk_changes_no_configuration_and_is_named() {
+fn a_full_disk_is_reported_and_no_configuration_changes() {
     let scene = Scene::with("full", "10-calico.conflist", CALICO);
     let said = after_mount(&scene, "mkdir -p opt/cni/bin; mount -t tmpfs -o size=64k none opt/cni/bin");
     assert!(said.contains("can't write /opt/cni/bin/detour: No space left on device"), "{said}");
@@ -26,7 +26,7 @@ fn a_full_disk_changes_no_configuration_and_is_named() {
 }
 
 #[test]
-fn a_full_disk_leaves_nothing_behind() {
+fn a_full_disk_leaves_no_temporary_file() {
     let scene = Scene::with("full-conf", "10-calico.conflist", CALICO);
     let fill = "mount -t tmpfs -o size=16k none etc/cni/net.d; printf '%s' '{\"name\":\"n\",\"plugins\":[{\"type\":\"a\"}]}' \
                 > etc/cni/net.d/10-x.conflist; dd if=/dev/zero of=etc/cni/net.d/filler bs=1k 2>dd || true";
@@ -43,7 +43,7 @@ fn a_full_disk_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_read_only_directory_is_named() {
+fn a_read_only_directory_is_reported() {
     let scene = Scene::with("read-only", "10-calico.conflist", CALICO);
     let said = after_mount(&scene, "mount --bind etc/cni/net.d etc/cni/net.d; mount -o remount,bind,ro etc/cni/net.d");
     assert!(said.contains("can't write /etc/cni/net.d/10-calico.conflist: Read-only file system"), "{said}");

@@ -1,4 +1,4 @@
-//! Configurations as they are in the wild: with the plugin in them, and those that it stays out of.
+//! Golden files: configurations of real clusters before and after an installation, and unusable ones.
 
 use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
@@ -29,7 +29,7 @@ fn dir() -> HostPath {
     "/etc/cni/net.d".parse().expect("a path")
 }
 
-/// With the plugin chained, and nothing else.
+/// Desires only an entry in the plugin list.
 fn desired(file: Option<&str>) -> DesiredState {
     let entry = json!({
         "type": "detour",
@@ -52,7 +52,7 @@ fn found(name: &str, text: &str) -> FoundState {
     FoundState { configurations: vec![file], ..FoundState::default() }
 }
 
-/// The directory and the log after a plan.
+/// Returns the directory and the log after the plan.
 fn after(mut found: FoundState, plan: &InstallPlan) -> FoundState {
     for action in &plan.actions {
         match action {
@@ -82,7 +82,7 @@ fn only(found: &FoundState) -> (&str, String, u32) {
 }
 
 #[test]
-fn each_gets_the_plugin_and_keeps_all_else_and_gets_back_what_it_was() {
+fn each_configuration_gets_the_entry_and_is_restored_byte_for_byte() {
     let wanted = golden("after");
     for (name, before) in golden("before") {
         let found = found(&name, &before);
@@ -102,7 +102,7 @@ fn each_gets_the_plugin_and_keeps_all_else_and_gets_back_what_it_was() {
 }
 
 #[test]
-fn each_is_only_made_longer() {
+fn the_entry_is_the_only_change_of_a_list() {
     let after = golden("after");
     for (name, before) in golden("before").iter().filter(|(name, _)| name.ends_with(".conflist")) {
         if name.contains("older") {
@@ -114,7 +114,7 @@ fn each_is_only_made_longer() {
 }
 
 #[test]
-fn each_of_the_others_stays_as_it_is_and_says_why() {
+fn each_unusable_configuration_stays_and_its_note_has_the_reason() {
     let mut refused = golden("refused");
     let reasons = refused.remove("reasons").expect("the reasons");
     let mut seen = Vec::new();
@@ -128,7 +128,7 @@ fn each_of_the_others_stays_as_it_is_and_says_why() {
 }
 
 #[test]
-fn a_broken_one_does_not_keep_it_from_the_next() {
+fn a_broken_configuration_is_skipped() {
     let mut found = found("00-broken.conflist", "{");
     found.configurations.push(ConfFile {
         name: "10-x.conflist".into(),
@@ -141,7 +141,7 @@ fn a_broken_one_does_not_keep_it_from_the_next() {
 }
 
 #[test]
-fn an_entry_that_somebody_changed_is_left_and_named() {
+fn an_edited_entry_is_not_reverted_and_has_a_note() {
     let text = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     let found = found("10-x.conflist", text);
     let mut installed = after(found.clone(), &reconcile(&desired(None), &found));
@@ -154,7 +154,7 @@ fn an_entry_that_somebody_changed_is_left_and_named() {
 }
 
 #[test]
-fn a_list_that_comes_to_stand_first_gets_the_plugin_and_the_other_loses_it() {
+fn the_entry_moves_to_a_list_that_sorts_first() {
     let text = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     let late = found("20-x.conflist", text);
     let mut installed = after(late.clone(), &reconcile(&desired(None), &late));
@@ -169,10 +169,9 @@ fn a_list_that_comes_to_stand_first_gets_the_plugin_and_the_other_loses_it() {
     assert_eq!(moved.record.lists.len(), 1);
 }
 
-/// The log of an installation by each released version: a field that it may lack has its default, and a
-/// newer version's log is refused.
+/// A missing field has its default value.
 #[test]
-fn the_log_of_another_version_is_read_or_refused() {
+fn logs_of_released_versions_are_read_and_a_newer_one_is_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.1.0/install.json");
     let golden = fs::read(path).expect("a record");
     let log: InstallLog = format::parse(&golden).expect("0.1.0");

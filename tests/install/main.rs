@@ -1,4 +1,4 @@
-//! The plugin is put on a node, stays whole whatever happens, and is taken away again.
+//! Installation, repair and removal of the plugin on a node, by the command line and by the agent.
 
 mod agent;
 mod command;

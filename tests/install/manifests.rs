@@ -1,4 +1,4 @@
-//! What is shipped in `manifests/` fits together. That it works is for `tests/apiserver`.
+//! Consistency of the files in `manifests/`. `tests/apiserver` tests that they work.
 
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn kind<'a>(documents: &'a [Value], kind: &str) -> &'a Value {
 }
 
 #[test]
-fn a_base_is_the_rendered_chart() {
+fn each_kustomize_base_is_the_rendered_chart() {
     for directory in ["kubernetes", "openshift"] {
         let kustomization = documents(&manifests().join(directory).join("kustomization.yaml"));
         assert_eq!(kustomization[0]["resources"], json!(["rendered.yaml"]));
@@ -32,7 +32,7 @@ fn a_base_is_the_rendered_chart() {
 }
 
 #[test]
-fn the_scc_is_no_more_than_the_pod_needs() {
+fn the_scc_allows_only_what_the_pod_needs() {
     let objects = rendered("openshift");
     let scc = kind(&objects, "SecurityContextConstraints");
     let pod = &kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
@@ -43,7 +43,7 @@ fn the_scc_is_no_more_than_the_pod_needs() {
     let volumes = pod["volumes"].as_array().expect("volumes").iter();
     let mut kinds: Vec<&str> =
         volumes.filter_map(|volume| volume.as_object()?.keys().next_back().map(String::as_str)).collect();
-    // What the API adds for the service account.
+    // The API server adds this volume for the service account.
     kinds.push("projected");
     kinds.sort_unstable();
     kinds.dedup();
@@ -52,7 +52,7 @@ fn the_scc_is_no_more_than_the_pod_needs() {
 }
 
 #[test]
-fn the_bases_are_of_this_chart() {
+fn the_kustomize_bases_are_rendered_from_this_chart() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("hack/manifests.sh");
     let output = Command::new(script).arg("--digest").output().expect("it starts");
     let line = format!("# Chart: {}\n", String::from_utf8_lossy(&output.stdout).trim());
@@ -64,7 +64,7 @@ fn the_bases_are_of_this_chart() {
 }
 
 #[test]
-fn the_charts_platforms_are_the_programs() {
+fn the_platforms_of_the_chart_and_the_program_are_equal() {
     let table = documents(&manifests().join("chart/platforms.yaml")).remove(0);
     let known = PLATFORMS.iter().map(|platform| {
         let row = json!({

@@ -1,4 +1,4 @@
-//! A `detour agent` that runs.
+//! A running `detour agent`.
 
 use super::program::program;
 use nix::sys::signal::{Signal, kill};
@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// What it says once there is nothing left to do.
+/// Logged when the node has the desired state.
 pub(crate) const SETTLED: &str = "the node has the desired state";
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -20,12 +20,12 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts one of this name.
+    /// Starts an agent with this host name.
     pub(crate) fn spawn(name: &str, arguments: &[String]) -> Self {
         Self::spawn_with(&[("HOSTNAME", name)], arguments)
     }
 
-    /// Starts one with this environment.
+    /// Starts an agent with this environment.
     pub(crate) fn spawn_with(environment: &[(&str, &str)], arguments: &[String]) -> Self {
         let mut process = Command::new(program())
             .args(arguments)
@@ -46,19 +46,19 @@ impl Agent {
         Self { process, lines }
     }
 
-    /// Waits for a line of the log with that part, and gives it.
+    /// Waits for a log line that contains `part`. Returns it.
     #[track_caller]
-    pub(crate) fn says(&self, part: &str) -> String {
-        self.says_all(&[part]).pop().expect("one")
+    pub(crate) fn wait_for_log(&self, part: &str) -> String {
+        self.wait_for_logs(&[part]).pop().expect("one")
     }
 
-    /// Waits for lines with these parts, in any order; gives them as they came.
+    /// Waits for log lines that contain these parts, in any order. Returns them in the order of arrival.
     #[track_caller]
-    pub(crate) fn says_all(&self, parts: &[&str]) -> Vec<String> {
+    pub(crate) fn wait_for_logs(&self, parts: &[&str]) -> Vec<String> {
         let (mut left, mut found, mut others) = (parts.to_vec(), Vec::new(), Vec::new());
         while !left.is_empty() {
             let line = self.lines.recv_timeout(DEADLINE);
-            let line = line.unwrap_or_else(|why| panic!("{left:?} is not said ({why}), but {others:#?}"));
+            let line = line.unwrap_or_else(|why| panic!("{left:?} was not logged ({why}), but {others:#?}"));
             match left.iter().position(|part| line.contains(part)) {
                 Some(at) => {
                     left.remove(at);
@@ -70,12 +70,12 @@ impl Agent {
         found
     }
 
-    /// What was said since.
-    pub(crate) fn said(&self) -> Vec<String> {
+    /// Returns the log lines since the last wait.
+    pub(crate) fn logged(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    /// Stops it where it stands.
+    /// Stops the process with SIGSTOP.
     pub(crate) fn freeze(&self) {
         kill(self.id(), Signal::SIGSTOP).expect("it is there");
         let status = waitpid(self.id(), Some(WaitPidFlag::WUNTRACED)).expect("it is there");
@@ -86,9 +86,9 @@ impl Agent {
         Pid::from_raw(i32::try_from(self.process.id()).expect("an id"))
     }
 
-    /// Where it answers questions about itself.
+    /// Returns its health address.
     pub(crate) fn address(&self) -> String {
-        let line = self.says("serving /healthz, /readyz and /metrics");
+        let line = self.wait_for_log("serving /healthz, /readyz and /metrics");
         line.split("address=").nth(1).expect("the address").trim().to_owned()
     }
 

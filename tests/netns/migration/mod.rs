@@ -125,10 +125,10 @@ fn with_multus_in_the_other_order_it_comes_to_the_same() {
     let agent = node.detour_comes();
     assert_eq!(node.types(), ["detour"]);
     node.istio_cni_comes();
-    agent.says("write /etc/cni/multus/net.d/istio-cni.conf");
+    agent.wait_for_log("write /etc/cni/multus/net.d/istio-cni.conf");
     assert_eq!(node.types(), ["detour"]);
     node.istio_cni_goes();
-    agent.says("write /etc/cni/multus/net.d/istio-cni.conf");
+    agent.wait_for_log("write /etc/cni/multus/net.d/istio-cni.conf");
     assert_eq!(node.types(), ["detour"]);
     one_more(&mut pods, &node, detour_redirects);
 

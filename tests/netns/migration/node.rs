@@ -73,7 +73,7 @@ impl Node {
         self.scene.write("config.json", &config.to_string());
         let config = format!("--config={}", self.scene.path("config.json").display());
         let agent = Agent::start(&self.scene, "a", &[&config, "--on-exit=remove"]);
-        agent.says(SETTLED);
+        agent.wait_for_log(SETTLED);
         agent
     }
 
