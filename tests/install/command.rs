@@ -101,11 +101,11 @@ fn the_detected_platform_is_printed() {
         (Scene::with("platform-else", "10-calico.conflist", CALICO), "platform kubernetes (detected): "),
     ] {
         let output = scene.run("install", &["--dry-run"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && said.contains(detected), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && stderr.contains(detected), "{stderr}");
         let output = scene.run("install", &["--dry-run", "--platform=gke"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("platform gke: programs in /home/kubernetes/bin"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains("platform gke: programs in /home/kubernetes/bin"), "{stderr}");
     }
 }
 
@@ -138,15 +138,16 @@ fn an_edited_entry_stays_with_the_files_that_it_needs() {
     let edited = scene.read(LIST).replace("\"info\",\n      \"kubernetes\"", "\"warn\",\n      \"kubernetes\"");
     assert_ne!(edited, scene.read(LIST));
     scene.write(LIST, &edited);
-    let said = scene.fails("uninstall", &[]);
+    let stderr = scene.fails("uninstall", &[]);
     assert!(
-        said.contains("10-calico.conflist is not reverted: another process changed the entry of the plugin \"detour\""),
-        "{said}"
+        stderr
+            .contains("10-calico.conflist is not reverted: another process changed the entry of the plugin \"detour\""),
+        "{stderr}"
     );
     assert!(scene.has_lock(), "something is left");
     assert!(
-        said.contains("/opt/cni/bin/detour is not reverted: a configuration that was not reverted needs it"),
-        "{said}"
+        stderr.contains("/opt/cni/bin/detour is not reverted: a configuration that was not reverted needs it"),
+        "{stderr}"
     );
     assert_eq!(scene.read(LIST), edited);
     assert!(scene.path("opt/cni/bin/detour").exists());
@@ -186,12 +187,12 @@ fn a_dry_run_prints_a_patch_without_the_token_and_changes_nothing() {
 #[test]
 fn without_a_cluster_network_the_rest_is_installed_and_the_exit_code_is_1() {
     let scene = Scene::with("early", "10-calico.conflist", "{");
-    let said = scene.fails("install", &[]);
-    assert!(said.contains("10-calico.conflist: skipped: not JSON"), "{said}");
-    assert!(said.contains("missing: the cluster network's configuration in /etc/cni/net.d"), "{said}");
+    let stderr = scene.fails("install", &[]);
+    assert!(stderr.contains("10-calico.conflist: skipped: not JSON"), "{stderr}");
+    assert!(stderr.contains("missing: the cluster network's configuration in /etc/cni/net.d"), "{stderr}");
     assert!(scene.path("opt/cni/bin/detour").exists());
-    let said = scene.fails("install", &["--conf-name=20-other.conflist"]);
-    assert!(said.contains("missing: a valid 20-other.conflist in /etc/cni/net.d"), "{said}");
+    let stderr = scene.fails("install", &["--conf-name=20-other.conflist"]);
+    assert!(stderr.contains("missing: a valid 20-other.conflist in /etc/cni/net.d"), "{stderr}");
     scene.write(LIST, CALICO);
     scene.ok("install", &[]);
 }
@@ -264,9 +265,9 @@ fn invalid_input_is_reported_before_any_change() {
             .env_clear()
             .output()
             .expect("it starts");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(part), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(part), "{stderr}");
     }
     let outside = Command::new(program()).args(["install", "--dry-run"]).env_clear().output().expect("it starts");
     assert!(String::from_utf8_lossy(&outside.stderr).contains("--kubeconfig FILE"));
@@ -286,17 +287,20 @@ fn validate_reports_by_exit_code_in_every_output_format_and_reads_stdin() {
     scene.write("bin/uid-exclud", "");
     let validate = |arguments: &[String]| {
         let output = Command::new(program()).arg("validate").args(arguments).env_clear().output().expect("it starts");
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        (output.status.code(), said)
+        let stderr = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.code(), stderr)
     };
     let path = |file: &str| scene.path(file).display().to_string();
-    let (code, said) = validate(&[path("good.conf")]);
-    assert!(code == Some(0) && said.ends_with("good.conf: valid\n"), "{said}");
-    let (code, said) = validate(&[path("bad.conf")]);
-    assert!(code == Some(1) && said.contains("chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean"), "{said}");
+    let (code, stderr) = validate(&[path("good.conf")]);
+    assert!(code == Some(0) && stderr.ends_with("good.conf: valid\n"), "{stderr}");
+    let (code, stderr) = validate(&[path("bad.conf")]);
+    assert!(
+        code == Some(1) && stderr.contains("chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean"),
+        "{stderr}"
+    );
     assert_eq!(validate(&[path("bad.conf"), format!("--bin-dir={}", path("bin"))]).0, Some(0));
-    let (code, said) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
-    let report: Value = serde_json::from_str(&said).expect("JSON");
+    let (code, stderr) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
+    let report: Value = serde_json::from_str(&stderr).expect("JSON");
     assert_eq!(
         (code, &report["valid"], &report["configurations"][0]["valid"]),
         (Some(1), &json!(false), &json!(false))
@@ -377,9 +381,9 @@ fn a_kubeconfig_that_the_plugin_could_not_use_is_refused_whoever_names_it() {
             ([config.clone(), "--agent-namespace=a".to_owned()], "--config: kubernetes.kubeconfig "),
         ] {
             let output = scene.run("install", &arguments.each_ref().map(String::as_str));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-            assert!(said.contains(&format!("{place}{path}")) && said.contains(cause), "{arguments:?}: {said}");
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+            assert!(stderr.contains(&format!("{place}{path}")) && stderr.contains(cause), "{arguments:?}: {stderr}");
         }
     }
     assert_eq!(before(), untouched);
@@ -409,14 +413,14 @@ fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
     ] {
         scene.write("config.json", &keys.to_string());
         let output = scene.run("install", &[&config]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && said.contains(why), "{keys}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && stderr.contains(why), "{keys}: {stderr}");
     }
     scene.write("config.json", r#"{"chian": []}"#);
     let output = scene.run("install", &[&config]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.contains("warning: chian: unknown key") && said.contains("did you mean \"chain\"?"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("warning: chian: unknown key") && stderr.contains("did you mean \"chain\"?"), "{stderr}");
 }
 
 #[test]
@@ -434,17 +438,17 @@ fn unusable_credentials_are_refused_unless_allowed() {
     ] {
         for more in [&[flag][..], &[flag, "--dry-run"]] {
             let output = scene.run("install", more);
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(2), "{said}");
-            assert!(said.contains(&flag.replace('=', " ")) && said.contains(cause), "{said}");
-            assert!(said.contains("--allow-missing-credentials"), "{said}");
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{stderr}");
+            assert!(stderr.contains(&flag.replace('=', " ")) && stderr.contains(cause), "{stderr}");
+            assert!(stderr.contains("--allow-missing-credentials"), "{stderr}");
         }
     }
     for (flag, cause) in
         [("--kubeconfig=/etc/wrong.conf", "context"), ("--kubeconfig=/etc/broken.conf", "unclosed bracket")]
     {
-        let said = scene.ends(2, "install", &[flag]);
-        assert!(said.contains(&flag.replace('=', " ")) && said.contains(cause), "{said}");
+        let stderr = scene.ends(2, "install", &[flag]);
+        assert!(stderr.contains(&flag.replace('=', " ")) && stderr.contains(cause), "{stderr}");
     }
     assert_eq!(scene.files(), before, "nothing has changed");
     scene.ok("install", &["--kubeconfig=/etc/missing.conf", "--allow-missing-credentials"]);
@@ -519,12 +523,12 @@ fn the_administrators_node_configuration_is_restored_and_an_edited_one_stays() {
     fs::remove_file(scene.path(NODE)).expect("removed");
     scene.ok("install", &[]);
     scene.write(NODE, own);
-    let said = scene.fails("uninstall", &[]);
+    let stderr = scene.fails("uninstall", &[]);
     assert!(
-        said.contains(
+        stderr.contains(
             "/var/lib/cni/detour/node.json is not reverted: another process changed it after the installation"
         ),
-        "{said}"
+        "{stderr}"
     );
     assert_eq!(scene.read(NODE), own);
 }
@@ -544,9 +548,9 @@ fn a_program_directory_of_another_user_causes_a_warning() {
     fs::create_dir_all(scene.path("opt/cni/bin")).expect("made");
     std::os::unix::fs::chown(scene.path("opt/cni/bin"), Some(1001), None).expect("root");
     let output = scene.run("install", &[]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("opt/cni/bin is owned by UID 1001"), "{said}");
-    assert!(said.contains("run on the node: chown -R root:root /opt/cni/bin"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && stderr.contains("opt/cni/bin is owned by UID 1001"), "{stderr}");
+    assert!(stderr.contains("run on the node: chown -R root:root /opt/cni/bin"), "{stderr}");
 }
 
 #[test]
@@ -554,10 +558,10 @@ fn another_mesh_plugin_in_the_list_causes_a_warning() {
     let list = json!({"name": "n", "plugins": [{"type": "a"}, {"type": "istio-cni"}]}).to_string();
     let scene = Scene::with("both", "10-x.conflist", &list);
     let output = scene.run("install", &[]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && said.contains("plugin \"istio-cni\" in the same list also redirects traffic"),
-        "{said}"
+        output.status.success() && stderr.contains("plugin \"istio-cni\" in the same list also redirects traffic"),
+        "{stderr}"
     );
 }
 
@@ -569,8 +573,8 @@ fn the_installation_log_is_private_and_an_invalid_one_is_reported() {
     let log: Value = scene.json("var/lib/cni/detour/install.json");
     assert!(log["lists"].get("/etc/cni/net.d/10-calico.conflist").is_some(), "{log}");
     scene.write("var/lib/cni/detour/install.json", "{");
-    let said = scene.fails("uninstall", &[]);
-    assert!(said.contains("/var/lib/cni/detour/install.json: invalid installation log"), "{said}");
+    let stderr = scene.fails("uninstall", &[]);
+    assert!(stderr.contains("/var/lib/cni/detour/install.json: invalid installation log"), "{stderr}");
     let output = scene.run("install", &[]);
     assert!(
         output.status.success()
@@ -620,9 +624,9 @@ fn a_root_that_is_missing_is_refused_and_not_created() {
     for command in ["install", "agent", "uninstall", "doctor"] {
         let output =
             Command::new(program()).args([command, "--root"]).arg(&root).env_clear().output().expect("it starts");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
-        assert!(said.contains(&format!("--root {}: expected a directory", root.display())), "{command}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command}: {stderr}");
+        assert!(stderr.contains(&format!("--root {}: expected a directory", root.display())), "{command}: {stderr}");
         assert!(!root.exists(), "{command}");
     }
 }
@@ -630,11 +634,11 @@ fn a_root_that_is_missing_is_refused_and_not_created() {
 #[test]
 fn a_wrong_flag_of_the_agent_is_a_usage_error() {
     let scene = Scene::new("usage");
-    for (arguments, said) in [
+    for (arguments, expected) in [
         (&["--log-level=verbose"][..], "accepted: none, error, warn, info, debug"),
         (&["--plugin-service-account=p"], "in which namespace? --agent-namespace NAME"),
     ] {
         let stderr = scene.ends(2, "agent", arguments);
-        assert!(stderr.contains(said), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
 }

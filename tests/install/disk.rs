@@ -11,17 +11,17 @@ fn after_mount(scene: &Scene, mount: &str) -> String {
         .arg(format!("set -e; cd {}; {mount}; exec {} {arguments}", scene.root.display(), program().display()))
         .output()
         .expect("unshare starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    said
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    stderr
 }
 
 #[test]
 fn a_full_disk_is_reported_and_no_configuration_changes() {
     let scene = Scene::with("full", "10-calico.conflist", CALICO);
-    let said = after_mount(&scene, "mkdir -p opt/cni/bin; mount -t tmpfs -o size=64k none opt/cni/bin");
-    assert!(said.contains("can't write /opt/cni/bin/detour: No space left on device"), "{said}");
-    assert!(said.contains("free some space"), "{said}");
+    let stderr = after_mount(&scene, "mkdir -p opt/cni/bin; mount -t tmpfs -o size=64k none opt/cni/bin");
+    assert!(stderr.contains("can't write /opt/cni/bin/detour: No space left on device"), "{stderr}");
+    assert!(stderr.contains("free some space"), "{stderr}");
     assert_eq!(scene.read("etc/cni/net.d/10-calico.conflist"), CALICO);
 }
 
@@ -37,16 +37,17 @@ fn a_full_disk_leaves_no_temporary_file() {
         .arg(format!("cd {}; {fill}; {look}; {} {arguments}", scene.root.display(), program().display()))
         .output()
         .expect("unshare starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("can't write /etc/cni/net.d/10-x.conflist: No space left on device"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("can't write /etc/cni/net.d/10-x.conflist: No space left on device"), "{stderr}");
     assert_eq!(scene.read("seen"), "10-x.conflist\nfiller\n");
 }
 
 #[test]
 fn a_read_only_directory_is_reported() {
     let scene = Scene::with("read-only", "10-calico.conflist", CALICO);
-    let said = after_mount(&scene, "mount --bind etc/cni/net.d etc/cni/net.d; mount -o remount,bind,ro etc/cni/net.d");
-    assert!(said.contains("can't write /etc/cni/net.d/10-calico.conflist: Read-only file system"), "{said}");
-    assert!(said.contains("mount it writable, or select another directory"), "{said}");
+    let stderr =
+        after_mount(&scene, "mount --bind etc/cni/net.d etc/cni/net.d; mount -o remount,bind,ro etc/cni/net.d");
+    assert!(stderr.contains("can't write /etc/cni/net.d/10-calico.conflist: Read-only file system"), "{stderr}");
+    assert!(stderr.contains("mount it writable, or select another directory"), "{stderr}");
     assert_eq!(scene.read("etc/cni/net.d/10-calico.conflist"), CALICO);
 }

@@ -164,9 +164,9 @@ mod tests {
     }
 
     fn changed(change: impl Fn(&mut ObservedPod)) -> ObservedPod {
-        let mut known = meshed();
-        change(&mut known);
-        known
+        let mut observed = meshed();
+        change(&mut observed);
+        observed
     }
 
     fn suspicion(observed: &ObservedPod) -> Option<(bool, bool, bool)> {
@@ -180,31 +180,34 @@ mod tests {
 
     #[test]
     fn only_running_pods_with_a_sidecar_and_a_netns_of_their_own_are_checked() {
-        let annotate = |known: &mut ObservedPod, key: &str, value: &str| {
-            drop(known.pod.annotations.insert(key.into(), value.into()))
+        let annotate = |observed: &mut ObservedPod, key: &str, value: &str| {
+            drop(observed.pod.annotations.insert(key.into(), value.into()))
         };
         let table = [
             (meshed(), Some((false, true, true))),
-            (changed(|known| known.addresses.clear()), Some((false, false, true))),
-            (changed(|known| known.ending = true), None),
-            (changed(|known| known.pod.host_network = true), None),
-            (changed(|known| known.pod.namespace = "kube-system".into()), None),
-            (changed(|known| known.pod.containers.clear()), None),
-            (changed(|known| known.pod.annotations.clear()), Some((false, true, false))),
-            (changed(|known| annotate(known, "sidecar.istio.io/interceptionMode", "NONE")), Some((false, true, false))),
+            (changed(|observed| observed.addresses.clear()), Some((false, false, true))),
+            (changed(|observed| observed.ending = true), None),
+            (changed(|observed| observed.pod.host_network = true), None),
+            (changed(|observed| observed.pod.namespace = "kube-system".into()), None),
+            (changed(|observed| observed.pod.containers.clear()), None),
+            (changed(|observed| observed.pod.annotations.clear()), Some((false, true, false))),
             (
-                changed(|known| annotate(known, "sidecar.istio.io/interceptionMode", "wrong")),
+                changed(|observed| annotate(observed, "sidecar.istio.io/interceptionMode", "NONE")),
                 Some((false, true, false)),
             ),
             (
-                changed(|known| {
-                    known.pod.init_containers.push(Container { name: "istio-init".into(), ..Container::default() })
+                changed(|observed| annotate(observed, "sidecar.istio.io/interceptionMode", "wrong")),
+                Some((false, true, false)),
+            ),
+            (
+                changed(|observed| {
+                    observed.pod.init_containers.push(Container { name: "istio-init".into(), ..Container::default() })
                 }),
                 Some((false, true, false)),
             ),
         ];
-        for (known, wanted) in table {
-            assert_eq!(suspicion(&known), wanted, "{known:?}");
+        for (observed, expected) in table {
+            assert_eq!(suspicion(&observed), expected, "{observed:?}");
         }
     }
 
@@ -212,11 +215,11 @@ mod tests {
     fn a_plugin_with_its_own_network_is_called_for_pods_that_select_it() {
         let own = installed(LISTED, false);
         let redirectable = |networks: Option<&str>| {
-            let known = changed(|known| {
+            let observed = changed(|observed| {
                 let networks = networks.map(|text| ("k8s.v1.cni.cncf.io/networks".to_owned(), text.to_owned()));
-                known.pod.annotations.extend(networks);
+                observed.pod.annotations.extend(networks);
             });
-            suspect(&Criteria::default(), &own, &known).expect("it has a sidecar").redirectable
+            suspect(&Criteria::default(), &own, &observed).expect("it has a sidecar").redirectable
         };
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
@@ -227,7 +230,7 @@ mod tests {
     fn a_failed_validation_is_recognized_by_the_criteria() {
         let usual = Criteria::default();
         let any = Criteria { annotation: String::new(), container: String::new(), exit_code: 0, ..usual.clone() };
-        let said = Criteria { message: " no rules\n".into(), ..usual.clone() };
+        let with_message = Criteria { message: " no rules\n".into(), ..usual.clone() };
         let table = [
             (&usual, ended("istio-validation", false, Some(126), ""), true),
             (&usual, ended("istio-validation", true, Some(126), ""), false),
@@ -236,17 +239,17 @@ mod tests {
             (&usual, ended("other", false, Some(126), ""), false),
             (&any, ended("other", false, Some(1), "any text"), true),
             (&any, ended("other", true, None, ""), false),
-            (&said, ended("istio-validation", false, Some(126), "no rules"), true),
-            (&said, ended("istio-validation", false, Some(126), "something else"), false),
+            (&with_message, ended("istio-validation", false, Some(126), "no rules"), true),
+            (&with_message, ended("istio-validation", false, Some(126), "something else"), false),
         ];
-        for (criteria, ended, wanted) in table {
-            let known = changed(|known| known.ended_init_containers.push(ended.clone()));
-            let suspicion = suspect(criteria, &installed(LISTED, true), &known).expect("it has a sidecar");
-            assert_eq!(suspicion.validation_failed, wanted, "{criteria:?} {ended:?}");
+        for (criteria, ended, expected) in table {
+            let observed = changed(|observed| observed.ended_init_containers.push(ended.clone()));
+            let suspicion = suspect(criteria, &installed(LISTED, true), &observed).expect("it has a sidecar");
+            assert_eq!(suspicion.validation_failed, expected, "{criteria:?} {ended:?}");
         }
-        let bare = changed(|known| {
-            known.pod.annotations.clear();
-            known.ended_init_containers.push(ended("istio-validation", false, Some(126), ""));
+        let bare = changed(|observed| {
+            observed.pod.annotations.clear();
+            observed.ended_init_containers.push(ended("istio-validation", false, Some(126), ""));
         });
         assert_eq!(suspicion(&bare), Some((false, true, false)), "it was never injected");
     }
