@@ -253,7 +253,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 work=$(mktemp -d)
 
-say "building (the first time: four to five minutes on two cores)"
+say "building (the first time: several minutes)"
 build_static release --bin detour
 build_static release --example probe --example measure
 built="$(target_directory)/$target/release"
@@ -263,7 +263,7 @@ start_api
 start_agent
 record_rules
 
-say "measuring: $rounds rounds of $contenders contenders, about two seconds per round"
+say "measuring: $rounds rounds of $contenders contenders"
 for ((round = 0; round < rounds; round++)); do
     for ((turn = 0; turn < contenders; turn++)); do
         make_pod_netns

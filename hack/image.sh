@@ -89,7 +89,7 @@ declare -A emulators
 for architecture in "${architectures[@]}"; do
     build_for "$architecture"
     emulators[$architecture]=$emulator
-    say "building for linux/$architecture (the first time: about three minutes on two cores)"
+    say "building for linux/$architecture (the first time: several minutes)"
     build_static release --bin detour
     pack "$architecture" "$directory/$target/release/detour"
 done
