@@ -21,7 +21,7 @@ fi
 
 render() {
     local platform=$1
-    echo "# Rendered from manifests/chart by hack/manifests.sh for $platform: change that, not this."
+    echo "# Rendered from manifests/chart by hack/manifests.sh for $platform. Do not edit."
     echo "# Chart: $(digest)"
     "$(tools_directory)/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
 }
