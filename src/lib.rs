@@ -117,6 +117,9 @@ pub mod pod;
 pub mod policy;
 pub mod printable;
 pub mod sandbox;
+#[cfg(test)]
+#[path = "../tests/scratch/directory.rs"]
+mod scratch;
 pub mod state;
 pub mod streams;
 pub mod suggest;

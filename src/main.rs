@@ -28,7 +28,9 @@ fn main() -> ExitCode {
         answer(plugin::call(env::vars_os(), Stdin::default(), &file_name(&program)))
     } else if arguments.len() == 0 {
         let about = format!("CNI plugin detour v{}\n{}", env!("CARGO_PKG_VERSION"), protocols());
-        print(Stderr, &Text::lines(&about), ExitCode::SUCCESS)
+        // Runtimes' tools read stderr; a person reads the help.
+        print(Stderr, &Text::lines(&about), ExitCode::SUCCESS);
+        cli::help()
     } else {
         cli::run()
     }

@@ -6,8 +6,9 @@ use detour_cni::pod::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 const VERSIONS: [&str; 4] = ["1.26", "1.27", "1.28", "1.31"];
 const PLATFORMS: [&str; 2] = ["openshift", "kubernetes"];
@@ -27,12 +28,20 @@ fn all_pods() -> impl Iterator<Item = (String, Value)> {
     names.map(|(version, platform)| (format!("{version}-{platform}"), injected(version, platform)))
 }
 
+/// The sample configuration in a plugin list, which applies to every pod.
+static CONFIGURATION: LazyLock<PathBuf> = LazyLock::new(|| {
+    let plugin: Value = serde_json::from_str(&read("conf/openshift-istio-cni.conf")).expect("JSON");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control-plane.conflist");
+    let list = json!({"cniVersion": "0.3.1", "name": "node", "plugins": [plugin]});
+    std::fs::write(&path, list.to_string()).expect("writable");
+    path
+});
+
 /// `detour explain -o json`.
 fn explain(pod: &Value) -> Value {
-    let conf = Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/openshift-istio-cni.conf");
     let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
         .args(["explain", "-o", "json", "-f", "-", "--config"])
-        .arg(&conf)
+        .arg(&*CONFIGURATION)
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

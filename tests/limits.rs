@@ -1,6 +1,10 @@
 //! Inputs without an end and outputs that are not read: the plugin and the agent end the wait, and their
 //! memory stays bounded.
 
+#[path = "scratch/directory.rs"]
+mod directory;
+
+use directory::Directory;
 use nix::fcntl::OFlag;
 use serde_json::{Value, json};
 use std::fs::{self, OpenOptions};
@@ -8,7 +12,6 @@ use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -154,10 +157,9 @@ fn a_stderr_of_a_delegate_that_is_passed_on_delays_no_answer() {
     let mut conf: Value = serde_json::from_str(&conf()).expect("JSON");
     conf["chain"] = json!([{"type": "noisy"}]);
     let (_reader, writer) = full_pipe();
-    let mut process = call("ADD").env("CNI_PATH", &directory).stderr(writer).spawn().expect("it starts");
+    let mut process = call("ADD").env("CNI_PATH", &*directory).stderr(writer).spawn().expect("it starts");
     process.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes()).expect("written");
     let (status, _) = end(&mut process);
-    fs::remove_dir_all(directory).expect("removed");
     assert!(status.success(), "{:?}", error(&mut process));
 }
 
@@ -168,10 +170,8 @@ fn a_stdout_that_is_not_read_is_a_failure() {
     assert_eq!(end(&mut process).0.code(), Some(1));
 }
 
-fn directory(name: &str) -> PathBuf {
-    let directory = std::env::temp_dir().join(format!("detour-limits-{name}-{}", std::process::id()));
-    fs::create_dir_all(&directory).expect("made");
-    directory
+fn directory(name: &str) -> Directory {
+    Directory::new(&format!("limits-{name}"))
 }
 
 /// A server that answers each request with `head` and then `piece` again and again, as one chunk each.
@@ -228,7 +228,6 @@ fn a_response_without_an_end_is_read_to_its_limit() {
         assert!(code == 7 && text.contains(expected) && text.contains("pod shop/web-0"), "{text}");
         assert!(!text.contains("s3cr3t") && !text.contains("admin"), "{text}");
         assert!(memory < MEMORY, "{memory} KiB");
-        fs::remove_dir_all(directory).expect("removed");
     }
 }
 
@@ -264,6 +263,5 @@ fn an_agent_reads_no_more_of_a_list_than_a_page() {
     }
     process.kill().expect("a child");
     process.wait().expect("a child");
-    fs::remove_dir_all(root).expect("removed");
     assert!(wanted.is_empty(), "{wanted:?} in {seen:#?}");
 }

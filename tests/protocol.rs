@@ -82,10 +82,12 @@ fn conf(version: &str) -> String {
 }
 
 #[test]
-fn without_a_command_it_says_what_it_is() {
+fn without_a_command_it_says_what_it_is_and_prints_the_help() {
     for environment in [&[][..], &[("CNI_COMMAND", "")]] {
         let output = run(environment, &[], Stdio::null());
-        silent(&output);
+        succeeds(&output);
+        let help = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(help.contains("Usage: detour <COMMAND>") && help.contains("detour explain -f pod.yaml"), "{help}");
         let about = String::from_utf8(output.stderr).expect("UTF-8");
         let lines: Vec<_> = about.lines().collect();
         assert!(lines[0].starts_with("CNI plugin detour v"), "{about}");

@@ -1,5 +1,9 @@
 //! STATUS, from outside: 0 where an ADD could be served, 50 and the reason where not.
 
+#[path = "scratch/directory.rs"]
+mod directory;
+
+use directory::Directory;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -32,10 +36,8 @@ fn refused(conf: Value) -> String {
 
 #[test]
 fn all_is_well_with_facts_at_hand_or_without_need_of_them() {
-    let manifests = std::env::temp_dir().join(format!("detour-status-{}", std::process::id()));
-    std::fs::create_dir_all(&manifests).expect("made");
-    assert_eq!(status(json!({"kubernetes": {"manifests_dir": manifests}})), (Some(0), String::new()));
-    std::fs::remove_dir(&manifests).expect("removed");
+    let manifests = Directory::new("status");
+    assert_eq!(status(json!({"kubernetes": {"manifests_dir": &*manifests}})), (Some(0), String::new()));
     assert_eq!(status(json!({"chain": [{"type": "uid-exclude", "uids": [1337]}]})), (Some(0), String::new()));
 }
 
@@ -52,8 +54,7 @@ fn what_stands_in_the_way_is_named() {
 /// Such a node would be NotReady, so that the agent's pod, which writes the kubeconfig, could not start.
 #[test]
 fn what_the_agent_of_the_node_repairs_does_not_fail() {
-    let directory = std::env::temp_dir().join(format!("detour-status-agent-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).expect("made");
+    let directory = Directory::new("status-agent");
     let written = |name: &str, text: &str| {
         std::fs::write(directory.join(name), text).expect("writable");
         directory.join(name)
@@ -90,12 +91,12 @@ fn what_the_agent_of_the_node_repairs_does_not_fail() {
     assert!(refused(json!({"kubernetes": agents[0], "ambient_enabled": true})).contains("ambient_enabled"));
     let (exit, stdout) = status(json!({"kubernetes": agents[0], "chain": [{"type": "no-such-plugin"}]}));
     assert!(exit == Some(1) && stdout.contains("\"code\":50") && stdout.contains("no-such-plugin"), "{stdout}");
-    std::fs::remove_dir_all(&directory).expect("removed");
 }
 
 #[test]
 fn an_api_that_refuses_the_connection_is_named_within_two_seconds() {
-    let kubeconfig = std::env::temp_dir().join(format!("detour-status-{}.kubeconfig", std::process::id()));
+    let directory = Directory::new("status-kubeconfig");
+    let kubeconfig = directory.join("kubeconfig");
     let text = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
@@ -105,5 +106,4 @@ fn an_api_that_refuses_the_connection_is_named_within_two_seconds() {
     std::fs::write(&kubeconfig, text.to_string()).expect("writable");
     let details = refused(json!({"kubernetes": {"kubeconfig": kubeconfig}}));
     assert!(details.contains("http://127.0.0.1:1"), "{details}");
-    std::fs::remove_file(&kubeconfig).expect("removable");
 }

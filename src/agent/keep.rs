@@ -4,9 +4,11 @@ use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::{Configuration, Desired, Error, Node, Plan, reconcile, undo::undo};
 use super::metrics::Metrics;
+use super::own_pod::OwnPod;
 use super::services::Services;
 use super::stability::{HOLD, Stability};
 use super::watch::{Watch, Woken};
+use crate::cluster::Event;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -60,6 +62,8 @@ pub struct Job<'a> {
     pub metrics: Metrics,
     /// What is done beside, where the node's name is known.
     pub services: Option<Services>,
+    /// The agent's own pod, for Events of a configuration that is refused.
+    pub own_pod: Option<OwnPod>,
 }
 
 /// Where this agent stands among those of the node.
@@ -121,6 +125,8 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         Some(services) => Some(services.start(job.node, &job.metrics)?),
         None => None,
     };
+    let events = job.own_pod.as_ref().map(OwnPod::events).transpose();
+    let mut events = events.map_err(|error| format!("no thread for Events: {error}"))?;
     let (mut stability, mut said) = (Stability::default(), Said::default());
     let (mut standing, mut present) = (Standing::New, None);
     loop {
@@ -134,6 +140,7 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             present = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
             job.node.forget_absent();
         }
+        let unusable = desired.as_ref().err().cloned();
         let turn = job.turn(desired, standing);
         standing = match turn {
             Turn::Yields(_) => Standing::Yielded,
@@ -150,6 +157,9 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
         // The plugin works as before, so the taint does not come back.
         health.tell(readiness.obstacle().or_else(|| refused.clone()), time + SLACK);
         said.refused(refused.as_deref());
+        if let Some(events) = &mut events {
+            events.tell(complaint(refused.as_deref(), unusable.as_deref()));
+        }
         said.report(&turn, &readiness, time);
         // After a repair it looks again: what others did meanwhile and what it did itself look alike.
         if watch.wait(time, deaf).map_err(waiting)? == Woken::ToEnd {
@@ -164,6 +174,13 @@ pub fn keep(job: &Job<'_>) -> Result<(), String> {
             return ended;
         }
     }
+}
+
+/// The Event for a configuration that is refused, or for anything else because of which nothing can be installed.
+fn complaint(refused: Option<&str>, unusable: Option<&str>) -> Option<Event> {
+    let refused = refused.map(|why| ("DetourConfigurationRefused", why));
+    let (reason, why) = refused.or(unusable.map(|why| ("DetourNotInstalled", why)))?;
+    Some(Event { warning: true, reason: reason.into(), message: why.to_owned() })
 }
 
 /// Ends the process as a failed liveness probe would: the kubelet starts the container again.

@@ -9,6 +9,7 @@
 //! | `facts` (`known`), `socket`, `calls` | what is known of the node's pods, who asks for it, and what came of their calls |
 //! | [`repair`] | pods that bypass the mesh |
 //! | [`taint`] | pods that are to wait |
+//! | `own_pod` | Events of the agent's own pod: a configuration that is refused |
 //! | `health`, `metrics` | what a kubelet and Prometheus ask |
 //! | `connections` | how many clients `health` and `socket` serve, and which of them make room for others |
 
@@ -21,6 +22,7 @@ pub mod install;
 mod keep;
 mod known;
 mod metrics;
+mod own_pod;
 mod plugin_token;
 pub mod repair;
 mod services;
@@ -33,5 +35,6 @@ pub use daemon_set::DaemonSet;
 pub use keep::{Job, OnExit, Wish, keep};
 pub use known::{EndedContainer, KnownPod};
 pub use metrics::Metrics;
+pub use own_pod::OwnPod;
 pub use plugin_token::PluginToken;
 pub use services::Services;

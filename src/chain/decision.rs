@@ -131,8 +131,10 @@ const RULES: [Rule; 7] = [
     },
     Rule {
         wanted: "injection is not refused",
-        found: |pod| said(INJECT, inject(pod)),
-        why_not: |pod| (inject(pod).and_then(parse_bool) == Some(false)).then_some(Reason::InjectionRefused),
+        found: |pod| said(INJECT, inject(pod).map(|(_, value)| value)),
+        why_not: |pod| {
+            (inject(pod).and_then(|(_, value)| parse_bool(value)) == Some(false)).then_some(Reason::InjectionRefused)
+        },
     },
     Rule {
         wanted: "Istio's injector has seen it",
@@ -148,9 +150,19 @@ fn is_istio_init(container: &Container) -> bool {
     container.name == "istio-init"
 }
 
-/// The label or, where there is none, the annotation.
-fn inject(pod: &Pod) -> Option<&str> {
-    pod.labels.get(INJECT).or_else(|| pod.annotations.get(INJECT)).map(String::as_str)
+/// The label or, if it is missing, the annotation: for messages, and its value.
+pub(super) fn inject(pod: &Pod) -> Option<(Inject, &str)> {
+    let label = pod.labels.get(INJECT).map(|value| (Inject("label"), value.as_str()));
+    label.or_else(|| Some((Inject("annotation"), pod.annotations.get(INJECT)?)))
+}
+
+/// What of a pod has the key `sidecar.istio.io/inject`.
+pub(super) struct Inject(&'static str);
+
+impl fmt::Display for Inject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {INJECT:?}", self.0)
+    }
 }
 
 fn said(key: &str, value: Option<&str>) -> String {

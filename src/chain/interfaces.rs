@@ -1,11 +1,9 @@
 //! Lists of interface names.
 
-use crate::cni::{Error, List};
+use crate::cni::{Error, List, is_interface_of_rules};
 
-const ACCEPTED: &str = "names of interfaces: up to 15 of a-z, A-Z, 0-9, _, . and -, the first none of the last two";
-
-/// The longest name that the kernel takes (`IFNAMSIZ`, less the terminator).
-const LONGEST: usize = 15;
+const ACCEPTED: &str = "names of interfaces: up to 15 of a-z, A-Z, 0-9, _, . and -, the first none of the last two \
+                        (no alias such as eth0:7: name its interface, eth0)";
 
 /// The list, in its order, none twice. What a name may be is what Istio allows
 /// (`pkg/util/net/ip.go`: `interfaceNameRegex`), so neither iptables' `+` nor an alias's `:`.
@@ -15,7 +13,7 @@ pub(super) fn parse(list: &List) -> Result<Vec<String>, Error> {
 
 fn is_name(text: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
-    text.len() <= LONGEST
+    is_interface_of_rules(text)
         && text.bytes().next().is_some_and(plain)
         && text.bytes().all(|c| plain(c) || matches!(c, b'.' | b'-'))
 }

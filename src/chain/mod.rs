@@ -6,6 +6,7 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `sub_plugin`, `note` | the blocks of a chain, and what of the pod's wishes is not heard |
+//! | `unknown_annotations` | which annotations look like Istio's or detour's and are neither |
 //! | `decision` | who is redirected |
 //! | `origin` | where each setting and exclusion comes from |
 //! | `istio_redirect` | the redirection, from four layers of `settings`: the block, `proxy_container`, `args.cni`, `istio_annotations` |
@@ -40,12 +41,14 @@ mod secondary;
 mod settings;
 mod sub_plugin;
 mod uid_exclude;
+mod unknown_annotations;
 
 pub use decision::{Considered, Decision, Reason, considered};
 pub use ids::namespace_uids;
 pub use note::{Note, Severity};
 pub use origin::{Origins, Source};
 pub use sub_plugin::SubPlugin;
+pub use unknown_annotations::{Ignored, ignored};
 
 use crate::cni::{Block, Code, Error, Reader, at_most};
 use crate::pod::Facts;
@@ -154,6 +157,7 @@ pub fn run(chain: &[Block], input: &Input<'_>) -> Result<Output, Error> {
             policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
         }
         notes.extend(note::unheard(&chain, input));
+        notes.extend(note::misspelled(input));
     }
     let policy = policy.union(&Policy::default()).map_err(internal)?;
     Ok(Output { policy, decision, origins, notes: note::each_once(notes) })

@@ -3,6 +3,8 @@
 use super::Input;
 use super::annotation::Annotation;
 use super::sub_plugin::{Chain, SubPlugin};
+use crate::cni::SUB_PLUGINS;
+use crate::suggest::closest;
 use std::collections::HashSet;
 
 /// A line for the log and for `explain`.
@@ -52,6 +54,17 @@ pub(super) fn unheard(chain: &Chain, input: &Input<'_>) -> Vec<Note> {
         }
     }
     notes
+}
+
+/// Keys of `args.cni` that are no sub-plugin's, and resemble one. Other plugins read other keys there.
+pub(super) fn misspelled(input: &Input<'_>) -> impl Iterator<Item = Note> {
+    /// The most keys that are compared: the pod decides how many there are.
+    const COMPARED: usize = 32;
+    let others = input.args.keys().filter(|key| !SUB_PLUGINS.contains(&key.as_str()));
+    others.take(COMPARED).filter_map(|key| {
+        let meant = closest(key, SUB_PLUGINS)?;
+        Some(Note::warning(format!("args.cni.{key}: unknown, ignored; did you mean {meant:?}?")))
+    })
 }
 
 /// The same notes, each where it comes first.

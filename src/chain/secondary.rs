@@ -1,7 +1,7 @@
 //! The interfaces of a pod's secondary networks, as far as the pod tells: from the networks that it
 //! selects, before Multus makes them, and from what Multus wrote down when it had.
 
-use crate::cni::check_interface_name;
+use crate::cni::{DEFAULT_INTERFACE, is_interface_of_rules};
 use crate::networks::{interface_names, networks};
 use crate::pod::Pod;
 use serde::Deserialize;
@@ -10,9 +10,6 @@ use std::collections::BTreeSet;
 /// What Multus writes down of each interface (the NetworkAttachmentDefinition client's
 /// `NetworkStatus`).
 const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-
-/// The cluster network's interface; kubelet's runtimes give it no other name.
-const DEFAULT: &str = "eth0";
 
 #[derive(Deserialize)]
 struct Status {
@@ -28,7 +25,7 @@ pub(super) fn interfaces(pod: &Pod) -> Vec<String> {
     let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
     let status: Vec<Status> = serde_json::from_str(status).unwrap_or_default();
     names.extend(status.into_iter().filter(|s| !s.default).map(|s| s.interface));
-    names.into_iter().filter(|name| name != DEFAULT && check_interface_name(name).is_ok()).collect()
+    names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_interface_of_rules(name)).collect()
 }
 
 /// An attachment without an interface of its own, this plugin's for one, takes a name, too; that
@@ -38,7 +35,7 @@ fn selected(pod: &Pod) -> Vec<String> {
     let all: Vec<_> = std::iter::once((String::new(), None))
         .chain(selections.iter().map(|selection| (selection.place.clone(), Some(selection))))
         .collect();
-    interface_names(DEFAULT, &all).unwrap_or_default().split_off(1.min(all.len()))
+    interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().split_off(1.min(all.len()))
 }
 
 #[cfg(test)]
@@ -65,5 +62,13 @@ mod tests {
         assert_eq!(of(&[(NETWORK_STATUS, status)]), ["net7"]);
         assert!(of(&[(NETWORK_STATUS, "[{\"interface\":\"a/b\"}]")]).is_empty());
         assert!(of(&[(NETWORK_STATUS, "no JSON")]).is_empty());
+        assert_eq!(of(&[(NETWORK_STATUS, r#"[{"interface":"net1:7"},{"interface":"net2"}]"#)]), ["net2"]);
+    }
+
+    /// Else the pod's author would exempt `eth0`, too, even where the node pins its policy.
+    #[test]
+    fn a_name_that_iptables_takes_for_a_prefix_is_none_and_lo_is_none() {
+        assert_eq!(of(&[("k8s.v1.cni.cncf.io/networks", "a@eth+,b@+,c@data0,d@lo")]), ["data0"]);
+        assert!(of(&[(NETWORK_STATUS, r#"[{"interface":"eth+"}]"#)]).is_empty());
     }
 }

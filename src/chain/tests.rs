@@ -159,6 +159,18 @@ fn pod_overrides_false_pins_what_the_administrator_wrote() {
 }
 
 #[test]
+fn a_misspelled_sub_plugin_in_the_pods_arguments_is_a_warning() {
+    let args = json!({"uid-exclud": {"uids": [7]}, "ips": [], "ISTIO-REDIRECT": {}});
+    let output = chain(all_three()).args(args).output();
+    let texts: Vec<_> = output.notes.iter().map(|note| (note.severity, note.text.as_str())).collect();
+    let wanted = [
+        (Severity::Warning, "args.cni.uid-exclud: unknown, ignored; did you mean \"uid-exclude\"?"),
+        (Severity::Warning, "args.cni.ISTIO-REDIRECT: unknown, ignored; did you mean \"istio-redirect\"?"),
+    ];
+    assert_eq!(texts, wanted);
+}
+
+#[test]
 fn wishes_that_no_block_is_for_are_reported() {
     let scenario = chain(json!([{"type": "uid-exclude"}])).annotated(DNS, "nonsense").annotated(EXCLUDE_INBOUND, "x");
     let output = scenario.args(json!({"istio-redirect": {}, "dns-exclude": 1, "ips": []})).output();

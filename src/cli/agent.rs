@@ -1,14 +1,16 @@
 //! `detour agent`.
 
+use super::Failure;
 use super::install::{PROGRAM_FILE, Wanted, program};
 use super::repair::Repair;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
-use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, PluginToken, Services, Wish, keep};
+use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, OwnPod, PluginToken, Services, Wish, keep};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
+use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::read_trusted;
 use std::cell::RefCell;
 use std::env;
@@ -32,7 +34,8 @@ Examples:
 It installs as `detour install` does, with the same flags, and again whenever the program, the
 kubeconfig, the configuration, this pod's token or the file of --config change. A file of --config
 that the plugin would refuse changes nothing: the last accepted one stays in use, and /readyz, the
-log and the metric detour_configuration_refused report the new one. SIGTERM ends it. The plugin
+log, the metric detour_configuration_refused and an Event of the agent's pod (POD_NAME, POD_UID and
+POD_NAMESPACE name it) report the new one. SIGTERM ends it. The plugin
 stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away,
 `auto` does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a
 node, as there are in an upgrade, the later one does the work.
@@ -51,7 +54,8 @@ and the rules are read back. Each pod gets an Event of it. A pod is tried five t
 With --health-address the agent ends with exit code 1 if the file system has not answered for two
 minutes, so that it is started again.
 
-Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage.";
+Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage or input. A file
+of --config or --kubeconfig that is missing or wrong does not end it: /readyz and the log report it.";
 
 /// The agent's own kubeconfig has a few KiB.
 const LARGEST_KUBECONFIG: u64 = 1 << 20;
@@ -122,6 +126,11 @@ enum Exit {
     Auto,
 }
 
+/// What is wrong with the arguments is wrong usage.
+fn usage<T>(result: Result<T>) -> Result<T, Failure> {
+    result.map_err(|why| Failure::Usage(format!("{why:#}")))
+}
+
 impl Agent {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.keep())
@@ -129,10 +138,10 @@ impl Agent {
 
     fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None, None);
-        let node = self.wanted.node();
+        let node = self.wanted.node()?;
         tracing::info!("{}", self.wanted.describe_platform(&node));
         let program = program()?;
-        let plugin_token = self.plugin_token()?;
+        let (plugin_token, on_exit) = (usage(self.plugin_token())?, usage(self.on_exit())?);
         let token = || match &plugin_token {
             None => self.wanted.token(),
             Some(token) => {
@@ -167,10 +176,11 @@ impl Agent {
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
             sources: self.wanted.sources(),
-            on_exit: self.on_exit()?,
+            on_exit,
             health_address: self.health_address,
             metrics: Metrics::default(),
             services: services.clone(),
+            own_pod: self.own_pod(),
         };
         keep(&job).map_err(|why| anyhow!(why))?;
         Ok(ExitCode::SUCCESS)
@@ -200,6 +210,14 @@ impl Agent {
         let namespace =
             namespace.with_context(|| format!("{flag} {name}: in which namespace? --agent-namespace NAME"))?;
         Ok(ObjectRef { namespace, name: name.to_owned() })
+    }
+
+    /// The agent's own pod, as the downward API names it; `None` for an agent that is started by hand.
+    fn own_pod(&self) -> Option<OwnPod> {
+        let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
+        let (namespace, name) = (self.wanted.agent_namespace()?, set("POD_NAME")?);
+        let account = self.wanted.account_for("Events of the agent's pod").ok()?;
+        Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
     }
 
     fn services(&self) -> Option<Services> {

@@ -8,7 +8,9 @@ use detour_cni::printable::Text;
 const EXAMPLES: &str = "\
 Examples:
   source <(detour completion bash)
-  detour completion zsh > ~/.zfunc/_detour";
+  detour completion zsh > ~/.zfunc/_detour
+
+Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input.";
 
 /// A script that completes commands and options in a shell
 #[derive(Debug, Args)]

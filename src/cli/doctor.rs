@@ -2,7 +2,7 @@
 
 use super::install::Place;
 use super::output::Output;
-use super::subject::present;
+use super::subject::{kubeconfig_of_environment, present};
 use super::{Answer, Failure};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{Platform, Record, Role, changed};
@@ -13,7 +13,7 @@ use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, io};
+use std::{env, fs, io};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,9 +31,9 @@ Needs root for the kernel's part and the pod's, and changes nothing. What needs 
 failed is not checked, and says so. The agent's container can do all of it while the agent repairs
 pods (the chart's repair.enabled), except read log files and the journal; its only place for a
 bundle is /run/detour, the node's own. The pod is asked for with --kubeconfig, else KUBECONFIG,
-else, in a pod, as its service account, else with the plugin's own kubeconfig, which may not see
-everything.
-Exit codes: 0 nothing failed, 1 something did, 2 wrong usage.";
+else ~/.kube/config, else, in a pod, as its service account, else with the plugin's own kubeconfig,
+which may not see everything.
+Exit codes: 0 nothing failed, 1 something did, 2 wrong usage or input.";
 
 /// A name has at most 64 bytes (gethostname(2)); hostname(5) allows comments beside it.
 const LARGEST_NAME: u64 = 4 << 10;
@@ -85,9 +85,11 @@ pub(super) struct Arguments {
 
 /// The list; exit code 1 where something failed.
 pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
-    let root = arguments.place.root();
-    if !root.is_dir() {
-        return Err(Failure::Usage(format!("--root {}: there is no such directory", root.display())));
+    arguments.place.check_root()?;
+    if let Some(path) = &arguments.conf {
+        let reached =
+            arguments.place.node().reach(path).map_err(|why| Failure::Usage(format!("--conf {path}: {why}")))?;
+        fs::metadata(reached).map_err(|why| Failure::Usage(format!("--conf {path}: {why}")))?;
     }
     if let Some(path) = &arguments.kubeconfig {
         present("--kubeconfig", path)?;
@@ -140,7 +142,7 @@ impl Arguments {
                 programs,
                 changed: found.map(|found| (!is_empty).then(|| changed(&found))).map_err(|error| error.to_string()),
             },
-            kubeconfig: self.kubeconfig.clone().or_else(of_environment),
+            kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_of_environment),
             pod: names.map(|(namespace, name)| PodRef { namespace, name, uid: None }),
             probe: self.probe,
         }
@@ -155,11 +157,6 @@ fn programs(record: &Record) -> Vec<HostPath> {
 fn conf_dir(record: &Record) -> Option<HostPath> {
     let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
     own.map(|(path, _)| path).or(record.lists.keys().next()).map(HostPath::parent)
-}
-
-/// KUBECONFIG may be a list; its first member counts.
-fn of_environment() -> Option<PathBuf> {
-    env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty())
 }
 
 /// The name that a kubelet takes unless told otherwise. The running kernel's is this process's own, which in

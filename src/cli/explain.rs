@@ -1,14 +1,15 @@
 //! `detour explain`
 
 use super::output::Output;
-use super::subject::SubjectArguments;
-use super::{Answer, Failure};
+use super::subject::{SubjectArguments, Subjects};
+use super::{Answer, Failure, complain};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native};
-use detour_cni::inspect::{explain, picture, restore_text};
+use detour_cni::inspect::{Applied, Explanations, Manifest, Subject, explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
+use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,11 +18,16 @@ Examples:
   detour explain -n shop web-0 --kubeconfig ~/.kube/config
   detour explain -f pod.yaml --config 00-detour.conf --definitions definitions/
         all attachments of the pod under a primary plugin, and what they come to
+  istioctl kube-inject -f web.yaml | detour explain -f -
+        each pod and each pod template (Deployment, CronJob, …) of lists and several documents
+  detour explain -f all.yaml deployment/web
   detour explain -f pod.yaml --rules iptables | iptables-restore --test
   detour explain -f pod.yaml --rules nft | nft --check -f -
   detour explain -f pod.yaml --format svg > web-0.svg
 
 The text of --rules iptables is for iptables-restore and ip6tables-restore: each loads its own.
+--rules and --format need one pod; name it where FILE has several. With several, -o json and -o yaml
+print a list. Istio injects pods, not Deployments: the template in the cluster has no sidecar.
 Nothing is changed, and neither root nor, with -f, a cluster is needed.
 Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage or input.";
 
@@ -59,20 +65,50 @@ enum Picture {
 
 /// The report, the rules, or the picture.
 pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
-    let subject = arguments.subject.read()?;
-    let explained = explain(&subject)?;
-    match (arguments.rules, arguments.format) {
-        (Some(dialect), _) => {
-            let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
-            let families = if ipv6 == Some(Ipv6::Off) { &[Family::Ip][..] } else { &Family::ALL };
-            let rules = Ruleset::of(&explained.policy, families);
-            let text = match dialect {
-                Dialect::Iptables => restore_text(&rules),
-                Dialect::Nft => native::text(&native::translate(&rules)),
-            };
-            Ok(Answer::fine(Text::lines(&text)))
+    let (found, conf) = match arguments.subject.read_all()? {
+        Subjects::Known(subject) => return arguments.one(&subject),
+        Subjects::Given(given) => *given,
+    };
+    let needs_one = arguments.rules.is_some() || arguments.format.is_some();
+    if needs_one || found.pods.len() == 1 {
+        let given = found.one().map_err(Failure::Input)?;
+        return arguments.one(&found.subject(given, conf)?);
+    }
+    arguments.several(&found, &conf)
+}
+
+impl Arguments {
+    /// Those that can be explained; why another can not goes to stderr.
+    fn several(&self, found: &Manifest, conf: &Applied) -> Result<Answer, Failure> {
+        let (mut explanations, mut code) = (Vec::new(), ExitCode::SUCCESS);
+        for given in &found.pods {
+            match found.subject(given, conf.clone()).and_then(|subject| explain(&subject)) {
+                Ok(explained) => explanations.push(explained.explanation),
+                Err(error) => code = complain(format_args!("{given}: {error}"), ExitCode::FAILURE),
+            }
         }
-        (None, Some(Picture::Svg)) => Ok(Answer::fine(Text::lines(&picture(&subject, &explained)))),
-        (None, None) => arguments.output.answer(&explained.explanation),
+        Ok(Answer { code, ..self.output.answer(&Explanations(explanations))? })
+    }
+
+    fn one(&self, subject: &Subject) -> Result<Answer, Failure> {
+        let explained = explain(subject)?;
+        match (self.rules, self.format) {
+            (Some(dialect), _) => {
+                let ipv6 = explained.policy.redirect().map(|redirect| redirect.ipv6);
+                let families = if ipv6 == Some(Ipv6::Off) { &[Family::Ip][..] } else { &Family::ALL };
+                if explained.policy.is_empty() {
+                    let decision = &explained.explanation.decision;
+                    complain(format_args!("pod {}: no rules: {decision}", subject.name()), ExitCode::SUCCESS);
+                }
+                let rules = Ruleset::of(&explained.policy, families);
+                let text = match dialect {
+                    Dialect::Iptables => restore_text(&rules),
+                    Dialect::Nft => native::text(&native::translate(&rules)),
+                };
+                Ok(Answer::fine(Text::lines(&text)))
+            }
+            (None, Some(Picture::Svg)) => Ok(Answer::fine(Text::lines(&picture(subject, &explained)))),
+            (None, None) => self.output.answer(&explained.explanation),
+        }
     }
 }

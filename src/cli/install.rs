@@ -1,13 +1,14 @@
 //! `detour install`.
 
+use super::Failure;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::kubeconfig::{self, Credentials};
 use detour_cni::agent::install::{
     Configuration, Desired, Digest, Error, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
 };
-use detour_cni::cluster::ServiceAccount;
-use detour_cni::cni::NODE_CONFIGURATION;
+use detour_cni::cluster::{ServiceAccount, Summary};
+use detour_cni::cni::{LogLevel, NODE_CONFIGURATION};
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::{follow, read, read_trusted};
 use serde_json::{Map, Value};
@@ -31,7 +32,7 @@ changes nothing else; `detour uninstall` takes all back.
 The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
 log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
 
-Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input, no changes.";
+Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input: no changes.";
 
 /// The largest file of --config, which becomes a part of the plugin's configuration.
 const LARGEST_CONFIG: u64 = 1 << 20;
@@ -86,7 +87,7 @@ pub(super) struct Wanted {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// From which severity on the plugin logs: none, error, warn, info, debug.
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level)]
     log_level: String,
     /// Namespaces for whose pods nothing is done, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "istio-system,kube-system")]
@@ -127,6 +128,17 @@ impl Place {
         &self.root
     }
 
+    /// Checks that `--root` is a directory: with a misspelled path, the node's files would be written to a new one.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(super) fn check_root(&self) -> Result<(), Failure> {
+        if self.root.is_dir() {
+            return Ok(());
+        }
+        Err(Failure::Usage(format!("--root {}: expected a directory, found none", self.root.display())))
+    }
+
     /// The log of the installation.
     pub(super) fn log(&self) -> HostPath {
         self.state_dir.join("install.json")
@@ -147,13 +159,18 @@ fn file_name(text: &str) -> Result<String, String> {
     plain.then(|| text.to_owned()).ok_or_else(|| "accepted: the name of a file, without a directory".into())
 }
 
+fn log_level(text: &str) -> Result<String, String> {
+    let accepted = || "accepted: none, error, warn, info, debug".to_owned();
+    LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(accepted)
+}
+
 impl Install {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.install())
     }
 
     fn install(&self) -> Result<ExitCode> {
-        let node = self.wanted.node();
+        let node = self.wanted.node()?;
         let platform = Text::message(&format!("note: {}", self.wanted.describe_platform(&node)));
         crate::print(io::stderr(), &platform, ExitCode::SUCCESS);
         let program = program()?;
@@ -213,8 +230,12 @@ fn remarks(plan: &Plan) -> ExitCode {
 }
 
 impl Wanted {
-    pub(super) fn node(&self) -> Node {
-        self.place.node()
+    /// The node.
+    ///
+    /// # Errors
+    /// As [`Place::check_root`].
+    pub(super) fn node(&self) -> Result<Node, Failure> {
+        self.place.check_root().map(|()| self.place.node())
     }
 
     /// The directories of the files that are read.
@@ -289,6 +310,10 @@ impl Wanted {
                      first, or add --allow-missing-credentials"
                 )
             })?;
+        }
+        if let Some(path) = self.kubeconfig.as_ref().filter(|_| !self.allow_missing_credentials) {
+            let summary = Summary::read(self.place.root(), &node.reach(path)?);
+            summary.with_context(|| format!("--kubeconfig {path}: the plugin can't use it"))?;
         }
         Ok(())
     }
@@ -380,6 +405,6 @@ impl Wanted {
     fn read(&self, name: &str) -> Result<Vec<u8>> {
         let path: &Path = &self.service_account.join(name);
         let read = read_trusted(path, LARGEST_CREDENTIAL);
-        read.with_context(|| format!("{}: the service account's file can't be read", path.display()))
+        read.with_context(|| format!("--service-account: {}: the file can't be read", path.display()))
     }
 }

@@ -16,7 +16,7 @@ mod uninstall;
 mod validate;
 mod version;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use detour_cni::printable::{Text, without_userinfo};
 use failure::Failure;
 use std::fmt::Display;
@@ -74,6 +74,11 @@ impl Answer {
     }
 }
 
+/// Prints the help.
+pub(crate) fn help() -> ExitCode {
+    say(&Text::lines(&Cli::command().render_help().to_string()), ExitCode::SUCCESS)
+}
+
 /// Runs the command that the arguments ask for.
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -107,7 +112,10 @@ pub(crate) fn run() -> ExitCode {
 
 /// The exit code of a command; what kept it from its end goes to stderr.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| complain(format_args!("{error:#}"), ExitCode::FAILURE))
+    result.unwrap_or_else(|error| {
+        let code = error.downcast_ref().map_or(ExitCode::FAILURE, Failure::code);
+        complain(format_args!("{error:#}"), code)
+    })
 }
 
 /// Writes the answer to stdout; the exit code is `code` where that works.
@@ -131,7 +139,6 @@ fn complain(why: impl Display, code: ExitCode) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     /// What is wider is wrapped: prose becomes ragged, and a command that is broken in two can't be copied.
     #[test]
@@ -152,6 +159,8 @@ mod tests {
         for own in command.get_subcommands() {
             let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains(&format!("detour {}", own.get_name())), "{}: {help}", own.get_name());
+            let codes = help.contains("Exit codes: 0 ") && help.contains("2 wrong usage or input");
+            assert!(codes, "{}: {help}", own.get_name());
         }
     }
 }

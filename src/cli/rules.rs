@@ -5,17 +5,17 @@ use super::output::Output;
 use super::subject::ClusterArguments;
 use super::{Answer, Failure};
 use clap::{ArgGroup, Args};
-use detour_cni::inspect::RulesReport;
+use detour_cni::inspect::{RulesReport, RulesView};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  detour rules -n shop web-0                            with KUBECONFIG, or as the agent
-  detour rules -n shop web-0 --config /etc/cni/multus/net.d/istio-cni.conf
+  detour rules -n shop web-0                            with your kubeconfig, or as the agent
+  detour rules -n shop web-0 --kubeconfig /var/lib/cni/detour/kubeconfig
                                                         with the plugin's own kubeconfig
   detour rules --container 5f0c1f2ab34d                 as crictl ps prints it
   detour rules --pid \"$(pgrep -o envoy)\" -o json
-  detour rules /run/netns/cni-0c1f
+  detour rules --all /run/netns/cni-0c1f
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour rules --root /host -n shop web-0
 
 A pod or container is looked for on this node, by the results that its runtime keeps and by the
@@ -27,7 +27,7 @@ not, or can't be found or read; 2 wrong usage or input.";
 /// A pod's live rules with their counters, beside those that it should have
 ///
 /// A rule that should be there is marked as missing, one of ours that should not as extra or moved, and
-/// somebody else's as foreign.
+/// another program's as foreign. Where the rules differ, the table shows the difference.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
@@ -41,6 +41,9 @@ pub(super) struct Arguments {
     whose: LiveArguments,
     #[command(flatten)]
     cluster: ClusterArguments,
+    /// List all rules after a difference; without a difference, and for programs, all are listed anyway
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -56,7 +59,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
     let whose = whose.ok_or_else(|| Failure::Usage("name a network namespace, or a pod: -n NS POD".to_owned()))?;
     let Live { rules, netns, evidence } = arguments.whose.read(&whose, "rules")?;
     let report = RulesReport { found_by: evidence, ..rules.report(&netns) };
-    let answer = arguments.output.answer(&report)?;
+    let answer = arguments.output.answer(&RulesView { report: &report, all: arguments.all })?;
     let code = if report.as_asked == Some(false) { ExitCode::FAILURE } else { answer.code };
     Ok(Answer { code, ..answer })
 }

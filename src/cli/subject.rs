@@ -1,14 +1,15 @@
 //! Which pod, under which configuration: the arguments by which commands name them.
 
-use super::Failure;
+use super::{Failure, complain};
 use clap::Args;
 use detour_cni::cni::{Command, NetConf};
-use detour_cni::inspect::{Manifest, Subject, configuration};
+use detour_cni::inspect::{Applied, Choice, Manifest, Subject, Texts};
 use std::env;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// The configuration where none is named.
 const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
@@ -24,10 +25,12 @@ const LARGEST: u64 = 16 << 20;
 /// A pod and a configuration.
 #[derive(Debug, Args)]
 pub(super) struct SubjectArguments {
-    /// The pod's manifest, after injection; - is stdin
-    #[arg(short = 'f', long = "file", value_name = "POD.yaml", conflicts_with_all = ["pod", "namespace", "kubeconfig"])]
+    /// Manifests of pods after injection, or of objects with pod templates; - is stdin
+    ///
+    /// YAML or JSON, of one object, several documents or a list. A Namespace in it is that of its pods.
+    #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "kubeconfig")]
     file: Option<PathBuf>,
-    /// The manifest of the pod's namespace, where the pod's own file does not hold it
+    /// The manifest of the pod's namespace, if FILE does not hold it
     #[arg(long, value_name = "NS.yaml", requires = "file")]
     namespace_file: Option<PathBuf>,
     /// Manifests of the definitions that the pod's networks refer to; may be repeated
@@ -35,8 +38,8 @@ pub(super) struct SubjectArguments {
     /// Without --config, the pod's attachments are all that asks for something, as where Multus runs them.
     #[arg(long, value_name = "FILE|DIR", requires = "file")]
     definitions: Vec<PathBuf>,
-    /// The pod that is asked of the cluster
-    #[arg(value_name = "POD", requires = "namespace")]
+    /// The pod that is asked of the cluster; with -f, the one object of FILE: NAME or KIND/NAME
+    #[arg(value_name = "POD")]
     pod: Option<String>,
     #[command(flatten)]
     cluster: ClusterArguments,
@@ -47,54 +50,91 @@ pub(super) struct SubjectArguments {
 pub(super) struct ClusterArguments {
     /// The plugin's configuration, a plugin list that has it, or an ADD's stdin; - is stdin
     ///
-    /// Without it: type detour with its defaults.
+    /// A plugin list applies to every pod. The configuration of one plugin applies to pods whose annotation
+    /// k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
+    /// Without --config: type detour with its defaults, for every pod.
     #[arg(long, value_name = "CONF")]
     config: Option<PathBuf>,
-    /// The namespace of the pod that is asked of the cluster
+    /// The namespace of the pod that is asked of the cluster; with -f, of the objects that are meant
+    ///
+    /// With -f, it is also the namespace of objects that name none, as for kubectl.
     #[arg(short, long, value_name = "NS")]
     pub(super) namespace: Option<String>,
-    /// How to reach the cluster; else KUBECONFIG, else what the configuration says
+    /// How to reach the cluster; else KUBECONFIG, ~/.kube/config, what the configuration says
     #[arg(long, value_name = "PATH")]
     kubeconfig: Option<PathBuf>,
 }
 
+/// Pods of manifests, or the pod that the cluster knows, and the configuration.
+pub(super) enum Subjects {
+    /// Those of manifests.
+    Given(Box<(Manifest, Applied)>),
+    /// The cluster's.
+    Known(Box<Subject>),
+}
+
 impl SubjectArguments {
+    /// Reads the files, or asks the cluster, for exactly one pod.
+    ///
+    /// # Errors
+    /// A file can't be read or understood, it holds several pods, or the cluster has no answer.
+    pub(super) fn read(&self) -> Result<Subject, Failure> {
+        match self.read_all()? {
+            Subjects::Known(subject) => Ok(*subject),
+            Subjects::Given(given) => {
+                let (found, conf) = *given;
+                Ok(found.subject(found.one().map_err(Failure::Input)?, conf)?)
+            }
+        }
+    }
+
     /// Reads the files, or asks the cluster.
     ///
     /// # Errors
     /// A file can't be read or understood, or the cluster has no answer.
-    pub(super) fn read(&self) -> Result<Subject, Failure> {
+    pub(super) fn read_all(&self) -> Result<Subjects, Failure> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
             return Err(Failure::Usage("stdin can be one of the files only".to_owned()));
         }
         match (&self.file, &self.pod) {
-            (Some(file), _) => {
+            (Some(file), name) => {
                 let plain = if self.definitions.is_empty() { PLAIN } else { ATTACHMENTS };
                 let conf = self.cluster.conf(plain)?;
-                let pod = text(file)?;
-                let mut others: Vec<PathBuf> = self.namespace_file.iter().cloned().collect();
+                let pods = text(file)?;
+                let namespace = self.namespace_file.as_ref().map(|path| Ok::<_, Failure>((path, text(path)?)));
+                let namespace = namespace.transpose()?;
+                let mut definitions = Vec::new();
                 for place in &self.definitions {
-                    others.extend(manifests(place)?);
+                    for path in manifests(place)? {
+                        definitions.push((text(&path)?, path));
+                    }
                 }
-                let others = others.into_iter().map(|path| Ok((text(&path)?, path)));
-                let others = others.collect::<Result<Vec<_>, Failure>>()?;
-                let others = others.iter().map(|(text, path)| (path.as_path(), text.as_str()));
-                let found = Manifest::read((file, &pod), others).map_err(Failure::Input)?;
-                Ok(found.subject(conf)?)
+                let texts = Texts {
+                    pods: (file, &pods),
+                    namespace: namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str())),
+                    definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
+                };
+                let choice = Choice { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
+                let found = Manifest::read(&texts, &choice).map_err(Failure::Input)?;
+                if let Some(skipped) = found.skipped() {
+                    let note = format_args!("{}: skipped, neither pod nor pod template: {skipped}", file.display());
+                    complain(note, ExitCode::SUCCESS);
+                }
+                Ok(Subjects::Given(Box::new((found, conf))))
             }
-            (None, Some(pod)) => self.cluster.subject(pod),
-            _ => Err(Failure::Usage("name a pod: -f POD.yaml, or -n NS POD".to_owned())),
+            (None, Some(pod)) => Ok(Subjects::Known(Box::new(self.cluster.subject(pod)?))),
+            _ => Err(Failure::Usage("name a pod: -f FILE, or -n NS POD".to_owned())),
         }
     }
 }
 
 impl ClusterArguments {
     /// The configuration, `plain` where none is named.
-    fn conf(&self, plain: &str) -> Result<NetConf, Failure> {
+    fn conf(&self, plain: &str) -> Result<Applied, Failure> {
         Ok(match &self.config {
-            Some(path) => configuration(path, &read(path)?).map_err(Failure::Input)?,
-            None => NetConf::parse(plain.as_bytes(), Command::Add, "detour")?,
+            Some(path) => Applied::read(path, &read(path)?).map_err(Failure::Input)?,
+            None => NetConf::parse(plain.as_bytes(), Command::Add, "detour")?.into(),
         })
     }
 
@@ -106,21 +146,29 @@ impl ClusterArguments {
         let Some(namespace) = &self.namespace else {
             return Err(Failure::Usage("name the pod's namespace with -n".to_owned()));
         };
-        Ok(Subject::of_cluster(self.conf(PLAIN)?, self.kubeconfig()?, (namespace, pod))?)
+        Ok(Subject::of_cluster(self.conf(PLAIN)?, kubeconfig(self.kubeconfig.as_deref())?, (namespace, pod))?)
     }
+}
 
-    /// KUBECONFIG may be a list; its first member counts.
-    fn kubeconfig(&self) -> Result<Option<PathBuf>, Failure> {
-        let of_environment = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
-        if let Some(path) = &self.kubeconfig {
-            present("--kubeconfig", path)?;
-        }
-        let path = self.kubeconfig.clone().or_else(of_environment);
-        let absolute = |path: PathBuf| {
-            std::path::absolute(&path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
-        };
-        path.map(absolute).transpose()
+/// The kubeconfig that the flag names, else that of the environment.
+///
+/// # Errors
+/// The flag names a missing file.
+fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    if let Some(path) = flag {
+        present("--kubeconfig", path)?;
     }
+    let absolute = |path: PathBuf| {
+        std::path::absolute(&path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+    };
+    flag.map(Path::to_owned).or_else(kubeconfig_of_environment).map(absolute).transpose()
+}
+
+/// The first file that `KUBECONFIG` lists, else `~/.kube/config` if it exists, as for kubectl.
+pub(super) fn kubeconfig_of_environment() -> Option<PathBuf> {
+    let listed = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
+    let home = || env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".kube/config"));
+    listed().or_else(|| home().filter(|path| path.is_file()))
 }
 
 /// A file or directory that a flag names must exist.

@@ -5,13 +5,16 @@ use super::output::Output;
 use super::subject::SubjectArguments;
 use super::{Answer, Failure};
 use clap::{ArgGroup, Args};
-use detour_cni::inspect::{Destination, Rulebook, Sender, explain, trace};
+use detour_cni::cni::Error;
+use detour_cni::inspect::{Destination, Named, Rulebook, Sender, explain, trace};
+use detour_cni::pod::Pod;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
   detour trace -f pod.yaml --config istio-cni.conf --from uid=1337 --to 10.96.0.10:53/udp
+  detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
   detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
   detour trace -f pod.yaml --from inbound --to 10.88.0.2:8080/tcp
   detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
@@ -43,7 +46,8 @@ pub(super) struct Arguments {
     netns: Option<PathBuf>,
     #[command(flatten)]
     whose: LiveArguments,
-    /// Who sends: uid=U[,gid=G] (GID 0 if unsaid), or inbound[:ADDRESS]
+    /// Who sends: uid=U[,gid=G] (GID 0 by default), container=NAME (the IDs that the manifest sets), or
+    /// inbound[:ADDRESS]
     #[arg(long, value_name = "WHO")]
     from: String,
     /// Where to: ADDRESS:PORT/tcp or /udp
@@ -61,10 +65,10 @@ pub(super) struct Arguments {
 
 /// The packet's way.
 pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
-    let usage = |error: detour_cni::cni::Error| Failure::Usage(format!("--{}", error.msg));
-    let from: Sender = arguments.from.parse().map_err(usage)?;
+    let usage = |error: Error| Failure::Usage(format!("--{}", error.msg));
+    let named: Named = arguments.from.parse().map_err(usage)?;
     let to: Destination = arguments.to.parse().map_err(usage)?;
-    if let Sender::Inbound(Some(address)) = from
+    if let Named::Sender(Sender::Inbound(Some(address))) = named
         && address.is_ipv4() != to.address.is_ipv4()
     {
         let msg = format!(
@@ -78,17 +82,22 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
         None if arguments.live => Some(Whose::Pod(Box::new(arguments.subject.read()?))),
         None => arguments.whose.named(),
     };
-    let (book, own) = match whose {
+    let refused = |error: Error| Failure::Input(Error { msg: format!("--{}", error.msg), ..error });
+    let sender = |pod: Option<&Pod>| named.of_pod(pod).map_err(refused);
+    let (from, book, own) = match whose {
         Some(whose) => {
-            let question = format!("trace --from '{}' --to '{}'", arguments.from, arguments.to);
+            let pod = if let Whose::Pod(subject) = &whose { Some(&subject.facts.pod) } else { None };
+            let from = sender(pod)?;
+            let question = format!("trace --from '{from}' --to '{}'", arguments.to);
             let found = arguments.whose.read(&whose, &question)?.rules;
-            (found.rulebook(), found.addresses)
+            (from, found.rulebook(), found.addresses)
         }
         None => {
             let subject = arguments.subject.read()?;
+            let from = sender(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { subject.facts.pod.addresses } else { arguments.pod_ip };
-            (Rulebook::of_policy(&policy), own)
+            (from, Rulebook::of_policy(&policy), own)
         }
     };
     arguments.output.answer(&trace(&book, from, to, &own, &arguments.interface))

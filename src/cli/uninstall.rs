@@ -16,7 +16,7 @@ Pods keep their rules. The configuration is removed first, then the node configu
 kubeconfig and the program. Files that were edited after the installation stay, and so do the
 files that they need; the output names them.
 
-Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage.";
+Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage or input.";
 
 /// Takes away what `install` put on a node, as far as nobody changed it since.
 #[derive(Debug, Args)]
@@ -35,6 +35,7 @@ impl Uninstall {
     }
 
     fn uninstall(&self) -> Result<ExitCode> {
+        self.place.check_root()?;
         let node = self.place.node();
         if self.dry_run {
             let found = node.look(None)?;

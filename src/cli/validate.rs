@@ -41,6 +41,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
         let found = arguments.bin_dirs.iter().any(|directory| directory.join(kind).is_file());
         (!arguments.bin_dirs.is_empty()).then_some(found)
     };
+    for directory in &arguments.bin_dirs {
+        subject::present("--bin-dir", directory)?;
+    }
     let text = subject::text(&arguments.file)?;
     let report = validated(&arguments.file, &text, &is_installed).map_err(|error| Failure::Usage(error.to_string()))?;
     let answer = arguments.output.answer(&report)?;

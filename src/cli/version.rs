@@ -10,7 +10,9 @@ use serde::Serialize;
 const EXAMPLES: &str = "\
 Examples:
   detour version
-  detour version -o json";
+  detour version -o json
+
+Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input.";
 
 /// The version, and the CNI versions that are spoken
 #[derive(Debug, Args)]

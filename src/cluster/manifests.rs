@@ -6,7 +6,7 @@ use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{self, check, read_trusted};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,9 @@ pub(super) struct Manifests {
     /// The directory; its subdirectories are not read.
     pub(super) dir: PathBuf,
 }
+
+/// Where objects hold a pod template: workloads, cron jobs, `PodTemplate`.
+const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
 
 /// One object of a file.
 #[derive(Debug)]
@@ -184,13 +187,63 @@ impl Manifest {
         self.object.pointer(pointer).and_then(Value::as_str)
     }
 
-    fn namespace(&self) -> &str {
+    pub(super) fn namespace(&self) -> &str {
         self.text("/metadata/namespace").unwrap_or("default")
     }
 
     /// Whether it is of that kind; one that doesn't say its API version may be of any.
     pub(super) fn is_a(&self, (api_version, kind): Kind) -> bool {
         self.text("/kind") == Some(kind) && self.text("/apiVersion").is_none_or(|version| version == api_version)
+    }
+
+    /// Its kind; empty if it has none.
+    pub(super) fn kind(&self) -> &str {
+        self.text("/kind").unwrap_or_default()
+    }
+
+    /// Its name; empty if it has none.
+    pub(super) fn name(&self) -> &str {
+        self.text("/metadata/name").unwrap_or_default()
+    }
+
+    /// Its kind, namespace and name, for messages.
+    pub(super) fn title(&self) -> String {
+        match (self.kind(), self.text("/metadata/namespace"), self.name()) {
+            ("", _, _) => "an object without a kind".to_owned(),
+            (kind, Some(namespace), name) => format!("{kind} {namespace}/{name}"),
+            (kind, None, name) => format!("{kind} {name}"),
+        }
+    }
+
+    /// Sets its namespace unless it names one.
+    pub(super) fn default_namespace(&mut self, namespace: &str) {
+        if let Some(Value::Object(metadata)) = self.object.get_mut("metadata") {
+            let own = metadata.entry("namespace").or_insert(Value::Null);
+            if own.is_null() {
+                *own = namespace.into();
+            }
+        }
+    }
+
+    /// The pods that it creates: its pod template, in its namespace, with a name such as theirs.
+    pub(super) fn template(&self) -> Option<Self> {
+        let mut templates = TEMPLATES.iter().filter_map(|pointer| self.object.pointer(pointer));
+        let mut object = templates.find(|template| template.pointer("/spec/containers").is_some())?.clone();
+        let metadata = object.as_object_mut()?.entry("metadata").or_insert(Value::Null);
+        if metadata.is_null() {
+            *metadata = json!({});
+        }
+        if let Value::Object(metadata) = metadata {
+            metadata.insert("name".to_owned(), format!("{}-*", self.name()).into());
+            metadata.insert("namespace".to_owned(), self.namespace().into());
+        }
+        Some(Self {
+            file: self.file.clone(),
+            text: Arc::clone(&self.text),
+            document: self.document,
+            listed: true,
+            object,
+        })
     }
 
     fn is(&self, kind: Kind, namespace: Option<&str>, name: &str) -> bool {
@@ -225,13 +278,26 @@ pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<Manifest>) -> Res
         let mut object = result.map_err(|error| broken(file, error))?;
         let manifest =
             |listed, object| Manifest { file: file.to_owned(), text: Arc::clone(&whole), document, listed, object };
-        let is_list = object["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
-        match object.get_mut("items") {
-            Some(Value::Array(items)) if is_list => all.extend(items.drain(..).map(|item| manifest(true, item))),
+        if object.is_null() {
+            continue;
+        }
+        let of_kind = object["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).map(str::to_owned);
+        match (of_kind, object.get_mut("items")) {
+            (Some(kind), Some(Value::Array(items))) => {
+                all.extend(items.drain(..).map(|item| manifest(true, with_kind(item, &kind))));
+            }
             _ => all.push(manifest(false, object)),
         }
     }
     Ok(())
+}
+
+/// An item of a `PodList`, as the API returns it, names no kind.
+fn with_kind(mut item: Value, kind: &str) -> Value {
+    if let (Value::Object(keys), false) = (&mut item, kind.is_empty()) {
+        keys.entry("kind").or_insert_with(|| kind.into());
+    }
+    item
 }
 
 fn yaml<'a, T: DeserializeOwned + 'a>(

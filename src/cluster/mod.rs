@@ -30,7 +30,7 @@ pub(crate) use query::causes;
 pub use read_only::ReadOnly;
 pub use right::Right;
 pub use service_account::ServiceAccount;
-pub use text::{Objects, objects};
+pub use text::{Given, Objects, objects};
 pub use token::Token;
 
 use crate::cni;

@@ -1,20 +1,58 @@
-//! Objects from a text that somebody hands over: YAML of one or more documents, JSON, lists.
+//! Objects from a text that the user gives: YAML of one or more documents, JSON, lists.
 
 use super::{Cluster, Definition, Event, Lookup, Sought, manifests, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
 
-/// What is found in a text; objects of other kinds are passed over.
+/// A pod that a text gives, or the pods of a pod template in it. `Display` gives the object's kind, namespace and
+/// name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The kind of the object: `Pod`, or one that has a pod template.
+    pub kind: String,
+    /// The name of the object.
+    pub name: String,
+    /// The pod; the name of a template's ends with `*`.
+    pub pod: Pod,
+}
+
+impl Given {
+    /// Whether it is a pod template.
+    #[must_use]
+    pub fn is_template(&self) -> bool {
+        self.kind != manifests::POD.1
+    }
+
+    /// Whether `name` names it: the object's name, or `KIND/NAME` as kubectl writes it.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        match name.split_once('/') {
+            Some((kind, name)) => kind.eq_ignore_ascii_case(&self.kind) && name == self.name,
+            None => name == self.name,
+        }
+    }
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.pod.namespace, self.name)
+    }
+}
+
+/// What is found in a text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Objects {
-    /// Its pods, in their order.
-    pub pods: Vec<Pod>,
+    /// Its pods and pod templates, in their order.
+    pub pods: Vec<Given>,
     /// Its namespaces, in their order.
     pub namespaces: Vec<Namespace>,
     /// Its NetworkAttachmentDefinitions, in their order.
     pub definitions: Vec<Definition>,
+    /// The objects of other kinds: kind, namespace and name.
+    pub others: Vec<String>,
 }
 
 impl Objects {
@@ -23,6 +61,7 @@ impl Objects {
         self.pods.extend(other.pods);
         self.namespaces.extend(other.namespaces);
         self.definitions.extend(other.definitions);
+        self.others.extend(other.others);
     }
 }
 
@@ -30,7 +69,8 @@ impl Objects {
 impl Cluster for Objects {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.is(wanted);
-        let pod = self.pods.iter().find(is).cloned().ok_or_else(|| unknown("Pod", &wanted.name))?;
+        let pod =
+            self.pods.iter().map(|given| &given.pod).find(is).cloned().ok_or_else(|| unknown("Pod", &wanted.name))?;
         let namespace = if with_namespace { Some(self.namespace(wanted)?) } else { None };
         Ok(Facts { pod, namespace })
     }
@@ -67,21 +107,33 @@ fn unknown(kind: &str, name: &str) -> Error {
     Error::new(Code::PodUnknown, format!("{kind} {name} is not among the given objects"))
 }
 
-/// Reads `text`, which comes from `place`.
+/// Reads `text`, which comes from `place`. `namespace` is that of objects that name none.
 ///
 /// # Errors
-/// It is no YAML, or a Pod, a Namespace or a definition in it is none that the API would take.
-pub fn objects(place: &Path, text: &str) -> Result<Objects, Error> {
+/// It is no YAML, or a Pod, a pod template, a Namespace or a definition in it is none that the API would take.
+pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Error> {
     let mut all = Vec::new();
     manifests::documents(place, text, &mut all)?;
     let mut objects = Objects::default();
-    for manifest in all {
+    for mut manifest in all {
+        let title = manifest.title();
+        manifest.default_namespace(namespace);
+        let given = |pod: wire::Pod| Given {
+            kind: manifest.kind().to_owned(),
+            name: manifest.name().to_owned(),
+            pod: pod.into(),
+        };
         if manifest.is_a(manifests::POD) {
-            objects.pods.push(manifest.read::<wire::Pod>()?.into());
+            objects.pods.push(given(manifest.read()?));
+        } else if let Some(template) = manifest.template() {
+            let about = |error: Error| Error { msg: format!("{}: {title}", error.msg), ..error };
+            objects.pods.push(given(template.read().map_err(about)?));
         } else if manifest.is_a(manifests::NAMESPACE) {
             objects.namespaces.push(manifest.read::<wire::Namespace>()?.into());
         } else if manifest.is_a(manifests::DEFINITION) {
             objects.definitions.push(manifest.read::<wire::Definition>()?.into());
+        } else {
+            objects.others.push(title);
         }
     }
     Ok(objects)
@@ -106,17 +158,55 @@ items:
 kind: Pod
 metadata: {name: alone}
 ";
-        let found = objects(Path::new("-"), text).expect("readable");
-        let names: Vec<_> = found.pods.iter().map(|p| format!("{}/{}", p.namespace, p.name)).collect();
-        assert_eq!(names, ["shop/web-0", "default/alone"]);
+        let found = objects(Path::new("-"), text, "default").expect("readable");
+        let names: Vec<_> = found.pods.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["Pod shop/web-0", "Pod default/alone"]);
         assert_eq!(found.namespaces[0].name, "shop");
+        assert_eq!(found.others, ["Service s"]);
+        let of_api = r#"{"kind": "PodList", "items": [{"metadata": {"name": "a"}}]}"#;
+        let found = objects(Path::new("-"), of_api, "elsewhere").expect("readable");
+        assert_eq!(found.pods[0].to_string(), "Pod elsewhere/a");
+    }
+
+    #[test]
+    fn templates_are_pods_of_a_name_such_as_theirs_in_the_objects_namespace() {
+        let spec = "{template: {metadata: {labels: {a: b}}, spec: {hostNetwork: true, containers: [{name: c}]}}}";
+        for (kind, rest) in [
+            ("Deployment", format!("spec: {spec}")),
+            ("StatefulSet", format!("spec: {spec}")),
+            ("DaemonSet", format!("spec: {spec}")),
+            ("ReplicaSet", format!("spec: {spec}")),
+            ("ReplicationController", format!("spec: {spec}")),
+            ("DeploymentConfig", format!("spec: {spec}")),
+            ("Job", format!("spec: {spec}")),
+            ("CronJob", format!("spec: {{jobTemplate: {{spec: {spec}}}}}")),
+            ("PodTemplate", spec[1..spec.len() - 1].to_owned()),
+        ] {
+            let text = format!("kind: {kind}\nmetadata: {{name: web, namespace: shop}}\n{rest}\n");
+            let found = objects(Path::new("-"), &text, "default").expect("readable");
+            let [given] = &found.pods[..] else { panic!("{kind}: {found:?}") };
+            assert_eq!((given.to_string(), given.is_template()), (format!("{kind} shop/web"), true));
+            assert_eq!((given.pod.namespace.as_str(), given.pod.name.as_str()), ("shop", "web-*"));
+            assert!(given.pod.host_network && given.pod.labels["a"] == "b", "{given:?}");
+            assert!(given.is_named("web") && given.is_named(&format!("{}/web", kind.to_lowercase())));
+            assert!(!given.is_named("pod/web") && !given.is_named("we"));
+        }
+        let bare = "kind: Job\nmetadata: {name: j}\nspec: {template: {spec: {containers: [{name: c}]}}}";
+        assert_eq!(objects(Path::new("-"), bare, "default").expect("readable").pods[0].pod.namespace, "default");
+        for wrong in ["metadata: 7, ", ""] {
+            let text = format!(
+                "kind: Job\nmetadata: {{name: j}}\nspec: {{template: {{{wrong}spec: {{containers: [{{name: [c]}}]}}}}}}"
+            );
+            let error = objects(Path::new("f"), &text, "default").expect_err("refused");
+            assert!(error.msg.starts_with("manifest f: ") && error.msg.ends_with(": Job j"), "{error}");
+        }
     }
 
     #[test]
     fn what_is_wrong_is_said_with_its_place() {
-        let error = objects(Path::new("pod.yaml"), "kind: Pod\nmetadata: {name: [1]}").expect_err("no name");
+        let error = objects(Path::new("pod.yaml"), "kind: Pod\nmetadata: {name: [1]}", "default").expect_err("no name");
         assert!(error.msg.starts_with("manifest pod.yaml: "), "{error}");
-        assert!(objects(Path::new("-"), "a: [").is_err());
+        assert!(objects(Path::new("-"), "a: [", "default").is_err());
     }
     /// Aliases that multiply, an alias of a long text, many values, many levels.
     #[test]
@@ -127,7 +217,7 @@ metadata: {name: alone}
         let multiplied = format!("a0: &a0 [1]\n{}", levels.collect::<String>());
         let long = format!("x: &a {}\ny: [{}]\n", "z".repeat(65536), vec!["*a"; 40_000].join(","));
         for bomb in [multiplied, long, format!("y: [{}]\n", "[],".repeat(300_000)), "[".repeat(100_000)] {
-            let error = objects(Path::new("-"), &bomb).expect_err("a bomb");
+            let error = objects(Path::new("-"), &bomb, "default").expect_err("a bomb");
             assert_eq!(error.code, Code::InvalidConfig);
         }
         assert!(started.elapsed() < std::time::Duration::from_secs(20), "{:?}", started.elapsed());

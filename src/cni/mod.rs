@@ -24,7 +24,9 @@ pub use file::{OWN_TYPES, PROGRAM, configuration};
 pub use json::{MAX_CONFIGURATION, excess};
 pub use limit::{LIST_ITEMS, at_most, excerpt};
 pub use list::{List, wrong_type};
-pub use names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
+pub use names::{
+    DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_interface_of_rules,
+};
 pub use netconf::{
     DefaultNetwork, Dialect, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, Primary, SUB_PLUGINS,
     ValidAttachment,

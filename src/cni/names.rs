@@ -5,6 +5,9 @@ use super::{Code, Error};
 /// The kernel's `IFNAMSIZ`, less the terminating zero.
 const LONGEST_INTERFACE_NAME: usize = 15;
 
+/// The interface of a pod's default network: kubelets' runtimes give it no other name.
+pub const DEFAULT_INTERFACE: &str = "eth0";
+
 /// A container ID or the name of a network: `[a-zA-Z0-9][a-zA-Z0-9_.-]*` (reference library, `pkg/utils`).
 #[must_use]
 pub fn is_identifier(text: &str) -> bool {
@@ -33,6 +36,13 @@ pub fn check_interface_name(name: &str) -> Result<(), Error> {
         return refuse("interface name contains / or : or whitespace characters");
     }
     Ok(())
+}
+
+/// Whether a rule can name the interface: one that the kernel can have, and that `iptables` does not take for a
+/// prefix (`eth+`). An alias such as `eth0:7` is a label of an address: no packet comes or goes by it.
+#[must_use]
+pub fn is_interface_of_rules(name: &str) -> bool {
+    check_interface_name(name).is_ok() && !name.ends_with('+')
 }
 
 /// An RFC 1123 label, as Kubernetes wants the name of a namespace.
@@ -71,6 +81,12 @@ mod tests {
         for bad in ["", "1234567890123456", ".", "..", "a/b", "a:b", "a b", "a\t", "a\u{a0}b", "äääääääää"] {
             assert_eq!(check_interface_name(bad).map_err(|e| e.code), Err(Code::Environment), "{bad}");
         }
+    }
+
+    #[test]
+    fn rules_name_interfaces_and_neither_aliases_nor_prefixes() {
+        assert!(["eth0", "eth0.7", "a@b", "a+b"].into_iter().all(is_interface_of_rules));
+        assert!(["eth0:7", "eth+", "+", "a b", "", ".."].into_iter().all(|name| !is_interface_of_rules(name)));
     }
 
     #[test]

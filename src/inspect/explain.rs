@@ -18,6 +18,8 @@ use serde::Serialize;
 pub struct Explanation {
     /// `NAMESPACE/NAME`.
     pub pod: String,
+    /// The object whose pod template it is, `KIND NAMESPACE/NAME`; none for a pod.
+    pub template_of: Option<String>,
     /// The configuration's `name`.
     pub network: String,
     /// The pod's networks; none where the configuration is not a primary plugin's.
@@ -75,6 +77,21 @@ pub struct Explained {
 
 const NOBODY: &str = "not redirected: no network of the pod asks for it, and the node has no chain";
 
+/// Several explanations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Explanations(pub Vec<Explanation>);
+
+impl Sheet for Explanations {
+    fn write(&self, page: &mut Page) {
+        for explanation in &self.0 {
+            let pod = || format!("Pod {}", explanation.pod);
+            page.heading(&explanation.template_of.clone().unwrap_or_else(pod));
+            explanation.write(page);
+        }
+    }
+}
+
 /// Finds out, as an ADD would.
 ///
 /// # Errors
@@ -90,6 +107,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let settings = policy.redirect().map(|redirect| settings(redirect, heard.iter().flat_map(Heard::settings)));
     let explanation = Explanation {
         pod: subject.name(),
+        template_of: subject.template_of.clone(),
         network: subject.conf.name.clone(),
         networks: used.iter().flat_map(|used| &used.networks).map(|one| Network::of(one, &heard)).collect(),
         redirected: policy.redirect().is_some(),
@@ -98,7 +116,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
         exempt: exemptions(&policy.exclusions_in_effect(), heard.iter().flat_map(Heard::exclusions)),
-        warnings: surprises(subject, &policy),
+        warnings: surprises(subject, &policy)?,
         notes: notes(subject, &heard),
     };
     Ok(Explained { explanation, policy })
@@ -168,7 +186,11 @@ fn rules(subject: &Subject, heard: &Heard<'_>, decision: &Decision, origins: &[(
 impl Sheet for Explanation {
     fn write(&self, page: &mut Page) {
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
-        page.line(&[Cell::of(format!("Pod {} is", self.pod)), Cell::of(&self.decision).tone(tone)]);
+        let who = match &self.template_of {
+            Some(object) => format!("Pod {} of {object} is", self.pod),
+            None => format!("Pod {} is", self.pod),
+        };
+        page.line(&[Cell::of(who), Cell::of(&self.decision).tone(tone)]);
         if !self.networks.is_empty() {
             page.heading("Networks");
             page.table(&self.networks.iter().map(Network::row).collect::<Vec<_>>());

@@ -5,6 +5,7 @@ use super::subject::Subject;
 use crate::chain::{Output, Severity, Source, SubPlugin};
 use crate::cluster;
 use crate::cni::{Block, Error, NetConf};
+use crate::networks::{NETWORKS, default_network, networks};
 use crate::plugin::primary::about;
 use crate::plugin::wish;
 use crate::pod::PodRef;
@@ -29,10 +30,39 @@ pub(super) struct Heard<'a> {
 /// # Errors
 /// Those with which an ADD would fail.
 pub(super) fn hear(subject: &Subject) -> Result<Vec<Heard<'_>>, Error> {
-    let Some(networks) = &subject.networks else { return Ok(vec![Heard::of(subject, None, &subject.conf)?]) };
+    let Some(networks) = &subject.networks else {
+        let unselected = |why| Heard { attachment: None, conf: &subject.conf, answer: Err(why), notes: Vec::new() };
+        return Ok(vec![match unselected_network(subject)? {
+            Some(why) => unselected(why),
+            None => Heard::of(subject, None, &subject.conf)?,
+        }]);
+    };
     let own = |name: &str| networks.networks.iter().any(|network| network.name == name);
     let asking = networks.asking.iter();
     asking.map(|one| Heard::of(subject, own(&one.name).then_some(one.name.as_str()), &one.conf)).collect()
+}
+
+/// Why Multus does not run the configuration for the pod.
+///
+/// # Errors
+/// An annotation that selects networks is wrong.
+pub(super) fn unselected_network(subject: &Subject) -> Result<Option<String>, Error> {
+    let (name, pod) = (&subject.conf.name, &subject.facts.pod);
+    if !subject.as_attachment {
+        return Ok(None);
+    }
+    let selected = networks(pod)?.elements;
+    let default = default_network(pod, &pod.namespace)?.elements;
+    if selected.iter().chain(&default).any(|one| one.name == *name) {
+        return Ok(None);
+    }
+    let names: Vec<&str> = selected.iter().map(|one| one.name.as_str()).collect();
+    let found = match (pod.annotations.contains_key(NETWORKS), names.is_empty()) {
+        (false, _) => "which is not set".to_owned(),
+        (true, true) => "which selects none".to_owned(),
+        (true, false) => format!("which selects {}", names.join(", ")),
+    };
+    Ok(Some(format!("network {name} is not selected by annotation {NETWORKS}, {found}")))
 }
 
 /// Whether the chain has a redirection.

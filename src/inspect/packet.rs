@@ -2,8 +2,10 @@
 
 use crate::cni::{Code, Error};
 use crate::firewall::rule::Family;
+use crate::pod::Pod;
 use crate::policy::Protocol;
 use serde::Serialize;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
@@ -26,7 +28,9 @@ impl FromStr for Sender {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let refused = || {
-            let msg = format!("from: {text:?} is not accepted; accepted: uid=U, uid=U,gid=G, inbound, inbound:ADDRESS");
+            let msg = format!(
+                "from: {text:?} is not accepted; accepted: uid=U, uid=U,gid=G, container=NAME, inbound, inbound:ADDRESS"
+            );
             Error::new(Code::InvalidConfig, msg)
         };
         if text == "inbound" {
@@ -47,6 +51,63 @@ impl FromStr for Sender {
             }
         }
         uid.map(|uid| Self::Process { uid, gid }).ok_or_else(refused)
+    }
+}
+
+/// As it is parsed.
+impl fmt::Display for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { uid, gid: None } => write!(f, "uid={uid}"),
+            Self::Process { uid, gid: Some(gid) } => write!(f, "uid={uid},gid={gid}"),
+            Self::Inbound(None) => f.write_str("inbound"),
+            Self::Inbound(Some(address)) => write!(f, "inbound:{address}"),
+        }
+    }
+}
+
+/// A sender as the user names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Named {
+    /// The sender itself.
+    Sender(Sender),
+    /// The processes of a container.
+    Container(String),
+}
+
+impl FromStr for Named {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text.strip_prefix("container=").filter(|name| !name.is_empty()) {
+            Some(name) => Ok(Self::Container(name.to_owned())),
+            None => text.parse().map(Self::Sender),
+        }
+    }
+}
+
+impl Named {
+    /// The sender; a container of `pod` has the IDs that its manifest sets.
+    ///
+    /// # Errors
+    /// No pod is known, it has no such container, or its manifest sets no UID for it.
+    pub fn of_pod(&self, pod: Option<&Pod>) -> Result<Sender, Error> {
+        let name = match self {
+            Self::Sender(sender) => return Ok(*sender),
+            Self::Container(name) => name,
+        };
+        let refused = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
+        let pod = pod.ok_or_else(|| refused("the pod is not known; name it with -f FILE or -n NS POD".to_owned()))?;
+        let known: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();
+        let container = pod.all_containers().find(|container| container.name == *name).ok_or_else(|| {
+            refused(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, known.join(", ")))
+        })?;
+        let id = |id: i64| u32::try_from(id).ok();
+        let uid = pod.user_of(container).and_then(id).ok_or_else(|| {
+            let image = "its image decides the UID";
+            refused(format!("pod {}/{} sets no runAsUser for it, so {image}; give uid=U", pod.namespace, pod.name))
+        })?;
+        Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id) })
     }
 }
 
@@ -181,6 +242,9 @@ mod tests {
         assert_eq!(from("gid=5,uid=0"), Sender::Process { uid: 0, gid: Some(5) });
         assert_eq!(from("inbound"), Sender::Inbound(None));
         assert_eq!(from("inbound:fd00::1"), Sender::Inbound(Some("fd00::1".parse().expect("v6"))));
+        for text in ["uid=1337", "uid=0,gid=5", "inbound", "inbound:fd00::1"] {
+            assert_eq!(from(text).to_string(), text);
+        }
         for wrong in ["", "gid=1", "uid=", "uid=-1", "uid=4294967295", "uid=1,uid=2", "outbound", "inbound:x"] {
             let error = wrong.parse::<Sender>().expect_err(wrong);
             assert!(error.msg.starts_with(&format!("from: {wrong:?} is not accepted; accepted: ")), "{error}");

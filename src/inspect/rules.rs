@@ -80,7 +80,7 @@ impl LiveRules {
         let nothing = Ruleset::default();
         let desired = self.asked.as_ref().map_or(&nothing, |asked| &asked.rules);
         let drift = self.asked.as_ref().map(|asked| asked.dialect.drift(&self.live, desired));
-        let as_asked = drift.as_ref().map(Vec::is_empty);
+        let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
         let foreign = if self.asked.is_some() { foreign_rules(&self.live, desired) } else { Vec::new() };
         let attachments = self.asked.iter().flat_map(|asked| &asked.attachments).map(ToString::to_string).collect();
         let known = self.asked.as_ref().map(|asked| &asked.rules);
@@ -92,6 +92,7 @@ impl LiveRules {
             dialect: self.asked.as_ref().map(|asked| asked.dialect.name()),
             as_asked,
             legacy: self.legacy.clone(),
+            absent: self.unfixed.clone(),
             rules,
             left_out,
         }
@@ -113,6 +114,8 @@ pub struct RulesReport {
     pub as_asked: Option<bool>,
     /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
     pub legacy: Vec<String>,
+    /// Addresses, routes and policy rules that its attachments need and that are missing, one line each.
+    pub absent: Vec<String>,
     /// Every rule that is there or should be, but for those that are left out.
     pub rules: Vec<RuleLine>,
     /// Chains of which not every foreign, extra or moved rule is listed.
@@ -299,8 +302,45 @@ fn absent(Drift { place, what }: &Drift) -> Option<RuleLine> {
     }
 }
 
-impl Sheet for RulesReport {
+/// A report as it is printed. Programs get all of it; a table begins with the difference, if there is one.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct RulesView<'a> {
+    /// The report.
+    pub report: &'a RulesReport,
+    /// Whether a table with a difference lists all rules too.
+    #[serde(skip)]
+    pub all: bool,
+}
+
+impl Sheet for RulesView<'_> {
     fn write(&self, page: &mut Page) {
+        let report = self.report;
+        report.write_summary(page);
+        let different: Vec<&RuleLine> = report.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
+        if report.as_asked == Some(false) && !different.is_empty() {
+            for group in different.chunk_by(|a, b| a.table == b.table) {
+                write_table(page, &format!("Difference in {}", group[0].table), group);
+            }
+            report.write_left_out(page);
+            if !self.all {
+                let rest = report.rules.len() - different.len();
+                page.line(&[Cell::of("")]);
+                page.line(&[
+                    Cell::of(format!("{rest} other rules are as asked for; --all lists them")).tone(Tone::Faint)
+                ]);
+                return;
+            }
+        }
+        for group in report.rules.iter().collect::<Vec<_>>().chunk_by(|a, b| a.table == b.table) {
+            write_table(page, &group[0].table, group);
+        }
+        report.write_left_out(page);
+    }
+}
+
+impl RulesReport {
+    fn write_summary(&self, page: &mut Page) {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("holds what is asked for", Tone::Good),
             Some(false) => ("does not hold what is asked for", Tone::Bad),
@@ -316,24 +356,31 @@ impl Sheet for RulesReport {
         for table in &self.legacy {
             page.line(&[Cell::of(format!("  iptables-legacy {table}: not seen here")).tone(Tone::Notable)]);
         }
-        for group in self.rules.chunk_by(|a, b| a.table == b.table) {
-            page.heading(&group[0].table);
-            let row = |rule: &RuleLine| {
-                let (sign, tone) = rule.mark.sign();
-                let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string()));
-                vec![
-                    Cell::of(sign).tone(tone),
-                    count(rule.packets).tone(Tone::Faint),
-                    count(rule.bytes).tone(Tone::Faint),
-                    Cell::of(&rule.chain).tone(tone),
-                    Cell::of(&rule.rule).tone(tone),
-                ]
-            };
-            let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
-            page.table(&[head].into_iter().chain(group.iter().map(row)).collect::<Vec<_>>());
+        for absent in &self.absent {
+            page.line(&[Cell::of(format!("  {absent}")).tone(Tone::Bad)]);
         }
+    }
+
+    fn write_left_out(&self, page: &mut Page) {
         for LeftOut { table, chain, rules } in &self.left_out {
             page.line(&[Cell::of(format!("{table} {chain}: {rules} more rules")).tone(Tone::Notable)]);
         }
     }
+}
+
+fn write_table(page: &mut Page, heading: &str, rules: &[&RuleLine]) {
+    page.heading(heading);
+    let row = |rule: &&RuleLine| {
+        let (sign, tone) = rule.mark.sign();
+        let count = |n: Option<u64>| Cell::of(n.map_or_else(|| "-".to_owned(), |n| n.to_string()));
+        vec![
+            Cell::of(sign).tone(tone),
+            count(rule.packets).tone(Tone::Faint),
+            count(rule.bytes).tone(Tone::Faint),
+            Cell::of(&rule.chain).tone(tone),
+            Cell::of(&rule.rule).tone(tone),
+        ]
+    };
+    let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
+    page.table(&[head].into_iter().chain(rules.iter().map(row)).collect::<Vec<_>>());
 }

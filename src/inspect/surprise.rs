@@ -1,8 +1,11 @@
 //! What of a policy will surprise: what it does that hardly anybody means.
 
+use super::heard::unselected_network;
 use super::process::{Exempt, Process, is_everything, processes};
 use super::subject::Subject;
 use crate::chain;
+use crate::cni::Error;
+use crate::networks::NETWORKS;
 use crate::pod::Namespace;
 use crate::policy::{DnsCapture, Exclusion, IdRange, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
 use ipnet::IpNet;
@@ -23,9 +26,14 @@ pub struct Warning {
 }
 
 /// Everything of that kind.
-pub(super) fn surprises(subject: &Subject, policy: &Policy) -> Vec<Warning> {
+///
+/// # Errors
+/// An annotation that selects networks is wrong.
+pub(super) fn surprises(subject: &Subject, policy: &Policy) -> Result<Vec<Warning>, Error> {
     let processes = processes(&subject.facts.pod);
     let mut all = excluded_with_application(&processes, policy);
+    all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
+    all.extend(not_yet_injected(subject));
     if let Some(redirect) = policy.redirect() {
         all.extend(captured_too_early(subject, &processes, policy));
         all.extend(ranges_without_dns(redirect, policy));
@@ -35,7 +43,42 @@ pub(super) fn surprises(subject: &Subject, policy: &Policy) -> Vec<Warning> {
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
         all.extend(outside_range(subject, namespace));
     }
-    all
+    all.extend(chain::ignored(&subject.facts).into_iter().map(Warning::from));
+    Ok(all)
+}
+
+/// The configuration of one plugin, and a pod that does not select its network.
+fn not_selected(name: &str) -> Warning {
+    Warning {
+        code: "network-not-selected",
+        what: format!(
+            "this is the configuration of one plugin, which Multus runs for the pods that select network {name}; \
+             it does not run for this pod"
+        ),
+        next: format!(
+            "add {name} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, give its \
+             plugin list: --config FILE.conflist"
+        ),
+    }
+}
+
+/// A pod template as its author wrote it.
+fn not_yet_injected(subject: &Subject) -> Option<Warning> {
+    let pod = &subject.facts.pod;
+    let object = subject.template_of.as_ref().filter(|_| !pod.host_network && pod.proxy().is_none())?;
+    Some(Warning {
+        code: "template-without-sidecar",
+        what: format!("the pod template of {object} has no container istio-proxy; Istio adds it to each new pod"),
+        next: "explain a running pod (kubectl get pod NAME -o yaml), or inject the template first: \
+               istioctl kube-inject -f FILE | detour explain -f -"
+            .to_owned(),
+    })
+}
+
+impl From<chain::Ignored> for Warning {
+    fn from(chain::Ignored { code, what, next }: chain::Ignored) -> Self {
+        Self { code, what, next }
+    }
 }
 
 /// An excluded UID that an application runs as.

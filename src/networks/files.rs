@@ -122,11 +122,11 @@ fn unread(path: &Path, error: &io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Directory;
 
     /// A directory with these files.
-    fn directory(test: &str, files: &[(&str, &str)]) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("detour-networks-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
+    fn directory(test: &str, files: &[(&str, &str)]) -> Directory {
+        let dir = Directory::new(&format!("networks-{test}"));
         for (name, text) in files {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
@@ -167,8 +167,7 @@ mod tests {
             );
             assert!(error.msg.starts_with(&format!("{}: ", dir.display())) && error.msg.ends_with(&wanted), "{error}");
         }
-        let _ = fs::remove_dir_all(&dir);
-        let error = named(&dir, "x", &mut warnings).expect_err("no directory");
+        let error = named(&dir.join("absent"), "x", &mut warnings).expect_err("no directory");
         assert!(error.code == Code::InvalidConfig && error.msg.contains("can't be read"), "{error}");
     }
 
@@ -180,11 +179,11 @@ mod tests {
         assert_eq!(at(&dir.join("b.conf")).expect("the file").text, one);
         let error = at(&dir.join("c.conf")).expect_err("broken");
         assert!(error.code == Code::InvalidConfig && error.msg.contains("c.conf: it is not JSON"), "{error}");
-        for absent in [dir.join("absent.conf"), directory("at-empty", &[("a.txt", "")])] {
-            let error = at(&absent).expect_err("absent");
+        let empty = directory("at-empty", &[("a.txt", "")]);
+        for absent in [&dir.join("absent.conf"), &*empty] {
+            let error = at(absent).expect_err("absent");
             assert!(error.code == Code::TryAgain && error.msg.contains("is not there yet"), "{error}");
         }
-        let _ = fs::remove_dir_all(&dir);
     }
 
     #[test]
@@ -210,6 +209,5 @@ mod tests {
             3,
             "kept as it runs"
         );
-        let _ = fs::remove_dir_all(&dir);
     }
 }

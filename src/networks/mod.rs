@@ -24,5 +24,5 @@ pub use events::{added_interface, no_network_found};
 pub use interfaces::interface_names;
 pub use isolation::check_isolation;
 pub use resolve::{PodNetwork, PodNetworks, resolve};
-pub use selection::{Selection, Selections, default_network, networks};
+pub use selection::{NETWORKS, Selection, Selections, default_network, networks};
 pub use status::{Added, network_status};

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 /// The annotation that selects a pod's further networks (Network Plumbing Working Group, "Network
 /// Custom Resource Definition De-facto Standard", §4.1).
-const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// The annotation that selects another default network (multus-cni, `docs/configuration.md`).
 const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";

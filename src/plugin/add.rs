@@ -20,6 +20,7 @@ const MOST_ATTACHMENTS: usize = 32;
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
     let result = result::passed_through(conf)?;
     let wish = wish(request, conf)?;
+    wish.ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
     tracing::info!(exclusions = wish.policy.exclusions.len(), "{}", wish.why);
     establish(request, conf, wish.policy)?;
     Ok(Some(result))

@@ -1,12 +1,13 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
 use super::converge::records;
-use super::desired::{fixtures, ruleset};
+use super::desired::{fixtures, ruleset, writes_ip6};
 use super::foreign::Redirection;
 use super::record::{Records, attachment};
-use crate::cni::{Code, Error, NetConf, Request};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
 use crate::firewall::{Live, foreign_rules};
-use crate::sandbox::Sandbox;
+use crate::policy::Policy;
+use crate::sandbox::{self, Sandbox};
 use crate::state::{ROOT, Store};
 use serde_json::Value;
 use std::path::Path;
@@ -77,7 +78,33 @@ pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>,
     let dialect = records.dialect().unwrap_or_default();
     let mut found: Vec<String> = dialect.drift(live, &desired).iter().map(ToString::to_string).collect();
     found.extend(fixtures(&policy, records.ip6()).drift()?);
+    found.extend(uncaptured_ip6(records, &policy)?);
     Ok(found)
+}
+
+/// The line about IPv6 addresses that came after the last ADD, if that wrote rules for IPv4 alone.
+fn uncaptured_ip6(records: &Records, policy: &Policy) -> Result<Option<String>, Error> {
+    if policy.is_empty() || writes_ip6(policy, records.ip6()) || !writes_ip6(policy, true) {
+        return Ok(None);
+    }
+    let mut addresses = sandbox::own_ip6_addresses()?;
+    if let Some(redirect) = policy.redirect() {
+        let spared = |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE;
+        addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !spared(name));
+    }
+    let Some((interface, address)) = addresses.first() else { return Ok(None) };
+    let more = match addresses.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let effect = match policy.redirect() {
+        Some(_) => "its traffic bypasses the sidecar",
+        None => "exclusions do not apply to its traffic",
+    };
+    Ok(Some(format!(
+        "missing: rules for IPv6: address {address} on interface {interface:?}{more} appeared after ADD: {effect}; \
+         enable the agent's repair, repeat the ADD, or recreate the pod"
+    )))
 }
 
 fn drifted(request: &Request, found: &[String]) -> Error {

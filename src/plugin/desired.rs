@@ -12,7 +12,8 @@ pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
 }
 
-fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
+/// Whether the rules for `policy` are there for IPv6 too, in a pod that has IPv6 or not.
+pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
     match policy.redirect().map(|redirect| redirect.ipv6) {
         Some(Ipv6::On) => true,
         Some(Ipv6::Off) => false,

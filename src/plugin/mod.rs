@@ -4,6 +4,7 @@
 mod abandon;
 mod add;
 pub mod asked;
+mod bypassing;
 mod check;
 mod converge;
 mod del;
@@ -24,6 +25,7 @@ mod validate;
 mod version;
 pub mod wish;
 
+pub use bypassing::bypassing;
 pub use standing::{Standing, forget_gone, restore, standing};
 pub use validate::validate;
 

@@ -1,7 +1,7 @@
 //! What a call asks for: from the configuration, the caller and the pod's facts to one policy and
 //! the reason for it. `explain` asks the same of a pod that no call was made for.
 
-use crate::chain::{self, Input, Resolvers, Severity, SubPlugin};
+use crate::chain::{self, Ignored, Input, Resolvers, Severity, SubPlugin};
 use crate::cluster;
 use crate::cni::{Block, Error, NetConf, Request};
 use crate::pod::{Facts, PodRef};
@@ -16,11 +16,13 @@ use std::path::Path;
 pub(super) struct Wish {
     pub(super) policy: Policy,
     pub(super) why: String,
+    /// What the pod asks for in vain.
+    pub(super) ignored: Vec<Ignored>,
 }
 
 impl Wish {
     fn nothing(why: impl Into<String>) -> Self {
-        Self { policy: Policy::default(), why: why.into() }
+        Self { policy: Policy::default(), why: why.into(), ignored: Vec::new() }
     }
 }
 
@@ -89,7 +91,8 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Wish, 
             Severity::Warning => tracing::warn!("{}", note.text),
         }
     }
-    Ok(Wish { policy: output.policy, why: output.decision.to_string() })
+    let ignored = facts.map(chain::ignored).unwrap_or_default();
+    Ok(Wish { policy: output.policy, why: output.decision.to_string(), ignored })
 }
 
 /// The error with the pod's name, where it has none yet.

@@ -2,6 +2,7 @@
 //! here only, locked so that two calls for one pod wait for each other.
 
 mod addresses;
+mod connections;
 mod default_route;
 pub mod find;
 mod fixtures;
@@ -9,7 +10,10 @@ mod lock;
 mod routing;
 mod rtnl;
 
-pub use addresses::{OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, secondary_interfaces};
+pub use addresses::{
+    OwnFamilies, PROXY_LOOPBACK, own_addresses, own_families, own_ip6_addresses, secondary_interfaces,
+};
+pub use connections::{OpenConnection, open_connections};
 pub use default_route::replace_default_routes;
 pub use fixtures::Fixtures;
 pub use lock::remove_stale_locks;

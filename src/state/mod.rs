@@ -256,6 +256,7 @@ fn failed(what: &str, path: &Path, why: &io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::Directory;
     use serde::Deserialize;
 
     #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -268,15 +269,15 @@ mod tests {
         Attachment { container_id: owned(container_id), network: owned(network), ifname: owned(ifname) }
     }
 
-    fn store(name: &str) -> Store {
-        let root = std::env::temp_dir().join(format!("detour-state-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        Store::new(root)
+    fn store(name: &str) -> (Directory, Store) {
+        let directory = Directory::new(&format!("state-{name}"));
+        let store = Store::new(directory.join("root"));
+        (directory, store)
     }
 
     #[test]
     fn what_is_kept_is_found_until_it_is_removed() {
-        let store = store("keep");
+        let (_directory, store) = store("keep");
         let (one, two) = (attachment("c", "istio-cni", "net1"), attachment("c", "a.b", "net2@x"));
         assert_eq!(store.read::<Number>(&one).expect("readable"), None);
         store.write(&one, &Number { n: 1 }).expect("writable");
@@ -289,12 +290,11 @@ mod tests {
         assert_eq!(store.containers().expect("readable"), ["c"]);
         store.remove(&two).expect("removable");
         assert!(store.containers().expect("readable").is_empty());
-        let _ = fs::remove_dir_all(&store.root);
     }
 
     #[test]
     fn a_truncated_file_is_an_error_that_names_it() {
-        let store = store("truncated");
+        let (_directory, store) = store("truncated");
         let one = attachment("c", "n", "net1");
         store.write(&one, &Number { n: 1 }).expect("writable");
         fs::write(store.file(&one), "{\"n").expect("writable");
@@ -302,14 +302,13 @@ mod tests {
         assert_eq!(error.code, Code::State);
         assert!(error.msg.contains("/c/n@net1.json: "), "{error}");
         store.remove(&one).expect("removable");
-        let _ = fs::remove_dir_all(&store.root);
     }
 
     #[test]
     fn a_link_in_the_place_of_a_record_or_of_a_temporary_file_leads_nowhere() {
-        let (store, one) = (store("links"), attachment("c", "n", "net1"));
-        let store = Store::durable(store.root);
-        let elsewhere = store.root.with_extension("elsewhere");
+        let (directory, store) = store("links");
+        let (store, one) = (Store::durable(store.root), attachment("c", "n", "net1"));
+        let elsewhere = directory.join("elsewhere");
         fs::write(&elsewhere, "7").expect("written");
         store.write(&one, &Number { n: 1 }).expect("writable");
         let path = store.file(&one);
@@ -323,19 +322,16 @@ mod tests {
         assert!(error.msg.contains("expected a regular file, got a symbolic link"), "{error}");
         store.write(&one, &Number { n: 3 }).expect("writable");
         assert_eq!(fs::read(&elsewhere).expect("read"), b"7");
-        let _ = fs::remove_dir_all(&store.root);
-        let _ = fs::remove_file(elsewhere);
     }
 
     #[test]
     fn a_leftover_of_a_killed_call_is_no_attachment_and_goes_with_the_last() {
-        let store = store("leftover");
+        let (_directory, store) = store("leftover");
         let one = attachment("c", "n", "net1");
         store.write(&one, &Number { n: 1 }).expect("writable");
         fs::write(store.directory("c").join(".7.n@net9.json"), "").expect("writable");
         assert_eq!(store.of_container("c").expect("readable").len(), 1);
         store.remove(&one).expect("removable");
         assert!(!store.directory("c").exists());
-        let _ = fs::remove_dir_all(&store.root);
     }
 }

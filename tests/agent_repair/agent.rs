@@ -22,7 +22,7 @@ impl Agent {
     fn start(scene: &Scene<'_>, api: &Api) -> Self {
         let (root, account) = (scene.node.root.display(), scene.account());
         // As the pod that it is compared with.
-        let config = scene.node.root.with_extension("config");
+        let config = scene.node.root.join("agent-config.json");
         std::fs::write(&config, r#"{"chain": [{"type": "istio-redirect"}]}"#).expect("written");
         let mut process = Command::new(program())
             .args(["agent", "--platform=kubernetes", "--node-name=node-1", "--taint=cni.istio.io/not-ready"])

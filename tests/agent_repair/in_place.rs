@@ -273,3 +273,18 @@ fn what_another_call_holds_is_looked_at_again_soon() {
         assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
     });
 }
+
+#[test]
+fn an_ipv6_address_that_came_after_add_gets_its_rules() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.tool("ip", &["-6", "addr", "del", "fd88::2/64", "dev", "eth0"], "");
+        pod.call(scene, "ADD");
+        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
+        assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "link-local addresses are no drift");
+        pod.tool("ip", &["-6", "addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
+        let done = one(repair.look(&[known], start + 60 * SECOND));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}

@@ -16,6 +16,7 @@ mod modes;
 #[path = "../find/node.rs"]
 #[expect(dead_code, reason = "nodes of other kinds are for tests/find")]
 mod node;
+mod older;
 mod pod;
 #[path = "../install/program.rs"]
 mod program;

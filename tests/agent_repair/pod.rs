@@ -150,7 +150,7 @@ impl Pod {
     }
 
     pub(crate) fn known_as(&self, manifest: &Value) -> KnownPod {
-        let pod = objects(Path::new("pod"), &manifest.to_string()).expect("a manifest").pods.remove(0);
+        let pod = objects(Path::new("pod"), &manifest.to_string(), "default").expect("a manifest").pods.remove(0).pod;
         KnownPod {
             pod,
             resource_version: "7".into(),

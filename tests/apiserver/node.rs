@@ -179,6 +179,7 @@ impl Node<'_> {
             let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
                 Some("metadata.namespace") => NAMESPACE,
                 Some("metadata.name") => name,
+                Some("metadata.uid") => "uid-of-the-agent",
                 Some("spec.nodeName") => NAME,
                 other => panic!("{variable}: {other:?}"),
             };

@@ -156,6 +156,26 @@ fn each_right_is_used_and_no_other_is_asked_for() {
     }
 }
 
+#[test]
+fn an_agent_without_repairs_may_report_its_configuration_by_an_event() {
+    let (plane, objects) = (ControlPlane::start("refused"), chart(&["onExit=leave,repair.enabled=false"]));
+    let admin = plane.admin();
+    prepare(&admin);
+    apply(&admin, &objects);
+    on_a_node(&plane, &objects, |node| {
+        let agent = node.start_agent("detour-agent-x");
+        agent.says_all(&[SETTLED]);
+        fs::write("/run/config/config.json", r#"{"log_level": "verbose"}"#).expect("a tmpfs");
+        let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
+        let told = |event: &Value| {
+            let message = event["message"].as_str().expect("text");
+            event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: \"verbose\"")
+        };
+        plane.until(|_| admin.list(&kind).expect("allowed").iter().any(told));
+        assert!(agent.end().0.success());
+    });
+}
+
 /// What a user has asked for and was allowed, names as far as rights are limited to them.
 fn asked(plane: &ControlPlane, user: &str) -> BTreeSet<Right> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -14,7 +14,12 @@ fn pods_get_the_plugin_as_long_as_it_is_installed() {
     let path = |within: &str| node.path(within).display().to_string();
     let configuration = json!({"kubernetes": {"manifests_dir": path("manifests")}});
     fs::write(node.path("config.json"), configuration.to_string()).expect("written");
-    fs::write(node.path("kubeconfig"), "apiVersion: v1\n").expect("written");
+    let kubeconfig = json!({
+        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    });
+    fs::write(node.path("kubeconfig"), kubeconfig.to_string()).expect("written");
     let places = [format!("--bin-dir={}", path("bin")), format!("--conf-dir={}", path("net.d"))];
     let more = [format!("--config={}", path("config.json")), format!("--kubeconfig={}", path("kubeconfig"))];
     let install =

@@ -2,6 +2,7 @@
 
 use crate::run::{detour, file};
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 
 const POD: &str = "
@@ -13,11 +14,12 @@ spec: {containers: [{name: app}, {name: istio-proxy}]}
 #[test]
 fn wrong_usage_is_code_2_and_says_what_is_wanted() {
     for (arguments, said) in [
-        (&["explain"][..], "name a pod: -f POD.yaml, or -n NS POD"),
+        (&["explain"][..], "name a pod: -f FILE, or -n NS POD"),
         (&["explain", "-f", "/no/such/file"], "/no/such/file can't be read"),
         (&["explain", "-f", "-", "--config", "-"], "stdin can be one of the files only"),
-        (&["explain", "-f", "-", "-n", "a", "b"], "cannot be used with"),
-        (&["explain", "-n", "a"], "POD"),
+        (&["explain", "-f", "-", "--kubeconfig", "a"], "cannot be used with"),
+        (&["explain", "web"], "name the pod's namespace with -n"),
+        (&["explain", "-n", "a"], "-n NS POD"),
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
         (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: \"me\" is not accepted; accepted: "),
         (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: \"1.2.3.4\" is not accepted; accepted: "),
@@ -45,7 +47,7 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
 fn wrong_input_is_code_2() {
     let list = file("foreign.conflist", r#"{"name": "l", "plugins": [{"type": "bridge"}]}"#);
     for (arguments, stdin, said) in [
-        (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "0 objects of kind Pod"),
+        (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
         (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
@@ -57,6 +59,9 @@ fn wrong_input_is_code_2() {
         (&["explain", "-f", "-", "--namespace-file", "/no/such/namespace"], POD, "/no/such/namespace"),
         (&["explain", "-n", "a", "b", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: "),
         (&["doctor", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: No such file"),
+        (&["doctor", "--conf", "/no/such/conf"], "", "--conf /no/such/conf: No such file"),
+        (&["validate", "/no/such/conf"], "", "/no/such/conf can't be read"),
+        (&["validate", "-", "--bin-dir", "/no/such/bin"], "{}", "--bin-dir /no/such/bin: No such file"),
     ] {
         let run = detour(arguments, stdin, &[]);
         assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
@@ -67,7 +72,7 @@ fn wrong_input_is_code_2() {
 #[test]
 fn what_is_wrong_with_what_the_arguments_name_is_code_1() {
     for (arguments, said) in [
-        (&["explain", "-n", "shop", "web"][..], "give --kubeconfig or set KUBECONFIG"),
+        (&["explain", "-n", "shop", "web"][..], "give --kubeconfig, set KUBECONFIG or write ~/.kube/config"),
         (&["rules", "/dev/null"], "/dev/null: there is no network namespace"),
     ] {
         let run = detour(arguments, "", &[]);
@@ -79,7 +84,20 @@ fn what_is_wrong_with_what_the_arguments_name_is_code_1() {
 #[test]
 fn output_that_cannot_be_written_is_reported() {
     let pod = file("pod.yaml", POD);
-    for arguments in [&["explain", "-f", &pod][..], &["explain", "-f", &pod, "-o", "json"], &["version"], &["--help"]] {
+    for arguments in [
+        &["explain", "-f", &pod][..],
+        &["explain", "-f", &pod, "-o", "json"],
+        &["trace", "-f", &pod, "--from", "uid=1", "--to", "1.2.3.4:5/tcp"],
+        &["rules", "/proc/self/ns/net"],
+        &["doctor", "--node"],
+        &["validate", concat!(env!("CARGO_MANIFEST_DIR"), "/conf/node.json")],
+        &["install", "--dry-run", "--kubeconfig", "/k", "--allow-missing-credentials"],
+        &["uninstall", "--dry-run"],
+        &["completion", "bash"],
+        &["version"],
+        &["--help"],
+        &["--version"],
+    ] {
         let full = File::options().write(true).open("/dev/full").expect("/dev/full");
         let run = Command::new(env!("CARGO_BIN_EXE_detour")).args(arguments).env_clear().stdout(full).output();
         let run = run.expect("run detour");
@@ -101,6 +119,29 @@ fn kubeconfig_is_found_by_the_environment_and_by_a_relative_path() {
 }
 
 #[test]
+fn the_kubeconfig_of_the_home_directory_comes_after_the_environments() {
+    let file = file("x", "");
+    let home = Path::new(&*file).parent().expect("a directory");
+    let kubeconfig = home.join(".kube/config");
+    std::fs::create_dir(home.join(".kube")).expect("a new directory");
+    std::fs::write(&kubeconfig, "kind: [").expect("writable");
+    let (home, kubeconfig) = (home.display().to_string(), kubeconfig.display().to_string());
+    let of = |command: &[&str], environment: &[(&str, &str)]| {
+        detour(&[command, &["-n", "shop", "web"][..]].concat(), "", &[environment, &[("HOME", home.as_str())]].concat())
+    };
+    for command in ["explain", "rules"] {
+        let run = of(&[command], &[]);
+        assert!(run.code == 1 && run.stderr.contains(&kubeconfig), "{run:?}");
+        let run = of(&[command], &[("KUBECONFIG", "/no/such/kubeconfig")]);
+        assert!(run.stderr.contains("/no/such/kubeconfig") && !run.stderr.contains(&home), "{run:?}");
+    }
+    let doctor = of(&["doctor", "-o", "json"], &[]);
+    assert!(doctor.stdout.contains(&kubeconfig), "{doctor:?}");
+    std::fs::remove_file(&kubeconfig).expect("removable");
+    assert!(of(&["explain"], &[]).stderr.contains("no kubeconfig: give --kubeconfig"));
+}
+
+#[test]
 fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
     let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], POD, &[]);
     let said = run.json();
@@ -113,6 +154,36 @@ fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
     assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "direct");
     let own = [&own[..], &["--pod-ip", "fd00::2,10.0.0.2"]].concat();
     assert_eq!(detour(&own, POD, &[]).json()["arrives_at"], "sidecar:15006");
+}
+
+#[test]
+fn a_container_sends_under_the_ids_of_its_manifest() {
+    let pod = "
+kind: Pod
+metadata: {name: web, namespace: shop, annotations: {sidecar.istio.io/status: '{}'}}
+spec:
+  securityContext: {runAsUser: 7, runAsGroup: 8}
+  containers: [{name: app}, {name: istio-proxy, securityContext: {runAsUser: 1337, runAsGroup: 1337}}]
+";
+    let trace = |pod: &str, from: &str| {
+        detour(&["trace", "-f", "-", "--from", from, "--to", "1.2.3.4:443/tcp", "-o", "json"], pod, &[])
+    };
+    let said = trace(pod, "container=app").json();
+    assert_eq!(said["from"]["process"], serde_json::json!({"uid": 7, "gid": 8}));
+    assert_eq!(said["arrives_at"], "sidecar:15001");
+    assert_eq!(trace(pod, "container=istio-proxy").json()["arrives_at"], "direct");
+    let none = detour(&["trace", "--pid", "1", "--from", "container=app", "--to", "1.2.3.4:443/tcp"], "", &[]);
+    for (run, said) in [
+        (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),
+        (trace(POD, "container=app"), "--from: container \"app\": pod shop/web sets no runAsUser for it"),
+        (
+            trace(pod, "container="),
+            "--from: \"container=\" is not accepted; accepted: uid=U, uid=U,gid=G, container=NAME",
+        ),
+        (none, "--from: container \"app\": the pod is not known; name it with -f FILE or -n NS POD"),
+    ] {
+        assert!(run.code == 2 && run.stderr.contains(said), "{run:?}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub(crate) fn pod() -> Value {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
             "name": "web-0", "namespace": "shop",
-            "annotations": { "sidecar.istio.io/status": "{}" }
+            "annotations": { "sidecar.istio.io/status": "{}", "k8s.v1.cni.cncf.io/networks": "istio-cni" }
         },
         "spec": {
             "initContainers": [{ "name": "vault-agent-init", "securityContext": { "runAsUser": 1337 } }],
@@ -27,11 +27,11 @@ pub(crate) fn pod() -> Value {
     })
 }
 
-fn namespace() -> Value {
+fn namespace(name: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Namespace",
         "metadata": {
-            "name": "shop",
+            "name": name,
             "annotations": {
                 "openshift.io/sa.scc.uid-range": "1000650000/10000",
                 "detour.io/exclude-gids": "55"
@@ -59,13 +59,15 @@ pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = value.into();
 }
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 16] = [
     ("redirected", |_, _| ()),
     ("surprises", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "9090");
         annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
         annotate(pod, "detour.io/exclude-uids", "1000650000");
+        annotate(pod, "traffic.sidecar.istio.io/excludeInboundPort", "8080");
+        pod["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "yess" });
         let init = json!({ "name": "migrate", "securityContext": { "runAsUser": 7 } });
         pod["spec"]["initContainers"].as_array_mut().expect("an array").push(init);
     }),
@@ -92,15 +94,20 @@ const CASES: [Case; 15] = [
     }),
     ("not-a-sidecar", |pod, _| pod["spec"]["containers"][1]["args"][1] = "router".into()),
     ("injection-refused", |pod, _| pod["metadata"]["labels"] = json!({ "sidecar.istio.io/inject": "false" })),
-    ("not-injected", |pod, _| pod["metadata"]["annotations"] = json!({})),
+    ("not-injected", |pod, _| {
+        drop(pod["metadata"]["annotations"].as_object_mut().expect("annotations").remove("sidecar.istio.io/status"))
+    }),
+    ("not-selected", |pod, _| annotate(pod, "k8s.v1.cni.cncf.io/networks", "shop/alt-net, storage@data0")),
     ("mode-none", |pod, _| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE")),
 ];
 
 fn explain(name: &str, case: fn(&mut Value, &mut Value), more: &[&str]) -> crate::run::Run {
     let (mut pod, mut conf) = (pod(), conf());
     case(&mut pod, &mut conf);
-    let (conf, namespace) =
-        (file(&format!("{name}.conf"), &conf.to_string()), file("namespace.json", &namespace().to_string()));
+    let (conf, namespace) = (
+        file(&format!("{name}.conf"), &conf.to_string()),
+        file("namespace.json", &namespace(&pod["metadata"]["namespace"]).to_string()),
+    );
     let arguments = ["explain", "-f", "-", "--config", &conf, "--namespace-file", &namespace];
     detour(&[&arguments, more].concat(), &pod.to_string(), &[])
 }

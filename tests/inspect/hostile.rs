@@ -106,10 +106,14 @@ fn names_in_a_manifest_are_escaped() {
 fn names_in_errors_are_escaped() {
     let mut pod = pod();
     pod["metadata"]["annotations"]["detour.io/exclude-uids"] = HOSTILE.into();
+    let other = |kind: &str| manifest(&json!({"kind": kind, "metadata": {"name": HOSTILE, "namespace": HOSTILE}}));
+    let others = format!("{}\n---\n{}\n---\n{}", other(HOSTILE), other("Service"), manifest(&self::pod()));
     let conf = file("c.conf", &json!({"name": HOSTILE, "type": HOSTILE, "chain": [{"type": HOSTILE}]}).to_string());
     for (arguments, stdin) in [
         (&["explain", "-f", "-"][..], manifest(&pod)),
         (&["explain", "-f", "-", "--config", &conf], manifest(&pod)),
+        (&["explain", "-f", "-"], others.clone()),
+        (&["explain", "-f", "-", "none"], others),
         (&["explain", "-f", "-"], format!("kind: Pod\nmetadata: {{name: [\"{}\"]}}", "\\e[2J\\u202e")),
         (&["explain", "-f", "-"], "a: \u{9b}\u{202e}: [".to_owned()),
         (&["rules", HOSTILE], String::new()),

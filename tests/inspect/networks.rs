@@ -43,7 +43,7 @@ fn explain(networks: &str, conf: Option<&Value>, more: &[&str]) -> Run {
     let (one, others) = all.split_first().expect("definitions");
     // A file, and a directory with another that is none.
     let (one, others) = (file("one.json", one), file("others.yaml", &others.concat()));
-    let directory = std::path::Path::new(&others).parent().expect("a directory");
+    let directory = std::path::Path::new(&*others).parent().expect("a directory");
     std::fs::write(directory.join("README"), "kind: [").expect("writable");
     let directory = directory.display().to_string();
     let conf = conf.map(|conf| file("00-node.conf", &conf.to_string()));

@@ -5,7 +5,7 @@ use crate::run::{detour, file};
 use detour_cni::firewall::nfnetlink::Socket;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
-use detour_cni::inspect::{Manifest, configuration, explain};
+use detour_cni::inspect::{Choice, Manifest, Texts, configuration, explain};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,6 +17,7 @@ metadata:
   namespace: shop
   annotations:
     sidecar.istio.io/status: '{}'
+    k8s.v1.cni.cncf.io/networks: mesh
     sidecar.istio.io/interceptionMode: MODE
     traffic.sidecar.istio.io/excludeOutboundIPRanges: 10.1.0.0/16,10.2.0.0/16,fd00::/64
 spec:
@@ -25,7 +26,7 @@ spec:
   - name: istio-proxy
     env: [{name: ISTIO_META_DNS_CAPTURE, value: 'true'}]
 ";
-const CONF: &str = r#"{"name": "n", "type": "detour", "chain": [
+const CONF: &str = r#"{"name": "mesh", "type": "detour", "chain": [
     {"type": "istio-redirect", "dns_servers_v4": "10.96.0.10"},
     {"type": "uid-exclude", "uids": "5", "rules": "tcp:80-81,443:6-9"}
 ]}"#;
@@ -67,7 +68,9 @@ fn live() -> Live {
 /// What the plugin would hold in a namespace of its own for that pod.
 fn committed(pod: &str, dialect: Dialect) -> Live {
     let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
-    let subject = Manifest::read((Path::new("p"), pod), None).and_then(|found| found.subject(conf)).expect("a pod");
+    let texts = Texts { pods: (Path::new("p"), pod), namespace: None, definitions: Vec::new() };
+    let found = Manifest::read(&texts, &Choice::default()).expect("a pod");
+    let subject = found.subject(&found.pods[0], conf).expect("a subject");
     let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
     in_new_netns(|| {
         let mut socket = Socket::open().expect("nfnetlink");
@@ -81,6 +84,17 @@ fn committed(pod: &str, dialect: Dialect) -> Live {
 fn rules_text(pod: &str, dialect: &str) -> String {
     let conf = file("restore.conf", CONF);
     detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], pod, &[]).stdout
+}
+
+#[test]
+fn why_there_are_no_rules_is_said() {
+    let conf = file("restore.conf", CONF);
+    for dialect in ["iptables", "nft"] {
+        let pod = POD.replace("networks: mesh", "networks: other");
+        let run = detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], &pod, &[]);
+        let said = "detour: pod shop/web: no rules: not redirected: network mesh is not selected by annotation ";
+        assert!(run.code == 0 && run.stderr.starts_with(said), "{run:?}");
+    }
 }
 
 #[test]

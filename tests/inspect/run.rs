@@ -1,9 +1,10 @@
 //! Runs of the binary.
 
+use crate::directory::Directory;
 use serde_json::Value;
 use std::io::Write;
+use std::ops::Deref;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What a run left behind.
 #[derive(Debug)]
@@ -39,12 +40,23 @@ pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str
     Run { code: output.status.code().expect("it exits"), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// The path of a file of this name in a directory of its own.
-pub(crate) fn file(name: &str, text: &str) -> String {
-    static COUNTER: AtomicU32 = AtomicU32::new(0);
-    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    let directory = std::env::temp_dir().join(format!("detour-inspect-{}-{number}", std::process::id()));
-    std::fs::create_dir(&directory).expect("a new directory");
+/// A file in a directory of its own, which is removed with it. It dereferences to its path.
+pub(crate) struct File {
+    path: String,
+    _directory: Directory,
+}
+
+impl Deref for File {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.path
+    }
+}
+
+/// Writes a file of this name.
+pub(crate) fn file(name: &str, text: &str) -> File {
+    let directory = Directory::new("inspect");
     std::fs::write(directory.join(name), text).expect("writable");
-    directory.join(name).display().to_string()
+    File { path: directory.join(name).display().to_string(), _directory: directory }
 }

@@ -3,14 +3,17 @@
 use crate::agent_process::{Agent, SETTLED};
 use crate::exposition::Exposition;
 use crate::scene::{CALICO, Scene};
+use crate::server::{Answer, Server};
 use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -227,14 +230,14 @@ fn who_lets_a_daemon_set_decide_says_which() {
     let output = scene.run("agent", &["--on-exit=auto"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--daemon-set"));
-    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
+    let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=detour-agent"]);
     assert!(why.contains("--daemon-set detour-agent") && why.contains("--agent-namespace"), "{why}");
 }
 
 #[test]
 fn who_watches_outside_of_a_pod_is_told_what_to_give_in_place_of_a_kubeconfig() {
     let scene = Scene::with("agent-outside", "10-calico.conflist", CALICO);
-    let why = scene.fails("agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
+    let why = scene.ends(2, "agent", &["--on-exit=auto", "--daemon-set=d", "--kubeconfig=/etc/k"]);
     assert!(why.contains("--api-server URL and --service-account DIR in place of --kubeconfig"), "{why}");
 }
 
@@ -365,4 +368,51 @@ fn what_a_killed_agent_left_is_removed_by_the_next_and_by_uninstalling() {
     next.end(Signal::SIGKILL);
     scene.ok("uninstall", &[]);
     assert!(!present("a") && present("alive"));
+}
+
+#[test]
+fn a_refused_configuration_is_an_event_of_the_agents_pod_once_until_it_changes() {
+    let (sender, told) = channel();
+    let sender = Mutex::new(sender);
+    let api = Server::plain(move |request| {
+        if request.line.starts_with("POST /api/v1/namespaces/kube-system/events") {
+            let event: Value = serde_json::from_slice(&request.body).expect("JSON");
+            sender.lock().expect("unpoisoned").send(event).expect("the test listens");
+        }
+        Answer::json(201, &json!({}))
+    });
+    let scene = Scene::with("agent-event", "10-calico.conflist", CALICO);
+    let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+    scene.write("sa/ca.crt", &authority.cert.pem());
+    let config = scene.path("config/config.json");
+    scene.write("config/config.json", "{}");
+    let arguments = [format!("--root={}", scene.root.display()), format!("--api-server={}", api.http())];
+    let files = [format!("--service-account={}", scene.path("sa").display()), format!("--config={}", config.display())];
+    let pod =
+        [("POD_NAMESPACE", "kube-system"), ("POD_NAME", "detour-agent-x"), ("POD_UID", "uid-1"), ("HOSTNAME", "a")];
+    let agent = Agent::spawn_with(&pod, &[&["agent".to_owned()], &arguments[..], &files].concat());
+    agent.says(READY);
+    // As a whole, as kubelets do.
+    let write = |text: &str| {
+        scene.write("new.json", text);
+        fs::rename(scene.path("new.json"), &config).expect("replaced");
+    };
+    for uid in ["x", "y", "x"] {
+        write(&format!(r#"{{"chain": [{{"type": "uid-exclude", "uids": ["{uid}"]}}]}}"#));
+        let event = told.recv_timeout(Duration::from_secs(30)).expect("an Event");
+        assert_eq!((&event["reason"], &event["type"]), (&json!("DetourConfigurationRefused"), &json!("Warning")));
+        let object = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "kube-system", "name": "detour-agent-x", "uid": "uid-1"});
+        assert_eq!(event["involvedObject"], object);
+        let message = event["message"].as_str().expect("text");
+        assert!(
+            message.contains(&format!("chain[0].uids: \"{uid}\"")) && message.contains("stays in use"),
+            "{message}"
+        );
+        // Another turn of the agent, with the same configuration.
+        fs::remove_file(scene.path(PROGRAM)).expect("removed");
+        agent.says("copy this program to /opt/cni/bin/detour");
+    }
+    write("{}");
+    agent.says("the newest configuration is accepted");
+    assert_eq!(told.try_iter().count(), 0);
 }

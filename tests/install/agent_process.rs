@@ -22,10 +22,15 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts one of this name.
     pub(crate) fn spawn(name: &str, arguments: &[String]) -> Self {
+        Self::spawn_with(&[("HOSTNAME", name)], arguments)
+    }
+
+    /// Starts one with this environment.
+    pub(crate) fn spawn_with(environment: &[(&str, &str)], arguments: &[String]) -> Self {
         let mut process = Command::new(program())
             .args(arguments)
             .env_clear()
-            .env("HOSTNAME", name)
+            .envs(environment.iter().copied())
             .stderr(Stdio::piped())
             .spawn()
             .expect("it starts");

@@ -324,10 +324,18 @@ fn the_shipped_configurations_are_valid() {
     }
 }
 
+/// A kubeconfig that the plugin can use.
+const KUBECONFIG_TEXT: &str = r#"{
+    "current-context": "c",
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "https://10.96.0.1:443"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}]
+}"#;
+
 #[test]
 fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
     let scene = Scene::with("given", "10-calico.conflist", CALICO);
-    scene.write("etc/kubernetes/mesh.conf", "{}");
+    scene.write("etc/kubernetes/mesh.conf", KUBECONFIG_TEXT);
     scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
     assert!(!scene.path(KUBECONFIG).exists());
     let list = scene.json(LIST);
@@ -339,6 +347,8 @@ fn credentials_that_the_plugin_could_not_use_are_refused_unless_allowed() {
     let scene = Scene::with("credentials", "10-calico.conflist", CALICO);
     scene.write("etc/foreign.conf", "{}");
     std::os::unix::fs::chown(scene.path("etc/foreign.conf"), Some(1001), None).expect("root");
+    scene.write("etc/wrong.conf", "{}");
+    scene.write("etc/broken.conf", "users: [");
     let before = scene.files();
     for (flag, cause) in [
         ("--kubeconfig=/etc/missing.conf", "No such file"),
@@ -352,6 +362,12 @@ fn credentials_that_the_plugin_could_not_use_are_refused_unless_allowed() {
             assert!(said.contains(&flag.replace('=', " ")) && said.contains(cause), "{said}");
             assert!(said.contains("--allow-missing-credentials"), "{said}");
         }
+    }
+    for (flag, cause) in
+        [("--kubeconfig=/etc/wrong.conf", "context"), ("--kubeconfig=/etc/broken.conf", "unclosed bracket")]
+    {
+        let said = scene.ends(2, "install", &[flag]);
+        assert!(said.contains(&flag.replace('=', " ")) && said.contains(cause), "{said}");
     }
     assert_eq!(scene.files(), before, "nothing has changed");
     scene.ok("install", &["--kubeconfig=/etc/missing.conf", "--allow-missing-credentials"]);
@@ -510,4 +526,30 @@ fn the_plugin_understands_what_it_is_given() {
     let details = error["details"].as_str().expect("details");
     assert_eq!(error["code"], 50, "{error}");
     assert!(details.contains(&closed.to_string()) && details.contains("refused"), "it asked there: {details}");
+}
+
+#[test]
+fn a_root_that_is_missing_is_refused_and_not_created() {
+    let scene = Scene::new("root");
+    let root = scene.path("misspelled");
+    for command in ["install", "agent", "uninstall", "doctor"] {
+        let output =
+            Command::new(program()).args([command, "--root"]).arg(&root).env_clear().output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+        assert!(said.contains(&format!("--root {}: expected a directory", root.display())), "{command}: {said}");
+        assert!(!root.exists(), "{command}");
+    }
+}
+
+#[test]
+fn a_wrong_flag_of_the_agent_is_wrong_usage() {
+    let scene = Scene::new("usage");
+    for (arguments, said) in [
+        (&["--log-level=verbose"][..], "accepted: none, error, warn, info, debug"),
+        (&["--plugin-service-account=p"], "in which namespace? --agent-namespace NAME"),
+    ] {
+        let stderr = scene.ends(2, "agent", arguments);
+        assert!(stderr.contains(said), "{arguments:?}: {stderr}");
+    }
 }

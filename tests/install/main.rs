@@ -11,3 +11,6 @@ mod golden;
 mod manifests;
 mod program;
 mod scene;
+#[path = "../cluster/server.rs"]
+#[expect(dead_code, reason = "TLS and connections are for tests/cluster")]
+mod server;

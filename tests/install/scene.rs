@@ -83,8 +83,13 @@ impl Scene {
 
     /// Runs what must fail, and gives its stderr.
     pub(crate) fn fails(&self, command: &str, more: &[&str]) -> String {
+        self.ends(1, command, more)
+    }
+
+    /// Runs what must end with this exit code, and gives its stderr.
+    pub(crate) fn ends(&self, code: i32, command: &str, more: &[&str]) -> String {
         let output = self.run(command, more);
-        assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stdout));
+        assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
         String::from_utf8(output.stderr).expect("text")
     }
 

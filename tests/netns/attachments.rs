@@ -100,3 +100,13 @@ fn without_a_prev_result_the_result_is_empty() {
     assert_eq!(output.stdout["cniVersion"], "1.0.0");
     assert!(output.stdout.get("interfaces").is_none_or(|i| i == &serde_json::json!([])), "{}", output.stdout);
 }
+
+#[test]
+fn an_add_warns_of_a_misspelled_annotation() {
+    let world = World::new(Families::V4);
+    let manifests = story(&world, Dns::Captured, &[("detour.io/exclude-uid", "7"), ("sidecar.istio.io/proxyCPU", "1")]);
+    let output = world.call("ADD", &istio_cni(&manifests)).run().expect_success();
+    let wanted = r#"unknown, ignored; did you mean \"detour.io/exclude-uids\"?"#;
+    assert_eq!(output.stderr.matches(wanted).count(), 1, "{}", output.stderr);
+    assert!(!output.stderr.contains("proxyCPU"), "{}", output.stderr);
+}

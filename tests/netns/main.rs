@@ -16,6 +16,7 @@ mod home_made_plugin;
 mod iptables_view;
 mod istio;
 mod istio_init;
+mod late_ipv6;
 mod limits;
 mod many_uids;
 mod migration;

@@ -3,6 +3,7 @@
 
 use crate::configuration::{chain, story};
 use crate::istio::Dns;
+use crate::pod::{APP_PROCESS, NAMESPACE, PROXY, manifest};
 use crate::world::*;
 use serde_json::json;
 
@@ -33,4 +34,48 @@ fn those_in_the_namespace_and_those_that_the_pod_selects_are_spared() {
         assert!(rules.contains(rule), "{rule}: {rules}");
     }
     assert!(!rules.contains("eth0"), "{rules}");
+}
+
+/// A label of an address, and a name that iptables takes for a prefix: with a rule for it, nothing at all would
+/// be captured.
+#[test]
+fn neither_an_alias_nor_a_prefix_is_an_interface() {
+    let world = World::new(Families::V4);
+    world.ip(&["addr", "add", "10.88.0.7/24", "dev", "eth0", "label", "eth0:7"]);
+    world.ip(&["link", "add", "eth+", "type", "veth", "peer", "name", "+"]);
+    let pod = manifest(false, PROXY, &[]).replace("default/istio-cni", "default/istio-cni, default/storage@et+");
+    for dialect in ["iptables", "nftables"] {
+        let manifests = world.manifests(&[NAMESPACE, &pod]);
+        let mut configuration =
+            chain(&manifests, json!([{ "type": "istio-redirect", "capture_secondary_networks": false }]));
+        configuration["dialect"] = dialect.into();
+        world.add(&configuration);
+        let server = SERVER.at(Family::V4, HTTPS);
+        let arrival = world.pod_sends(APP_PROCESS, Protocol::Tcp, server);
+        assert_eq!(arrival, Arrival::captured(OUTBOUND, server), "{dialect}");
+        let rules = format!("{:?}{:?}", world.iptables_save(Family::V4), world.native_tables());
+        assert!(!rules.contains("eth0:7"), "{rules}");
+        world.call("DEL", &configuration).run().expect_success();
+    }
+}
+
+#[test]
+fn an_alias_in_a_list_is_refused_by_pod_and_place() {
+    let world = World::new(Families::V4);
+    for annotation in ["excludeInterfaces", "kubevirtInterfaces"].map(|name| format!("traffic.sidecar.istio.io/{name}"))
+    {
+        let manifests = story(&world, Dns::Left, &[(&annotation, "eth0:7")]);
+        let output = world.call("ADD", &chain(&manifests, json!([{ "type": "istio-redirect" }]))).run();
+        assert_eq!(output.expect_code(), 7);
+        let msg = output.stdout["msg"].as_str().expect("text");
+        for part in ["shop/web-0", &annotation, "\"eth0:7\"", "no alias such as eth0:7"] {
+            assert!(msg.contains(part), "{part}: {msg}");
+        }
+    }
+    for key in ["exclude_interfaces", "reroute_virtual_interfaces"] {
+        let chained = json!([{ "type": "istio-redirect", key: ["eth0:7"] }]);
+        let output = world.call("ADD", &chain(&story(&world, Dns::Left, &[]), chained)).run();
+        assert_eq!(output.expect_code(), 7);
+        assert!(output.stdout["msg"].as_str().expect("text").contains(key), "{}", output.stdout);
+    }
 }

@@ -5,7 +5,8 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use detour_cni::firewall::Live;
 use detour_cni::inspect::{
-    Destination, LiveRules, Manifest, Mark, Rulebook, RulesReport, Sender, Trace, configuration, explain, trace,
+    Choice, Destination, LiveRules, Manifest, Mark, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
+    explain, trace,
 };
 use detour_cni::policy;
 use detour_cni::state::{ROOT, Store};
@@ -139,8 +140,9 @@ fn configured(world: &World, pod: &str, chain: Value) -> Value {
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
-    let subject =
-        Manifest::read((Path::new("pod"), pod), namespace).and_then(|found| found.subject(conf)).expect("a pod");
+    let texts = Texts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
+    let found = Manifest::read(&texts, &Choice::default()).expect("a pod");
+    let subject = found.subject(&found.pods[0], conf).expect("a subject");
     explain(&subject).expect("explained").policy
 }
 
@@ -243,14 +245,41 @@ fn rules_marks_what_is_missing_extra_and_foreign() {
         (Mark::Foreign, "OUTPUT", "-p tcp -m tcp --dport 2 -j RETURN"),
     ];
     assert_eq!(marked, expected);
-    let program = std::process::Command::new(env!("CARGO_BIN_EXE_detour"))
-        .args(["rules", &world.netns().display().to_string()])
-        .env_clear()
-        .output()
-        .expect("run detour");
-    assert_eq!(program.status.code(), Some(1), "{program:?}");
-    let text = String::from_utf8_lossy(&program.stdout).into_owned();
-    assert!(text.lines().any(|line| line.contains("missing") && line.contains("-d 127.0.0.1/32 -j RETURN")), "{text}");
+    let printed = |more: &[&str]| {
+        let program = std::process::Command::new(env!("CARGO_BIN_EXE_detour"))
+            .args(["rules", &world.netns().display().to_string()])
+            .args(more)
+            .env_clear()
+            .output()
+            .expect("run detour");
+        assert_eq!(program.status.code(), Some(1), "{program:?}");
+        String::from_utf8_lossy(&program.stdout).into_owned()
+    };
+    let (short, all) = (printed(&[]), printed(&["--all"]));
+    let signs = |text: &str| {
+        let lines = text.lines().filter_map(|line| line.split_whitespace().next());
+        lines.filter(|sign| ["missing", "extra", "foreign"].contains(sign)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(signs(&short), ["extra", "missing", "foreign"], "{short}");
+    assert!(short.contains("\nDifference in ip nat\n") && !short.contains("--to-ports 15001"), "{short}");
+    let others = format!("{} other rules are as asked for; --all lists them\n", report.rules.len() - 3);
+    let difference = short.strip_suffix(&others).expect("the rest is counted").trim_end();
+    let rest = all.strip_prefix(difference).expect("the difference comes first");
+    assert!(rest.contains("\nip nat\n") && rest.contains("--to-ports 15001"), "{all}");
+    assert_eq!(signs(rest).len(), 3, "{all}");
+}
+
+#[test]
+fn rules_names_routes_that_are_missing() {
+    let world = World::new(Families::V4);
+    let pod = pod::manifest(false, PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
+    world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
+    assert_eq!((report(&world).as_asked, report(&world).absent), (Some(true), Vec::new()));
+    world.ip(&["route", "flush", "table", "133"]);
+    let report = report(&world);
+    assert!(report.rules.iter().all(|rule| rule.mark == Mark::Fine), "{report:#?}");
+    assert_eq!((report.as_asked, report.absent.len()), (Some(false), 1), "{report:#?}");
+    assert!(report.absent[0].contains("133"), "{report:#?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! One pod: bridge as the cluster network, the mesh by reference, real packets.
 
-use crate::node::{Node, istio_cni};
+use crate::node::{Node, istio_cni, pod_object};
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -101,4 +101,16 @@ fn the_default_route_moves_where_a_selection_says_so() {
     node.done("CHECK", &conf);
     node.done("DEL", &conf);
     assert_eq!(node.pod.rules(), [""; 0]);
+}
+
+#[test]
+fn a_misspelled_annotation_is_logged_once_for_all_attachments() {
+    let node = Node::new();
+    let mut pod = pod_object("default/istio-cni,default/more");
+    pod["metadata"]["annotations"]["detour.io/exclude-uid"] = "7".into();
+    node.manifest("pod", &pod);
+    node.definition("default", "istio-cni", &istio_cni());
+    node.definition("default", "more", &json!({"cniVersion": "0.3.1", "name": "more", "type": "excludedns"}));
+    let log = node.call("ADD", &node.conf(&node.bridge(), &json!({}))).stderr;
+    assert_eq!(log.matches(r#"did you mean \"detour.io/exclude-uids\"?"#).count(), 1, "{log}");
 }

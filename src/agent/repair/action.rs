@@ -20,6 +20,11 @@ pub enum Mode {
 pub enum Outcome {
     /// Its rules are what they should be again.
     Repaired,
+    /// The same, but connections that are older bypass the sidecar until they close.
+    RepairedForNew {
+        /// How many TCP connections.
+        older: usize,
+    },
     /// They were already.
     NothingToDo,
     /// It is on its way out.
@@ -45,7 +50,7 @@ impl Outcome {
     /// For metrics.
     pub(super) const fn name(&self) -> &'static str {
         match self {
-            Self::Repaired | Self::Deleted | Self::Labelled => "done",
+            Self::Repaired | Self::RepairedForNew { .. } | Self::Deleted | Self::Labelled => "done",
             Self::NothingToDo => "needless",
             Self::Failed(_) => "failed",
         }
@@ -104,6 +109,18 @@ pub(super) fn event(cause: Cause, outcome: &Outcome) -> Option<Event> {
     let (warning, reason, message) = match outcome {
         Outcome::NothingToDo => return None,
         Outcome::Repaired => (false, "DetourRepaired", format!("traffic is redirected to the sidecar again: {cause}")),
+        Outcome::RepairedForNew { older } => {
+            let (connections, bypass, they) = if *older == 1 {
+                ("connection", "bypasses", "it closes")
+            } else {
+                ("connections", "bypass", "they close")
+            };
+            let message = format!(
+                "new connections are redirected to the sidecar again: {cause}; {older} TCP {connections} that existed \
+                 before still {bypass} the sidecar until {they}; recreate the pod to capture them"
+            );
+            (true, "DetourRepaired", message)
+        }
         Outcome::Deleted => (true, "DetourDeleted", format!("deleted so that a new pod is redirected: {cause}")),
         Outcome::Labelled => (true, "DetourLabelled", format!("labelled, not repaired: {cause}")),
         Outcome::Failed(why) => (true, "DetourRepairFailed", format!("{cause}; {why}")),

@@ -1,15 +1,13 @@
 //! Repair without harm: the pod runs on, and has its rules.
 
 use super::{Case, Cause, KnownPod, Outcome};
-use crate::cni::{Code, Error, Request};
+use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
 use crate::plugin::{self, Standing};
 use crate::sandbox::find::Found;
 use std::time::Duration;
 
 /// How long a call of the plugin in the same namespace is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The interface of an ADD that nothing is known of: kubelets' runtimes name it so.
-const INTERFACE: &str = "eth0";
 
 /// Makes the pod's rules what they should be, and reads them back. It takes as long as the calls of the plugin that it makes, each of which has a limit.
 ///
@@ -45,7 +43,19 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
     if *cause != Cause::Drift && !after.redirected {
         return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
     }
-    Ok(Outcome::Repaired)
+    match plugin::bypassing(container_id, &found.netns, PATIENCE) {
+        Ok(0) => Ok(Outcome::Repaired),
+        Ok(older) => Ok(Outcome::RepairedForNew { older }),
+        Err(error) => {
+            let pod = &known.pod;
+            tracing::warn!(
+                "pod {}/{}: connections that bypass the sidecar are not counted: {error}",
+                pod.namespace,
+                pod.name
+            );
+            Ok(Outcome::Repaired)
+        }
+    }
 }
 
 /// Holds what was found against what the cluster says: a pod's sandbox may have gone, and the addresses
@@ -81,7 +91,7 @@ fn add(case: &Case<'_>, found: &Found, container_id: &str, before: &Standing) ->
             "CNI_COMMAND" => "ADD",
             "CNI_CONTAINERID" => container_id,
             "CNI_NETNS" => found.netns.to_str()?,
-            "CNI_IFNAME" => ifname.map_or(INTERFACE, String::as_str),
+            "CNI_IFNAME" => ifname.map_or(DEFAULT_INTERFACE, String::as_str),
             "CNI_ARGS" => &args,
             // No executable is run.
             "CNI_PATH" => "/",

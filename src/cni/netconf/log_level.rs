@@ -36,8 +36,10 @@ impl LogLevel {
         of_multus.then_some(Self::Info).or_else(|| Self::named(word)).map(Some).ok_or_else(refused)
     }
 
-    /// By the words of istio-cni and of maistra's plugin (logrus), in upper or lower case.
-    fn named(word: &str) -> Option<Self> {
+    /// Returns the level with this name: the words of istio-cni and of maistra's plugin (logrus), in upper or lower
+    /// case.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
         match word.to_ascii_lowercase().as_str() {
             "none" | "off" => Some(Self::Off),
             "panic" | "fatal" | "error" => Some(Self::Error),

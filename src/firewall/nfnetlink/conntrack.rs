@@ -3,10 +3,12 @@
 use super::{Error, Socket};
 use crate::netlink::Allowance;
 use crate::netlink::attributes::{Attributes, find, parse};
+use nix::errno::Errno;
 use std::net::{IpAddr, SocketAddr};
 
 const NFNL_SUBSYS_CTNETLINK: u16 = 1;
 const IPCTNL_MSG_CT_GET: u16 = 1;
+const IPCTNL_MSG_CT_DELETE: u16 = 2;
 /// `enum ctattr_type`.
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
@@ -18,6 +20,8 @@ const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_TUPLE_ZONE: u16 = 3;
 /// `IPS_SEEN_REPLY`.
 const SEEN_REPLY: u32 = 1 << 1;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 
 /// A tracked connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +56,34 @@ impl Socket {
             Err(error) => Err(error),
         }
     }
+
+    /// Makes the kernel forget a connection: the next packet is that of a new one. One that is gone already is
+    /// no error.
+    ///
+    /// # Errors
+    /// The kernel refuses, or the socket fails.
+    pub fn forget(&mut self, connection: &Connection) -> Result<(), Error> {
+        let Connection { protocol, source, destination, zone, .. } = connection;
+        let family = if source.is_ipv4() { AF_INET } else { AF_INET6 };
+        let original = tuple(*protocol, *source, *destination);
+        let attributes = Attributes::new().nested(CTA_TUPLE_ORIG, &original).bytes(CTA_ZONE, &zone.to_be_bytes());
+        match self.request(NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE, family, &attributes) {
+            Err(Error::Socket(Errno::ENOENT)) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// The inverse of [`ends`].
+fn tuple(protocol: u8, source: SocketAddr, destination: SocketAddr) -> Attributes {
+    let addresses = [(source, [1, 3]), (destination, [2, 4])];
+    let addresses = addresses.iter().fold(Attributes::new(), |all, (end, [v4, v6])| match end.ip() {
+        IpAddr::V4(address) => all.bytes(*v4, &address.octets()),
+        IpAddr::V6(address) => all.bytes(*v6, &address.octets()),
+    });
+    let ports = Attributes::new().bytes(1, &[protocol]).bytes(2, &source.port().to_be_bytes());
+    let ports = ports.bytes(3, &destination.port().to_be_bytes());
+    Attributes::new().nested(CTA_TUPLE_IP, &addresses).nested(CTA_TUPLE_PROTO, &ports)
 }
 
 fn connection(body: &[u8]) -> Option<Connection> {
@@ -86,7 +118,7 @@ fn ends(tuple: &[u8]) -> Option<(SocketAddr, SocketAddr, u8)> {
 mod tests {
     use super::*;
 
-    fn tuple(v6: bool, source: (&[u8], u16), destination: (&[u8], u16), zone: Option<u16>) -> Attributes {
+    fn body_tuple(v6: bool, source: (&[u8], u16), destination: (&[u8], u16), zone: Option<u16>) -> Attributes {
         let (from, to) = if v6 { (3, 4) } else { (1, 2) };
         let addresses = Attributes::new().bytes(from, source.0).bytes(to, destination.0);
         let protocol = Attributes::new().bytes(1, &[6]).bytes(2, &source.1.to_be_bytes());
@@ -96,10 +128,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tuple_is_written_as_it_is_read() {
+        for (source, destination) in [("10.0.0.2:4000", "192.0.2.1:53"), ("[fd00::2]:4000", "[2001:db8::1]:53")] {
+            let ends_of = (source.parse().expect("an address"), destination.parse().expect("an address"));
+            assert_eq!(ends(tuple(17, ends_of.0, ends_of.1).as_bytes()), Some((ends_of.0, ends_of.1, 17)));
+        }
+    }
+
+    #[test]
     fn a_redirected_connection_answers_from_elsewhere() {
         let (pod, far, own) = ([10, 0, 0, 2], [192, 0, 2, 1], [127, 0, 0, 1]);
-        let original = tuple(false, (&pod, 4000), (&far, 80), Some(2));
-        let reply = tuple(false, (&own, 15001), (&pod, 4000), None);
+        let original = body_tuple(false, (&pod, 4000), (&far, 80), Some(2));
+        let reply = body_tuple(false, (&own, 15001), (&pod, 4000), None);
         let body = Attributes::new().nested(CTA_TUPLE_ORIG, &original).nested(CTA_TUPLE_REPLY, &reply);
         let body = body.be32(CTA_STATUS, SEEN_REPLY);
         let wanted = Connection {
@@ -116,8 +156,8 @@ mod tests {
     #[test]
     fn six_takes_the_other_attributes_and_what_is_cut_short_is_none() {
         let (pod, far) = ([1; 16], [2; 16]);
-        let original = tuple(true, (&pod, 1), (&far, 2), None);
-        let reply = tuple(true, (&far, 2), (&pod, 1), None);
+        let original = body_tuple(true, (&pod, 1), (&far, 2), None);
+        let reply = body_tuple(true, (&far, 2), (&pod, 1), None);
         let body = Attributes::new().nested(CTA_TUPLE_ORIG, &original).nested(CTA_TUPLE_REPLY, &reply);
         let body = body.bytes(CTA_ZONE, &1_u16.to_be_bytes());
         let read = connection(body.as_bytes()).expect("a connection");

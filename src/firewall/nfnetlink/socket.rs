@@ -119,6 +119,11 @@ impl Socket {
         }
     }
 
+    /// Sends a request of another subsystem than nf_tables, and waits until the kernel has done it.
+    pub(super) fn request(&mut self, kind: u16, family: u8, attributes: &Attributes) -> Result<(), Error> {
+        Ok(self.0.request(kind, 0, &header(family, 0), attributes.as_bytes())?)
+    }
+
     /// Sends all messages as one transaction: the kernel does all of it or nothing, and nothing
     /// where the rules are no longer of `generation`.
     ///

@@ -9,6 +9,7 @@ use crate::firewall::native;
 use crate::host_path::HostPath;
 use crate::inspect::format::{Format, render};
 use crate::inspect::restore::restore_text;
+use crate::inspect::rules::RulesView;
 use crate::printable::{cut, line};
 use crate::state::ROOT;
 use crate::trusted_file::{read, read_nofollow};
@@ -44,7 +45,7 @@ impl Examination {
             files.push(("explain.json".to_owned(), redactor.report(&explained.explanation)));
         }
         if let Some((live, report)) = &self.live {
-            let table = render(report, Format::Table { colour: false })?;
+            let table = render(&RulesView { report, all: true }, Format::Table { colour: false })?;
             files.push(("rules.json".to_owned(), redactor.report(report)));
             files.push(("rules.txt".to_owned(), redactor.text(table.as_str())));
             if let Some(asked) = &live.asked {

@@ -136,7 +136,7 @@ pub(super) fn wish(
     let pod = context.request.args.pod.as_ref();
     let node = [Attached::node(context.conf)];
     let asking = asking(attached, &node, known.may_be_meshed());
-    let mut all: Vec<(&str, Policy)> = Vec::new();
+    let (mut all, mut ignored): (Vec<(&str, Policy)>, _) = (Vec::new(), BTreeSet::new());
     for one in asking {
         let conf = NetConf { prev_result: Some(previous.clone()), ..one.conf.clone() };
         let facts = |pod: &PodRef, with_namespace| known.facts(pod, with_namespace);
@@ -144,7 +144,9 @@ pub(super) fn wish(
         let wish = wish.map_err(|error| about(&one.name, error))?;
         tracing::info!(attachment = one.name, exclusions = wish.policy.exclusions.len(), "{}", wish.why);
         all.push((&one.name, wish.policy));
+        ignored.extend(wish.ignored);
     }
+    ignored.iter().for_each(|ignored| tracing::warn!("{ignored}"));
     Ok((united(&all)?, dialect(context.conf, asking)?))
 }
 

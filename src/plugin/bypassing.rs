@@ -1,0 +1,198 @@
+//! Connections that are older than the rules. NAT decides at a connection's first packet, so that a
+//! connection that the kernel tracked without the rules keeps its way until it closes.
+//!
+//! Forgetting its entry would not help: the kernel takes the next packet for a new connection's and redirects
+//! it (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (seen with
+//! 6.18). For a query over UDP it does help.
+
+use super::converge::records;
+use super::desired::writes_ip6;
+use super::own_netns;
+use crate::cni::{Code, Error};
+use crate::firewall::nfnetlink::{Connection, Socket};
+use crate::policy::{
+    DnsCapture, Exclusion, IdRange, InterceptionMode, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+};
+use crate::sandbox::{Access, OpenConnection, Sandbox, open_connections};
+use crate::state::{ROOT, Store};
+use ipnet::IpNet;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+/// How many connections are compared with the exclusions, and so how many are counted at most.
+const MOST_CONNECTIONS: usize = 1000;
+/// How many DNS flows are forgotten.
+const MOST_FLOWS: usize = 5000;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const DNS_PORT: u16 = 53;
+
+/// Counts the container's established TCP connections that bypass the sidecar although its policy redirects
+/// them, and has the kernel forget DNS queries over UDP that do, where DNS is captured. Connections that are
+/// exempt because of a GID or an interface count, too: the kernel does not list these.
+///
+/// # Errors
+/// [`Code::TryAgain`]: another call works in the namespace for longer than `patience`. The namespace is gone, or
+/// its connections can't be listed or are too many.
+pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result<usize, Error> {
+    own_netns::check(netns)?;
+    let gone = || Error::new(Code::InvalidNetns, format!("{}: network namespace not found", netns.display()));
+    let (store, sandbox) = (Store::new(ROOT), Sandbox::open(netns)?.ok_or_else(gone)?);
+    sandbox.enter_to(Access::Change, patience, || {
+        let records = records(&store, container_id, &sandbox)?;
+        let policy = records.policy()?;
+        let Some(redirect) = policy.redirect() else { return Ok(0) };
+        let dns_captured = redirect.dns != DnsCapture::Off;
+        let ip6 = writes_ip6(&policy, records.ip6());
+        let open = open_connections()?;
+        let by_ends: HashMap<_, _> = open
+            .iter()
+            .filter(|open| may_be_redirected(redirect, open))
+            .map(|one| ((one.local, one.remote), one))
+            .collect();
+        let find = |c: &Connection| {
+            let outbound = by_ends.get(&(c.source, c.destination)).map(|open| (**open, true));
+            outbound.or_else(|| by_ends.get(&(c.destination, c.source)).map(|open| (**open, false)))
+        };
+        let (connections, flows) = (Cell::new(MOST_CONNECTIONS), Cell::new(MOST_FLOWS));
+        let one_of = |left: &Cell<usize>| left.replace(left.get().saturating_sub(1)) > 0;
+        let is_wanted = |c: &Connection| {
+            c.answers == c.destination
+                && match c.protocol {
+                    TCP => find(c).is_some() && one_of(&connections),
+                    UDP => dns_captured && c.destination.port() == DNS_PORT && one_of(&flows),
+                    _ => false,
+                }
+        };
+        let failed =
+            |error| Error::new(Code::KernelRefused, format!("connection tracking of {}: {error}", netns.display()));
+        let mut socket = Socket::open().map_err(failed)?;
+        let tracked = socket.connections(is_wanted).map_err(failed)?;
+        for query in tracked.iter().filter(|c| c.protocol == UDP) {
+            socket.forget(query).map_err(failed)?;
+        }
+        let found = tracked.iter().filter(|c| c.protocol == TCP).filter_map(find);
+        Ok(found
+            .filter(|(open, outbound)| (ip6 || open.remote.is_ipv4()) && is_redirected(&policy, open, *outbound))
+            .count())
+    })
+}
+
+/// Whether a redirection can be about the connection: it is not the proxy's own, and not within the pod.
+fn may_be_redirected(redirect: &Redirect, open: &OpenConnection) -> bool {
+    let OpenConnection { local, remote, uid } = open;
+    !redirect.proxy_uid.contains(uid) && !remote.ip().is_loopback() && local.ip() != remote.ip()
+}
+
+/// Whether the policy redirects such a connection when it begins.
+fn is_redirected(policy: &Policy, open: &OpenConnection, outbound: bool) -> bool {
+    let Some(redirect) = policy.redirect() else { return false };
+    let OpenConnection { local, remote, uid } = *open;
+    if !may_be_redirected(redirect, open) {
+        return false;
+    }
+    if !outbound {
+        let is_excluded = match &redirect.inbound_ports_include {
+            Ports::All => has_port(&redirect.inbound_ports_exclude, local.port()),
+            included @ Ports::List(_) => !has_port(included, local.port()),
+        };
+        // TPROXY is no NAT: its connections look untouched.
+        let is_nat = redirect.inbound_interception_mode == InterceptionMode::Redirect;
+        return is_nat && !is_excluded && local.port() != redirect.inbound_tunnel_port;
+    }
+    let is_exempt = has_port(&redirect.outbound_ports_exclude, remote.port())
+        || has_address(&redirect.outbound_ip_ranges_exclude, remote)
+        || policy.exclusions.iter().any(|exclusion| exclusion.covers(&exclusion_of(uid, remote)));
+    let is_included = has_port(&redirect.outbound_ports_include, remote.port())
+        || has_address(&redirect.outbound_ip_ranges_include, remote);
+    is_included && !is_exempt
+}
+
+/// The narrowest exclusion that exempts a connection to `remote`.
+fn exclusion_of(uid: u32, remote: SocketAddr) -> Exclusion {
+    Exclusion {
+        owner: Owner::Uid(IdRange::one(uid)),
+        destination: Some(IpNet::from(remote.ip())),
+        protocol: Some(Protocol::Tcp),
+        ports: vec![PortRange::one(remote.port())],
+    }
+}
+
+fn has_port(ports: &Ports, port: u16) -> bool {
+    match ports {
+        Ports::All => true,
+        Ports::List(list) => list.iter().any(|range| range.first <= port && port <= range.last),
+    }
+}
+
+fn has_address(ranges: &Ranges, address: SocketAddr) -> bool {
+    match ranges {
+        Ranges::All => true,
+        Ranges::List(list) => list.iter().any(|net| net.contains(&address.ip())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Interception;
+
+    fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
+        let mut redirect = Redirect::default();
+        change(&mut redirect);
+        let exempt =
+            Exclusion { owner: Owner::Uid(IdRange { first: 10, last: 20 }), ..exclusion_of(0, end("192.0.2.9:443")) };
+        let exempt = Exclusion { destination: None, protocol: None, ports: Vec::new(), ..exempt };
+        Policy { interception: Interception::On(Box::new(redirect)), exclusions: [exempt].into(), ..Policy::default() }
+    }
+
+    fn end(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn what_the_rules_exempt_does_not_count() {
+        let plain = || policy(|_| {});
+        let narrow = || {
+            policy(|r| {
+                r.outbound_ip_ranges_include = Ranges::List(vec!["192.0.2.0/24".parse().expect("a range")]);
+                r.outbound_ip_ranges_exclude = Ranges::List(vec!["192.0.2.128/25".parse().expect("a range")]);
+                r.inbound_ports_include = Ports::List(vec![PortRange::one(80)]);
+            })
+        };
+        let pod = "10.0.0.2:8080";
+        let rows = [
+            (plain(), pod, "192.0.2.9:443", 0, true, true),
+            (plain(), "[fd00::2]:9", "[2001:db8::1]:443", 0, true, true),
+            (plain(), pod, "192.0.2.9:443", 1337, true, false),
+            (plain(), pod, "192.0.2.9:443", 15, true, false),
+            (plain(), pod, "192.0.2.9:15020", 0, true, false),
+            (plain(), pod, "127.0.0.1:443", 0, true, false),
+            (plain(), pod, "10.0.0.2:443", 0, true, false),
+            (plain(), pod, "192.0.2.9:4000", 15, false, true),
+            (plain(), "10.0.0.2:15021", "192.0.2.9:4000", 0, false, false),
+            (plain(), "10.0.0.2:15008", "192.0.2.9:4000", 0, false, false),
+            (
+                policy(|r| r.inbound_interception_mode = InterceptionMode::Tproxy),
+                pod,
+                "192.0.2.9:4000",
+                0,
+                false,
+                false,
+            ),
+            (narrow(), pod, "192.0.2.9:443", 0, true, true),
+            (narrow(), pod, "192.0.2.200:443", 0, true, false),
+            (narrow(), pod, "198.51.100.1:443", 0, true, false),
+            (narrow(), pod, "192.0.2.9:4000", 0, false, false),
+            (narrow(), "10.0.0.2:80", "192.0.2.9:4000", 0, false, true),
+            (Policy::default(), pod, "192.0.2.9:443", 0, true, false),
+        ];
+        for (policy, local, remote, uid, outbound, expected) in rows {
+            let open = OpenConnection { local: end(local), remote: end(remote), uid };
+            assert_eq!(is_redirected(&policy, &open, outbound), expected, "{open:?} {outbound}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Files with several objects: pods, pod templates, lists and documents.
+
+use crate::run::{detour, file};
+use serde_json::{Value, json};
+
+const CONTAINERS: &str = "[{name: app, securityContext: {runAsUser: 1000}}, {name: istio-proxy}]";
+
+/// A Deployment as `istioctl kube-inject` prints it, one that is not injected, a CronJob, a pod, and others.
+fn all() -> String {
+    let injected =
+        format!("{{metadata: {{annotations: {{sidecar.istio.io/status: x}}}}, spec: {{containers: {CONTAINERS}}}}}");
+    format!(
+        "---
+# Only a comment
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: shop}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web, namespace: shop}}
+spec: {{template: {injected}}}
+---
+kind: List
+items:
+- {{kind: ConfigMap, metadata: {{name: settings}}}}
+- {{kind: StatefulSet, metadata: {{name: db, namespace: shop}}, spec: {{template: {{spec: {{containers: [{{name: db}}]}}}}}}}}
+- {{kind: CronJob, metadata: {{name: web, namespace: jobs}}, spec: {{jobTemplate: {{spec: {{template: {injected}}}}}}}}}
+- {{kind: Namespace, metadata: {{name: jobs, annotations: {{detour.io/exclude-uids: '7'}}}}}}
+---
+kind: Pod
+metadata: {{name: alone, namespace: shop, annotations: {{sidecar.istio.io/status: x}}}}
+spec: {{containers: {CONTAINERS}}}
+"
+    )
+}
+
+fn pods(said: &Value) -> Vec<(&str, &Value, bool)> {
+    let list = said.as_array().expect("a list");
+    list.iter()
+        .map(|one| (one["pod"].as_str().expect("a name"), &one["template_of"], one["redirected"] == true))
+        .collect()
+}
+
+#[test]
+fn each_pod_and_pod_template_is_explained() {
+    let run = detour(&["explain", "-f", "-", "-o", "json"], &all(), &[]);
+    let said = run.json();
+    assert_eq!(
+        pods(&said),
+        [
+            ("shop/web-*", &json!("Deployment shop/web"), true),
+            ("shop/db-*", &json!("StatefulSet shop/db"), false),
+            ("jobs/web-*", &json!("CronJob jobs/web"), true),
+            ("shop/alone", &Value::Null, true),
+        ]
+    );
+    let exempt: Vec<&Value> = said.as_array().expect("a list").iter().map(|one| &one["exempt"][0]["who"]).collect();
+    assert_eq!(exempt, [&Value::Null, &Value::Null, &json!("uid 7"), &Value::Null], "the namespace in the same file");
+    assert_eq!(said[1]["warnings"][0]["code"], "template-without-sidecar");
+    assert_eq!(run.stderr, "detour: -: skipped, neither pod nor pod template: Service shop/web, ConfigMap settings\n");
+    let yaml = detour(&["explain", "-f", "-", "-o", "yaml"], &all(), &[]).stdout;
+    assert_eq!(serde_saphyr::from_str::<Value>(&yaml).expect("YAML"), said);
+    let table = detour(&["explain", "-f", "-"], &all(), &[]).stdout;
+    let headings: Vec<&str> = table.lines().filter(|line| line.ends_with("/web") || line.ends_with("/alone")).collect();
+    assert_eq!(headings, ["Deployment shop/web", "CronJob jobs/web", "Pod shop/alone"], "{table}");
+    assert!(table.contains("Pod shop/web-* of Deployment shop/web is redirected: "), "{table}");
+}
+
+#[test]
+fn one_of_several_is_chosen() {
+    let explain = |more: &[&str]| detour(&[&["explain", "-f", "-", "-o", "json"], more].concat(), &all(), &[]);
+    assert_eq!(explain(&["cronjob/web"]).json()["template_of"], "CronJob jobs/web");
+    assert_eq!(explain(&["-n", "jobs"]).json()["template_of"], "CronJob jobs/web");
+    assert_eq!(explain(&["web", "-n", "shop"]).json()["template_of"], "Deployment shop/web");
+    assert_eq!(pods(&explain(&["web"]).json()).len(), 2);
+    let run = explain(&["cronjob/db"]);
+    let said = "expected a pod or an object with a pod template named \"cronjob/db\", got Deployment shop/web, ";
+    assert!(run.code == 2 && run.stderr.contains(said), "{run:?}");
+    let unnamed = "kind: Job\nmetadata: {name: j}\nspec: {template: {spec: {containers: [{name: c}]}}}";
+    let run = detour(&["explain", "-f", "-", "-n", "shop", "-o", "json"], unnamed, &[]);
+    assert_eq!(run.json()["pod"], "shop/j-*", "as kubectl -n does");
+}
+
+#[test]
+fn what_is_for_one_pod_refuses_several_and_names_them() {
+    let trace = ["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:5/tcp"];
+    for arguments in [&trace[..], &["explain", "-f", "-", "--rules", "nft"], &["explain", "-f", "-", "--format", "svg"]]
+    {
+        let run = detour(arguments, &all(), &[]);
+        assert!(run.code == 2 && run.stdout.is_empty(), "{run:?}");
+        let said = "expected one pod or pod template, got Deployment shop/web, StatefulSet shop/db, CronJob jobs/web, \
+                    Pod shop/alone; add the name of one to the command";
+        assert!(run.stderr.contains(said), "{run:?}");
+        assert_eq!(detour(&[arguments, &["alone"]].concat(), &all(), &[]).code, 0);
+    }
+}
+
+#[test]
+fn one_that_an_add_would_refuse_does_not_hide_the_others() {
+    let wrong = all().replace(
+        "{name: alone, namespace: shop, annotations: {",
+        "{name: alone, annotations: {detour.io/exclude-uids: root, ",
+    );
+    let run = detour(&["explain", "-f", "-", "-o", "json"], &wrong, &[]);
+    assert_eq!((run.code, pods(&serde_json::from_str(&run.stdout).expect("JSON")).len()), (1, 3));
+    assert!(
+        run.stderr
+            .contains("\ndetour: Pod default/alone: annotation \"detour.io/exclude-uids\" of pod default/alone: "),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn a_namespace_file_must_hold_the_pods_namespace() {
+    let pod = "kind: Pod\nmetadata: {name: web, namespace: shop}\nspec: {containers: [{name: app}]}\n";
+    for (text, got) in [
+        (pod, "Pod shop/web"),
+        ("kind: Namespace\nmetadata: {name: other}\n", "Namespace other"),
+        ("kind: Secret\nmetadata: {name: x}\n", "Secret x"),
+    ] {
+        let namespace = file("ns.yaml", text);
+        let run = detour(&["explain", "-f", "-", "--namespace-file", &namespace], pod, &[]);
+        assert_eq!(run.code, 2, "{run:?}");
+        let said = format!("{}: expected Namespace shop, which is that of Pod shop/web, got {got}", &*namespace);
+        assert!(run.stderr.contains(&said), "{run:?}");
+    }
+}
+
+#[test]
+fn the_configuration_of_one_plugin_is_for_pods_that_select_it() {
+    let pod = |networks: &str| {
+        format!(
+            "kind: Pod\nmetadata: {{name: web, namespace: shop, annotations: {{sidecar.istio.io/status: x{networks}}}}}\n\
+             spec: {{containers: {CONTAINERS}}}\n"
+        )
+    };
+    let plugin =
+        json!({"cniVersion": "1.0.0", "name": "istio-cni", "type": "istio-cni", "kubernetes": {"kubeconfig": "/k"}});
+    let list = file("10-x.conflist", &json!({"cniVersion": "1.0.0", "name": "n", "plugins": [plugin]}).to_string());
+    let plugin = file("istio-cni.conf", &plugin.to_string());
+    let explain = |conf: &str, networks: &str| {
+        detour(&["explain", "-f", "-", "--config", conf, "-o", "json"], &pod(networks), &[]).json()
+    };
+    let key = "k8s.v1.cni.cncf.io/networks";
+    for (networks, found) in [
+        (String::new(), "which is not set"),
+        (format!(", {key}: ''"), "which selects none"),
+        (format!(", {key}: 'alt-net, istio-cni-2'"), "which selects alt-net, istio-cni-2"),
+    ] {
+        let said = explain(&plugin, &networks);
+        let expected = format!("not redirected: network istio-cni is not selected by annotation {key}, {found}");
+        assert_eq!((&said["decision"], &said["redirected"]), (&json!(expected), &json!(false)));
+        assert_eq!(said["warnings"][0]["code"], "network-not-selected");
+        assert_eq!(explain(&list, &networks)["redirected"], true, "a plugin list is for every pod");
+    }
+    for networks in [
+        format!(", {key}: default/istio-cni"),
+        format!(", {key}: '[{{\"name\": \"istio-cni\"}}]'"),
+        ", v1.multus-cni.io/default-network: istio-cni".into(),
+    ] {
+        assert_eq!(explain(&plugin, &networks)["redirected"], true, "{networks}");
+    }
+    let trace = ["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:5/tcp", "-o", "json", "--config", &plugin];
+    assert_eq!(detour(&trace, &pod(""), &[]).json()["arrives_at"], "direct");
+}

@@ -1,0 +1,36 @@
+//! Directories for a moment.
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A new directory that is removed with this value, also if the test fails.
+#[derive(Debug)]
+pub(crate) struct Directory(PathBuf);
+
+impl Directory {
+    /// Creates one whose name contains `name`.
+    pub(crate) fn new(name: &str) -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("detour-{name}-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
+        Self(path)
+    }
+}
+
+impl Deref for Directory {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("remove {}: {error}", self.0.display());
+        }
+    }
+}
