@@ -68,12 +68,12 @@ impl std::str::FromStr for HostPath {
 
 /// Where the node's file system is mounted, for this process: `/` on the node itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Root(PathBuf);
+pub struct HostRoot(PathBuf);
 
 /// As many as the kernel follows (path_resolution(7)).
 const MOST_LINKS: usize = 40;
 
-impl Root {
+impl HostRoot {
     /// The node's file system, mounted at `mount`.
     #[must_use]
     pub fn new(mount: impl Into<PathBuf>) -> Self {
@@ -159,7 +159,7 @@ mod tests {
         symlink("7", mount.join("var/current")).expect("linked");
         symlink("../../..", mount.join("run/deep/up")).expect("linked");
         symlink("loop", mount.join("loop")).expect("linked");
-        let root = Root::new(&mount);
+        let root = HostRoot::new(&mount);
         for (asked, found) in [
             ("/var/run/detour/x", "run/detour/x"),
             ("/var/current/opt/cni/bin", "var/7/opt/cni/bin"),

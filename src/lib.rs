@@ -102,7 +102,6 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod agent;
-pub mod chain;
 pub mod cluster;
 pub mod cni;
 pub mod delegate;
@@ -111,16 +110,17 @@ pub mod host_path;
 pub mod inspect;
 pub mod logging;
 pub mod netlink;
+pub mod netns;
 pub mod networks;
 pub mod plugin;
 pub mod pod;
 pub mod policy;
 pub mod printable;
-pub mod sandbox;
 #[cfg(test)]
 #[path = "../tests/scratch/directory.rs"]
 mod scratch;
 pub mod state;
 pub mod streams;
+pub mod sub_plugins;
 pub mod suggest;
 pub mod trusted_file;

@@ -3,15 +3,21 @@
 //!
 //! `O_NONBLOCK` is a flag of the open file description, which other processes share, so it is never
 //! set on the streams themselves.
-
-mod output;
+//!
+//! Writing to a stream that another process may not read, without waiting longer than a budget.
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send};
+use nix::sys::stat::{SFlag, fstat};
 use nix::unistd;
-use output::Output;
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use nix::unistd::write;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,7 +57,7 @@ impl Read for Stdin {
 #[derive(Debug, Clone, Copy)]
 pub struct Stderr;
 
-static STDERR: Mutex<Output> = Mutex::new(Output::new(STDERR_BUDGET));
+static STDERR: Mutex<TimedOutput> = Mutex::new(TimedOutput::new(STDERR_BUDGET));
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -71,7 +77,7 @@ pub struct Stdout;
 
 impl Write for Stdout {
     fn write(&mut self, answer: &[u8]) -> io::Result<usize> {
-        Output::new(STDOUT_BUDGET).all(io::stdout().as_fd(), answer)?;
+        TimedOutput::new(STDOUT_BUDGET).all(io::stdout().as_fd(), answer)?;
         Ok(answer.len())
     }
 
@@ -92,5 +98,192 @@ fn ready(stream: BorrowedFd<'_>, what: PollFlags, until: Instant) -> io::Result<
             Ok(_) => return Ok(true),
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// A stream, and what is left of the time that writes to it may wait.
+#[derive(Debug)]
+struct TimedOutput {
+    way: Option<WriteMode>,
+    budget: Duration,
+    /// Lines that found no room since the last one that did.
+    dropped: u32,
+}
+
+/// How to write without waiting.
+#[derive(Debug)]
+enum WriteMode {
+    /// A pipe, opened again: the new open file description has its own `O_NONBLOCK`.
+    Pipe(File),
+    /// `MSG_DONTWAIT` holds for one call. `CRI-O` and `containerd` pass on journald's socket as stderr.
+    Socket,
+    /// A file or a terminal: a write of [`ATOMIC`] bytes does not wait after a successful poll.
+    Other,
+}
+
+/// As many bytes fit into a pipe that poll(2) reports as writable (`PIPE_BUF`, pipe(7)).
+const ATOMIC: usize = 4096;
+
+impl TimedOutput {
+    const fn new(budget: Duration) -> Self {
+        Self { way: None, budget, dropped: 0 }
+    }
+
+    /// Writes a line, after the number of lines that were dropped before it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`]: there was no room, and the line is dropped; or the stream is broken.
+    fn line(&mut self, stream: BorrowedFd<'_>, line: &[u8]) -> io::Result<()> {
+        let written = self.note(stream).and_then(|()| self.all(stream, line));
+        self.dropped += u32::from(written.is_err());
+        written
+    }
+
+    fn note(&mut self, stream: BorrowedFd<'_>) -> io::Result<()> {
+        if self.dropped > 0 {
+            // A line that was cut off ends here, too.
+            let note = format!("\n{} log lines dropped: stderr is not read\n", self.dropped);
+            self.all(stream, note.as_bytes())?;
+            self.dropped = 0;
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes`, or as much as there is room for within the budget.
+    ///
+    /// # Errors
+    /// As [`Self::line`].
+    fn all(&mut self, stream: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.attempt(stream, bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => {
+                    let started = Instant::now();
+                    let room = ready(stream, PollFlags::POLLOUT, started + self.budget);
+                    self.budget = self.budget.saturating_sub(started.elapsed());
+                    if !room? {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn attempt(&mut self, stream: BorrowedFd<'_>, bytes: &[u8]) -> nix::Result<usize> {
+        match self.way.get_or_insert_with(|| WriteMode::of(stream)) {
+            WriteMode::Pipe(own) => write(own, bytes),
+            WriteMode::Socket => send(stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL),
+            WriteMode::Other => match ready(stream, PollFlags::POLLOUT, Instant::now()) {
+                Ok(false) => Err(Errno::EAGAIN),
+                _ => write(stream, &bytes[..bytes.len().min(ATOMIC)]),
+            },
+        }
+    }
+}
+
+impl WriteMode {
+    fn of(stream: BorrowedFd<'_>) -> Self {
+        let kind = fstat(stream).map_or(SFlag::empty(), |found| SFlag::from_bits_truncate(found.st_mode));
+        match kind & SFlag::S_IFMT {
+            SFlag::S_IFSOCK => Self::Socket,
+            SFlag::S_IFIFO => {
+                let path = format!("/proc/self/fd/{}", stream.as_raw_fd());
+                #[expect(clippy::disallowed_methods, reason = "a pipe, and this process's own")]
+                let opened = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+                // Without a reader it can't be opened; a write then fails at once.
+                opened.map_or(Self::Other, Self::Pipe)
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    const BUDGET: Duration = Duration::from_millis(20);
+
+    /// Writes to `stream` until nothing fits, drains it with `drain`, and writes once more.
+    fn overflow(stream: BorrowedFd<'_>, mut drain: impl FnMut() -> String) {
+        let started = Instant::now();
+        let mut output = TimedOutput::new(BUDGET);
+        let line = [&[b'x'; 999][..], b"\n"].concat();
+        let mut lines = 0;
+        while output.line(stream, &line).is_ok() {
+            lines += 1;
+        }
+        assert!(lines > 10, "{lines}");
+        for _ in 0..1000 {
+            assert_eq!(output.line(stream, &line).expect_err("full").kind(), ErrorKind::TimedOut);
+        }
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        let before = drain();
+        output.line(stream, b"next\n").expect("room");
+        let after = drain();
+        assert!(after.ends_with(" log lines dropped: stderr is not read\nnext\n"), "{after:?}");
+        // A note may have found room where no line did.
+        let notes = before
+            .lines()
+            .chain(after.lines())
+            .filter_map(|line| line.strip_suffix(" log lines dropped: stderr is not read"));
+        assert_eq!(notes.map(|count| count.parse::<u32>().expect("a number")).sum::<u32>(), 1001);
+    }
+
+    fn read_all(mut from: impl Read) -> String {
+        let (mut text, mut piece) = (Vec::new(), vec![0; 1 << 20]);
+        while let Ok(read @ 1..) = from.read(&mut piece) {
+            text.extend(&piece[..read]);
+        }
+        String::from_utf8(text).expect("text")
+    }
+
+    #[test]
+    fn a_full_pipe_drops_lines_and_says_how_many() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let mut reading = OpenOptions::new();
+        reading.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
+        let reader = reading.open(format!("/proc/self/fd/{}", reader.as_raw_fd())).expect("opened again");
+        overflow(writer.as_fd(), || read_all(&reader));
+        assert!(!is_nonblocking(writer.as_fd()), "the shared description stays as it was");
+    }
+
+    #[test]
+    fn a_full_socket_drops_lines_and_says_how_many() {
+        let (reader, writer) = UnixStream::pair().expect("a pair");
+        reader.set_nonblocking(true).expect("set");
+        overflow(writer.as_fd(), || read_all(&reader));
+        assert!(!is_nonblocking(writer.as_fd()), "the shared description stays as it was");
+    }
+
+    fn is_nonblocking(stream: BorrowedFd<'_>) -> bool {
+        let flags = nix::fcntl::fcntl(stream, nix::fcntl::FcntlArg::F_GETFL).expect("flags");
+        OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK)
+    }
+
+    #[test]
+    fn a_stream_without_a_reader_is_an_error() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        drop(reader);
+        let error = TimedOutput::new(BUDGET).all(writer.as_fd(), b"x").expect_err("broken");
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_file_gets_all() {
+        let path = std::env::temp_dir().join(format!("detour-output-{}", std::process::id()));
+        let mut file = File::create_new(&path).expect("created");
+        file.write_all(b"before ").expect("written");
+        let text = "y".repeat(3 * ATOMIC + 1);
+        TimedOutput::new(BUDGET).all(file.as_fd(), text.as_bytes()).expect("written");
+        let found = std::fs::read_to_string(&path).expect("readable");
+        std::fs::remove_file(&path).expect("removable");
+        assert_eq!(found, format!("before {text}"));
     }
 }

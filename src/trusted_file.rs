@@ -34,7 +34,7 @@ const OTHER_WRITABLE: u32 = 0o002;
 
 /// Why a file is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum FileError {
     /// The system refuses it.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -56,7 +56,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl FileError {
     /// Whether nothing exists at the path.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
@@ -127,7 +127,7 @@ pub fn read_with_owner(path: &Path, limit: u64) -> io::Result<(Vec<u8>, u32)> {
 ///
 /// # Errors
 /// The file can't be read, is larger, or [`check`] refuses it.
-pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     let file = open(&check(path)?, OpenOptions::new().read(true))?;
     // The path may have been changed by a trusted user meanwhile; what counts is the file that is read.
     verify(path, &file.metadata()?)?;
@@ -140,7 +140,7 @@ pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 ///
 /// # Errors
 /// A part of the path is not trusted or can't be examined.
-pub fn check(path: &Path) -> Result<PathBuf, Error> {
+pub fn check(path: &Path) -> Result<PathBuf, FileError> {
     let mut resolved = PathBuf::from("/");
     let mut left = parts(&std::path::absolute(path)?);
     let mut links = 0;
@@ -277,12 +277,12 @@ fn parts(path: &Path) -> Vec<PathBuf> {
     path.components().rev().filter(wanted).map(|part| PathBuf::from(part.as_os_str())).collect()
 }
 
-fn verify(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+fn verify(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
     verify_owner(path, metadata)?;
     let mode = metadata.mode() & 0o7777;
     let group_writes = mode & GROUP_WRITABLE != 0 && (metadata.gid() != 0 || has_acl(path));
     let writable = mode & OTHER_WRITABLE != 0 || group_writes;
-    if writable { Err(Error::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
+    if writable { Err(FileError::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
 }
 
 /// Whether an access control list lets other users in. Then the permission bits of the group are the most that
@@ -293,13 +293,13 @@ fn has_acl(path: &Path) -> bool {
     !matches!(found, Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP))
 }
 
-fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
     if metadata.mode() & STICKY != 0 { verify_owner(path, metadata) } else { verify(path, metadata) }
 }
 
-fn verify_owner(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+fn verify_owner(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
     let uid = metadata.uid();
-    if is_trusted(uid) { Ok(()) } else { Err(Error::Owner { path: path.to_owned(), uid }) }
+    if is_trusted(uid) { Ok(()) } else { Err(FileError::Owner { path: path.to_owned(), uid }) }
 }
 
 /// Whether the user is root or the user of this process.

@@ -1,14 +1,14 @@
 //! The configurations in `conf/`, and what their table says.
 
 use detour_cni::agent::install::default_chain;
-use detour_cni::cni::{Command, NetConf, NodeConf};
+use detour_cni::cni::{CniCommand, NetConf, NodeConf};
 use serde_json::{Value, json};
 
 const FULL: &str = include_str!("../conf/full.conf");
 const TABLE: &str = include_str!("../conf/README.md");
 
 fn parse(conf: &Value) -> NetConf {
-    NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("accepted")
+    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted")
 }
 
 fn types(conf: &NetConf) -> Vec<&str> {
@@ -23,7 +23,7 @@ fn the_attachments_are_accepted_without_a_warning() {
         (include_str!("../conf/openshift-istio-cni.conf"), &ALL_THREE[..]),
         (include_str!("../conf/99-exclude-dns.conf"), &ALL_THREE[1..]),
     ] {
-        let conf = NetConf::parse(text.as_bytes(), Command::Add, "x").expect("accepted");
+        let conf = NetConf::parse(text.as_bytes(), CniCommand::Add, "x").expect("accepted");
         assert_eq!(types(&conf), chain);
         assert!(conf.kubernetes.excludes("kube-system"));
         assert_eq!(conf.warnings, [""; 0]);

@@ -8,10 +8,10 @@ const ROWS: [&[&str]; 10] = [
     &["cli"],
     &["agent", "inspect"],
     &["plugin"],
-    &["chain", "delegate"],
+    &["sub_plugins", "delegate"],
     &["networks"],
     &["cluster"],
-    &["sandbox", "firewall", "state", "logging"],
+    &["netns", "firewall", "state", "logging"],
     &["host_path", "trusted_file", "netlink"],
     &["streams"],
     &["policy", "pod", "cni", "printable", "suggest"],
@@ -35,7 +35,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 /// What writes to stdout and stderr: `printable::Text` (`main`, `panics`, the relay of a plugin's stderr) and log
 /// lines (`logging`). `output` asks whether stdout is a terminal.
 const WRITERS: [&str; 6] =
-    ["cli/output.rs", "delegate/process.rs", "logging.rs", "main.rs", "plugin/panics.rs", "streams.rs"];
+    ["cli/output.rs", "delegate/process.rs", "logging.rs", "main.rs", "plugin/mod.rs", "streams.rs"];
 
 #[test]
 fn only_printable_text_reaches_terminals() {

@@ -1,9 +1,11 @@
 //! Rules in a real kernel: what is committed over netlink is what iptables itself would have made
 //! of the same rules, and is read back as it was meant.
 
-use detour_cni::firewall::nfnetlink::{Error, Socket};
+use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::{Family, Table};
-use detour_cni::firewall::{Dialect, Live, LiveRule, Made, Plan, Ruleset, TableRules, most_rules};
+use detour_cni::firewall::{
+    CreatedTables, LiveRule, LiveRuleset, RuleFormat, Ruleset, TableRules, Transaction, most_rules,
+};
 use detour_cni::netlink::Allowance;
 use detour_cni::policy::Policy;
 use policies::policies;
@@ -40,23 +42,23 @@ fn saved(v6: bool) -> Vec<String> {
     text.lines().filter(|l| !l.starts_with('#') && !l.contains(" ACCEPT [")).map(str::to_owned).collect()
 }
 
-fn converge(previous: &Ruleset, desired: &Ruleset, made: &Made) {
-    let mut socket = Socket::open().expect("nfnetlink");
-    let live = Live::read(&mut socket).expect("readable");
+fn converge(previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) {
+    let mut socket = NfSocket::open().expect("nfnetlink");
+    let live = LiveRuleset::read(&mut socket).expect("readable");
     plan(&live, previous, desired, made).commit(&mut socket, &live).expect("accepted");
 }
 
-fn plan(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Plan {
-    Dialect::Iptables.plan(live, previous, desired, made)
+fn plan(live: &LiveRuleset, previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) -> Transaction {
+    RuleFormat::Iptables.plan(live, previous, desired, made)
 }
 
-fn live() -> Live {
-    Live::read(&mut Socket::open().expect("nfnetlink")).expect("readable")
+fn live() -> LiveRuleset {
+    LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
 }
 
 type Chains = Vec<(Family, Table, String, Vec<Result<detour_cni::firewall::rule::Rule, Option<String>>>)>;
 
-fn chains(live: &Live) -> Chains {
+fn chains(live: &LiveRuleset) -> Chains {
     let rules = |rules: &[LiveRule]| rules.iter().map(|r| r.rule.clone()).collect::<Vec<_>>();
     let all = live.chains().map(|(f, t, name, chain)| (f, t, name.to_owned(), rules(&chain.rules)));
     all.filter(|(_, _, name, rules)| !rules.is_empty() || name.contains('_')).collect()
@@ -71,7 +73,7 @@ fn holds_what_iptables_would_have_made(name: &str, policy: &Policy) {
         (chains(&live()), saved(false), saved(true))
     });
     let found = in_new_netns(move || {
-        converge(&Ruleset::default(), &ruleset, &Made::default());
+        converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
         (chains(&live()), saved(false), saved(true))
     });
     assert_eq!(found.1, expected.1, "{name}");
@@ -111,12 +113,12 @@ fn rules_of_other_tables_are_not_read() {
     let (_, policy) = policies().into_iter().next_back().expect("a policy");
     let ruleset = Ruleset::of(&policy, &Family::ALL);
     in_new_netns(move || {
-        converge(&Ruleset::default(), &ruleset, &Made::default());
+        converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
         let alone = chains(&live());
         let rules: String = (0..500).map(|_| "add rule inet mine c accept\n").collect();
         tool("nft", &["-f", "-"], &format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
         let few = Allowance { objects: 400, ..Allowance::USUAL };
-        let live = Live::read_within(few, &mut Socket::open().expect("nfnetlink")).expect("readable");
+        let live = LiveRuleset::read_within(few, &mut NfSocket::open().expect("nfnetlink")).expect("readable");
         assert_eq!(chains(&live), alone);
     });
 }
@@ -126,11 +128,14 @@ fn a_socket_can_be_used_after_it_has_read_too_much() {
     in_new_netns(|| {
         let rules: String = (0..5000).map(|_| "add rule ip nat OUTPUT accept\n").collect();
         tool("nft", &["-f", "-"], &format!("table ip nat {{ chain OUTPUT {{ }}\n}}\n{rules}"));
-        let mut socket = Socket::open().expect("nfnetlink");
+        let mut socket = NfSocket::open().expect("nfnetlink");
         for few in [Allowance { objects: 100, ..Allowance::USUAL }, Allowance { bytes: 10_000, ..Allowance::USUAL }] {
-            assert_eq!(Live::read_within(few, &mut socket), Err(Error::TooMany(few)));
+            assert_eq!(LiveRuleset::read_within(few, &mut socket), Err(NfError::TooMany(few)));
         }
-        assert_eq!(Live::read(&mut socket).expect("readable").rules(Family::Ip, Table::Nat, "OUTPUT").len(), 5000);
+        assert_eq!(
+            LiveRuleset::read(&mut socket).expect("readable").rules(Family::Ip, Table::Nat, "OUTPUT").len(),
+            5000
+        );
     });
 }
 
@@ -140,7 +145,7 @@ fn a_chain_with_many_extra_rules_becomes_what_it_should_be() {
     let (_, policy) = policies().into_iter().next_back().expect("a policy");
     let ruleset = Ruleset::of(&policy, &Family::ALL);
     in_new_netns(move || {
-        converge(&Ruleset::default(), &ruleset, &Made::default());
+        converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
         let fresh = chains(&live());
         for ((family, table), rules) in &ruleset.tables {
             let extra = |(name, _): &(String, _)| format!("add rule {} {} {name} drop\n", family.name(), table.name());
@@ -148,9 +153,9 @@ fn a_chain_with_many_extra_rules_becomes_what_it_should_be() {
             tool("nft", &["-f", "-"], &extra);
         }
         assert_ne!(chains(&live()), fresh);
-        let steps = plan(&live(), &ruleset, &ruleset, &Made::default()).len();
+        let steps = plan(&live(), &ruleset, &ruleset, &CreatedTables::default()).len();
         assert!(steps < 300, "{steps} steps");
-        converge(&ruleset, &ruleset, &Made::default());
+        converge(&ruleset, &ruleset, &CreatedTables::default());
         assert_eq!(chains(&live()), fresh);
     });
 }
@@ -165,17 +170,17 @@ fn any_policy_turns_into_any_other_and_back_to_nothing() {
             .map(|ruleset| {
                 let ruleset = ruleset.clone();
                 in_new_netns(move || {
-                    converge(&Ruleset::default(), &ruleset, &Made::default());
+                    converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
                     chains(&live())
                 })
             })
             .collect();
         let nothing = Ruleset::default();
         let mut previous = nothing.clone();
-        let mut made = Made::default();
+        let mut made = CreatedTables::default();
         for step in 0..rulesets.len() * 3 {
             let next = (step * 7) % rulesets.len();
-            made.add(&Made::by(&rulesets[next], &live()));
+            made.add(&CreatedTables::by(&rulesets[next], &live()));
             converge(&previous, &rulesets[next], &made);
             assert_eq!(chains(&live()), fresh[next], "to {}", all[next].0);
             let again = live();

@@ -1,35 +1,37 @@
 //! Native rules in a real kernel: what is committed over netlink is what `nft` itself makes of
 //! the same rules in words, and is read back as it was meant.
 
-use detour_cni::firewall::native::{self, Tables, text, translate};
-use detour_cni::firewall::nfnetlink::Socket;
+use detour_cni::firewall::native::{self, NativeTables, text, translate};
+use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{Dialect, Live, Made, Plan, Ruleset};
-use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset, Transaction};
+use detour_cni::policy::{
+    DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
+};
 use policies::{on, policies};
 use scratch::{in_new_netns, tool};
 
 mod policies;
 mod scratch;
 
-fn live() -> Live {
-    Live::read(&mut Socket::open().expect("nfnetlink")).expect("readable")
+fn live() -> LiveRuleset {
+    LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
 }
 
-fn plan(live: &Live, desired: &Ruleset) -> Plan {
-    Dialect::Nftables.plan(live, &Ruleset::default(), desired, &Made::default())
+fn plan(live: &LiveRuleset, desired: &Ruleset) -> Transaction {
+    RuleFormat::Nftables.plan(live, &Ruleset::default(), desired, &CreatedTables::default())
 }
 
 fn converge(desired: &Ruleset) {
-    let mut socket = Socket::open().expect("nfnetlink");
-    let live = Live::read(&mut socket).expect("readable");
+    let mut socket = NfSocket::open().expect("nfnetlink");
+    let live = LiveRuleset::read(&mut socket).expect("readable");
     let plan = plan(&live, desired);
     plan.commit(&mut socket, &live).unwrap_or_else(|e| panic!("{e}: {plan:#?}"));
 }
 
 /// What is in the kernel, as the values that were meant.
-fn found(live: &Live) -> Tables {
-    let chain = |chain: &native::LiveChain| native::rule::Chain {
+fn found(live: &LiveRuleset) -> NativeTables {
+    let chain = |chain: &native::NativeLiveChain| native::rule::NativeChain {
         hook: chain.hook.expect("a hook of ours"),
         rules: chain.rules.iter().map(|rule| rule.clone().expect("a rule of ours")).collect(),
     };
@@ -59,7 +61,7 @@ fn the_kernel_holds_what_nft_makes_of_the_same_rules() {
                 converge(&ruleset);
                 let live = live();
                 assert!(plan(&live, &ruleset).is_empty(), "what is there is final");
-                assert!(Dialect::Nftables.drift(&live, &ruleset).is_empty());
+                assert!(RuleFormat::Nftables.drift(&live, &ruleset).is_empty());
                 let listed = listed();
                 tool("nft", &["--check", "-f", "-"], &listed);
                 (found(&live), listed)
@@ -96,7 +98,7 @@ fn rules_for_ipv4_only_catch_no_ipv6() {
                 chains
                     .values()
                     .flat_map(|c| &c.rules)
-                    .all(|r| r.action == native::rule::Action::KeepDestination || r.family != Some(Family::Ip6))
+                    .all(|r| r.action == native::rule::NativeAction::KeepDestination || r.family != Some(Family::Ip6))
             );
         }
     }
@@ -115,14 +117,19 @@ fn long(size: u16) -> Policy {
         let dns = Exclusion {
             destination: Some(std::net::IpAddr::V4(resolver).into()),
             ports: vec![PortRange::one(53)],
-            ..of(Owner::Any)
+            ..of(TrafficOwner::Any)
         };
         let https = Exclusion {
             protocol: Some(Protocol::Tcp),
             ports: vec![PortRange::one(443)],
-            ..of(Owner::Uid(IdRange::one(2_000_000 + 3 * i)))
+            ..of(TrafficOwner::Uid(IdRange::one(2_000_000 + 3 * i)))
         };
-        [of(Owner::Uid(IdRange::one(1_000 + 3 * i))), of(Owner::Gid(IdRange::one(1_000 + 3 * i))), dns, https]
+        [
+            of(TrafficOwner::Uid(IdRange::one(1_000 + 3 * i))),
+            of(TrafficOwner::Gid(IdRange::one(1_000 + 3 * i))),
+            dns,
+            https,
+        ]
     });
     let policy = on(Redirect {
         dns: DnsCapture::All,
@@ -167,7 +174,7 @@ fn drift_names_the_rule_as_nft_writes_it() {
             &["-f", "-"],
             "flush chain inet detour-nat ISTIO_REDIRECT\nadd rule inet detour-nat ISTIO_IN_REDIRECT counter accept\nadd rule inet detour-nat OUTPUT ip ttl 5 accept\nadd chain inet detour-nat mine",
         );
-        let drift = Dialect::Nftables.drift(&live(), &ruleset);
+        let drift = RuleFormat::Nftables.drift(&live(), &ruleset);
         let mut lines: Vec<String> = drift.iter().map(ToString::to_string).collect();
         lines.sort();
         let expected = [
@@ -178,6 +185,6 @@ fn drift_names_the_rule_as_nft_writes_it() {
         ];
         assert_eq!(lines, expected);
         converge(&ruleset);
-        assert!(Dialect::Nftables.drift(&live(), &ruleset).is_empty());
+        assert!(RuleFormat::Nftables.drift(&live(), &ruleset).is_empty());
     });
 }

@@ -1,7 +1,7 @@
 //! TPROXY's routing in a real kernel, as the library rtnetlink reads it: the plugin's own messages and the
 //! library's must mean the same.
 
-use detour_cni::sandbox::Routing;
+use detour_cni::netns::Routing;
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};

@@ -1,8 +1,8 @@
 //! From a configuration and a pod's annotations to networks, with a cluster that notes what it is
 //! asked and told.
 
-use detour_cni::cluster::{Cluster, Definition, Event, Lookup, ObjectRef, Sought};
-use detour_cni::cni::{Code, Command, Error, NetConf, Primary};
+use detour_cni::cluster::{Cluster, Definition, DefinitionQuery, Event, Lookup, ObjectRef};
+use detour_cni::cni::{CniCommand, Code, Error, NetConf, Primary};
 use detour_cni::networks::{PodNetworks, resolve};
 use detour_cni::pod::{Facts, Namespace, Pod, PodRef};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ struct Fake {
     /// Whether namespaces may be listed.
     lists: bool,
     trouble: Option<Error>,
-    asked: RefCell<Vec<Sought>>,
+    asked: RefCell<Vec<DefinitionQuery>>,
     told: RefCell<Vec<Event>>,
 }
 
@@ -32,7 +32,7 @@ impl Fake {
     }
 
     fn asked(&self) -> Vec<String> {
-        let text = |sought: &Sought| format!("{}{}", sought.object, if sought.awaited { "" } else { "?" });
+        let text = |sought: &DefinitionQuery| format!("{}{}", sought.object, if sought.awaited { "" } else { "?" });
         self.asked.borrow().iter().map(text).collect()
     }
 }
@@ -42,9 +42,9 @@ impl Cluster for Fake {
         panic!("nobody asks")
     }
 
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         self.asked.borrow_mut().extend_from_slice(wanted);
-        let look_up = |sought: &Sought| match self.definitions.iter().find(|d| d.object == sought.object) {
+        let look_up = |sought: &DefinitionQuery| match self.definitions.iter().find(|d| d.object == sought.object) {
             Some(definition) => Lookup::Found(definition.clone()),
             None => Lookup::Missing(format!("looked for {}", sought.object)),
         };
@@ -85,7 +85,7 @@ fn pod(networks: &str, default: Option<&str>) -> Pod {
 fn primary(keys: &Value) -> Primary {
     let mut conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "detour"});
     conf.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("a configuration");
+    let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("a configuration");
     conf.primary.expect("a primary plugin")
 }
 

@@ -20,11 +20,11 @@ pub struct DaemonSet {
     account: ServiceAccount,
     object: ObjectRef,
     /// What was seen last.
-    seen: Arc<(Mutex<Seen>, Condvar)>,
+    seen: Arc<(Mutex<ObservedDaemonSet>, Condvar)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum ObservedDaemonSet {
     Nothing,
     There,
     Gone,
@@ -34,7 +34,7 @@ impl DaemonSet {
     /// The one called `object`, for which `account` asks.
     #[must_use]
     pub fn new(account: ServiceAccount, object: ObjectRef) -> Self {
-        Self { account, object, seen: Arc::new((Mutex::new(Seen::Nothing), Condvar::new())) }
+        Self { account, object, seen: Arc::new((Mutex::new(ObservedDaemonSet::Nothing), Condvar::new())) }
     }
 
     /// Watches it from now on.
@@ -73,15 +73,15 @@ impl DaemonSet {
             Err(why) => why,
         };
         let left = LAG.saturating_sub(asked.elapsed());
-        let waited = self.seen.1.wait_timeout_while(self.seen(), left, |seen| *seen != Seen::Gone);
+        let waited = self.seen.1.wait_timeout_while(self.seen(), left, |seen| *seen != ObservedDaemonSet::Gone);
         let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *seen == Seen::Gone { Ok(true) } else { Err(why.to_string()) }
+        if *seen == ObservedDaemonSet::Gone { Ok(true) } else { Err(why.to_string()) }
     }
 
     fn tell(&self, there: bool) {
-        let now = if there { Seen::There } else { Seen::Gone };
+        let now = if there { ObservedDaemonSet::There } else { ObservedDaemonSet::Gone };
         let before = std::mem::replace(&mut *self.seen(), now);
-        if before != now && now == Seen::Gone {
+        if before != now && now == ObservedDaemonSet::Gone {
             tracing::warn!(
                 "DaemonSet {} is not there: the plugin is taken off the node when this agent ends",
                 self.object
@@ -90,7 +90,7 @@ impl DaemonSet {
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, ObservedDaemonSet> {
         self.seen.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -163,7 +163,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::{Code, Command};
+    use crate::cni::{CniCommand, Code};
     use std::collections::BTreeMap;
 
     /// Every sample by its name and labels.
@@ -194,9 +194,9 @@ mod tests {
     #[test]
     fn calls_are_counted_by_outcome_and_timed_by_verb() {
         let metrics = Metrics::default();
-        metrics.clone().call(Command::Add.name(), "done", "", 0.004);
-        metrics.call(Command::Add.name(), "failed", Code::TryAgain.name(), 10.0);
-        metrics.call(Command::Del.name(), "done", "", 0.001);
+        metrics.clone().call(CniCommand::Add.name(), "done", "", 0.004);
+        metrics.call(CniCommand::Add.name(), "failed", Code::TryAgain.name(), 10.0);
+        metrics.call(CniCommand::Del.name(), "done", "", 0.001);
         let samples = samples(&metrics);
         let calls = |labels: &str| samples[&format!("detour_plugin_calls_total{{{labels}}}")];
         assert_eq!(calls(r#"verb="ADD",outcome="done",reason="""#), 1.0);

@@ -13,17 +13,14 @@
 //! | `health`, `metrics` | what a kubelet and Prometheus ask |
 //! | `connections` | how many clients `health` and `socket` serve, and which of them make room for others |
 
-mod calls;
-mod connections;
 mod daemon_set;
 mod facts;
 mod health;
 pub mod install;
-mod keep;
-mod known;
 mod metrics;
 mod own_pod;
 mod plugin_token;
+mod reconcile_loop;
 pub mod repair;
 mod services;
 mod socket;
@@ -32,9 +29,9 @@ pub mod taint;
 mod watch;
 
 pub use daemon_set::DaemonSet;
-pub use keep::{Job, OnExit, Wish, keep};
-pub use known::{EndedContainer, KnownPod};
 pub use metrics::Metrics;
 pub use own_pod::OwnPod;
 pub use plugin_token::PluginToken;
+pub use reconcile_loop::{DesiredInstallation, Job, OnExit, keep};
 pub use services::Services;
+pub use services::{EndedContainer, ObservedPod};

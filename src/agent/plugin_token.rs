@@ -17,12 +17,12 @@ const AGAIN: SignedDuration = SignedDuration::from_secs(60);
 pub struct PluginToken {
     account: ServiceAccount,
     of: ObjectRef,
-    held: RefCell<Held>,
+    held: RefCell<GrantedToken>,
 }
 
 /// What was given last.
 #[derive(Debug, Default)]
-struct Held {
+struct GrantedToken {
     token: Option<Token>,
     /// When it is to be replaced.
     renewal: Timestamp,
@@ -55,7 +55,7 @@ impl PluginToken {
     }
 }
 
-impl Held {
+impl GrantedToken {
     /// The token for `now`: the one that is held until it is due, then what `ask` gives; where that fails,
     /// the held one or else the `known` one, as long as it is valid.
     fn at(
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn it_is_replaced_after_a_third_of_its_life_however_short_that_is() {
-        let mut held = Held::default();
+        let mut held = GrantedToken::default();
         let first = token("first", 1000 + 600);
         assert_eq!(held.at(at(1000), || Ok(first.clone()), || None), Ok(first.clone()));
         assert_eq!(held.at(at(1199), never, || None), Ok(first));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn while_nobody_gives_another_it_is_kept_to_its_end_and_asked_for_once_a_minute() {
-        let mut held = Held::default();
+        let mut held = GrantedToken::default();
         let first = token("first", 3000);
         held.at(at(0), || Ok(first.clone()), || None).expect("given");
         assert_eq!(held.at(at(1000), down, || None), Ok(first.clone()));
@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn one_that_starts_keeps_what_is_on_the_node_while_it_is_valid() {
         let known = token("known", 100);
-        assert_eq!(Held::default().at(at(99), down, || Some(known.clone())), Ok(known.clone()));
-        assert_eq!(Held::default().at(at(100), down, || Some(known.clone())), Err("down".into()));
+        assert_eq!(GrantedToken::default().at(at(99), down, || Some(known.clone())), Ok(known.clone()));
+        assert_eq!(GrantedToken::default().at(at(100), down, || Some(known.clone())), Err("down".into()));
         let fresh = token("fresh", 200);
-        assert_eq!(Held::default().at(at(0), || Ok(fresh.clone()), || panic!("not looked for")), Ok(fresh));
+        assert_eq!(GrantedToken::default().at(at(0), || Ok(fresh.clone()), || panic!("not looked for")), Ok(fresh));
     }
 }

@@ -1,19 +1,24 @@
 //! What the agent does beside keeping the plugin installed: one thread watches the node's pods and
 //! answers the plugin, one repairs pods, one keeps the node's taint.
+//!
+//! What the agent keeps of a pod of its node.
 
-use super::facts::{Answers, Facts};
-use super::install::{HostPath, Node};
+use super::facts::{Answers, SharedFacts};
+use super::install::{HostPath, NodeFiles};
 use super::metrics::Metrics;
-use super::repair::{Pods, Repair, Settings};
-use super::socket::Asked;
-use super::taint::{Keeper, Taint};
-use super::{KnownPod, socket};
+use super::repair::{Pods, RepairSettings, RepairWorker};
+use super::socket;
+use super::socket::OpenConnections;
+use super::taint::{Taint, TaintController};
 use crate::cluster::ServiceAccount;
+use crate::pod::Pod;
 use std::future::pending;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -33,7 +38,7 @@ pub struct Services {
     /// Who watches.
     pub account: ServiceAccount,
     /// How pods that bypass the mesh are repaired; `None`: not at all.
-    pub repair: Option<Settings>,
+    pub repair: Option<RepairSettings>,
     /// The key of the taint of a node that isn't ready; `None`: there is none.
     pub taint: Option<String>,
 }
@@ -44,18 +49,18 @@ pub(super) struct Running {
     thread: Option<JoinHandle<()>>,
     /// Has repairs begin.
     repair: Option<Sender<()>>,
-    taint: Option<Keeper>,
+    taint: Option<TaintController>,
 }
 
 /// The watched pods, for who repairs them.
 struct WatchedPods {
-    facts: Facts,
+    facts: SharedFacts,
     /// As many changes were seen.
     seen: u64,
 }
 
 impl Pods for WatchedPods {
-    fn pods(&self) -> Vec<Arc<KnownPod>> {
+    fn pods(&self) -> Vec<Arc<ObservedPod>> {
         self.facts.pods()
     }
 
@@ -69,8 +74,8 @@ impl Services {
     ///
     /// # Errors
     /// The kernel has no thread or no event queue left.
-    pub(super) fn start(&self, node: &Node, metrics: &Metrics) -> Result<Running, String> {
-        let (facts, (end, ended)) = (Facts::new(), oneshot::channel());
+    pub(super) fn start(&self, node: &NodeFiles, metrics: &Metrics) -> Result<Running, String> {
+        let (facts, (end, ended)) = (SharedFacts::new(), oneshot::channel());
         let socket = self.socket.as_ref().map(|socket| node.reach(socket)).transpose();
         let socket = socket.map_err(|error| error.to_string())?;
         let mut builder = Builder::new_current_thread();
@@ -80,9 +85,9 @@ impl Services {
         let thread = thread::Builder::new().name("services".into());
         let thread = thread.spawn(move || services.run(runtime, &known, &counted, socket, ended));
         let thread = thread.map_err(|error| format!("no thread for the services: {error}"))?;
-        let repair = |settings: &Settings| {
+        let repair = |settings: &RepairSettings| {
             let (begin, installed) = channel();
-            let repair = Repair::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
+            let repair = RepairWorker::new(settings.clone(), node.clone(), self.account.clone(), metrics.clone());
             repair.start(WatchedPods { facts: facts.clone(), seen: 0 }, installed).map(|()| begin)
         };
         let repair = self.repair.as_ref().map(repair).transpose();
@@ -97,14 +102,14 @@ impl Services {
     fn run(
         &self,
         runtime: Runtime,
-        facts: &Facts,
+        facts: &SharedFacts,
         metrics: &Metrics,
         socket: Option<PathBuf>,
         ended: oneshot::Receiver<()>,
     ) {
         let answers = Answers::new(facts.clone(), self.account.clone(), metrics.clone());
         runtime.block_on(async {
-            let mut asked = Asked::none();
+            let mut asked = OpenConnections::none();
             tokio::select! {
                 _ = ended => {}
                 () = facts.keep(&self.account, &self.node_name, metrics) => {}
@@ -118,7 +123,7 @@ impl Services {
 }
 
 /// Answers for ever; where there is no socket, nobody.
-async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut Asked) {
+async fn serve(socket: Option<PathBuf>, answers: &Answers, asked: &mut OpenConnections) {
     match socket {
         Some(socket) => socket::serve(&socket, answers, asked).await,
         None => pending().await,
@@ -152,4 +157,35 @@ impl Drop for Running {
             tracing::error!("the services have ended badly");
         }
     }
+}
+
+/// A pod of the node, as the watch saw it last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObservedPod {
+    /// What decides about its traffic.
+    pub pod: Pod,
+    /// `metadata.resourceVersion`: a precondition for what is done to it.
+    pub resource_version: String,
+    /// Whether somebody makes a new one in its place (`metadata.ownerReferences` with `controller: true`,
+    /// a node's mirror of a static pod excepted).
+    pub owned: bool,
+    /// Whether it has ended or is being deleted.
+    pub ending: bool,
+    /// `status.podIPs`.
+    pub addresses: Vec<IpAddr>,
+    /// `status.initContainerStatuses`, as far as they have ended once.
+    pub ended_init_containers: Vec<EndedContainer>,
+}
+
+/// How an init container ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EndedContainer {
+    /// Its name.
+    pub name: String,
+    /// Whether it has succeeded by now (`state.terminated.exitCode` 0).
+    pub succeeded: bool,
+    /// The exit code of its last failure: `state.terminated`, else `lastState.terminated`.
+    pub last_failure: Option<i32>,
+    /// That failure's `message`.
+    pub message: String,
 }

@@ -1,17 +1,22 @@
 //! The socket on which the plugin asks: only root can connect to it, the later of two agents has it, and
 //! clients that are slow or send garbage delay no other client.
+//!
+//! What is made of the plugin's word on a call: a line of the log, and counts.
 
-use super::connections::{Busy, Connections};
+use super::Metrics;
 use super::facts::Answers;
-use crate::cluster::agent::{Answer, Ask, Hello, LONGEST_QUESTION, Question};
+use super::health::{Busy, Connections};
+use crate::cluster::agent::{AgentAnswer, AgentRequest, CallReport, Hello, LONGEST_QUESTION, RequestKind};
+use crate::cni::{CniCommand, Code};
 use crate::trusted_file::{create_directories, open_lock};
 use serde::Serialize;
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::future::pending;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
@@ -27,9 +32,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The connections that are served now.
-pub(super) struct Asked(Connections);
+pub(super) struct OpenConnections(Connections);
 
-impl Asked {
+impl OpenConnections {
     /// No connections.
     pub(super) fn none() -> Self {
         Self(Connections::new(CONNECTIONS))
@@ -42,7 +47,7 @@ impl Asked {
 }
 
 /// A socket of this process's own.
-struct Bound {
+struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
     /// What tells the file from another of its name: device and inode.
@@ -51,7 +56,7 @@ struct Bound {
 
 /// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
 /// later agent has taken it leaves, until that one is gone.
-pub(super) async fn serve(path: &Path, answers: &Answers, Asked(connections): &mut Asked) {
+pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connections): &mut OpenConnections) {
     let (mut bound, mut said) = (None, String::new());
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -85,8 +90,8 @@ pub(super) async fn serve(path: &Path, answers: &Answers, Asked(connections): &m
 }
 
 /// The next connection, once there is room for it; waits for ever where there is nothing to listen on.
-async fn accept(bound: Option<&Bound>, connections: &mut Connections) -> UnixStream {
-    let Some(Bound { listener, .. }) = bound else { return pending().await };
+async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> UnixStream {
+    let Some(BoundSocket { listener, .. }) = bound else { return pending().await };
     connections.room().await;
     loop {
         match listener.accept().await {
@@ -102,7 +107,7 @@ async fn accept(bound: Option<&Bound>, connections: &mut Connections) -> UnixStr
 
 /// A socket at `path`, where it has to be made: there is none, or that of nobody who lives. An agent that
 /// has had none yet takes it from whoever has it.
-async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
+async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Option<BoundSocket>> {
     if let Some(own) = own {
         match identity(path) {
             Ok(file) if file == own.file => return Ok(None),
@@ -117,7 +122,7 @@ async fn claim(path: &Path, own: Option<&Bound>) -> io::Result<Option<Bound>> {
 
 /// Makes the socket where nobody gets to it, and moves it to its place when only root does: there is no
 /// moment without a socket, and none at which it is open to others.
-fn bind(path: &Path) -> io::Result<Bound> {
+fn bind(path: &Path) -> io::Result<BoundSocket> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     create_directories(directory)?;
     let _lock = locked(path)?;
@@ -133,7 +138,7 @@ fn bind(path: &Path) -> io::Result<Bound> {
     let file = identity(&made)?;
     put(&made, path)?;
     fs::remove_dir(&apart)?;
-    Ok(Bound { listener, path: path.to_owned(), file })
+    Ok(BoundSocket { listener, path: path.to_owned(), file })
 }
 
 /// Gives the socket its place. An empty directory gives way: a pod that mounts the socket before there is
@@ -151,7 +156,7 @@ fn put(made: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// Takes the socket away, where it still is this one.
-impl Drop for Bound {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         let removed = locked(&self.path).and_then(|_lock| {
             if identity(&self.path).is_ok_and(|file| file == self.file) {
@@ -205,16 +210,16 @@ async fn talk(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Res
     }
     let question = serde_json::from_slice(&line).unwrap_or_else(|error| {
         tracing::warn!(%error, "a question is none");
-        Question::default()
+        AgentRequest::default()
     });
     drop(line);
-    if let Ask::Called(called) = &question.ask {
+    if let RequestKind::Called(called) = &question.ask {
         answers.told(called);
         return Ok(());
     }
     send(&mut stream, &Hello::own()).await?;
     let wait = Duration::from_millis(question.wait_ms).min(LONGEST_WAIT);
-    let answer: Answer = timeout_at(arrived + wait, answers.answer(question.ask, arrived + wait)).await?;
+    let answer: AgentAnswer = timeout_at(arrived + wait, answers.answer(question.ask, arrived + wait)).await?;
     send(&mut stream, &answer).await
 }
 
@@ -222,4 +227,81 @@ async fn send(stream: &mut UnixStream, line: &impl Serialize) -> io::Result<()> 
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     timeout(TRANSFER, stream.write_all(&text)).await?
+}
+
+/// Logs a call in one line and counts it.
+pub(super) fn record(called: &CallReport, metrics: &Metrics) {
+    let milliseconds = |us: u64| format!("{:.1}", us as f64 / 1e3);
+    let CallReport { command, pod, container, network, ifname, facts, .. } = called;
+    let (wall_ms, cpu_ms) = (milliseconds(called.wall_us), milliseconds(called.cpu_us));
+    let warnings = (!called.warnings.is_empty()).then(|| called.warnings.join("; "));
+    let facts = (!facts.is_empty()).then_some(facts.as_str());
+    // GC is about no container.
+    let [pod, container, ifname] = [pod, container, ifname].map(|text| (!text.is_empty()).then_some(text.as_str()));
+    match called.code {
+        None => tracing::info!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "the plugin was called"
+        ),
+        Some(code) => tracing::error!(
+            command,
+            pod,
+            network,
+            ifname,
+            container,
+            code,
+            error = called.error,
+            facts,
+            wall_ms,
+            cpu_ms,
+            warnings,
+            "the plugin failed"
+        ),
+    }
+    if facts == Some("api") {
+        metrics.api_fallback("agent-passed-over");
+    }
+    // A verb of a later version has no name here.
+    let Some(verb) = CniCommand::named(command) else { return };
+    let (outcome, reason) = match called.code {
+        None => ("done", ""),
+        Some(code) => ("failed", Code::numbered(code).map_or("of-another-plugin", Code::name)),
+    };
+    metrics.call(verb.name(), outcome, reason, called.wall_us as f64 / 1e6);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_what_came_of_them() {
+        let metrics = Metrics::default();
+        let called = |command: &str, code, facts: &str| {
+            let called = CallReport { command: command.into(), code, facts: facts.into(), ..CallReport::default() };
+            record(&called, &metrics);
+        };
+        called("ADD", None, "agent");
+        called("ADD", Some(Code::PodUnknown.number()), "api");
+        called("ADD", Some(999), "");
+        called("LATER", None, "");
+        let text = metrics.text();
+        for line in [
+            r#"detour_plugin_calls_total{verb="ADD",outcome="done",reason=""} 1"#,
+            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="pod-unknown"} 1"#,
+            r#"detour_plugin_calls_total{verb="ADD",outcome="failed",reason="of-another-plugin"} 1"#,
+            r#"detour_api_fallbacks_total{reason="agent-passed-over"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("LATER"));
+    }
 }

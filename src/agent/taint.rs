@@ -1,6 +1,6 @@
 //! The taint that keeps pods off a node whose plugin isn't ready.
 
-use crate::cluster::{Node, ServiceAccount};
+use crate::cluster::{NodeTaints, ServiceAccount};
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::io;
@@ -35,7 +35,7 @@ pub struct Taint {
 
 /// Told of the plugin's state; a thread has the node show it.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct TaintController {
     wanted: Sender<bool>,
     /// Answers when the thread has ended, and then only.
     ended: Receiver<()>,
@@ -46,14 +46,14 @@ impl Taint {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn keep(self) -> io::Result<Keeper> {
+    pub fn keep(self) -> io::Result<TaintController> {
         let ((wanted, told), (end, ended)) = (channel(), channel::<()>());
         let work = move || {
             self.follow(&told);
             drop(end);
         };
         thread::Builder::new().name("taint".into()).spawn(work)?;
-        Ok(Keeper { wanted, ended })
+        Ok(TaintController { wanted, ended })
     }
 
     fn follow(&self, told: &Receiver<bool>) {
@@ -104,7 +104,7 @@ impl Taint {
         loop {
             let node = self.account.node(&self.node)?;
             let Some(taints) = changed(&node.taints, &self.key, wanted) else { return Ok(false) };
-            match self.account.taint(&Node { taints, ..node }) {
+            match self.account.taint(&NodeTaints { taints, ..node }) {
                 Ok(()) => return Ok(true),
                 Err(error) if error.code == Code::PodUnknown && conflicts < CONFLICTS => {
                     conflicts += 1;
@@ -116,7 +116,7 @@ impl Taint {
     }
 }
 
-impl Keeper {
+impl TaintController {
     /// Whether the plugin is ready.
     pub fn tell(&self, is_ready: bool) {
         // Where the thread is gone, nobody is left to be told.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// What ended a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     /// SIGTERM or SIGINT.
     ToEnd,
     /// A change.
@@ -24,7 +24,7 @@ pub(super) enum Woken {
 
 /// Directories, and who of them is interesting.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct DirectoryWatch {
     signals: SignalFd,
     /// `None` where the kernel has none left (`fs.inotify.max_user_instances`).
     inotify: Option<Inotify>,
@@ -32,7 +32,7 @@ pub(super) struct Watch {
     only: BTreeMap<i32, Option<OsString>>,
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// Takes SIGTERM and SIGINT over from their usual effect, for this thread and those that it
     /// starts: process 1 of a container would ignore them otherwise.
     ///
@@ -98,7 +98,7 @@ impl Watch {
     ///
     /// # Errors
     /// The kernel refuses to wait.
-    pub(super) fn wait(&self, time: Duration, deaf: bool) -> Result<Woken, Errno> {
+    pub(super) fn wait(&self, time: Duration, deaf: bool) -> Result<WakeReason, Errno> {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -109,9 +109,9 @@ impl Watch {
             // Rounded up, lest the last millisecond be spent turning in a circle.
             let timeout = PollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(PollTimeout::MAX);
             match poll(&mut wanted, timeout) {
-                Ok(0) => return Ok(Woken::ByTime),
-                Ok(_) if self.signals.read_signal()?.is_some() => return Ok(Woken::ToEnd),
-                Ok(_) if self.changed() => return Ok(Woken::ByChange),
+                Ok(0) => return Ok(WakeReason::ByTime),
+                Ok(_) if self.signals.read_signal()?.is_some() => return Ok(WakeReason::ToEnd),
+                Ok(_) if self.changed() => return Ok(WakeReason::ByChange),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error),
             }
@@ -148,12 +148,12 @@ mod tests {
     fn files_wake_and_directories_do_not() {
         let directory = std::env::temp_dir().join(format!("detour-watch-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("made");
-        let mut watch = Watch::new().expect("a watch");
+        let mut watch = DirectoryWatch::new().expect("a watch");
         watch.directories(std::slice::from_ref(&directory));
         fs::create_dir(directory.join("a-container")).expect("made");
-        assert_eq!(watch.wait(Duration::ZERO, false), Ok(Woken::ByTime));
+        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::ByTime));
         fs::write(directory.join("kubeconfig"), "").expect("written");
-        assert_eq!(watch.wait(Duration::ZERO, false), Ok(Woken::ByChange));
+        assert_eq!(watch.wait(Duration::ZERO, false), Ok(WakeReason::ByChange));
         fs::remove_dir_all(&directory).expect("removed");
     }
 }

@@ -1,12 +1,14 @@
 //! `detour agent`.
+//!
+//! `detour agent --repair …`: pods that bypass the mesh.
 
-use super::Failure;
-use super::install::{PROGRAM_FILE, Wanted, program};
-use super::repair::Repair;
+use super::CommandError;
+use super::install::{InstallOptions, PROGRAM_FILE, program};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
-use detour_cni::agent::{DaemonSet, Job, Metrics, OnExit, OwnPod, PluginToken, Services, Wish, keep};
+use detour_cni::agent::repair::{Criteria, RepairMode, RepairSettings, Selector};
+use detour_cni::agent::{DaemonSet, DesiredInstallation, Job, Metrics, OnExit, OwnPod, PluginToken, Services, keep};
 use detour_cni::cluster::ObjectRef;
 use detour_cni::cni::LogLevel;
 use detour_cni::logging;
@@ -18,6 +20,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,9 +66,9 @@ const LARGEST_KUBECONFIG: u64 = 1 << 20;
 /// Puts the plugin on a node and keeps it there.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Agent {
+pub(super) struct AgentArguments {
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: InstallOptions,
     /// What happens to the plugin on the node when the agent ends.
     #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
     on_exit: Exit,
@@ -84,12 +87,12 @@ pub(super) struct Agent {
     node_name: Option<String>,
     /// Where, on the node, the plugin's questions are answered; nowhere if it is empty.
     #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
-    socket: Socket,
+    socket: SocketPath,
     /// The taint that the node has while the plugin isn't ready there (NoSchedule); none unless given.
     #[arg(long, value_name = "KEY", value_parser = taint)]
     taint: Option<String>,
     #[command(flatten)]
-    repair: Repair,
+    repair: RepairArguments,
 }
 
 /// A taint's key as the API takes it (apimachinery, `IsQualifiedName`), as far as an agent can know.
@@ -106,9 +109,9 @@ fn taint(key: &str) -> Result<String, String> {
 
 /// A path on the node, or nowhere.
 #[derive(Debug, Clone)]
-struct Socket(Option<HostPath>);
+struct SocketPath(Option<HostPath>);
 
-impl FromStr for Socket {
+impl FromStr for SocketPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -127,11 +130,11 @@ enum Exit {
 }
 
 /// What is wrong with the arguments is wrong usage.
-fn usage<T>(result: Result<T>) -> Result<T, Failure> {
-    result.map_err(|why| Failure::Usage(format!("{why:#}")))
+fn usage<T>(result: Result<T>) -> Result<T, CommandError> {
+    result.map_err(|why| CommandError::Usage(format!("{why:#}")))
 }
 
-impl Agent {
+impl AgentArguments {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.keep())
     }
@@ -161,13 +164,15 @@ impl Agent {
             match newest {
                 Ok((desired, given)) => {
                     accepted.replace(Some(given));
-                    Ok(Wish { desired, refused: None })
+                    Ok(DesiredInstallation { desired, refused: None })
                 }
                 // The token and all else stay current with the last configuration that was accepted.
                 Err(error) => {
                     let refused = format!("{error:#}");
                     let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
-                    earlier.map(|desired| Wish { desired, refused: Some(refused.clone()) }).ok_or(refused)
+                    earlier
+                        .map(|desired| DesiredInstallation { desired, refused: Some(refused.clone()) })
+                        .ok_or(refused)
                 }
             }
         };
@@ -230,6 +235,95 @@ impl Agent {
             account: account.ok()?,
             repair: self.repair.settings(),
             taint: self.taint.clone(),
+        })
+    }
+}
+
+/// How pods that bypass the mesh are repaired.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Repair of pods")]
+pub(super) struct RepairArguments {
+    /// What is done with a pod that raced the plugin, or lost its rules.
+    #[arg(long, value_name = "HOW", value_enum, default_value = "repair")]
+    repair: How,
+    /// What is done where --repair repair has failed five times.
+    #[arg(long, value_name = "HOW", value_enum, default_value = "off")]
+    repair_otherwise: Otherwise,
+    /// The label of --repair label.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label, default_value = "cni.istio.io/uninitialized=true")]
+    repair_label: (String, String),
+    /// Which pods, by their labels, as for kubectl -l; all unless given.
+    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
+    repair_selector: Selector,
+    /// How often the rules of each pod are looked at besides when it changes, in seconds; 0: never.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    repair_interval: u32,
+    /// The annotation of pods that have been validated; if it is empty, any pod.
+    #[arg(long, value_name = "KEY", default_value = "sidecar.istio.io/status")]
+    repair_annotation: String,
+    /// The init container that validates; if it is empty, any.
+    #[arg(long, value_name = "NAME", default_value = "istio-validation")]
+    repair_init_container: String,
+    /// Its exit code where traffic is not redirected; 0: any but success.
+    #[arg(long, value_name = "CODE", default_value_t = 126)]
+    repair_exit_code: i32,
+    /// Its termination message then; any unless given.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    repair_message: String,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum How {
+    /// In place: the pod runs on, and gets the rules that it should have.
+    Repair,
+    /// It is deleted, where a controller makes a new one.
+    Delete,
+    /// It is labelled, for somebody else to act upon.
+    Label,
+    /// Nothing.
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Otherwise {
+    /// As --repair delete.
+    Delete,
+    /// As --repair label.
+    Label,
+    /// Nothing more.
+    Off,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = parts.ok_or("accepted: KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+impl RepairArguments {
+    /// `None` where nothing is repaired.
+    pub(super) fn settings(&self) -> Option<RepairSettings> {
+        Some(RepairSettings {
+            criteria: Criteria {
+                selector: self.repair_selector.clone(),
+                annotation: self.repair_annotation.clone(),
+                container: self.repair_init_container.clone(),
+                exit_code: self.repair_exit_code,
+                message: self.repair_message.clone(),
+            },
+            mode: match self.repair {
+                How::Repair => RepairMode::InPlace,
+                How::Delete => RepairMode::Delete,
+                How::Label => RepairMode::Label,
+                How::Off => return None,
+            },
+            otherwise: match self.repair_otherwise {
+                Otherwise::Delete => Some(RepairMode::Delete),
+                Otherwise::Label => Some(RepairMode::Label),
+                Otherwise::Off => None,
+            },
+            label: self.repair_label.clone(),
+            interval: Duration::from_secs(self.repair_interval.into()),
         })
     }
 }

@@ -1,13 +1,13 @@
 //! `detour doctor`
 
-use super::install::Place;
-use super::output::Output;
+use super::install::NodeArguments;
+use super::output::OutputArguments;
 use super::subject::{kubeconfig_of_environment, present};
-use super::{Answer, Failure};
+use super::{CommandError, CommandOutput};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{Platform, Record, Role, changed};
-use detour_cni::host_path::{HostPath, Root};
-use detour_cni::inspect::doctor::{Case, Installation, examine};
+use detour_cni::agent::install::{InstallLog, Platform, Role, changed};
+use detour_cni::host_path::{HostPath, HostRoot};
+use detour_cni::inspect::doctor::{CheckTarget, Installation, examine};
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
 use std::io::Write;
@@ -43,7 +43,7 @@ const LARGEST_NAME: u64 = 4 << 10;
 /// Each line says whether it holds, what was found and, where it does not, what to do next.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub(super) struct DoctorArguments {
     /// The node alone, which is what is looked at where no pod is named
     #[arg(long, conflicts_with = "pod")]
     node: bool,
@@ -78,18 +78,18 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
     #[command(flatten)]
-    place: Place,
+    place: NodeArguments,
     #[command(flatten)]
-    output: Output,
+    output: OutputArguments,
 }
 
 /// The list; exit code 1 where something failed.
-pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
+pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandError> {
     arguments.place.check_root()?;
     if let Some(path) = &arguments.conf {
         let reached =
-            arguments.place.node().reach(path).map_err(|why| Failure::Usage(format!("--conf {path}: {why}")))?;
-        fs::metadata(reached).map_err(|why| Failure::Usage(format!("--conf {path}: {why}")))?;
+            arguments.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
+        fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
     }
     if let Some(path) = &arguments.kubeconfig {
         present("--kubeconfig", path)?;
@@ -104,15 +104,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
     }
     let answer = arguments.output.answer(&examination.checklist)?;
     let code = if examination.checklist.healthy { answer.code } else { ExitCode::FAILURE };
-    Ok(Answer { code, ..answer })
+    Ok(CommandOutput { code, ..answer })
 }
 
-fn unwritten(path: &Path, why: &io::Error) -> Failure {
-    Failure::Usage(format!("--bundle {}: it can't be written: {why}", path.display()))
+fn unwritten(path: &Path, why: &io::Error) -> CommandError {
+    CommandError::Usage(format!("--bundle {}: it can't be written: {why}", path.display()))
 }
 
-impl Arguments {
-    fn case(&self) -> Case {
+impl DoctorArguments {
+    fn case(&self) -> CheckTarget {
         let node = self.place.node();
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let found = node.look(None);
@@ -130,7 +130,7 @@ impl Arguments {
         }
         let conf = self.conf.clone().or_else(|| conf_dir(&record)).or_else(|| usual(platform.conf_dir).pop());
         let names = self.namespace.clone().zip(self.pod.clone());
-        Case {
+        CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
             platform: platform.name.to_owned(),
@@ -149,12 +149,12 @@ impl Arguments {
     }
 }
 
-fn programs(record: &Record) -> Vec<HostPath> {
+fn programs(record: &InstallLog) -> Vec<HostPath> {
     let programs = record.files.iter().filter(|(_, owned)| owned.role == Role::Program);
     programs.map(|(path, _)| path.clone()).collect()
 }
 
-fn conf_dir(record: &Record) -> Option<HostPath> {
+fn conf_dir(record: &InstallLog) -> Option<HostPath> {
     let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
     own.map(|(path, _)| path).or(record.lists.keys().next()).map(HostPath::parent)
 }
@@ -165,7 +165,7 @@ fn host_name(root: &Path) -> Option<String> {
     let of_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), LARGEST_NAME).ok();
     let own = (root == Path::new("/")).then(of_kernel).flatten();
     let of_file = || {
-        let reached = Root::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
+        let reached = HostRoot::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
         String::from_utf8(read_nofollow(&reached, LARGEST_NAME).ok()?).ok()
     };
     let names = own.into_iter().chain(of_file()).map(|text| text.trim().to_lowercase());

@@ -1,12 +1,12 @@
 //! `detour explain`
 
-use super::output::Output;
+use super::output::OutputArguments;
 use super::subject::{SubjectArguments, Subjects};
-use super::{Answer, Failure, complain};
+use super::{CommandError, CommandOutput, complain};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native};
-use detour_cni::inspect::{Applied, Explanations, Manifest, Subject, explain, picture, restore_text};
+use detour_cni::inspect::{Applied, Explanations, PodManifest, Subject, explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
 use std::process::ExitCode;
@@ -37,21 +37,21 @@ Exit codes: 0 explained, 1 an ADD of this pod would fail, 2 wrong usage or input
 /// leaves untouched, and what of all that may surprise.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub(super) struct ExplainArguments {
     #[command(flatten)]
     subject: SubjectArguments,
     /// Print the rules instead
     #[arg(long, value_enum, value_name = "DIALECT", conflicts_with = "output")]
-    rules: Option<Dialect>,
+    rules: Option<RuleFormatArgument>,
     /// Print a picture instead
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with_all = ["output", "rules"])]
     format: Option<Picture>,
     #[command(flatten)]
-    output: Output,
+    output: OutputArguments,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Dialect {
+enum RuleFormatArgument {
     /// For iptables-restore and ip6tables-restore
     Iptables,
     /// For nft -f
@@ -64,22 +64,22 @@ enum Picture {
 }
 
 /// The report, the rules, or the picture.
-pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
+pub(super) fn run(arguments: ExplainArguments) -> Result<CommandOutput, CommandError> {
     let (found, conf) = match arguments.subject.read_all()? {
         Subjects::Known(subject) => return arguments.one(&subject),
         Subjects::Given(given) => *given,
     };
     let needs_one = arguments.rules.is_some() || arguments.format.is_some();
     if needs_one || found.pods.len() == 1 {
-        let given = found.one().map_err(Failure::Input)?;
+        let given = found.one().map_err(CommandError::Input)?;
         return arguments.one(&found.subject(given, conf)?);
     }
     arguments.several(&found, &conf)
 }
 
-impl Arguments {
+impl ExplainArguments {
     /// Those that can be explained; why another can not goes to stderr.
-    fn several(&self, found: &Manifest, conf: &Applied) -> Result<Answer, Failure> {
+    fn several(&self, found: &PodManifest, conf: &Applied) -> Result<CommandOutput, CommandError> {
         let (mut explanations, mut code) = (Vec::new(), ExitCode::SUCCESS);
         for given in &found.pods {
             match found.subject(given, conf.clone()).and_then(|subject| explain(&subject)) {
@@ -87,10 +87,10 @@ impl Arguments {
                 Err(error) => code = complain(format_args!("{given}: {error}"), ExitCode::FAILURE),
             }
         }
-        Ok(Answer { code, ..self.output.answer(&Explanations(explanations))? })
+        Ok(CommandOutput { code, ..self.output.answer(&Explanations(explanations))? })
     }
 
-    fn one(&self, subject: &Subject) -> Result<Answer, Failure> {
+    fn one(&self, subject: &Subject) -> Result<CommandOutput, CommandError> {
         let explained = explain(subject)?;
         match (self.rules, self.format) {
             (Some(dialect), _) => {
@@ -102,12 +102,12 @@ impl Arguments {
                 }
                 let rules = Ruleset::of(&explained.policy, families);
                 let text = match dialect {
-                    Dialect::Iptables => restore_text(&rules),
-                    Dialect::Nft => native::text(&native::translate(&rules)),
+                    RuleFormatArgument::Iptables => restore_text(&rules),
+                    RuleFormatArgument::Nft => native::text(&native::translate(&rules)),
                 };
-                Ok(Answer::fine(Text::lines(&text)))
+                Ok(CommandOutput::fine(Text::lines(&text)))
             }
-            (None, Some(Picture::Svg)) => Ok(Answer::fine(Text::lines(&picture(subject, &explained)))),
+            (None, Some(Picture::Svg)) => Ok(CommandOutput::fine(Text::lines(&picture(subject, &explained)))),
             (None, None) => self.output.answer(&explained.explanation),
         }
     }

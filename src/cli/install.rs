@@ -1,13 +1,17 @@
 //! `detour install`.
+//!
+//! `detour uninstall`.
 
-use super::Failure;
+use super::CommandError;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::kubeconfig::{self, Credentials};
+use detour_cni::agent::install::kubeconfig::PluginCredentials;
+use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
-    Configuration, Desired, Digest, Error, HostPath, Node, PROGRAM, Plan, Platform, Root, Settings, reconcile,
+    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, HostRoot, InstallError, InstallPlan, NodeFiles,
+    PROGRAM, Platform, kubeconfig, reconcile,
 };
-use detour_cni::cluster::{ServiceAccount, Summary};
+use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::{LogLevel, NODE_CONFIGURATION};
 use detour_cni::printable::Text;
 use detour_cni::trusted_file::{follow, read, read_trusted};
@@ -45,9 +49,9 @@ const LARGEST_CREDENTIAL: u64 = 1 << 20;
 /// that names a program which is there.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Install {
+pub(super) struct InstallArguments {
     #[command(flatten)]
-    wanted: Wanted,
+    wanted: InstallOptions,
     /// Print what would change as a unified diff, and change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -55,12 +59,12 @@ pub(super) struct Install {
 
 /// What is wanted on the node.
 #[derive(Debug, Args)]
-pub(super) struct Wanted {
+pub(super) struct InstallOptions {
     /// The kind of node, which implies directories and --chained; else it is detected.
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
     #[command(flatten)]
-    place: Place,
+    place: NodeArguments,
     /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
@@ -114,7 +118,7 @@ pub(super) struct Wanted {
 
 /// Where the node is.
 #[derive(Debug, Args)]
-pub(super) struct Place {
+pub(super) struct NodeArguments {
     /// Where the node's file system, or as much of it as is needed, is mounted.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -123,7 +127,7 @@ pub(super) struct Place {
     state_dir: HostPath,
 }
 
-impl Place {
+impl NodeArguments {
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -132,11 +136,11 @@ impl Place {
     ///
     /// # Errors
     /// It is not.
-    pub(super) fn check_root(&self) -> Result<(), Failure> {
+    pub(super) fn check_root(&self) -> Result<(), CommandError> {
         if self.root.is_dir() {
             return Ok(());
         }
-        Err(Failure::Usage(format!("--root {}: expected a directory, found none", self.root.display())))
+        Err(CommandError::Usage(format!("--root {}: expected a directory, found none", self.root.display())))
     }
 
     /// The log of the installation.
@@ -149,8 +153,8 @@ impl Place {
         HostPath::new(NODE_CONFIGURATION).filter(|path| path.parent() == self.state_dir)
     }
 
-    pub(super) fn node(&self) -> Node {
-        Node::new(Root::new(&self.root), self.state_dir.clone())
+    pub(super) fn node(&self) -> NodeFiles {
+        NodeFiles::new(HostRoot::new(&self.root), self.state_dir.clone())
     }
 }
 
@@ -164,7 +168,7 @@ fn log_level(text: &str) -> Result<String, String> {
     LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(accepted)
 }
 
-impl Install {
+impl InstallArguments {
     pub(super) fn run(&self) -> ExitCode {
         super::ended(self.install())
     }
@@ -200,14 +204,14 @@ pub(super) fn program() -> Result<Digest> {
 }
 
 /// Prints what a plan would do.
-pub(super) fn shown(plan: &Plan) -> ExitCode {
+pub(super) fn shown(plan: &InstallPlan) -> ExitCode {
     let text: String = plan.actions.iter().map(|action| action.diff()).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
     super::say(&Text::lines(text.trim_end()), remarks(plan))
 }
 
 /// Prints what a plan did.
-pub(super) fn done(plan: &Plan) -> ExitCode {
+pub(super) fn done(plan: &InstallPlan) -> ExitCode {
     let mut text = Text::default();
     for action in &plan.actions {
         text.push(&action.to_string());
@@ -219,7 +223,7 @@ pub(super) fn done(plan: &Plan) -> ExitCode {
     super::say(&text, remarks(plan))
 }
 
-fn remarks(plan: &Plan) -> ExitCode {
+fn remarks(plan: &InstallPlan) -> ExitCode {
     for note in &plan.notes {
         crate::print(io::stderr(), &Text::message(&format!("note: {note}")), ExitCode::SUCCESS);
     }
@@ -229,12 +233,12 @@ fn remarks(plan: &Plan) -> ExitCode {
     }
 }
 
-impl Wanted {
+impl InstallOptions {
     /// The node.
     ///
     /// # Errors
     /// As [`Place::check_root`].
-    pub(super) fn node(&self) -> Result<Node, Failure> {
+    pub(super) fn node(&self) -> Result<NodeFiles, CommandError> {
         self.place.check_root().map(|()| self.place.node())
     }
 
@@ -249,12 +253,12 @@ impl Wanted {
     /// there first.
     pub(super) fn desired(
         &self,
-        node: &Node,
+        node: &NodeFiles,
         program: &Digest,
         given: &Map<String, Value>,
         token: &dyn Fn() -> Result<String>,
         socket: Option<&HostPath>,
-    ) -> Result<Desired> {
+    ) -> Result<DesiredState> {
         let platform = self.platform(node);
         let directory = |given: &Option<HostPath>, usual: &str| match given {
             Some(path) => Ok(path.clone()),
@@ -265,7 +269,7 @@ impl Wanted {
         let names = self.program_names();
         self.credentials_exist(node)?;
         let own_kubeconfig = self.own_kubeconfig();
-        let settings = Settings {
+        let settings = EntrySettings {
             given: given.clone(),
             log_level: self.log_level.clone(),
             kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
@@ -279,27 +283,31 @@ impl Wanted {
         settings
             .check(&|kind| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) })?;
         let configuration = if self.chained.unwrap_or(platform.chained) {
-            Configuration::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
+            ConfigurationTarget::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
         } else {
             let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
-            Configuration::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
+            ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
         };
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
             None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
         };
-        Ok(Desired {
+        Ok(DesiredState {
             installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
             program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
-            node: self.place.node_configuration().map(|path| Ok::<_, Error>((path, settings.node()?))).transpose()?,
+            node: self
+                .place
+                .node_configuration()
+                .map(|path| Ok::<_, InstallError>((path, settings.node()?)))
+                .transpose()?,
             configuration,
         })
     }
 
     /// Checks the files of the node that the plugin is to use: without them, every ADD would fail.
-    fn credentials_exist(&self, node: &Node) -> Result<()> {
+    fn credentials_exist(&self, node: &NodeFiles) -> Result<()> {
         let files = [("--kubeconfig", &self.kubeconfig), ("--token-file", &self.token_file)];
         for (flag, path) in files {
             let Some(path) = path.as_ref().filter(|_| !self.allow_missing_credentials) else { continue };
@@ -312,18 +320,18 @@ impl Wanted {
             })?;
         }
         if let Some(path) = self.kubeconfig.as_ref().filter(|_| !self.allow_missing_credentials) {
-            let summary = Summary::read(self.place.root(), &node.reach(path)?);
+            let summary = KubeconfigSummary::read(self.place.root(), &node.reach(path)?);
             summary.with_context(|| format!("--kubeconfig {path}: the plugin can't use it"))?;
         }
         Ok(())
     }
 
-    fn platform(&self, node: &Node) -> &'static Platform {
+    fn platform(&self, node: &NodeFiles) -> &'static Platform {
         self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)))
     }
 
     /// The platform, how it is known and what it implies, for people.
-    pub(super) fn describe_platform(&self, node: &Node) -> String {
+    pub(super) fn describe_platform(&self, node: &NodeFiles) -> String {
         let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
         let detected = if self.platform.is_none() { " (detected)" } else { "" };
         let programs = self.bin_dir.as_ref().map_or_else(|| (*bin_dir).to_owned(), ToString::to_string);
@@ -396,8 +404,8 @@ impl Wanted {
         )?;
         let ca = self.read("ca.crt")?;
         let credentials = match &self.token_file {
-            Some(path) => Credentials::TokenFile(path.clone()),
-            None => Credentials::Token(token()?),
+            Some(path) => PluginCredentials::TokenFile(path.clone()),
+            None => PluginCredentials::Token(token()?),
         };
         Ok(kubeconfig::text(&server, Some(&ca), &credentials))
     }
@@ -406,5 +414,50 @@ impl Wanted {
         let path: &Path = &self.service_account.join(name);
         let read = read_trusted(path, LARGEST_CREDENTIAL);
         read.with_context(|| format!("--service-account: {}: the file can't be read", path.display()))
+    }
+}
+
+const UNINSTALL_EXAMPLES: &str = "\
+Examples:
+  detour uninstall --dry-run         what would be taken away from this node, as a unified diff
+  detour uninstall --root /host      from a pod that has the node's file system at /host
+
+Pods keep their rules. The configuration is removed first, then the node configuration, the
+kubeconfig and the program. Files that were edited after the installation stay, and so do the
+files that they need; the output names them.
+
+Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage or input.";
+
+/// Takes away what `install` put on a node, as far as nobody changed it since.
+#[derive(Debug, Args)]
+#[command(after_help = UNINSTALL_EXAMPLES)]
+pub(super) struct UninstallArguments {
+    #[command(flatten)]
+    place: NodeArguments,
+    /// Print what would change as a unified diff, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl UninstallArguments {
+    pub(super) fn run(&self) -> ExitCode {
+        super::ended(self.uninstall())
+    }
+
+    fn uninstall(&self) -> Result<ExitCode> {
+        self.place.check_root()?;
+        let node = self.place.node();
+        if self.dry_run {
+            let found = node.look(None)?;
+            return Ok(shown(&undo(&found)));
+        }
+        let lock = node.lock()?;
+        let found = node.look(None)?;
+        let plan = undo(&found);
+        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
+        node.forget_absent();
+        node.forget_lock(lock);
+        let code = done(&plan);
+        Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
     }
 }

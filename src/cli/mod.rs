@@ -1,27 +1,33 @@
 //! The command line: one subcommand a file.
+//!
+//! `detour completion`
+//!
+//! `detour version`
+//!
+//! Why a command has no answer.
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use detour_cni::cni::Error;
+use detour_cni::cni::version::SUPPORTED;
+use detour_cni::inspect::{Cell, Screen, TextReport};
+use detour_cni::printable::{Text, without_userinfo};
+use output::OutputArguments;
+use serde::Serialize;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+use std::{fmt, io};
 
 mod agent;
-mod completion;
 mod doctor;
 mod explain;
-mod failure;
 mod install;
-mod live;
 mod output;
-mod repair;
 mod rules;
 mod subject;
 mod trace;
-mod uninstall;
 mod validate;
-mod version;
-
-use clap::{CommandFactory, Parser, Subcommand};
-use detour_cni::printable::{Text, without_userinfo};
-use failure::Failure;
-use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
-use std::process::ExitCode;
 
 /// Sends a meshed pod's traffic to its Istio sidecar, and around it what must not go there.
 ///
@@ -49,25 +55,25 @@ Exit codes: 0 fine, 1 something is wrong, 2 wrong usage or input.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Explain(explain::Arguments),
-    Trace(trace::Arguments),
-    Rules(rules::Arguments),
-    Doctor(Box<doctor::Arguments>),
-    Install(Box<install::Install>),
-    Agent(Box<agent::Agent>),
-    Uninstall(uninstall::Uninstall),
-    Validate(validate::Arguments),
-    Version(version::Arguments),
-    Completion(completion::Arguments),
+    Explain(explain::ExplainArguments),
+    Trace(trace::TraceArguments),
+    Rules(rules::RulesArguments),
+    Doctor(Box<doctor::DoctorArguments>),
+    Install(Box<install::InstallArguments>),
+    Agent(Box<agent::AgentArguments>),
+    Uninstall(install::UninstallArguments),
+    Validate(validate::ValidateArguments),
+    Version(VersionArguments),
+    Completion(CompletionArguments),
 }
 
 /// What a command has to say on stdout, and how it ended.
-struct Answer {
+struct CommandOutput {
     text: Text,
     code: ExitCode,
 }
 
-impl Answer {
+impl CommandOutput {
     /// All is well.
     const fn fine(text: Text) -> Self {
         Self { text, code: ExitCode::SUCCESS }
@@ -101,11 +107,11 @@ pub(crate) fn run() -> ExitCode {
         Command::Agent(agent) => return agent.run(),
         Command::Uninstall(uninstall) => return uninstall.run(),
         Command::Validate(arguments) => validate::run(&arguments),
-        Command::Version(arguments) => version::run(&arguments),
-        Command::Completion(arguments) => completion::run(&arguments),
+        Command::Version(arguments) => run_version(&arguments),
+        Command::Completion(arguments) => run_completion(&arguments),
     };
     match answer {
-        Ok(Answer { text, code }) => say(&text, code),
+        Ok(CommandOutput { text, code }) => say(&text, code),
         Err(failure) => complain(&failure, failure.code()),
     }
 }
@@ -113,7 +119,7 @@ pub(crate) fn run() -> ExitCode {
 /// The exit code of a command; what kept it from its end goes to stderr.
 fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
-        let code = error.downcast_ref().map_or(ExitCode::FAILURE, Failure::code);
+        let code = error.downcast_ref().map_or(ExitCode::FAILURE, CommandError::code);
         complain(format_args!("{error:#}"), code)
     })
 }
@@ -135,6 +141,100 @@ fn unwritten(why: &io::Error) -> ExitCode {
 fn complain(why: impl Display, code: ExitCode) -> ExitCode {
     crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("detour: {why}"))), code)
 }
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  source <(detour completion bash)
+  detour completion zsh > ~/.zfunc/_detour
+
+Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input.";
+
+/// A script that completes commands and options in a shell
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETION_EXAMPLES)]
+struct CompletionArguments {
+    /// Which shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// The script.
+fn run_completion(arguments: &CompletionArguments) -> Result<CommandOutput, CommandError> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "detour", &mut script);
+    Ok(CommandOutput::fine(Text::lines(&String::from_utf8_lossy(&script))))
+}
+
+const VERSION_EXAMPLES: &str = "\
+Examples:
+  detour version
+  detour version -o json
+
+Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input.";
+
+/// The version, and the CNI versions that are spoken
+#[derive(Debug, Args)]
+#[command(after_help = VERSION_EXAMPLES)]
+struct VersionArguments {
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+#[derive(Serialize)]
+struct VersionReport {
+    version: &'static str,
+    cni_versions: Vec<&'static str>,
+}
+
+impl TextReport for VersionReport {
+    fn write(&self, page: &mut Screen) {
+        page.line(&[Cell::of(format!("detour {}", self.version))]);
+        page.line(&[Cell::of(crate::protocols())]);
+    }
+}
+
+/// What this is.
+fn run_version(arguments: &VersionArguments) -> Result<CommandOutput, CommandError> {
+    arguments.output.answer(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
+}
+
+/// Either the arguments, or what they speak of.
+#[derive(Debug)]
+enum CommandError {
+    /// The arguments can't be used.
+    Usage(String),
+    /// A file or an object that the arguments name is missing, or can't be understood.
+    Input(Error),
+    /// Something is wrong with what was asked about.
+    Wrong(Error),
+}
+
+impl CommandError {
+    /// 2 for wrong arguments and wrong input, 1 for the rest.
+    fn code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) | Self::Input(_) => ExitCode::from(2),
+            Self::Wrong(_) => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> Self {
+        Self::Wrong(error)
+    }
+}
+
+impl Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(what) => write!(f, "{what}; see --help"),
+            Self::Input(error) | Self::Wrong(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CommandError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,8 @@
 //! `-o`, which every command has that prints facts.
 
-use super::{Answer, Failure};
+use super::{CommandError, CommandOutput};
 use clap::{Args, ValueEnum};
-use detour_cni::inspect::{Format, Sheet, render};
+use detour_cni::inspect::{Format, TextReport, render};
 use serde::Serialize;
 use std::env;
 use std::ffi::OsStr;
@@ -10,31 +10,31 @@ use std::io::{IsTerminal, stdout};
 
 /// How the answer is printed.
 #[derive(Debug, Clone, Copy, Args)]
-pub(super) struct Output {
+pub(super) struct OutputArguments {
     /// For people (coloured on a terminal, unless NO_COLOR is set or TERM is dumb), or for programs
     #[arg(short, long, value_enum, default_value = "table", value_name = "FORM")]
-    output: Form,
+    output: OutputForm,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Form {
+enum OutputForm {
     Table,
     Json,
     Yaml,
 }
 
-impl Output {
+impl OutputArguments {
     /// The report in that form.
     ///
     /// # Errors
     /// As [`render`].
-    pub(super) fn answer<R: Serialize + Sheet>(self, report: &R) -> Result<Answer, Failure> {
+    pub(super) fn answer<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
         let format = match self.output {
-            Form::Table => Format::Table { colour: colour() },
-            Form::Json => Format::Json,
-            Form::Yaml => Format::Yaml,
+            OutputForm::Table => Format::Table { colour: colour() },
+            OutputForm::Json => Format::Json,
+            OutputForm::Yaml => Format::Yaml,
         };
-        Ok(Answer::fine(render(report, format)?))
+        Ok(CommandOutput::fine(render(report, format)?))
     }
 }
 

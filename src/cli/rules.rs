@@ -1,9 +1,9 @@
 //! `detour rules`
 
-use super::live::{Live, LiveArguments, Whose};
-use super::output::Output;
+use super::output::OutputArguments;
 use super::subject::ClusterArguments;
-use super::{Answer, Failure};
+use super::subject::{LiveArguments, NetnsRules, NetnsSelector};
+use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::{RulesReport, RulesView};
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ not, or can't be found or read; 2 wrong usage or input.";
     after_help = EXAMPLES,
     group(ArgGroup::new("whose").required(true).args(["place", "pid", "container", "pod_uid"])),
 )]
-pub(super) struct Arguments {
+pub(super) struct RulesArguments {
     /// A network namespace: a path, or a name in /run/netns; with -n, the pod's name
     #[arg(value_name = "NETNS|POD")]
     place: Option<String>,
@@ -45,21 +45,21 @@ pub(super) struct Arguments {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    output: Output,
+    output: OutputArguments,
 }
 
 /// The rules; exit code 1 where they are not what is asked for.
-pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
+pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandError> {
     let whose = match (&arguments.place, &arguments.cluster.namespace) {
-        (Some(pod), Some(_)) => Some(Whose::Pod(Box::new(arguments.cluster.subject(pod)?))),
-        (Some(path), None) => Some(Whose::Netns(path.into())),
+        (Some(pod), Some(_)) => Some(NetnsSelector::Pod(Box::new(arguments.cluster.subject(pod)?))),
+        (Some(path), None) => Some(NetnsSelector::Netns(path.into())),
         (None, Some(_)) => None,
         (None, None) => arguments.whose.named(),
     };
-    let whose = whose.ok_or_else(|| Failure::Usage("name a network namespace, or a pod: -n NS POD".to_owned()))?;
-    let Live { rules, netns, evidence } = arguments.whose.read(&whose, "rules")?;
+    let whose = whose.ok_or_else(|| CommandError::Usage("name a network namespace, or a pod: -n NS POD".to_owned()))?;
+    let NetnsRules { rules, netns, evidence } = arguments.whose.read(&whose, "rules")?;
     let report = RulesReport { found_by: evidence, ..rules.report(&netns) };
     let answer = arguments.output.answer(&RulesView { report: &report, all: arguments.all })?;
     let code = if report.as_asked == Some(false) { ExitCode::FAILURE } else { answer.code };
-    Ok(Answer { code, ..answer })
+    Ok(CommandOutput { code, ..answer })
 }

@@ -1,15 +1,19 @@
 //! Which pod, under which configuration: the arguments by which commands name them.
+//!
+//! Whose live rules are read: a namespace's, a process's, a container's, or a pod's of this node.
 
-use super::{Failure, complain};
+use super::{CommandError, complain};
 use clap::Args;
-use detour_cni::cni::{Command, NetConf};
-use detour_cni::inspect::{Applied, Choice, Manifest, Subject, Texts};
-use std::env;
+use detour_cni::cni::{CniCommand, Code, Error, NetConf};
+use detour_cni::inspect::{Applied, Choice, LiveRules, PodManifest, Subject, Texts, elsewhere};
+use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
+use detour_cni::state::{ROOT, Store};
 use std::fmt::Display;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{env, fs};
 
 /// The configuration where none is named.
 const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
@@ -68,7 +72,7 @@ pub(super) struct ClusterArguments {
 /// Pods of manifests, or the pod that the cluster knows, and the configuration.
 pub(super) enum Subjects {
     /// Those of manifests.
-    Given(Box<(Manifest, Applied)>),
+    Given(Box<(PodManifest, Applied)>),
     /// The cluster's.
     Known(Box<Subject>),
 }
@@ -78,12 +82,12 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// A file can't be read or understood, it holds several pods, or the cluster has no answer.
-    pub(super) fn read(&self) -> Result<Subject, Failure> {
+    pub(super) fn read(&self) -> Result<Subject, CommandError> {
         match self.read_all()? {
             Subjects::Known(subject) => Ok(*subject),
             Subjects::Given(given) => {
                 let (found, conf) = *given;
-                Ok(found.subject(found.one().map_err(Failure::Input)?, conf)?)
+                Ok(found.subject(found.one().map_err(CommandError::Input)?, conf)?)
             }
         }
     }
@@ -92,17 +96,17 @@ impl SubjectArguments {
     ///
     /// # Errors
     /// A file can't be read or understood, or the cluster has no answer.
-    pub(super) fn read_all(&self) -> Result<Subjects, Failure> {
+    pub(super) fn read_all(&self) -> Result<Subjects, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
-            return Err(Failure::Usage("stdin can be one of the files only".to_owned()));
+            return Err(CommandError::Usage("stdin can be one of the files only".to_owned()));
         }
         match (&self.file, &self.pod) {
             (Some(file), name) => {
                 let plain = if self.definitions.is_empty() { PLAIN } else { ATTACHMENTS };
                 let conf = self.cluster.conf(plain)?;
                 let pods = text(file)?;
-                let namespace = self.namespace_file.as_ref().map(|path| Ok::<_, Failure>((path, text(path)?)));
+                let namespace = self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, text(path)?)));
                 let namespace = namespace.transpose()?;
                 let mut definitions = Vec::new();
                 for place in &self.definitions {
@@ -116,7 +120,7 @@ impl SubjectArguments {
                     definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
                 };
                 let choice = Choice { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
-                let found = Manifest::read(&texts, &choice).map_err(Failure::Input)?;
+                let found = PodManifest::read(&texts, &choice).map_err(CommandError::Input)?;
                 if let Some(skipped) = found.skipped() {
                     let note = format_args!("{}: skipped, neither pod nor pod template: {skipped}", file.display());
                     complain(note, ExitCode::SUCCESS);
@@ -124,17 +128,17 @@ impl SubjectArguments {
                 Ok(Subjects::Given(Box::new((found, conf))))
             }
             (None, Some(pod)) => Ok(Subjects::Known(Box::new(self.cluster.subject(pod)?))),
-            _ => Err(Failure::Usage("name a pod: -f FILE, or -n NS POD".to_owned())),
+            _ => Err(CommandError::Usage("name a pod: -f FILE, or -n NS POD".to_owned())),
         }
     }
 }
 
 impl ClusterArguments {
     /// The configuration, `plain` where none is named.
-    fn conf(&self, plain: &str) -> Result<Applied, Failure> {
+    fn conf(&self, plain: &str) -> Result<Applied, CommandError> {
         Ok(match &self.config {
-            Some(path) => Applied::read(path, &read(path)?).map_err(Failure::Input)?,
-            None => NetConf::parse(plain.as_bytes(), Command::Add, "detour")?.into(),
+            Some(path) => Applied::read(path, &read(path)?).map_err(CommandError::Input)?,
+            None => NetConf::parse(plain.as_bytes(), CniCommand::Add, "detour")?.into(),
         })
     }
 
@@ -142,9 +146,9 @@ impl ClusterArguments {
     ///
     /// # Errors
     /// The namespace isn't said, the configuration can't be understood, or the cluster has no answer.
-    pub(super) fn subject(&self, pod: &str) -> Result<Subject, Failure> {
+    pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
         let Some(namespace) = &self.namespace else {
-            return Err(Failure::Usage("name the pod's namespace with -n".to_owned()));
+            return Err(CommandError::Usage("name the pod's namespace with -n".to_owned()));
         };
         Ok(Subject::of_cluster(self.conf(PLAIN)?, kubeconfig(self.kubeconfig.as_deref())?, (namespace, pod))?)
     }
@@ -154,12 +158,12 @@ impl ClusterArguments {
 ///
 /// # Errors
 /// The flag names a missing file.
-fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
     if let Some(path) = flag {
         present("--kubeconfig", path)?;
     }
     let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+        std::path::absolute(&path).map_err(|error| CommandError::Usage(format!("{}: {error}", path.display())))
     };
     flag.map(Path::to_owned).or_else(kubeconfig_of_environment).map(absolute).transpose()
 }
@@ -175,17 +179,17 @@ pub(super) fn kubeconfig_of_environment() -> Option<PathBuf> {
 ///
 /// # Errors
 /// It can't be looked at.
-pub(super) fn present(flag: &str, path: &Path) -> Result<(), Failure> {
-    let unread = |why| Failure::Usage(format!("{flag} {}: {why}", path.display()));
+pub(super) fn present(flag: &str, path: &Path) -> Result<(), CommandError> {
+    let unread = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
     fs::metadata(path).map(|_| ()).map_err(unread)
 }
 
 /// The file itself, or those of a directory in the order of their names.
-fn manifests(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn manifests(place: &Path) -> Result<Vec<PathBuf>, CommandError> {
     if !place.is_dir() {
         return Ok(vec![place.to_owned()]);
     }
-    let failed = |error| Failure::Usage(format!("{} can't be read: {error}", place.display()));
+    let failed = |error| CommandError::Usage(format!("{} can't be read: {error}", place.display()));
     let mut files = Vec::new();
     for entry in fs::read_dir(place).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -197,8 +201,8 @@ fn manifests(place: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let unread = |why: &dyn Display| Failure::Usage(format!("{} can't be read: {why}", path.display()));
+fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
+    let unread = |why: &dyn Display| CommandError::Usage(format!("{} can't be read: {why}", path.display()));
     // The user names it, and waits for it if need be: `<(kubectl get …)` is a pipe.
     #[expect(clippy::disallowed_methods, reason = "a pipe of the user's own is accepted")]
     let source: Box<dyn Read> = match path.as_os_str() == "-" {
@@ -210,6 +214,128 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     if bytes.len() as u64 > LARGEST { Err(unread(&format!("larger than {LARGEST} bytes"))) } else { Ok(bytes) }
 }
 
-pub(super) fn text(path: &Path) -> Result<String, Failure> {
-    String::from_utf8(read(path)?).map_err(|_| Failure::Usage(format!("{} is not UTF-8", path.display())))
+pub(super) fn text(path: &Path) -> Result<String, CommandError> {
+    String::from_utf8(read(path)?).map_err(|_| CommandError::Usage(format!("{} is not UTF-8", path.display())))
+}
+
+/// A namespace, by what is in it.
+#[derive(Debug, Args)]
+pub(super) struct LiveArguments {
+    /// The network namespace of this process
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// The network namespace of this container: its ID, or the beginning of that
+    #[arg(long, value_name = "ID")]
+    container: Option<String>,
+    /// The network namespace of the pod with this UID, without asking the cluster
+    #[arg(long, value_name = "UID")]
+    pod_uid: Option<String>,
+    /// Where the node's file system is mounted: /host in the agent's container
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+/// What names a namespace.
+pub(super) enum NetnsSelector {
+    /// Its path, or its name in /run/netns.
+    Netns(PathBuf),
+    /// A process in it.
+    Process(u32),
+    /// A container in it.
+    Container(String),
+    /// A pod's UID as the node knows it.
+    Uid(String),
+    /// A pod as the cluster knows it.
+    Pod(Box<Subject>),
+}
+
+/// Rules, and where they were found.
+pub(super) struct NetnsRules {
+    pub(super) rules: LiveRules,
+    pub(super) netns: PathBuf,
+    /// How the namespace is known, where that had to be found out.
+    pub(super) evidence: Option<String>,
+}
+
+impl LiveArguments {
+    /// What the arguments name.
+    pub(super) fn named(&self) -> Option<NetnsSelector> {
+        let process = self.pid.map(NetnsSelector::Process);
+        let container = || self.container.clone().map(NetnsSelector::Container);
+        process.or_else(container).or_else(|| self.pod_uid.clone().map(NetnsSelector::Uid))
+    }
+
+    /// Reads the rules. `question` is what is asked, as arguments of this program, without whose rules.
+    ///
+    /// # Errors
+    /// There is no such namespace here (where the pod's node is known, with what to run there), or it
+    /// can't be read.
+    pub(super) fn read(&self, whose: &NetnsSelector, question: &str) -> Result<NetnsRules, CommandError> {
+        present("--root", &self.root)?;
+        let path = match whose {
+            NetnsSelector::Netns(path) => self.netns(path),
+            NetnsSelector::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
+            NetnsSelector::Container(id) => {
+                return self.found(of_container(&self.root, id)?.ok_or_else(|| unknown(&format!("container {id}")))?);
+            }
+            NetnsSelector::Uid(uid) => {
+                return self.found(of_pod(&self.root, uid)?.ok_or_else(|| unknown(&format!("pod {uid}")))?);
+            }
+            NetnsSelector::Pod(subject) => return self.found(self.of_subject(subject, question)?),
+        };
+        let rules = LiveRules::read(&path, &self.store()).map_err(|error| match whose {
+            NetnsSelector::Netns(place) if is_name(place) && !path.exists() => {
+                let name = place.display();
+                let msg =
+                    format!("{}; ip netns lists those that have names, and a pod is named as -n NS {name}", error.msg);
+                CommandError::Input(Error { msg, ..error })
+            }
+            NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),
+            _ => error.into(),
+        })?;
+        Ok(NetnsRules { rules, netns: path, evidence: None })
+    }
+
+    fn found(&self, found: FoundNetns) -> Result<NetnsRules, CommandError> {
+        let rules = LiveRules::of(&found.open()?, &self.store())?;
+        Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
+    }
+
+    fn store(&self) -> Store {
+        Store::new(self.root.join(ROOT.trim_start_matches('/')))
+    }
+
+    fn of_subject(&self, subject: &Subject, question: &str) -> Result<FoundNetns, Error> {
+        let (pod, name) = (&subject.facts.pod, subject.name());
+        let wrong = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
+        if pod.host_network {
+            return Err(wrong("it is on its node's own network (spec.hostNetwork), where no rules are made for it"));
+        }
+        let uid =
+            pod.uid_on_node().ok_or_else(|| wrong("it has no UID (metadata.uid), by which its node would know it"))?;
+        let there = || {
+            let agents = subject.conf.kubernetes.agent_namespace.as_deref();
+            elsewhere(pod, agents, None, &format!("{question} --pod-uid {uid}"))
+        };
+        let error = match of_pod(&self.root, uid) {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => unknown(&format!("pod {name} ({uid})")),
+            Err(error) => error,
+        };
+        Err(Error { msg: format!("{}; {}", error.msg, there()), ..error })
+    }
+
+    /// A bare name is one that `ip netns` knows.
+    fn netns(&self, path: &Path) -> PathBuf {
+        if is_name(path) { self.root.join("run/netns").join(path) } else { path.to_owned() }
+    }
+}
+
+fn is_name(path: &Path) -> bool {
+    path.components().count() == 1 && path.is_relative()
+}
+
+fn unknown(what: &str) -> Error {
+    let msg = format!("{what}: neither a result that its runtime kept nor a process of it is on this node");
+    Error::new(Code::InvalidNetns, msg)
 }

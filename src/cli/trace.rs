@@ -1,9 +1,9 @@
 //! `detour trace`
 
-use super::live::{LiveArguments, Whose};
-use super::output::Output;
+use super::output::OutputArguments;
 use super::subject::SubjectArguments;
-use super::{Answer, Failure};
+use super::subject::{LiveArguments, NetnsSelector};
+use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Destination, Named, Rulebook, Sender, explain, trace};
@@ -35,7 +35,7 @@ Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong us
     group(ArgGroup::new("of_kernel").args(["live", "netns", "pid", "container", "pod_uid"])),
     group(ArgGroup::new("whose").args(["netns", "pid", "container", "pod_uid"]).conflicts_with_all(["file", "pod"])),
 )]
-pub(super) struct Arguments {
+pub(super) struct TraceArguments {
     #[command(flatten)]
     subject: SubjectArguments,
     /// Take the live rules of the pod named with -n
@@ -60,12 +60,12 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "eth0")]
     interface: String,
     #[command(flatten)]
-    output: Output,
+    output: OutputArguments,
 }
 
 /// The packet's way.
-pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
-    let usage = |error: Error| Failure::Usage(format!("--{}", error.msg));
+pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandError> {
+    let usage = |error: Error| CommandError::Usage(format!("--{}", error.msg));
     let named: Named = arguments.from.parse().map_err(usage)?;
     let to: Destination = arguments.to.parse().map_err(usage)?;
     if let Named::Sender(Sender::Inbound(Some(address))) = named
@@ -75,18 +75,18 @@ pub(super) fn run(arguments: Arguments) -> Result<Answer, Failure> {
             "--from {address} and --to {} are of different families; accepted: two IPv4 or two IPv6 addresses",
             to.address.ip()
         );
-        return Err(Failure::Usage(msg));
+        return Err(CommandError::Usage(msg));
     }
     let whose = match &arguments.netns {
-        Some(path) => Some(Whose::Netns(path.clone())),
-        None if arguments.live => Some(Whose::Pod(Box::new(arguments.subject.read()?))),
+        Some(path) => Some(NetnsSelector::Netns(path.clone())),
+        None if arguments.live => Some(NetnsSelector::Pod(Box::new(arguments.subject.read()?))),
         None => arguments.whose.named(),
     };
-    let refused = |error: Error| Failure::Input(Error { msg: format!("--{}", error.msg), ..error });
+    let refused = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let sender = |pod: Option<&Pod>| named.of_pod(pod).map_err(refused);
     let (from, book, own) = match whose {
         Some(whose) => {
-            let pod = if let Whose::Pod(subject) = &whose { Some(&subject.facts.pod) } else { None };
+            let pod = if let NetnsSelector::Pod(subject) = &whose { Some(&subject.facts.pod) } else { None };
             let from = sender(pod)?;
             let question = format!("trace --from '{from}' --to '{}'", arguments.to);
             let found = arguments.whose.read(&whose, &question)?.rules;

@@ -1,8 +1,8 @@
 //! `detour validate`
 
-use super::output::Output;
+use super::output::OutputArguments;
 use super::subject;
-use super::{Answer, Failure};
+use super::{CommandError, CommandOutput};
 use clap::Args;
 use detour_cni::inspect::validated;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ Exit codes: 0 the plugin accepts it, 1 the plugin would refuse it, 2 wrong usage
 /// or manifests (YAML or JSON).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub(super) struct ValidateArguments {
     /// The file; - is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
@@ -32,11 +32,11 @@ pub(super) struct Arguments {
     #[arg(long = "bin-dir", value_name = "DIR")]
     bin_dirs: Vec<PathBuf>,
     #[command(flatten)]
-    output: Output,
+    output: OutputArguments,
 }
 
 /// What is wrong with the file; exit code 1 if anything is.
-pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
+pub(super) fn run(arguments: &ValidateArguments) -> Result<CommandOutput, CommandError> {
     let is_installed = |kind: &str| {
         let found = arguments.bin_dirs.iter().any(|directory| directory.join(kind).is_file());
         (!arguments.bin_dirs.is_empty()).then_some(found)
@@ -45,7 +45,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Answer, Failure> {
         subject::present("--bin-dir", directory)?;
     }
     let text = subject::text(&arguments.file)?;
-    let report = validated(&arguments.file, &text, &is_installed).map_err(|error| Failure::Usage(error.to_string()))?;
+    let report =
+        validated(&arguments.file, &text, &is_installed).map_err(|error| CommandError::Usage(error.to_string()))?;
     let answer = arguments.output.answer(&report)?;
-    Ok(Answer { code: if report.valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }, ..answer })
+    Ok(CommandOutput { code: if report.valid { ExitCode::SUCCESS } else { ExitCode::FAILURE }, ..answer })
 }

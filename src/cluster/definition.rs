@@ -51,7 +51,7 @@ impl Definition {
 /// A definition that is looked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Sought {
+pub struct DefinitionQuery {
     /// Which one.
     pub object: ObjectRef,
     /// Whether one that is not there may be about to appear, and is waited for. Else its absence is

@@ -1,7 +1,7 @@
 //! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
 //! documents, JSON files, lists of objects.
 
-use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, wire};
+use super::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, about, another_uid, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{self, check, read_trusted};
@@ -22,11 +22,11 @@ const FILES: &str = "*.yaml, *.yml, *.json";
 const LARGEST: u64 = 4 << 20;
 
 /// A kind of objects: `apiVersion` and `kind`.
-pub(super) type Kind = (&'static str, &'static str);
+pub(super) type ObjectKind = (&'static str, &'static str);
 
-pub(super) const POD: Kind = ("v1", "Pod");
-pub(super) const NAMESPACE: Kind = ("v1", "Namespace");
-pub(super) const DEFINITION: Kind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
+pub(super) const POD: ObjectKind = ("v1", "Pod");
+pub(super) const NAMESPACE: ObjectKind = ("v1", "Namespace");
+pub(super) const DEFINITION: ObjectKind = ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition");
 
 /// A directory of manifests.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template
 
 /// One object of a file.
 #[derive(Debug)]
-pub(super) struct Manifest {
+pub(super) struct ManifestObject {
     file: PathBuf,
     /// What the file holds.
     text: Arc<str>,
@@ -61,16 +61,16 @@ impl Cluster for Manifests {
         Self::named_namespace(&manifests, &broken, wanted).map_err(|error| about(wanted, error))
     }
 
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let (manifests, broken) = self.read()?;
-        let found = wanted.iter().map(|Sought { object, .. }| match find_definition(&manifests, object) {
-            Some(manifest) => Ok(Lookup::Found(manifest.read::<wire::Definition>()?.into())),
+        let found = wanted.iter().map(|DefinitionQuery { object, .. }| match find_definition(&manifests, object) {
+            Some(manifest) => Ok(Lookup::Found(manifest.read::<wire::DefinitionObject>()?.into())),
             None => Ok(Lookup::Missing(format!("no manifest of it in {} ({FILES})", self.dir.display()))),
         });
         let found: Vec<Lookup> = found.collect::<Result<_, Error>>()?;
         let missing = wanted.iter().zip(&found).find(|(_, found)| matches!(found, Lookup::Missing(_)));
         match (missing, broken.first()) {
-            (Some((Sought { object, .. }, _)), Some(error)) => {
+            (Some((DefinitionQuery { object, .. }, _)), Some(error)) => {
                 Err(error.clone().with_details(format!("NetworkAttachmentDefinition {object} may stand there")))
             }
             _ => Ok(found),
@@ -121,14 +121,14 @@ impl Manifests {
     }
 
     /// All objects, in the order of the files' names, and what can't be read.
-    fn read(&self) -> Result<(Vec<Manifest>, Vec<Error>), Error> {
+    fn read(&self) -> Result<(Vec<ManifestObject>, Vec<Error>), Error> {
         let wrong = |what: &str| {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
         let failed = |error: io::Error| wrong("can't be read; accepted: a directory").with_details(error.to_string());
         // A user who can change the file decides which pods have a sidecar, and what is excluded.
         let trusted = check(&self.dir).map_err(|error| match error {
-            trusted_file::Error::Io(error) => failed(error),
+            trusted_file::FileError::Io(error) => failed(error),
             refused => wrong(&format!("is not used: {refused}")),
         });
         let mut files = Vec::new();
@@ -148,11 +148,11 @@ impl Manifests {
         Ok((manifests, broken))
     }
 
-    fn pod(&self, manifests: &[Manifest], wanted: &PodRef) -> Result<Pod, Error> {
+    fn pod(&self, manifests: &[ManifestObject], wanted: &PodRef) -> Result<Pod, Error> {
         let PodRef { namespace, name, .. } = wanted;
         let mut another = None;
         for manifest in manifests.iter().filter(|m| m.is(POD, Some(namespace), name)) {
-            let pod = Pod::from(manifest.read::<wire::Pod>()?);
+            let pod = Pod::from(manifest.read::<wire::PodObject>()?);
             if pod.is(wanted) {
                 return Ok(pod);
             }
@@ -172,17 +172,17 @@ impl Manifests {
 
     /// One that has no manifest has no annotations: every pod is in a namespace, and many a directory
     /// holds the pods alone.
-    fn named_namespace(manifests: &[Manifest], broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
+    fn named_namespace(manifests: &[ManifestObject], broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
         let name = &wanted.namespace;
         match (manifests.iter().find(|m| m.is(NAMESPACE, None, name)), broken.first()) {
-            (Some(manifest), _) => Ok(manifest.read::<wire::Namespace>()?.into()),
+            (Some(manifest), _) => Ok(manifest.read::<wire::NamespaceObject>()?.into()),
             (None, Some(error)) => Err(error.clone().with_details(format!("Namespace {name} may stand there"))),
             (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
         }
     }
 }
 
-impl Manifest {
+impl ManifestObject {
     fn text(&self, pointer: &str) -> Option<&str> {
         self.object.pointer(pointer).and_then(Value::as_str)
     }
@@ -192,7 +192,7 @@ impl Manifest {
     }
 
     /// Whether it is of that kind; one that doesn't say its API version may be of any.
-    pub(super) fn is_a(&self, (api_version, kind): Kind) -> bool {
+    pub(super) fn is_a(&self, (api_version, kind): ObjectKind) -> bool {
         self.text("/kind") == Some(kind) && self.text("/apiVersion").is_none_or(|version| version == api_version)
     }
 
@@ -246,7 +246,7 @@ impl Manifest {
         })
     }
 
-    fn is(&self, kind: Kind, namespace: Option<&str>, name: &str) -> bool {
+    fn is(&self, kind: ObjectKind, namespace: Option<&str>, name: &str) -> bool {
         self.is_a(kind)
             && self.text("/metadata/name") == Some(name)
             && namespace.is_none_or(|namespace| self.namespace() == namespace)
@@ -267,17 +267,22 @@ impl Manifest {
     }
 }
 
-fn find_definition<'a>(manifests: &'a [Manifest], wanted: &ObjectRef) -> Option<&'a Manifest> {
+fn find_definition<'a>(manifests: &'a [ManifestObject], wanted: &ObjectRef) -> Option<&'a ManifestObject> {
     manifests.iter().find(|manifest| manifest.is(DEFINITION, Some(&wanted.namespace), &wanted.name))
 }
 
 /// Adds a file's objects to `all`, those of a list one by one.
-pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<Manifest>) -> Result<(), Error> {
+pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) -> Result<(), Error> {
     let whole: Arc<str> = text.into();
     for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
         let mut object = result.map_err(|error| broken(file, error))?;
-        let manifest =
-            |listed, object| Manifest { file: file.to_owned(), text: Arc::clone(&whole), document, listed, object };
+        let manifest = |listed, object| ManifestObject {
+            file: file.to_owned(),
+            text: Arc::clone(&whole),
+            document,
+            listed,
+            object,
+        };
         if object.is_null() {
             continue;
         }

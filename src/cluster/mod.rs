@@ -1,42 +1,34 @@
 //! Where facts come from: one trait, and its sources.
+//!
+//! A source of facts that nothing is told to.
+
+use crate::cni;
+use crate::cni::Error;
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+pub use api::ApiProbe;
+pub(crate) use body::PAGE;
+pub use definition::{Definition, DefinitionQuery, Lookup, ObjectRef};
+pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
+pub(crate) use query::causes;
+pub use requests::{Event, NodeTaints, ReportedEvent, Right, Token};
+pub use service_account::ServiceAccount;
+use std::path::PathBuf;
+use std::time::Duration;
+pub use text::{Given, Objects, objects};
 
 pub mod agent;
 mod api;
 mod body;
 mod certificate;
-mod control;
 mod definition;
-mod event;
 mod kubeconfig;
-mod limited;
 mod manifests;
-mod own;
 mod query;
-mod read_only;
+mod requests;
 mod retry;
-mod right;
 mod service_account;
 mod text;
-mod token;
 pub(crate) mod wire;
-
-pub use api::Inquiry;
-pub use control::Node;
-pub use definition::{Definition, Lookup, ObjectRef, Sought};
-pub use event::{Event, Told};
-pub use kubeconfig::{Authority, Credentials, Summary};
-pub(crate) use limited::PAGE;
-pub(crate) use query::causes;
-pub use read_only::ReadOnly;
-pub use right::Right;
-pub use service_account::ServiceAccount;
-pub use text::{Given, Objects, objects};
-pub use token::Token;
-
-use crate::cni;
-use crate::pod::{Facts, Namespace, Pod, PodRef};
-use std::path::PathBuf;
-use std::time::Duration;
 
 /// A source of facts.
 pub trait Cluster {
@@ -45,20 +37,20 @@ pub trait Cluster {
     /// # Errors
     /// What can't be known within the configured wait, as the CNI error that names the pod, what
     /// was looked for and where, and the next step.
-    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, cni::Error>;
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error>;
 
     /// The namespace of the pod that `wanted` speaks of.
     ///
     /// # Errors
     /// As [`Self::facts`].
-    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, cni::Error>;
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error>;
 
     /// The definitions, in the order of `wanted`, all looked up at the same time. One that is awaited
     /// and not there is looked for during two seconds, like a pod.
     ///
     /// # Errors
     /// Whether they are there can't be known within the configured wait.
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, cni::Error>;
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error>;
 
     /// The namespaces that have a definition of this name, sorted; `None` where that can't be
     /// known at once.
@@ -70,13 +62,13 @@ pub trait Cluster {
     ///
     /// # Errors
     /// What could not be told. That is no reason to keep a pod from running.
-    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), cni::Error>;
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error>;
 
     /// Whether facts could be had now: one question, no second try.
     ///
     /// # Errors
     /// Why not.
-    fn probe(&self) -> Result<(), cni::Error>;
+    fn probe(&self) -> Result<(), Error>;
 }
 
 /// The source that the configuration names: `manifests_dir`, else `agent_socket` with `kubeconfig` where
@@ -107,7 +99,7 @@ fn source_or(conf: &cni::Kubernetes, other: impl FnOnce() -> Option<api::Api>) -
     let kubeconfig = conf.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
     let api = kubeconfig.map(|path| api::Api::new(path, conf.timeout)).or_else(other);
     match &conf.agent_socket {
-        Some(socket) => Some(Box::new(agent::Agent::new(socket.clone(), api, conf.timeout))),
+        Some(socket) => Some(Box::new(agent::AgentClient::new(socket.clone(), api, conf.timeout))),
         None => Some(Box::new(api?)),
     }
 }
@@ -119,6 +111,35 @@ fn another_uid(found: &Pod, wanted: &PodRef) -> String {
 }
 
 /// The error, with the pod that it keeps from its facts.
-fn about(PodRef { namespace, name, .. }: &PodRef, error: cni::Error) -> cni::Error {
-    cni::Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
+fn about(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
+    Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
+}
+
+/// Another source, for whoever only wants to know.
+pub struct ReadOnly<'a>(pub &'a dyn Cluster);
+
+impl Cluster for ReadOnly<'_> {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        self.0.facts(wanted, with_namespace)
+    }
+
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        self.0.namespace(wanted)
+    }
+
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        self.0.definitions(wanted)
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        self.0.namespaces_with_definition(name)
+    }
+
+    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        self.0.probe()
+    }
 }

@@ -1,8 +1,8 @@
 //! One thing that the API is asked for or told, and what each outcome means to whoever waits for it.
 
-use super::limited::TooLarge;
-use super::retry::{Failure, GaveUp};
-use super::{Event, Node, ObjectRef, Right, certificate};
+use super::body::TooLarge;
+use super::retry::{AttemptError, RetriesExhausted};
+use super::{Event, NodeTaints, ObjectRef, Right, certificate};
 use crate::cni::{Code, Error};
 use crate::pod::{Pod, PodRef};
 use serde::Deserialize;
@@ -37,7 +37,7 @@ pub(super) enum Object<'a> {
     /// A node.
     Node(&'a String),
     /// All taints of a node that still is as it was read.
-    Taints(&'a Node),
+    Taints(&'a NodeTaints),
     /// The server's version.
     Version,
     /// Whether whoever asks has a right.
@@ -84,7 +84,7 @@ impl<'a> Object<'a> {
             Object::PodNamespace(pod) => format!("{collection}/{}", pod.namespace),
             Object::NetworkStatus(pod, _) | Object::Label(pod, ..) => format!("{collection}/{}/status", pod.name),
             Object::Deletion(pod, _) => format!("{collection}/{}", pod.name),
-            Object::Node(name) | Object::Taints(Node { name, .. }) => format!("{collection}/{name}"),
+            Object::Node(name) | Object::Taints(NodeTaints { name, .. }) => format!("{collection}/{name}"),
             Object::DefinitionsNamed(_)
             | Object::Event(..)
             | Object::Version
@@ -126,7 +126,7 @@ impl<'a> Object<'a> {
             | Object::Event(Pod { namespace, name, .. }, _)
             | Object::Deletion(Pod { namespace, name, .. }, _)
             | Object::Label(Pod { namespace, name, .. }, ..) => format!("pod {namespace}/{name}"),
-            Object::Node(name) | Object::Taints(Node { name, .. }) => format!("node {name}"),
+            Object::Node(name) | Object::Taints(NodeTaints { name, .. }) => format!("node {name}"),
             Object::Definition(object) => format!("NetworkAttachmentDefinition {object}"),
             Object::DefinitionsNamed(name) => format!("NetworkAttachmentDefinitions called {name}"),
             Object::Token(account, _) => format!("ServiceAccount {account}"),
@@ -178,18 +178,18 @@ impl Query<'_> {
     }
 
     /// A response other than 200.
-    pub(super) fn refused(&self, status: u16, retry_after: Option<&str>, body: &[u8]) -> Failure {
+    pub(super) fn refused(&self, status: u16, retry_after: Option<&str>, body: &[u8]) -> AttemptError {
         let said = message(body);
         let kubeconfig = self.kubeconfig.display();
         let answer = if said.is_empty() { status.to_string() } else { format!("{status}, {said}") };
-        let hopeless = |error: Error| Failure::Hopeless(error.with_details(said));
+        let hopeless = |error: Error| AttemptError::Hopeless(error.with_details(said));
         match status {
             // A server that does not serve all yet, or something before it, knows of nothing.
             404 if matches!(&self.object, Object::DaemonSet(object) if !is_missing(&object.name, body)) => {
-                Failure::Trouble { cause: answer, after: None }
+                AttemptError::Trouble { cause: answer, after: None }
             }
-            404 => Failure::Missing(answer),
-            408 | 429 | 500.. => Failure::Trouble {
+            404 => AttemptError::Missing(answer),
+            408 | 429 | 500.. => AttemptError::Trouble {
                 cause: answer,
                 after: retry_after.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs),
             },
@@ -217,49 +217,49 @@ impl Query<'_> {
     }
 
     /// What would be worth another try, but not here.
-    pub(super) fn not_again(&self, cause: &str) -> Failure {
-        Failure::Hopeless(self.error(Code::TryAgain, "it can't be done now").with_details(cause))
+    pub(super) fn not_again(&self, cause: &str) -> AttemptError {
+        AttemptError::Hopeless(self.error(Code::TryAgain, "it can't be done now").with_details(cause))
     }
 
     /// What was there and can't come again.
-    pub(super) fn gone(&self, cause: &str) -> Failure {
-        Failure::Hopeless(self.error(Code::PodUnknown, "it is gone").with_details(cause))
+    pub(super) fn gone(&self, cause: &str) -> AttemptError {
+        AttemptError::Hopeless(self.error(Code::PodUnknown, "it is gone").with_details(cause))
     }
 
     /// What is not there, and how it was looked for.
-    pub(super) fn missing(&self, GaveUp { last, tries, waited }: GaveUp) -> String {
+    pub(super) fn missing(&self, RetriesExhausted { last, tries, waited }: RetriesExhausted) -> String {
         let cause = match last {
-            Failure::Missing(cause) | Failure::Trouble { cause, .. } => cause,
-            Failure::Hopeless(error) => error.to_string(),
+            AttemptError::Missing(cause) | AttemptError::Trouble { cause, .. } => cause,
+            AttemptError::Hopeless(error) => error.to_string(),
         };
         format!("{self}: not found in {}: {cause}", effort(tries, waited))
     }
 
     /// A response of 200 that isn't the object.
-    pub(super) fn garbled(&self, error: &serde_json::Error) -> Failure {
-        Failure::Trouble { cause: format!("200, but the body is not the object: {error}"), after: None }
+    pub(super) fn garbled(&self, error: &serde_json::Error) -> AttemptError {
+        AttemptError::Trouble { cause: format!("200, but the body is not the object: {error}"), after: None }
     }
 
     /// No response.
-    pub(super) fn failed(&self, error: &kube::Error) -> Failure {
+    pub(super) fn failed(&self, error: &kube::Error) -> AttemptError {
         if let Some(too_large) = TooLarge::of(error) {
             let step =
                 format!("this is not the answer of a Kubernetes API: correct server in {}", self.kubeconfig.display());
-            return Failure::Hopeless(self.error(Code::InvalidConfig, format!("{too_large}; {step}")));
+            return AttemptError::Hopeless(self.error(Code::InvalidConfig, format!("{too_large}; {step}")));
         }
         let cause = causes(error);
         match certificate::next_step(&cause) {
-            Some(step) => Failure::Hopeless(self.error(Code::InvalidConfig, step).with_details(cause)),
-            None => Failure::Trouble { cause, after: None },
+            Some(step) => AttemptError::Hopeless(self.error(Code::InvalidConfig, step).with_details(cause)),
+            None => AttemptError::Trouble { cause, after: None },
         }
     }
 
     /// The end of all tries.
-    pub(super) fn gave_up(&self, GaveUp { last, tries, waited }: GaveUp) -> Error {
+    pub(super) fn gave_up(&self, RetriesExhausted { last, tries, waited }: RetriesExhausted) -> Error {
         let effort = effort(tries, waited);
         match last {
-            Failure::Hopeless(error) => error,
-            Failure::Missing(cause) => {
+            AttemptError::Hopeless(error) => error,
+            AttemptError::Missing(cause) => {
                 let step = match self.object {
                     Object::PodNamespace(pod) => format!("see kubectl get namespace {}", pod.namespace),
                     Object::Pod(PodRef { namespace, name, .. })
@@ -269,7 +269,9 @@ impl Query<'_> {
                     | Object::Label(Pod { namespace, name, .. }, ..) => {
                         format!("see kubectl get pod -n {namespace} {name}")
                     }
-                    Object::Node(name) | Object::Taints(Node { name, .. }) => format!("see kubectl get node {name}"),
+                    Object::Node(name) | Object::Taints(NodeTaints { name, .. }) => {
+                        format!("see kubectl get node {name}")
+                    }
                     Object::Definition(_) | Object::DefinitionsNamed(_) => format!("see kubectl get {KIND} -A"),
                     Object::Token(ObjectRef { namespace, .. }, _) => {
                         format!("see kubectl get serviceaccounts -n {namespace}")
@@ -285,7 +287,7 @@ impl Query<'_> {
                 let what = format!("not found in {effort}: it is gone, or the kubeconfig is another cluster's; {step}");
                 self.error(Code::PodUnknown, what).with_details(cause)
             }
-            Failure::Trouble { cause, .. } => {
+            AttemptError::Trouble { cause, .. } => {
                 let what = format!("no usable answer in {effort}: see whether this node reaches the API server");
                 self.error(Code::TryAgain, what).with_details(cause)
             }
@@ -309,10 +311,10 @@ fn effort(tries: u32, waited: Duration) -> String {
 fn message(body: &[u8]) -> String {
     const LONGEST: usize = 300;
     #[derive(Deserialize)]
-    struct Status {
+    struct ApiStatus {
         message: String,
     }
-    let text = match serde_json::from_slice::<Status>(body) {
+    let text = match serde_json::from_slice::<ApiStatus>(body) {
         Ok(status) => status.message,
         Err(_) => String::from_utf8_lossy(body).into_owned(),
     };

@@ -23,7 +23,7 @@ const LAST_TRY: Duration = Duration::from_millis(100);
 
 /// Why a try failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum AttemptError {
     /// The object is not there, or only an earlier one of that name: it may appear.
     Missing(String),
     /// The API server could not be asked or could not answer.
@@ -39,9 +39,9 @@ pub(super) enum Failure {
 
 /// The end of all tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct GaveUp {
+pub(super) struct RetriesExhausted {
     /// What the last try came to.
-    pub(super) last: Failure,
+    pub(super) last: AttemptError,
     /// How many there were.
     pub(super) tries: u32,
     /// How long they took, waits included.
@@ -50,7 +50,7 @@ pub(super) struct GaveUp {
 
 /// The times of the tries for one object.
 #[derive(Debug)]
-struct Schedule {
+struct RetrySchedule {
     started: Instant,
     deadline: Instant,
     missing_since: Option<Instant>,
@@ -58,7 +58,7 @@ struct Schedule {
     hung: u32,
 }
 
-impl Schedule {
+impl RetrySchedule {
     fn new(started: Instant, total: Duration) -> Self {
         Self { started, deadline: started + total, missing_since: None, tries: 0, hung: 0 }
     }
@@ -74,11 +74,11 @@ impl Schedule {
     }
 
     /// How long to wait before the next try after one that failed at `now`; `None` for no more.
-    fn wait(&mut self, now: Instant, failure: &Failure) -> Option<Duration> {
+    fn wait(&mut self, now: Instant, failure: &AttemptError) -> Option<Duration> {
         let (end, asked) = match failure {
-            Failure::Hopeless(_) => return None,
-            Failure::Missing(_) => (self.deadline.min(*self.missing_since.get_or_insert(now) + LAG), None),
-            Failure::Trouble { after, .. } => (self.deadline, *after),
+            AttemptError::Hopeless(_) => return None,
+            AttemptError::Missing(_) => (self.deadline.min(*self.missing_since.get_or_insert(now) + LAG), None),
+            AttemptError::Trouble { after, .. } => (self.deadline, *after),
         };
         let left = end.saturating_duration_since(now);
         let growing = FIRST_WAIT * 2_u32.pow(self.tries.saturating_sub(1).min(8));
@@ -92,9 +92,9 @@ impl Schedule {
 pub(super) async fn retry<T>(
     started: Instant,
     total: Duration,
-    attempt: impl AsyncFn() -> Result<T, Failure>,
-) -> Result<T, GaveUp> {
-    let mut schedule = Schedule::new(started, total);
+    attempt: impl AsyncFn() -> Result<T, AttemptError>,
+) -> Result<T, RetriesExhausted> {
+    let mut schedule = RetrySchedule::new(started, total);
     let mut running = Vec::new();
     let mut next = Some(Instant::now());
     loop {
@@ -113,7 +113,7 @@ pub(super) async fn retry<T>(
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(failure)) => {
                 next = schedule.wait(now, &failure).map(|wait| now + wait);
-                let goes_on = matches!(failure, Failure::Trouble { .. }) && !running.is_empty();
+                let goes_on = matches!(failure, AttemptError::Trouble { .. }) && !running.is_empty();
                 if next.is_some() || goes_on {
                     continue;
                 }
@@ -122,10 +122,10 @@ pub(super) async fn retry<T>(
             Err(_) if now < schedule.deadline => continue,
             Err(_) => {
                 let cause = format!("no answer within {:.1} s", total.as_secs_f32());
-                Failure::Trouble { cause, after: None }
+                AttemptError::Trouble { cause, after: None }
             }
         };
-        return Err(GaveUp { last, tries: schedule.tries, waited: now - schedule.started });
+        return Err(RetriesExhausted { last, tries: schedule.tries, waited: now - schedule.started });
     }
 }
 
@@ -154,14 +154,14 @@ mod tests {
 
     const TOTAL: Duration = Duration::from_secs(10);
 
-    fn trouble() -> Failure {
-        Failure::Trouble { cause: "no".into(), after: None }
+    fn trouble() -> AttemptError {
+        AttemptError::Trouble { cause: "no".into(), after: None }
     }
 
     /// The moments of the tries, in milliseconds, when each fails at once in the same way.
-    fn tries(total: Duration, failure: &Failure) -> Vec<u128> {
+    fn tries(total: Duration, failure: &AttemptError) -> Vec<u128> {
         let started = Instant::now();
-        let (mut schedule, mut now, mut moments) = (Schedule::new(started, total), started, Vec::new());
+        let (mut schedule, mut now, mut moments) = (RetrySchedule::new(started, total), started, Vec::new());
         loop {
             schedule.tries += 1;
             moments.push((now - started).as_millis());
@@ -182,12 +182,12 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_asked_for_during_two_seconds_from_the_first_time() {
-        let missing = Failure::Missing("no".into());
+        let missing = AttemptError::Missing("no".into());
         assert_eq!(tries(TOTAL, &missing), [0, 100, 300, 700, 1500, 1900]);
         assert_eq!(tries(Duration::from_millis(500), &missing), [0, 100, 300, 400]);
 
         let started = Instant::now();
-        let mut schedule = Schedule::new(started, TOTAL);
+        let mut schedule = RetrySchedule::new(started, TOTAL);
         let late = started + Duration::from_secs(5);
         schedule.tries = 1;
         assert!(schedule.wait(late, &missing).is_some(), "trouble before does not count");
@@ -196,27 +196,27 @@ mod tests {
 
     #[test]
     fn retry_after_is_honoured_up_to_what_is_left() {
-        let asked = |seconds| Failure::Trouble { cause: "busy".into(), after: Some(Duration::from_secs(seconds)) };
+        let asked = |seconds| AttemptError::Trouble { cause: "busy".into(), after: Some(Duration::from_secs(seconds)) };
         assert_eq!(tries(TOTAL, &asked(4)), [0, 4000, 8000, 9900]);
         assert_eq!(tries(TOTAL, &asked(60)), [0, 9900]);
     }
 
     #[test]
     fn what_is_hopeless_is_tried_once() {
-        assert_eq!(tries(TOTAL, &Failure::Hopeless(Error::new(Code::Forbidden, "no"))), [0]);
+        assert_eq!(tries(TOTAL, &AttemptError::Hopeless(Error::new(Code::Forbidden, "no"))), [0]);
     }
 
     #[test]
     fn silence_starts_another_try_beside_the_first_and_later_ones_replace_the_oldest() {
         let started = Instant::now();
         let at = |seconds| started + Duration::from_secs(seconds);
-        let mut schedule = Schedule::new(started, TOTAL);
+        let mut schedule = RetrySchedule::new(started, TOTAL);
         assert_eq!(schedule.begin(started, 0), Some(at(3)));
         assert_eq!(schedule.begin(at(3), 1), None, "the third, at 9 s, would not have time for an answer");
-        let mut schedule = Schedule::new(started, Duration::from_secs(60));
+        let mut schedule = RetrySchedule::new(started, Duration::from_secs(60));
         let begun = [(0, 0), (3, 1), (9, 1), (21, 1)].map(|(seconds, running)| schedule.begin(at(seconds), running));
         assert_eq!((begun, schedule.tries), ([Some(at(3)), Some(at(9)), Some(at(21)), Some(at(45))], 4));
-        let mut brief = Schedule::new(started, Duration::from_secs(3));
+        let mut brief = RetrySchedule::new(started, Duration::from_secs(3));
         assert_eq!(brief.begin(started, 0), None, "never at the end of the wait");
     }
 }

@@ -1,6 +1,6 @@
 //! Objects from a text that the user gives: YAML of one or more documents, JSON, lists.
 
-use super::{Cluster, Definition, Event, Lookup, Sought, manifests, wire};
+use super::{Cluster, Definition, DefinitionQuery, Event, Lookup, manifests, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use std::collections::BTreeSet;
@@ -80,8 +80,8 @@ impl Cluster for Objects {
         found.cloned().ok_or_else(|| unknown("Namespace", &wanted.namespace))
     }
 
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
-        let look_up = |Sought { object, .. }: &Sought| {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        let look_up = |DefinitionQuery { object, .. }: &DefinitionQuery| {
             let found = self.definitions.iter().find(|definition| definition.object == *object);
             found.cloned().map_or_else(|| Lookup::Missing("it is not among the given ones".to_owned()), Lookup::Found)
         };
@@ -118,7 +118,7 @@ pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Err
     for mut manifest in all {
         let title = manifest.title();
         manifest.default_namespace(namespace);
-        let given = |pod: wire::Pod| Given {
+        let given = |pod: wire::PodObject| Given {
             kind: manifest.kind().to_owned(),
             name: manifest.name().to_owned(),
             pod: pod.into(),
@@ -129,9 +129,9 @@ pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Err
             let about = |error: Error| Error { msg: format!("{}: {title}", error.msg), ..error };
             objects.pods.push(given(template.read().map_err(about)?));
         } else if manifest.is_a(manifests::NAMESPACE) {
-            objects.namespaces.push(manifest.read::<wire::Namespace>()?.into());
+            objects.namespaces.push(manifest.read::<wire::NamespaceObject>()?.into());
         } else if manifest.is_a(manifests::DEFINITION) {
-            objects.definitions.push(manifest.read::<wire::Definition>()?.into());
+            objects.definitions.push(manifest.read::<wire::DefinitionObject>()?.into());
         } else {
             objects.others.push(title);
         }

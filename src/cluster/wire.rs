@@ -22,7 +22,7 @@ where
 
 /// A `Pod`.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Pod {
+pub(crate) struct PodObject {
     pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) spec: PodSpec,
@@ -57,13 +57,13 @@ impl PodStatus {
 
 /// A `Namespace`.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Namespace {
+pub(crate) struct NamespaceObject {
     pub(crate) metadata: Metadata,
 }
 
 /// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
 #[derive(Debug, Deserialize)]
-pub(crate) struct Definition {
+pub(crate) struct DefinitionObject {
     pub(crate) metadata: Metadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) spec: DefinitionSpec,
@@ -76,8 +76,8 @@ pub(crate) struct DefinitionSpec {
     config: String,
 }
 
-impl From<Definition> for cluster::Definition {
-    fn from(Definition { metadata, mut spec }: Definition) -> Self {
+impl From<DefinitionObject> for cluster::Definition {
+    fn from(DefinitionObject { metadata, mut spec }: DefinitionObject) -> Self {
         if spec.config.len() > cluster::Definition::MAX_CONFIG {
             spec.config.truncate(spec.config.ceil_char_boundary(cluster::Definition::MAX_CONFIG + 1));
             spec.config.shrink_to_fit();
@@ -90,7 +90,7 @@ impl From<Definition> for cluster::Definition {
 
 /// A `Node`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Node {
+pub(super) struct NodeObject {
     metadata: NodeMetadata,
     #[serde(default, deserialize_with = "null_is_empty")]
     spec: NodeSpec,
@@ -110,8 +110,8 @@ struct NodeSpec {
     taints: Vec<Value>,
 }
 
-impl From<Node> for cluster::Node {
-    fn from(Node { metadata, spec }: Node) -> Self {
+impl From<NodeObject> for cluster::NodeTaints {
+    fn from(NodeObject { metadata, spec }: NodeObject) -> Self {
         Self { name: metadata.name, resource_version: metadata.resource_version, taints: spec.taints }
     }
 }
@@ -120,11 +120,11 @@ impl From<Node> for cluster::Node {
 #[derive(Debug, Deserialize)]
 pub(super) struct Definitions {
     #[serde(default, deserialize_with = "null_is_empty")]
-    items: Vec<Listed>,
+    items: Vec<ListItem>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Listed {
+struct ListItem {
     metadata: Metadata,
 }
 
@@ -172,9 +172,9 @@ pub(crate) struct PodSpec {
     #[serde(deserialize_with = "null_is_empty")]
     dns_config: DnsConfig,
     #[serde(deserialize_with = "null_is_empty")]
-    init_containers: Vec<Container>,
+    init_containers: Vec<ContainerObject>,
     #[serde(deserialize_with = "null_is_empty")]
-    containers: Vec<Container>,
+    containers: Vec<ContainerObject>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -193,7 +193,7 @@ struct DnsConfig {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Container {
+struct ContainerObject {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
     args: Vec<String>,
@@ -213,8 +213,8 @@ struct Variable {
     value_from: Option<IgnoredAny>,
 }
 
-impl From<Pod> for pod::Pod {
-    fn from(Pod { metadata, spec, status }: Pod) -> Self {
+impl From<PodObject> for pod::Pod {
+    fn from(PodObject { metadata, spec, status }: PodObject) -> Self {
         Self {
             addresses: status.addresses(),
             // What is not said is `default` (kubectl's and the API's rule for manifests).
@@ -234,8 +234,8 @@ impl From<Pod> for pod::Pod {
     }
 }
 
-impl From<Container> for pod::Container {
-    fn from(container: Container) -> Self {
+impl From<ContainerObject> for pod::Container {
+    fn from(container: ContainerObject) -> Self {
         let literal = |v: Variable| v.value_from.is_none().then_some((v.name, v.value));
         Self {
             name: container.name,
@@ -248,8 +248,8 @@ impl From<Container> for pod::Container {
     }
 }
 
-impl From<Namespace> for pod::Namespace {
-    fn from(Namespace { metadata }: Namespace) -> Self {
+impl From<NamespaceObject> for pod::Namespace {
+    fn from(NamespaceObject { metadata }: NamespaceObject) -> Self {
         Self { name: metadata.name, annotations: metadata.annotations }
     }
 }
@@ -275,7 +275,7 @@ impl From<TokenGranted> for cluster::Token {
 
 /// What tells whether an object stays.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Owner {
+pub(super) struct OwnedObject {
     metadata: OwnerMetadata,
 }
 
@@ -285,7 +285,7 @@ struct OwnerMetadata {
     deletion_timestamp: Option<IgnoredAny>,
 }
 
-impl Owner {
+impl OwnedObject {
     /// Whether it is not being deleted: with `--cascade=foreground` it exists until its pods are gone.
     pub(super) fn stays(&self) -> bool {
         self.metadata.deletion_timestamp.is_none()
@@ -298,7 +298,7 @@ mod tests {
     use serde_json::json;
 
     fn pod(value: Value) -> pod::Pod {
-        serde_json::from_value::<Pod>(value).expect("a pod").into()
+        serde_json::from_value::<PodObject>(value).expect("a pod").into()
     }
 
     #[test]
@@ -379,7 +379,7 @@ mod tests {
     fn of_a_definition_that_is_too_large_only_the_beginning_is_kept() {
         let read = |config: &str| {
             let object = json!({"metadata": {"name": "d"}, "spec": {"config": config}});
-            cluster::Definition::from(serde_json::from_value::<Definition>(object).expect("a definition"))
+            cluster::Definition::from(serde_json::from_value::<DefinitionObject>(object).expect("a definition"))
         };
         const LIMIT: usize = cluster::Definition::MAX_CONFIG;
         assert_eq!(read(&"x".repeat(LIMIT)).config.len(), LIMIT);
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn an_object_without_a_name_is_none() {
-        assert!(serde_json::from_value::<Pod>(json!({"kind": "Status", "metadata": {}, "code": 200})).is_err());
-        assert!(serde_json::from_value::<Namespace>(json!({"metadata": {}})).is_err());
+        assert!(serde_json::from_value::<PodObject>(json!({"kind": "Status", "metadata": {}, "code": 200})).is_err());
+        assert!(serde_json::from_value::<NamespaceObject>(json!({"metadata": {}})).is_err());
     }
 }

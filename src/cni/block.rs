@@ -2,7 +2,7 @@
 //! must have; what nobody asked for is an error that lists what is accepted.
 
 use super::list::wrong_type;
-use super::{Code, Error, List, excerpt};
+use super::{Code, Error, ItemList, excerpt};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
@@ -31,20 +31,20 @@ impl Block {
 
     /// Starts reading.
     #[must_use]
-    pub fn reader(&self) -> Reader<'_> {
-        Reader { block: self, asked: RefCell::default() }
+    pub fn reader(&self) -> BlockReader<'_> {
+        BlockReader { block: self, asked: RefCell::default() }
     }
 }
 
 /// Reads the keys of a [`Block`] and remembers which were asked for. A key whose value is JSON
 /// `null` counts as absent.
 #[derive(Debug)]
-pub struct Reader<'a> {
+pub struct BlockReader<'a> {
     block: &'a Block,
     asked: RefCell<Vec<&'static str>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> BlockReader<'a> {
     /// The raw value.
     pub fn value(&self, key: &'static str) -> Option<&'a Value> {
         self.asked.borrow_mut().push(key);
@@ -118,8 +118,8 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// The value is neither an array of strings or numbers nor a string.
-    pub fn list(&self, key: &'static str) -> Result<Option<List>, Error> {
-        self.value(key).map(|value| List::from_json(self.place(key), value)).transpose()
+    pub fn list(&self, key: &'static str) -> Result<Option<ItemList>, Error> {
+        self.value(key).map(|value| ItemList::from_json(self.place(key), value)).transpose()
     }
 
     /// An object within.

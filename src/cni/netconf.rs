@@ -1,25 +1,24 @@
 //! The configuration on stdin, understood as far as it isn't a sub-plugin's.
+//!
+//! From which severity on is logged.
 
-mod chain;
-mod kubernetes;
-mod log_level;
-mod primary;
-mod unknown;
-
+use super::list::wrong_type;
+use super::names::is_identifier;
+use super::{Block, BlockReader, CniCommand, Code, Document, Error, version};
 pub use chain::SUB_PLUGINS;
 pub(super) use chain::{default_chain, kind};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
 pub use kubernetes::Kubernetes;
-pub use log_level::LogLevel;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 pub(super) use primary::{PRIMARY_KEYS, is_primary};
-
-use super::list::wrong_type;
-use super::names::is_identifier;
-use super::{Block, Code, Command, Document, Error, Reader, version};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+mod chain;
+mod kubernetes;
+mod primary;
+mod unknown;
 
 /// How long an executable may take where nobody says so, in seconds: kubelet gives a runtime two
 /// minutes for a pod (`runtimeRequestTimeout`), and what an ADD made must be undone within them.
@@ -41,7 +40,7 @@ pub struct NetConf {
     /// `kubernetes`: where facts come from.
     pub kubernetes: Kubernetes,
     /// `dialect`.
-    pub dialect: Dialect,
+    pub dialect: RuleFormatSetting,
     /// `chain`, or what `type` stands for where there is none; for a primary plugin without one it
     /// is empty.
     pub chain: Vec<Block>,
@@ -72,7 +71,7 @@ const GROUP_FILE: &str = "/etc/group";
 
 /// How the rules are written into the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub enum RuleFormatSetting {
     /// The first of the two that the kernel accepts.
     Auto,
     /// What iptables-nft itself would write.
@@ -96,7 +95,7 @@ impl NetConf {
     ///
     /// # Errors
     /// As [`Document::parse`] and [`NetConf::understand`].
-    pub fn parse(stdin: &[u8], command: Command, program: &str) -> Result<Self, Error> {
+    pub fn parse(stdin: &[u8], command: CniCommand, program: &str) -> Result<Self, Error> {
         Self::understand(&Document::parse(stdin)?, command, program)
     }
 
@@ -106,7 +105,7 @@ impl NetConf {
     /// # Errors
     /// [`Code::InvalidConfig`] with the key's path and what is accepted; the version's errors are
     /// those of [`version::check`].
-    pub fn understand(document: &Document, command: Command, program: &str) -> Result<Self, Error> {
+    pub fn understand(document: &Document, command: CniCommand, program: &str) -> Result<Self, Error> {
         let keys = document.block.reader();
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
@@ -132,7 +131,7 @@ impl NetConf {
             log_level: log_level.unwrap_or(LogLevel::Info),
             log_file,
             kubernetes,
-            dialect: Dialect::read(&keys)?,
+            dialect: RuleFormatSetting::read(&keys)?,
             chain: if has_chain { chain::chain(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
@@ -164,16 +163,16 @@ impl NetConf {
             let mut bare = document.clone();
             bare.block.keys.retain(|key, _| keys.contains(&key.as_str()));
             bare.block.keys.insert("type".to_owned(), "detour".into());
-            Self::understand(&bare, Command::Del, "")
+            Self::understand(&bare, CniCommand::Del, "")
         };
         only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
             .or_else(|_| only(&["name"]))
     }
 }
 
-impl Dialect {
+impl RuleFormatSetting {
     /// `dialect`, else istio-cni's `native_nftables`.
-    fn read(keys: &Reader<'_>) -> Result<Self, Error> {
+    fn read(keys: &BlockReader<'_>) -> Result<Self, Error> {
         let native = keys.boolean("native_nftables")?.unwrap_or(false);
         let words = [("auto", Self::Auto), ("iptables", Self::Iptables), ("nftables", Self::Nftables)];
         let written = keys.one_of("dialect", &words)?;
@@ -181,7 +180,7 @@ impl Dialect {
     }
 }
 
-fn name(keys: &Reader<'_>) -> Result<String, Error> {
+fn name(keys: &BlockReader<'_>) -> Result<String, Error> {
     let invalid = |msg: &str| Error::new(Code::InvalidConfig, msg);
     match text(keys, "name")? {
         None => Err(invalid("missing network name")),
@@ -192,7 +191,7 @@ fn name(keys: &Reader<'_>) -> Result<String, Error> {
 
 /// What the runtime still knows. The second name is SPEC.md's own until libcni 1.2.3
 /// (containernetworking/cni#1101).
-fn valid_attachments(keys: &Reader<'_>) -> Result<Option<Vec<ValidAttachment>>, Error> {
+fn valid_attachments(keys: &BlockReader<'_>) -> Result<Option<Vec<ValidAttachment>>, Error> {
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
         let items = match keys.value(key) {
             None => continue,
@@ -213,17 +212,17 @@ fn valid_attachments(keys: &Reader<'_>) -> Result<Option<Vec<ValidAttachment>>, 
 }
 
 /// A string. istio-cni's agent writes empty ones for what is not set: they count as absent.
-fn text<'a>(keys: &Reader<'a>, key: &'static str) -> Result<Option<&'a str>, Error> {
+fn text<'a>(keys: &BlockReader<'a>, key: &'static str) -> Result<Option<&'a str>, Error> {
     Ok(keys.string(key)?.filter(|text| !text.is_empty()))
 }
 
-pub(super) fn delegate_timeout(keys: &Reader<'_>) -> Result<Duration, Error> {
+pub(super) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error> {
     let seconds = keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT);
     Ok(Duration::from_secs(seconds.into()))
 }
 
 /// A path. A runtime starts plugins in a directory of its own choice, so it must be absolute.
-pub(super) fn absolute(keys: &Reader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
+pub(super) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
     let Some(text) = text(keys, key)? else { return Ok(None) };
     if !Path::new(text).is_absolute() {
         return Err(wrong_type(&keys.place(key), &Value::from(text), "an absolute path"));
@@ -231,13 +230,61 @@ pub(super) fn absolute(keys: &Reader<'_>, key: &'static str) -> Result<Option<Pa
     Ok(Some(PathBuf::from(text)))
 }
 
+/// From which severity on a line is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Nothing (istio-cni's `none`).
+    Off,
+    /// Failures.
+    Error,
+    /// What should be looked at.
+    Warn,
+    /// What was decided, one line a call.
+    Info,
+    /// How it came about.
+    Debug,
+}
+
+impl LogLevel {
+    /// `log_level`, else istio-cni's `plugin_log_level`.
+    fn read(reader: &BlockReader<'_>) -> Result<Option<Self>, Error> {
+        let own = Self::read_key(reader, "log_level")?;
+        if own.is_some() { Ok(own) } else { Self::read_key(reader, "plugin_log_level") }
+    }
+
+    /// The level under one key.
+    fn read_key(reader: &BlockReader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
+        let Some(word) = text(reader, key)? else { return Ok(None) };
+        let accepted = "none, error, warn, info, debug";
+        let refused = || wrong_type(key, &Value::from(word), accepted);
+        // Multus's own word, in Multus's own key.
+        let of_multus = key == "logLevel" && word.eq_ignore_ascii_case("verbose");
+        of_multus.then_some(Self::Info).or_else(|| Self::named(word)).map(Some).ok_or_else(refused)
+    }
+
+    /// Returns the level with this name: the words of istio-cni and of maistra's plugin (logrus), in upper or lower
+    /// case.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        match word.to_ascii_lowercase().as_str() {
+            "none" | "off" => Some(Self::Off),
+            "panic" | "fatal" | "error" => Some(Self::Error),
+            "warn" | "warning" => Some(Self::Warn),
+            "info" => Some(Self::Info),
+            "debug" | "trace" => Some(Self::Debug),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::Block;
     use serde_json::json;
 
     fn parse(conf: &Value) -> Result<NetConf, Error> {
-        NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour")
+        NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour")
     }
 
     /// A small configuration with one more key.
@@ -252,7 +299,7 @@ mod tests {
         let conf = parse(&json!({"name": "n"})).expect("accepted");
         assert_eq!((conf.cni_version.as_str(), conf.name.as_str(), conf.kind.as_str()), ("0.1.0", "n", "detour"));
         assert_eq!((conf.log_level, conf.log_file), (LogLevel::Info, None));
-        assert_eq!(conf.dialect, Dialect::Auto);
+        assert_eq!(conf.dialect, RuleFormatSetting::Auto);
         assert!(conf.args.is_empty() && conf.runtime_config.is_empty());
         assert_eq!((conf.prev_result, conf.valid_attachments), (None, None));
         assert!(conf.warnings.is_empty() && !conf.ambient_enabled);
@@ -270,7 +317,7 @@ mod tests {
         assert_eq!(refused(json!({"name": "a", "cniVersion": "9", "chain": 7})).code, Code::IncompatibleVersion);
         assert_eq!(refused(json!({"name": 7})).msg, "name: 7 is not accepted; accepted: a string");
         let old = json!({"name": "a", "cniVersion": "0.3.1"}).to_string();
-        assert!(NetConf::parse(old.as_bytes(), Command::Check, "detour").is_err());
+        assert!(NetConf::parse(old.as_bytes(), CniCommand::Check, "detour").is_err());
     }
 
     #[test]
@@ -282,7 +329,7 @@ mod tests {
             "native_nftables": true, "enable_ambient_detection_retry": false, "ipam": {}, "dns": {},
         }))
         .expect("accepted");
-        assert_eq!((conf.log_level, conf.dialect), (LogLevel::Debug, Dialect::Nftables));
+        assert_eq!((conf.log_level, conf.dialect), (LogLevel::Debug, RuleFormatSetting::Nftables));
         assert_eq!(conf.kubernetes.kubeconfig, Some("/var/run/istio-cni/istio-cni-kubeconfig".into()));
         assert_eq!(conf.kubernetes.exclude_namespaces, ["istio-system", "kube-system"]);
         assert_eq!(conf.kubernetes.agent_namespace.as_deref(), Some("istio-system"));
@@ -302,7 +349,7 @@ mod tests {
             "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
         }));
         let conf = conf.expect("accepted");
-        assert_eq!((conf.dialect, conf.log_level), (Dialect::Auto, LogLevel::Warn));
+        assert_eq!((conf.dialect, conf.log_level), (RuleFormatSetting::Auto, LogLevel::Warn));
     }
 
     #[test]
@@ -378,5 +425,43 @@ mod tests {
         assert_eq!(conf.kubernetes.kubeconfig, Some("/k".into()));
         assert_eq!((conf.kubernetes.cni_bin_dir, conf.log_file), (Some("/k/bin".into()), Some("/k.log".into())));
         assert_eq!(conf.log_level, LogLevel::Warn);
+    }
+
+    fn read(conf: &Value) -> Result<Option<LogLevel>, Error> {
+        LogLevel::read(&Block::new("", conf).expect("an object").reader())
+    }
+
+    #[test]
+    fn everybodys_words_are_understood() {
+        for (word, wanted) in [
+            ("none", LogLevel::Off),
+            ("panic", LogLevel::Error),
+            ("fatal", LogLevel::Error),
+            ("error", LogLevel::Error),
+            ("warn", LogLevel::Warn),
+            ("warning", LogLevel::Warn),
+            ("info", LogLevel::Info),
+            ("DEBUG", LogLevel::Debug),
+        ] {
+            assert_eq!(read(&json!({"log_level": word})), Ok(Some(wanted)), "{word}");
+            assert_eq!(read(&json!({"plugin_log_level": word})), Ok(Some(wanted)), "{word}");
+        }
+        assert_eq!(read(&json!({"log_level": ""})), Ok(None));
+    }
+
+    #[test]
+    fn another_word_is_refused() {
+        let error = read(&json!({"plugin_log_level": "loud"})).expect_err("refused");
+        let wanted = r#"plugin_log_level: "loud" is not accepted; accepted: none, error, warn, info, debug"#;
+        assert_eq!(error.msg, wanted);
+    }
+
+    #[test]
+    fn verbose_is_accepted_in_multus_key_alone() {
+        let keys = Block::new("", &json!({"logLevel": "verbose"})).expect("an object");
+        assert_eq!(LogLevel::read_key(&keys.reader(), "logLevel"), Ok(Some(LogLevel::Info)));
+        for key in ["log_level", "plugin_log_level"] {
+            assert!(read(&json!({key: "verbose"})).is_err(), "{key}");
+        }
     }
 }

@@ -193,7 +193,7 @@ fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Valu
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::cni::Command;
+    use crate::cni::CniCommand;
 
     pub(in crate::cni) fn node(text: &Value) -> NodeConf {
         let (node, warnings) = NodeConf::parse("/node.json", text.to_string().as_bytes()).expect("accepted");
@@ -208,7 +208,7 @@ pub(super) mod tests {
             "attachments_may_exclude_namespaces": true, "clusterNetwork": "ovn", "binDir": "/b", "kubeconfig": "/k",
             "chain": [{"type": "uid-exclude", "pod_overrides": false}, {"type": "istio-redirect"}],
         });
-        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "").expect("accepted");
+        let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
         let own = NodeConf::of(&conf);
         let wanted = json!({
             "log_file": "/var/log/d.log", "delegate_timeout_seconds": 60,

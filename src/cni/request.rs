@@ -1,7 +1,10 @@
 //! The environment of a call as a value.
+//!
+//! `CNI_ARGS`: what the runtime tells of the pod.
 
-use super::names::{check_interface_name, is_identifier};
-use super::{Args, Code, Error};
+use super::names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
+use super::{Code, Error};
+use crate::pod::PodRef;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -10,7 +13,7 @@ use std::path::PathBuf;
 /// What is to be done: every `CNI_COMMAND` that comes with a configuration. `VERSION` comes
 /// without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum CniCommand {
     /// `ADD`
     Add,
     /// `DEL`
@@ -23,7 +26,7 @@ pub enum Command {
     Status,
 }
 
-impl Command {
+impl CniCommand {
     /// By its name in `CNI_COMMAND`, which is in upper case.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
@@ -48,7 +51,7 @@ impl Command {
     }
 }
 
-impl fmt::Display for Command {
+impl fmt::Display for CniCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -58,7 +61,7 @@ impl fmt::Display for Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// `CNI_COMMAND`.
-    pub command: Command,
+    pub command: CniCommand,
     /// `CNI_CONTAINERID`; empty for GC and STATUS.
     pub container_id: String,
     /// `CNI_NETNS`; DEL may come without.
@@ -108,7 +111,7 @@ impl Request {
     pub fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let mut variables = Variables { read: variable, missing: Vec::new() };
         let name = variables.optional("CNI_COMMAND").unwrap_or_default();
-        let command = Command::named(&name).ok_or_else(|| refuse(format!("unknown CNI_COMMAND: {name}")))?;
+        let command = CniCommand::named(&name).ok_or_else(|| refuse(format!("unknown CNI_COMMAND: {name}")))?;
         let (mut container_id, mut netns, mut ifname) = (String::new(), None, String::new());
         if command.is_for_a_container() {
             container_id = variables.required("CNI_CONTAINERID");
@@ -116,7 +119,7 @@ impl Request {
                 return Err(refuse("invalid characters in containerID").with_details(container_id));
             }
             netns = match command {
-                Command::Del => variables.optional("CNI_NETNS"),
+                CniCommand::Del => variables.optional("CNI_NETNS"),
                 _ => Some(variables.required("CNI_NETNS")),
             };
             ifname = variables.required("CNI_IFNAME");
@@ -130,8 +133,8 @@ impl Request {
         }
         let args_text = variables.optional("CNI_ARGS").unwrap_or_default();
         let args = match command {
-            Command::Add | Command::Check => Args::parse(&args_text)?,
-            Command::Del | Command::Gc | Command::Status => Args::default(),
+            CniCommand::Add | CniCommand::Check => Args::parse(&args_text)?,
+            CniCommand::Del | CniCommand::Gc | CniCommand::Status => Args::default(),
         };
         let netns_override = variables.optional("CNI_NETNS_OVERRIDE");
         Ok(Self {
@@ -170,6 +173,54 @@ fn refuse(msg: impl Into<String>) -> Error {
     Error::new(Code::Environment, msg)
 }
 
+/// The keys that kubelet's runtimes pass. Others are ignored, whatever `IgnoreUnknown` says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Args {
+    /// The pod, where both its name and its namespace are there.
+    pub pod: Option<PodRef>,
+    /// `K8S_POD_INFRA_CONTAINER_ID`: the sandbox's ID.
+    pub infra_container_id: Option<String>,
+}
+
+impl Args {
+    /// Reads `KEY=VALUE;…`. Of a key that is there twice the last counts: Multus writes its own
+    /// and then appends what it was given (multus-cni, `pkg/multus`). A value may contain `=`.
+    ///
+    /// # Errors
+    /// An item has no `=`, or the pod's name or namespace is none that Kubernetes allows: they go
+    /// into URLs and paths.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let mut values = HashMap::new();
+        for item in text.split(';').filter(|item| !item.is_empty()) {
+            let Some((key, value)) = item.split_once('=') else {
+                return Err(refuse_args(format!(
+                    "CNI_ARGS: {item:?} is not accepted; accepted: KEY=VALUE, separated by ;"
+                )));
+            };
+            values.insert(key, value);
+        }
+        let value = |key: &str| values.get(key).filter(|v| !v.is_empty()).map(|v| (*v).to_owned());
+        let name = value("K8S_POD_NAME");
+        let namespace = value("K8S_POD_NAMESPACE");
+        if let Some(name) = name.as_ref().filter(|name| !is_dns_subdomain(name)) {
+            let accepted = "lower case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
+            return Err(refuse_args(format!("CNI_ARGS: K8S_POD_NAME {name:?} is not accepted; accepted: {accepted}")));
+        }
+        if let Some(namespace) = namespace.as_ref().filter(|namespace| !is_dns_label(namespace)) {
+            let accepted = "lower case letters, digits and -, at most 63 (an RFC 1123 label)";
+            let msg = format!("CNI_ARGS: K8S_POD_NAMESPACE {namespace:?} is not accepted; accepted: {accepted}");
+            return Err(refuse_args(msg));
+        }
+        let uid = value("K8S_POD_UID");
+        let pod = namespace.zip(name).map(|(namespace, name)| PodRef { namespace, name, uid });
+        Ok(Self { pod, infra_container_id: value("K8S_POD_INFRA_CONTAINER_ID") })
+    }
+}
+
+fn refuse_args(msg: String) -> Error {
+    Error::new(Code::Environment, msg)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,7 +246,7 @@ mod tests {
     #[test]
     fn a_whole_call() {
         let request = call("ADD", &[]).expect("accepted");
-        assert_eq!(request.command, Command::Add);
+        assert_eq!(request.command, CniCommand::Add);
         assert_eq!(request.netns, Some(PathBuf::from("/run/netns/x")));
         assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("c1", "eth0"));
         assert_eq!(request.path, [PathBuf::from("/a"), PathBuf::from("/b")]);
@@ -263,5 +314,56 @@ mod tests {
         assert_eq!(error, refuse("CNI_ARGS: the value is not UTF-8"));
         let kept = variables([("OTHER".into(), bad()), (bad(), bad()), ("CNI_PATH".into(), "/".into())]);
         assert_eq!(kept, Ok([("CNI_PATH".to_owned(), "/".to_owned())].into()));
+    }
+
+    fn pod(text: &str) -> Option<PodRef> {
+        Args::parse(text).expect("accepted").pod
+    }
+
+    #[test]
+    fn what_kubelets_runtimes_pass() {
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=p.q;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=u";
+        let args = Args::parse(args).expect("accepted");
+        assert_eq!(args.pod, Some(PodRef { namespace: "ns1".into(), name: "p.q".into(), uid: Some("u".into()) }));
+        assert_eq!(args.infra_container_id.as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn a_pod_has_a_name_and_a_namespace() {
+        assert_eq!(pod(""), None);
+        assert_eq!(pod("K8S_POD_NAMESPACE=a"), None);
+        assert_eq!(pod("K8S_POD_NAMESPACE=;K8S_POD_NAME=b"), None);
+        assert_eq!(pod("K8S_POD_NAMESPACE=a;K8S_POD_NAME="), None);
+        assert_eq!(pod("K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=;").expect("a pod").uid, None);
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_key_counts_and_unknown_ones_do_not_matter() {
+        let pod = pod("K8S_POD_NAME=a;IgnoreUnknown=0;FOO=x=y=;K8S_POD_NAMESPACE=n;K8S_POD_NAME=b").expect("a pod");
+        assert_eq!(pod.name, "b");
+        assert_eq!(
+            Args::parse("K8S_POD_UID=a=b;K8S_POD_NAME=n;K8S_POD_NAMESPACE=m")
+                .expect("accepted")
+                .pod
+                .expect("a pod")
+                .uid
+                .as_deref(),
+            Some("a=b")
+        );
+    }
+
+    #[test]
+    fn errors_name_the_item() {
+        for (text, named) in [
+            ("K8S_POD_NAME=a;FOO;B=c", r#""FOO""#),
+            ("K8S_POD_NAME=../../x", "K8S_POD_NAME"),
+            ("K8S_POD_NAME=a b", "K8S_POD_NAME"),
+            ("K8S_POD_NAMESPACE=a.b", "K8S_POD_NAMESPACE"),
+            ("K8S_POD_NAMESPACE=A", "K8S_POD_NAMESPACE"),
+        ] {
+            let error = Args::parse(text).expect_err("refused");
+            assert_eq!(error.code, Code::Environment);
+            assert!(error.msg.contains(named), "{error}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Versions of the CNI protocol: which are spoken here, which results have the same shape, which
 //! commands each allows.
 
-use super::{Code, Command, Error};
+use super::{CniCommand, Code, Error};
 
 /// Every version that is spoken here, oldest first.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -15,7 +15,7 @@ pub const NEWEST: &str = SUPPORTED[SUPPORTED.len() - 1];
 /// Versions whose results have the same shape, by the first of them (reference library,
 /// `pkg/types/020`, `040`, `100`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub enum ResultShape {
     /// `ip4` and `ip6`, one address each.
     V0_1,
     /// `interfaces`, `ips` with their `version`, `routes`.
@@ -24,7 +24,7 @@ pub enum Family {
     V1_0,
 }
 
-impl Family {
+impl ResultShape {
     /// The family of a version, where it is spoken here.
     #[must_use]
     pub fn of(version: &str) -> Option<Self> {
@@ -48,7 +48,7 @@ impl Family {
 /// # Errors
 /// [`Code::IncompatibleVersion`]; [`Code::Decode`] where the command depends on the version and
 /// the version is no numbers.
-pub fn check(version: &str, command: Command) -> Result<(), Error> {
+pub fn check(version: &str, command: CniCommand) -> Result<(), Error> {
     let incompatible = |msg: String| Err(Error::new(Code::IncompatibleVersion, msg));
     if let Some(since) = since(command) {
         let asked = numbers(version)?;
@@ -68,11 +68,11 @@ pub fn check(version: &str, command: Command) -> Result<(), Error> {
 }
 
 /// The first version that knows `command`, where it isn't the first of all.
-fn since(command: Command) -> Option<&'static str> {
+fn since(command: CniCommand) -> Option<&'static str> {
     match command {
-        Command::Add | Command::Del => None,
-        Command::Check => Some("0.4.0"),
-        Command::Gc | Command::Status => Some("1.1.0"),
+        CniCommand::Add | CniCommand::Del => None,
+        CniCommand::Check => Some("0.4.0"),
+        CniCommand::Gc | CniCommand::Status => Some("1.1.0"),
     }
 }
 
@@ -100,25 +100,25 @@ mod tests {
     #[test]
     fn every_version_has_one_family() {
         for version in SUPPORTED {
-            let family = Family::of(version).expect("a family");
+            let family = ResultShape::of(version).expect("a family");
             assert!(family.versions().contains(&version));
         }
-        assert_eq!(Family::of("0.2.0"), Some(Family::V0_1));
-        assert_eq!(Family::of("0.4.0"), Some(Family::V0_3));
-        assert_eq!(Family::of("1.0.0"), Some(Family::V1_0));
-        assert_eq!(Family::of("1.2.0"), None);
+        assert_eq!(ResultShape::of("0.2.0"), Some(ResultShape::V0_1));
+        assert_eq!(ResultShape::of("0.4.0"), Some(ResultShape::V0_3));
+        assert_eq!(ResultShape::of("1.0.0"), Some(ResultShape::V1_0));
+        assert_eq!(ResultShape::of("1.2.0"), None);
     }
 
     #[test]
     fn commands_appear_with_their_version() {
         for (version, command, allowed) in [
-            ("0.1.0", Command::Add, true),
-            ("0.1.0", Command::Del, true),
-            ("0.3.1", Command::Check, false),
-            ("0.4.0", Command::Check, true),
-            ("1.0.0", Command::Status, false),
-            ("1.0.0", Command::Gc, false),
-            ("1.1.0", Command::Gc, true),
+            ("0.1.0", CniCommand::Add, true),
+            ("0.1.0", CniCommand::Del, true),
+            ("0.3.1", CniCommand::Check, false),
+            ("0.4.0", CniCommand::Check, true),
+            ("1.0.0", CniCommand::Status, false),
+            ("1.0.0", CniCommand::Gc, false),
+            ("1.1.0", CniCommand::Gc, true),
         ] {
             assert_eq!(check(version, command).is_ok(), allowed, "{version} {command}");
         }
@@ -127,15 +127,15 @@ mod tests {
     #[test]
     fn the_words_are_those_of_the_reference_library() {
         let says = |version, command| check(version, command).expect_err("refused");
-        let error = says("9.9.9", Command::Add);
+        let error = says("9.9.9", CniCommand::Add);
         assert_eq!((error.code, error.msg.as_str()), (Code::IncompatibleVersion, "incompatible CNI versions"));
         let supported = r#"["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#;
         assert_eq!(error.details, format!(r#"config is "9.9.9", plugin supports {supported}"#));
-        assert_eq!(says("0.3.1", Command::Check).msg, "config version does not allow CHECK");
-        assert_eq!(says("9", Command::Gc).msg, "plugin version does not allow GC");
-        assert_eq!(says("1.1", Command::Status).msg, "incompatible CNI versions");
-        assert_eq!(says("1.x", Command::Status).code, Code::Decode);
-        assert_eq!(says("1.1.0.0", Command::Status).code, Code::Decode);
-        assert_eq!(says("1.x", Command::Del).code, Code::IncompatibleVersion);
+        assert_eq!(says("0.3.1", CniCommand::Check).msg, "config version does not allow CHECK");
+        assert_eq!(says("9", CniCommand::Gc).msg, "plugin version does not allow GC");
+        assert_eq!(says("1.1", CniCommand::Status).msg, "incompatible CNI versions");
+        assert_eq!(says("1.x", CniCommand::Status).code, Code::Decode);
+        assert_eq!(says("1.1.0.0", CniCommand::Status).code, Code::Decode);
+        assert_eq!(says("1.x", CniCommand::Del).code, Code::IncompatibleVersion);
     }
 }

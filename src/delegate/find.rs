@@ -17,7 +17,7 @@ pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
         let msg = format!("type {kind:?} is not accepted; accepted: the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
-    let refused = |error: trusted_file::Error| {
+    let refused = |error: trusted_file::FileError| {
         Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {error}"))
     };
     // A plugin looks for its IPAM plugin in the same directories, so this one matters even if it has no `kind`.

@@ -15,16 +15,14 @@
 
 mod answer;
 mod call;
-mod conf;
 mod find;
 mod network;
 mod process;
-mod result;
 
 pub use call::Call;
-pub use network::{Network, Plugin};
+pub use network::{NetworkConfiguration, Plugin};
 
-use crate::cni::{Code, Command, Error};
+use crate::cni::{CniCommand, Code, Error};
 use find::{bin_dir, find};
 use serde_json::{Map, Value};
 
@@ -73,12 +71,12 @@ pub fn kill_running() {
 }
 
 /// A verb as the reference library's messages have it (`libcni/api.go`).
-const fn verb(command: Command) -> &'static str {
+const fn verb(command: CniCommand) -> &'static str {
     match command {
-        Command::Add => "add",
-        Command::Check => "check",
-        Command::Del => "delete",
-        Command::Gc => "gc",
-        Command::Status => "status",
+        CniCommand::Add => "add",
+        CniCommand::Check => "check",
+        CniCommand::Del => "delete",
+        CniCommand::Gc => "gc",
+        CniCommand::Status => "status",
     }
 }

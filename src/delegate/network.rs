@@ -1,8 +1,8 @@
 //! Several plugins one after another: order, previous results, undoing what failed.
 
-use super::{Call, Runner, conf, result, verb};
-use crate::cni::{Block, Command, Error, ValidAttachment, version};
-use crate::networks::Configuration;
+use super::{Call, Runner, answer, call, verb};
+use crate::cni::{Block, CniCommand, Error, ValidAttachment, version};
+use crate::networks::RunnableConfiguration;
 use serde_json::{Map, Value};
 
 /// One plugin of a network.
@@ -18,7 +18,7 @@ pub struct Plugin {
 
 /// A network configuration in the specification's sense: a list of plugins under one name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Network {
+pub struct NetworkConfiguration {
     /// `name`.
     pub name: String,
     /// `cniVersion`: all its plugins are called in this version. Empty is `0.1.0` (SPEC.md).
@@ -36,8 +36,8 @@ pub struct Network {
     pub disable_gc: bool,
 }
 
-impl From<&Configuration> for Network {
-    fn from(written: &Configuration) -> Self {
+impl From<&RunnableConfiguration> for NetworkConfiguration {
+    fn from(written: &RunnableConfiguration) -> Self {
         let plugin = |(kind, Block { path, keys }): (&str, &Block)| Plugin {
             kind: kind.to_owned(),
             path: path.clone(),
@@ -54,7 +54,7 @@ impl From<&Configuration> for Network {
     }
 }
 
-impl Network {
+impl NetworkConfiguration {
     /// Whether all its plugins can be found, before anything is changed.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Network {
         let mut latest = previous;
         for (index, plugin) in self.plugins.iter().enumerate() {
             let answer = self.attach(runner, call, plugin, latest.as_ref());
-            match answer.and_then(|answer| answer.map(|answer| result::accept(answer, self.version())).transpose()) {
+            match answer.and_then(|answer| answer.map(|answer| answer::accept(answer, self.version())).transpose()) {
                 Ok(None) => {}
                 Ok(Some(result)) => latest = Some(result),
                 Err(error) => {
@@ -86,7 +86,7 @@ impl Network {
     }
 
     fn undo(&self, runner: &dyn Runner, call: &Call, plugins: &[Plugin], latest: Option<&Value>) {
-        if let Err(error) = self.detach(runner, &call.with_command(Command::Del), plugins, latest) {
+        if let Err(error) = self.detach(runner, &call.with_command(CniCommand::Del), plugins, latest) {
             tracing::warn!("undoing a failed ADD: {error}");
         }
     }
@@ -107,7 +107,7 @@ impl Network {
         result: Option<&Value>,
     ) -> Result<(), Error> {
         // The version that brought CHECK brought the result for DEL (SPEC.md, 0.4.0).
-        let result = result.filter(|_| self.allows(Command::Check));
+        let result = result.filter(|_| self.allows(CniCommand::Check));
         let one = |plugin: &Plugin| self.attach(runner, call, plugin, result).map(drop);
         Error::all(plugins.iter().rev().map(|plugin| one(plugin).map_err(|error| failed(call, plugin, error))))
     }
@@ -118,7 +118,7 @@ impl Network {
     /// # Errors
     /// The first that failed.
     pub fn check(&self, runner: &dyn Runner, call: &Call, result: Option<&Value>) -> Result<(), Error> {
-        if self.disable_check || !self.allows(Command::Check) {
+        if self.disable_check || !self.allows(CniCommand::Check) {
             return Ok(());
         }
         self.plugins.iter().try_for_each(|plugin| {
@@ -132,11 +132,11 @@ impl Network {
     /// # Errors
     /// The first that failed; the others are in its details.
     pub fn gc(&self, runner: &dyn Runner, call: &Call, valid: Option<&[ValidAttachment]>) -> Result<(), Error> {
-        if self.disable_gc || !self.allows(Command::Gc) {
+        if self.disable_gc || !self.allows(CniCommand::Gc) {
             return Ok(());
         }
         Error::all(self.plugins.iter().map(|plugin| {
-            let conf = conf::for_gc(self, plugin, valid);
+            let conf = call::for_gc(self, plugin, valid);
             runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
         }))
     }
@@ -146,11 +146,11 @@ impl Network {
     /// # Errors
     /// The first that failed.
     pub fn status(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
-        if !self.allows(Command::Status) {
+        if !self.allows(CniCommand::Status) {
             return Ok(());
         }
         self.plugins.iter().try_for_each(|plugin| {
-            let conf = conf::for_node(self, plugin);
+            let conf = call::for_node(self, plugin);
             runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
         })
     }
@@ -162,7 +162,7 @@ impl Network {
         plugin: &Plugin,
         previous: Option<&Value>,
     ) -> Result<Option<Value>, Error> {
-        runner.run(call, &plugin.kind, &conf::for_attachment(self, plugin, previous)?)
+        runner.run(call, &plugin.kind, &call::for_attachment(self, plugin, previous)?)
     }
 
     /// The version that its plugins are called in.
@@ -171,7 +171,7 @@ impl Network {
         if self.cni_version.is_empty() { version::UNSTATED } else { &self.cni_version }
     }
 
-    fn allows(&self, command: Command) -> bool {
+    fn allows(&self, command: CniCommand) -> bool {
         version::check(self.version(), command).is_ok()
     }
 }
@@ -203,7 +203,7 @@ mod tests {
             if kind == call.command.to_string() {
                 return Err(Error::new(Code::Delegate, format!("{kind} refused")).answered_with(11));
             }
-            Ok((call.command == Command::Add && kind != "silent").then(|| json!({"from": kind})))
+            Ok((call.command == CniCommand::Add && kind != "silent").then(|| json!({"from": kind})))
         }
 
         fn find(&self, _: &Call, kind: &str) -> Result<(), Error> {
@@ -211,14 +211,19 @@ mod tests {
         }
     }
 
-    fn network(version: &str, kinds: &[&str]) -> Network {
+    fn network(version: &str, kinds: &[&str]) -> NetworkConfiguration {
         let plugin = |kind: &&str| Plugin { kind: (*kind).into(), path: String::new(), conf: Map::new() };
         let plugins = kinds.iter().map(plugin).collect();
-        Network { name: "n".into(), cni_version: version.into(), plugins, ..Network::default() }
+        NetworkConfiguration {
+            name: "n".into(),
+            cni_version: version.into(),
+            plugins,
+            ..NetworkConfiguration::default()
+        }
     }
 
-    fn call(command: Command) -> Call {
-        Call { netns: "/run/netns/c".into(), ..super::super::call::tests::call() }.with_command(command)
+    fn call(command: CniCommand) -> Call {
+        Call { netns: "/run/netns/c".into(), ..call::tests::call() }.with_command(command)
     }
 
     /// Does something; which calls were made.
@@ -231,17 +236,17 @@ mod tests {
     #[test]
     fn results_go_down_the_list() {
         let network = network("1.0.0", &["a", "silent", "b"]);
-        let (result, made) = calls(|runner| network.add(runner, &call(Command::Add), None));
+        let (result, made) = calls(|runner| network.add(runner, &call(CniCommand::Add), None));
         assert_eq!(made, ["ADD a -", "ADD silent a", "ADD b a"]);
         assert_eq!(result, Ok(Some(json!({"from": "b", "cniVersion": "1.0.0"}))));
         let silent = self::network("", &["silent"]);
-        assert_eq!(calls(|runner| silent.add(runner, &call(Command::Add), None)).0, Ok(None));
+        assert_eq!(calls(|runner| silent.add(runner, &call(CniCommand::Add), None)).0, Ok(None));
     }
 
     #[test]
     fn a_failed_add_is_undone_from_there_upwards() {
         let network = network("1.0.0", &["a", "b", "ADD", "c"]);
-        let (result, made) = calls(|runner| network.add(runner, &call(Command::Add), None));
+        let (result, made) = calls(|runner| network.add(runner, &call(CniCommand::Add), None));
         assert_eq!(made, ["ADD a -", "ADD b a", "ADD ADD b", "DEL ADD b", "DEL b b", "DEL a b"]);
         let error = result.expect_err("it failed");
         assert_eq!((error.number(), error.msg.as_str()), (11, r#"plugin type="ADD" failed (add): ADD refused"#));
@@ -251,33 +256,35 @@ mod tests {
     fn del_goes_up_the_list_and_tries_all() {
         let network = network("0.4.0", &["a", "DEL", "DEL"]);
         let result = json!({"from": "final"});
-        let (answer, made) = calls(|runner| network.del(runner, &call(Command::Del), Some(&result)));
+        let (answer, made) = calls(|runner| network.del(runner, &call(CniCommand::Del), Some(&result)));
         assert_eq!(made, ["DEL DEL final", "DEL DEL final", "DEL a final"]);
         let error = answer.expect_err("two failed");
         assert_eq!((error.number(), error.details.as_str()), (11, r#"plugin type="DEL" failed (delete): DEL refused"#));
         let older = self::network("0.3.1", &["a"]);
-        assert_eq!(calls(|runner| older.del(runner, &call(Command::Del), Some(&result))).1, ["DEL a -"]);
+        assert_eq!(calls(|runner| older.del(runner, &call(CniCommand::Del), Some(&result))).1, ["DEL a -"]);
     }
 
     #[test]
     fn versions_and_flags_say_what_there_is_to_do() {
-        let check = |network: Network| calls(|runner| network.check(runner, &call(Command::Check), None)).1;
+        let check =
+            |network: NetworkConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
         assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
         assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
         assert_eq!(check(network("", &["a"])), [""; 0]);
-        assert_eq!(check(Network { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
-        let gc = |network: Network| calls(|runner| network.gc(runner, &call(Command::Gc), None)).1;
+        assert_eq!(check(NetworkConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
+        let gc = |network: NetworkConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
         assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
         assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
-        assert_eq!(gc(Network { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
-        let status = |network: Network| calls(|runner| network.status(runner, &call(Command::Status))).1;
+        assert_eq!(gc(NetworkConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
+        let status =
+            |network: NetworkConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
         assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
         assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
     }
 
     #[test]
     fn all_are_looked_for() {
-        let found = |kinds: &[&str]| calls(|runner| network("1.0.0", kinds).find(runner, &call(Command::Add))).0;
+        let found = |kinds: &[&str]| calls(|runner| network("1.0.0", kinds).find(runner, &call(CniCommand::Add))).0;
         assert_eq!(found(&["a", "b"]), Ok(()));
         assert_eq!(found(&["a", "none"]).map_err(|error| error.msg), Err("none".to_owned()));
     }
@@ -285,8 +292,8 @@ mod tests {
     #[test]
     fn a_configuration_becomes_a_network() {
         let text = json!({"cniVersion": "1.0.0", "name": "n", "disableGC": true, "plugins": [{"type": "a"}, {"type": "b", "x": 1}]});
-        let configuration = Configuration::parse("here", &text.to_string(), None).expect("accepted");
-        let network = Network::from(&configuration);
+        let configuration = RunnableConfiguration::parse("here", &text.to_string(), None).expect("accepted");
+        let network = NetworkConfiguration::from(&configuration);
         assert_eq!((network.name.as_str(), network.version(), network.disable_check), ("n", "1.0.0", false));
         assert!(network.disable_gc);
         let second = &network.plugins[1];

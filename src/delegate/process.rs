@@ -2,18 +2,17 @@
 //! the calling thread waits for all of it: there is no thread that can't be started or that stays behind.
 
 mod group;
-mod signals;
 mod stderr;
 
 pub(super) use group::kill_running;
 
 use crate::netlink::again;
 use crate::streams::Stderr;
-use group::Group;
+use group::ProcessGroup;
+use group::Signals;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use signals::Signals;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,7 +39,7 @@ const PIECE: usize = 4 << 10;
 
 /// What is left of a child.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct ChildExit {
     pub(super) status: ExitStatus,
     pub(super) stdout: Vec<u8>,
     /// The end of what it printed to stderr.
@@ -49,7 +48,7 @@ pub(super) struct Ended {
 
 /// Why there is nothing left to look at.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum ProcessError {
     #[error("it is being written, and was so for 5 s; the runtime should try again")]
     Busy,
     #[error("it can't be started: {error}{hint}", error = .0, hint = hint(.0))]
@@ -64,7 +63,7 @@ pub(super) enum Failure {
     Wait(io::Error),
 }
 
-impl Failure {
+impl ProcessError {
     /// Whether another call may succeed: the cause is not the executable.
     pub(super) fn may_pass(&self) -> bool {
         match self {
@@ -104,30 +103,34 @@ pub(super) fn run(
     variables: &[(&'static str, OsString)],
     stdin: Vec<u8>,
     timeout: Duration,
-) -> Result<Ended, Failure> {
+) -> Result<ChildExit, ProcessError> {
     let mut command = Command::new(program);
     command.envs(variables.iter().map(|(name, value)| (name, value))).process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + timeout;
     let child = patiently(BUSY_TRIES, || command.spawn(), || thread::park_timeout(BUSY_PAUSE))?;
-    Watch::new(child, &stdin).until(deadline, timeout)
+    ChildProcess::new(child, &stdin).until(deadline, timeout)
 }
 
 /// Tries as long as the executable is being written.
-fn patiently<T>(tries: u32, mut spawn: impl FnMut() -> io::Result<T>, mut pause: impl FnMut()) -> Result<T, Failure> {
+fn patiently<T>(
+    tries: u32,
+    mut spawn: impl FnMut() -> io::Result<T>,
+    mut pause: impl FnMut(),
+) -> Result<T, ProcessError> {
     for _ in 0..tries {
         match spawn() {
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => pause(),
-            other => return other.map_err(Failure::Start),
+            other => return other.map_err(ProcessError::Start),
         }
     }
-    Err(Failure::Busy)
+    Err(ProcessError::Busy)
 }
 
 /// A child that runs.
-struct Watch<'a> {
+struct ChildProcess<'a> {
     child: Child,
-    group: Group,
+    group: ProcessGroup,
     signals: Option<Signals>,
     /// What of stdin is still to be written.
     stdin: Option<(ChildStdin, &'a [u8])>,
@@ -140,7 +143,7 @@ struct Watch<'a> {
 
 /// What a call of `poll` was for.
 #[derive(Clone, Copy)]
-enum Source {
+enum PollSource {
     Stdin,
     Stdout,
     Stderr,
@@ -148,10 +151,10 @@ enum Source {
     Signals,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> ChildProcess<'a> {
     fn new(mut child: Child, stdin: &'a [u8]) -> Self {
         Self {
-            group: Group::of(&child),
+            group: ProcessGroup::of(&child),
             // Not before: the child would inherit what is blocked.
             signals: Signals::catch().inspect_err(|errno| tracing::debug!("signals can't be caught: {errno}")).ok(),
             stdin: child.stdin.take().map(|pipe| (pipe, stdin)),
@@ -164,62 +167,62 @@ impl<'a> Watch<'a> {
         }
     }
 
-    fn until(mut self, deadline: Instant, timeout: Duration) -> Result<Ended, Failure> {
+    fn until(mut self, deadline: Instant, timeout: Duration) -> Result<ChildExit, ProcessError> {
         while self.ended.is_none() || self.stdout.is_some() || self.stderr.is_some() {
             let until = self.ended.map_or(deadline, |ended| deadline.min(ended + GRACE));
             let failure = match self.wait(until) {
-                Ok(Wait::Event(signal)) if self.printed.len() <= STDOUT_LIMIT => match signal {
+                Ok(WaitOutcome::Event(signal)) if self.printed.len() <= STDOUT_LIMIT => match signal {
                     None => continue,
-                    Some(signal) => Failure::Interrupted(signal),
+                    Some(signal) => ProcessError::Interrupted(signal),
                 },
-                Ok(Wait::Event(_)) => Failure::TooMuch,
-                Ok(Wait::Timeout) if self.ended.is_some() => break,
-                Ok(Wait::Timeout) => {
+                Ok(WaitOutcome::Event(_)) => ProcessError::TooMuch,
+                Ok(WaitOutcome::Timeout) if self.ended.is_some() => break,
+                Ok(WaitOutcome::Timeout) => {
                     self.kill();
-                    return Err(Failure::Deadline(timeout, self.relay.finish()));
+                    return Err(ProcessError::Deadline(timeout, self.relay.finish()));
                 }
-                Err(errno) => Failure::Wait(errno.into()),
+                Err(errno) => ProcessError::Wait(errno.into()),
             };
             self.kill();
             return Err(failure);
         }
-        let status = self.child.wait().map_err(Failure::Wait)?;
+        let status = self.child.wait().map_err(ProcessError::Wait)?;
         self.group.has_ended();
-        Ok(Ended { status, stdout: self.printed, last_words: self.relay.finish() })
+        Ok(ChildExit { status, stdout: self.printed, last_words: self.relay.finish() })
     }
 
     /// Waits for the next event and handles it. A child that never pauses does not keep the clock from
     /// being looked at.
-    fn wait(&mut self, until: Instant) -> Result<Wait, Errno> {
-        let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(Wait::Timeout) };
+    fn wait(&mut self, until: Instant) -> Result<WaitOutcome, Errno> {
+        let Some(left) = until.checked_duration_since(Instant::now()) else { return Ok(WaitOutcome::Timeout) };
         let left = if self.group.must_be_asked() { left.min(PULSE) } else { left };
         let mut caught = None;
         for (source, flags) in self.poll(left)? {
             match source {
-                Source::Stdin => self.write(flags),
-                Source::Stdout => self.read_stdout(),
-                Source::Stderr => self.read_stderr(),
-                Source::End => {}
-                Source::Signals => caught = self.signals.as_mut().and_then(Signals::next),
+                PollSource::Stdin => self.write(flags),
+                PollSource::Stdout => self.read_stdout(),
+                PollSource::Stderr => self.read_stderr(),
+                PollSource::End => {}
+                PollSource::Signals => caught = self.signals.as_mut().and_then(Signals::next),
             }
         }
         if self.ended.is_none() && self.group.leader_has_ended()? {
             self.ended = Some(Instant::now());
         }
-        Ok(Wait::Event(caught))
+        Ok(WaitOutcome::Event(caught))
     }
 
     /// What has happened within `left`.
-    fn poll(&self, left: Duration) -> Result<Vec<(Source, PollFlags)>, Errno> {
+    fn poll(&self, left: Duration) -> Result<Vec<(PollSource, PollFlags)>, Errno> {
         let end = if self.ended.is_none() { self.group.end() } else { None };
-        let all: [(Source, Option<BorrowedFd<'_>>, PollFlags); 5] = [
-            (Source::Stdin, self.stdin.as_ref().map(|(pipe, _)| pipe.as_fd()), PollFlags::POLLOUT),
-            (Source::Stdout, self.stdout.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
-            (Source::Stderr, self.stderr.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
-            (Source::End, end, PollFlags::POLLIN),
-            (Source::Signals, self.signals.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+        let all: [(PollSource, Option<BorrowedFd<'_>>, PollFlags); 5] = [
+            (PollSource::Stdin, self.stdin.as_ref().map(|(pipe, _)| pipe.as_fd()), PollFlags::POLLOUT),
+            (PollSource::Stdout, self.stdout.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+            (PollSource::Stderr, self.stderr.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+            (PollSource::End, end, PollFlags::POLLIN),
+            (PollSource::Signals, self.signals.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
         ];
-        let (sources, mut fds): (Vec<Source>, Vec<PollFd<'_>>) =
+        let (sources, mut fds): (Vec<PollSource>, Vec<PollFd<'_>>) =
             all.into_iter().filter_map(|(source, fd, flags)| Some((source, PollFd::new(fd?, flags)))).unzip();
         // Rounded up, so that it does not return before the time.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
@@ -267,7 +270,7 @@ impl<'a> Watch<'a> {
         let until = Instant::now() + GRACE;
         while self.ended.is_none() {
             self.printed.clear();
-            if !matches!(self.wait(until), Ok(Wait::Event(_))) {
+            if !matches!(self.wait(until), Ok(WaitOutcome::Event(_))) {
                 return;
             }
         }
@@ -277,7 +280,7 @@ impl<'a> Watch<'a> {
 }
 
 /// The outcome of waiting.
-enum Wait {
+enum WaitOutcome {
     /// An event arrived, and perhaps this signal.
     Event(Option<Signal>),
     /// The deadline passed.
@@ -307,7 +310,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(1500);
 
     /// Runs a shell script as a plugin.
-    fn sh(name: &str, script: &str, stdin: &[u8], timeout: Duration) -> Result<Ended, Failure> {
+    fn sh(name: &str, script: &str, stdin: &[u8], timeout: Duration) -> Result<ChildExit, ProcessError> {
         let path = file(name, &format!("#!/bin/sh\n{script}\n"));
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
         let ended = run(&path, &[], stdin.to_vec(), timeout);
@@ -357,7 +360,7 @@ mod tests {
     #[test]
     fn no_descriptor_of_ours_is_inherited() {
         let before = open_here();
-        let _socket = crate::firewall::nfnetlink::Socket::open().expect("root's");
+        let _socket = crate::firewall::nfnetlink::NfSocket::open().expect("root's");
         let _netns = std::fs::File::open("/proc/self/ns/net").expect("it is there");
         let ours: Vec<_> = open_here().difference(&before).map(|link| link.display().to_string()).collect();
         assert!(ours.iter().any(|link| link.starts_with("socket:")), "{ours:?}");
@@ -382,7 +385,9 @@ mod tests {
         let script = format!("sleep 60 > {} & echo stuck >&2; wait", fifo.display());
         let timeout = Duration::from_secs(2);
         match sh("group", &script, b"", timeout).expect_err("it never ends") {
-            Failure::Deadline(allowed, last_words) => assert_eq!((allowed, last_words.as_str()), (timeout, "stuck")),
+            ProcessError::Deadline(allowed, last_words) => {
+                assert_eq!((allowed, last_words.as_str()), (timeout, "stuck"))
+            }
             other => panic!("{other}"),
         }
         read.join().expect("no panic").expect("readable");
@@ -393,13 +398,13 @@ mod tests {
     #[test]
     fn output_without_end_does_not_hide_the_deadline() {
         let failure = sh("stderr", "exec yes $(printf %07000d 0) >&2", b"", SHORT).expect_err("it never ends");
-        assert!(matches!(failure, Failure::Deadline(..)), "{failure}");
+        assert!(matches!(failure, ProcessError::Deadline(..)), "{failure}");
     }
 
     #[test]
     fn too_much_is_cut_off() {
         let failure = sh("stdout", "exec yes", b"", LONG).expect_err("too much");
-        assert!(matches!(failure, Failure::TooMuch), "{failure}");
+        assert!(matches!(failure, ProcessError::TooMuch), "{failure}");
     }
 
     /// With a descriptor that tells the end, and where the kernel has none.
@@ -411,7 +416,7 @@ mod tests {
             let mut command = Command::new(&path);
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
             let spawn = || command.spawn();
-            let mut watch = Watch::new(patiently(BUSY_TRIES, spawn, thread::yield_now).expect("it starts"), b"");
+            let mut watch = ChildProcess::new(patiently(BUSY_TRIES, spawn, thread::yield_now).expect("it starts"), b"");
             if !told {
                 watch.group.without_end();
             }
@@ -423,10 +428,10 @@ mod tests {
 
     #[test]
     fn what_is_for_another_call_is_known_by_the_cause() {
-        let start = |errno: Errno| Failure::Start(io::Error::from(errno));
-        assert!(start(Errno::EAGAIN).may_pass() && start(Errno::EMFILE).may_pass() && Failure::Busy.may_pass());
+        let start = |errno: Errno| ProcessError::Start(io::Error::from(errno));
+        assert!(start(Errno::EAGAIN).may_pass() && start(Errno::EMFILE).may_pass() && ProcessError::Busy.may_pass());
         assert!(start(Errno::EAGAIN).to_string().contains("check the limits"));
-        assert!(!start(Errno::ENOEXEC).may_pass() && !Failure::TooMuch.may_pass());
+        assert!(!start(Errno::ENOEXEC).may_pass() && !ProcessError::TooMuch.may_pass());
     }
 
     #[test]
@@ -451,7 +456,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("permissions");
         let writer = std::fs::OpenOptions::new().append(true).open(&path).expect("writable");
         let spawn = || Command::new(&path).spawn();
-        assert!(matches!(patiently(3, spawn, || ()), Err(Failure::Busy)));
+        assert!(matches!(patiently(3, spawn, || ()), Err(ProcessError::Busy)));
         drop(writer);
         run(&path, &[], vec![], LONG).expect("nobody writes to it");
         std::fs::remove_file(&path).expect("removable");
@@ -466,6 +471,9 @@ mod tests {
         };
         patiently(BUSY_TRIES, spawn, || pauses.set(pauses.get() + 1)).expect("the third try");
         assert_eq!((tries.get(), pauses.get()), (3, 2));
-        assert!(matches!(patiently(1, || Err::<(), _>(ErrorKind::NotFound.into()), || ()), Err(Failure::Start(_))));
+        assert!(matches!(
+            patiently(1, || Err::<(), _>(ErrorKind::NotFound.into()), || ()),
+            Err(ProcessError::Start(_))
+        ));
     }
 }

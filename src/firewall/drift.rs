@@ -1,9 +1,9 @@
 //! How the kernel differs from what it should hold, in words; and what is there besides.
 
-use super::live::{Live, LiveRule};
-use super::plan::{Made, Step, check_steps};
+use super::live::{LiveRule, LiveRuleset};
+use super::plan::{CreatedTables, Step, check_steps};
+use super::rule::Ruleset;
 use super::rule::{Family, Hook, Table};
-use super::ruleset::Ruleset;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
@@ -50,9 +50,9 @@ impl fmt::Display for Drift {
 /// How `live` differs from `desired`: in our chains in every rule and its place, in the built-in
 /// chains in our rules and the order among them. Foreign rules between them are no difference.
 #[must_use]
-pub(super) fn drift(live: &Live, desired: &Ruleset) -> Vec<Drift> {
+pub(super) fn drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
     let mut found = Vec::new();
-    for ((family, table), steps) in check_steps(live, desired, &Made::default()) {
+    for ((family, table), steps) in check_steps(live, desired, &CreatedTables::default()) {
         let differences = differences(live, family, table, steps);
         let place = format!("{} {}", family.name(), table.name());
         found.extend(differences.into_iter().map(|what| Drift { place: place.clone(), what }));
@@ -60,7 +60,7 @@ pub(super) fn drift(live: &Live, desired: &Ruleset) -> Vec<Drift> {
     found
 }
 
-fn differences(live: &Live, family: Family, table: Table, steps: Vec<Step>) -> Vec<Difference> {
+fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step>) -> Vec<Difference> {
     let (mut missing, mut deleted, mut found) = (Vec::new(), BTreeSet::new(), Vec::new());
     let mut chains = BTreeSet::new();
     for step in steps {
@@ -111,7 +111,7 @@ pub(super) fn pair(wanted: Vec<String>, there: Vec<String>) -> (Vec<(String, boo
 
 /// Rules in the built-in chains that are none of ours, one line each.
 #[must_use]
-pub fn foreign_rules(live: &Live, desired: &Ruleset) -> Vec<String> {
+pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<String> {
     let mut found = Vec::new();
     for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
         let ours = desired.tables.get(&(family, table));

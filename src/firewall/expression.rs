@@ -97,7 +97,7 @@ pub(super) enum Base {
 
 /// What ends a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum NftVerdict {
     /// `NF_DROP`.
     Drop,
     /// `NF_ACCEPT`.
@@ -174,7 +174,7 @@ pub(super) enum Expression {
     /// Sends the packet to the address that was loaded; only of this family (`NFPROTO_…`).
     DestinationNat(u32),
     /// Ends the rule.
-    Verdict(Verdict),
+    Verdict(NftVerdict),
     /// An xtables match.
     Match(Extension),
     /// An xtables target.
@@ -333,7 +333,7 @@ impl Expression {
             }
             "counter" => Self::Counter,
             "immediate" => match find(find(data, 2)?, VERDICT) {
-                Some(verdict) => Self::Verdict(Verdict::read(verdict)?),
+                Some(verdict) => Self::Verdict(NftVerdict::read(verdict)?),
                 None => in_register(1).and_then(|()| value(2)).map(Self::Constant)?,
             },
             "match" => Self::Match(Extension::read(data)?),
@@ -349,7 +349,7 @@ const NFT_JUMP: u32 = -3_i32 as u32;
 const NFT_GOTO: u32 = -4_i32 as u32;
 const NFT_RETURN: u32 = -5_i32 as u32;
 
-impl Verdict {
+impl NftVerdict {
     fn write(&self) -> Attributes {
         let code = |code| Attributes::new().be32(VERDICT_CODE, code);
         match self {

@@ -8,8 +8,8 @@
 //!   that nothing jumps to in this mode.
 //! * `*` as an excluded port or range is a rule without that condition; the original fails.
 
+use super::rule::Ruleset;
 use super::rule::{CtState, Family, Hook, Is, Match, Rule, Table, Target, is, not};
-use super::ruleset::Ruleset;
 use crate::policy::{DnsCapture, Groups, IdRange, InterceptionMode, PortRange, Ports, Ranges, Redirect};
 use ipnet::IpNet;
 use std::net::IpAddr;

@@ -1,13 +1,18 @@
 //! What the kernel holds: the tables that iptables-nft manages, read in one go.
+//!
+//! How many rules a policy can need, known before one of them is made: lists of a policy multiply.
 
+use super::exclusions::{captured, covers_dns_port, protocols};
 use super::expression::Expression;
-use super::iptables;
-use super::native::{self, live::Sets};
+use super::native::live::Sets;
 use super::nfnetlink::attributes::{Attributes, find, find_be64, find_text};
-use super::nfnetlink::{Error, Socket, Verb};
+use super::nfnetlink::{NfError, NfSocket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
-use crate::cni::{self, Code};
+use super::{iptables, native};
+use crate::cni;
+use crate::cni::Code;
 use crate::netlink::Allowance;
+use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -119,13 +124,13 @@ pub(super) type LiveTable = BTreeMap<String, LiveChain>;
 
 /// What the kernel holds in the tables raw, mangle and nat of `ip` and `ip6`, and in our own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveRuleset {
     /// Of which generation this is.
     pub generation: u32,
     /// The tables that there are.
     pub tables: BTreeMap<(Family, Table), LiveTable>,
     /// Tables of the `nftables` dialect.
-    pub native: native::LiveTables,
+    pub native: native::NativeLiveTables,
     /// The native redirection of Istio's own tools, if there is one.
     pub native_istio: Option<NativeIstio>,
 }
@@ -137,7 +142,7 @@ pub struct NativeIstio {
     pub captures_dns: bool,
 }
 
-impl Live {
+impl LiveRuleset {
     /// Reads them as they are at one moment.
     ///
     /// # Errors
@@ -145,12 +150,12 @@ impl Live {
     /// [`Allowance::USUAL`], or
     /// [`Code::TryAgain`] if another process keeps changing them.
     pub fn now() -> Result<Self, cni::Error> {
-        let mut socket = Socket::open().map_err(|e| failed("reading", e))?;
+        let mut socket = NfSocket::open().map_err(|e| failed("reading", e))?;
         let deadline = Instant::now() + DEADLINE;
         for _ in 0..TRIES {
             match Self::read(&mut socket) {
-                Err(Error::Changed) if Instant::now() < deadline => {}
-                Err(Error::Changed) => break,
+                Err(NfError::Changed) if Instant::now() < deadline => {}
+                Err(NfError::Changed) => break,
                 other => return other.map_err(|e| failed("reading", e)),
             }
         }
@@ -162,7 +167,7 @@ impl Live {
     ///
     /// # Errors
     /// Netlink fails, there are more, or another process changed the rules meanwhile.
-    pub fn read(socket: &mut Socket) -> Result<Self, Error> {
+    pub fn read(socket: &mut NfSocket) -> Result<Self, NfError> {
         Self::read_within(Allowance::USUAL, socket)
     }
 
@@ -170,7 +175,7 @@ impl Live {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_within(limit: Allowance, socket: &mut Socket) -> Result<Self, Error> {
+    pub fn read_within(limit: Allowance, socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(limit);
         let (mut live, has_other_tables) = Self::read_tables(socket)?;
         if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
@@ -181,14 +186,14 @@ impl Live {
         for (family, which) in live.dumps_of_rules(has_other_tables) {
             socket.dump_of(Verb::GetRule, family, which, |number, body| live.add_rule(&sets, number, body))?;
         }
-        if socket.generation()? == live.generation { Ok(live) } else { Err(Error::Changed) }
+        if socket.generation()? == live.generation { Ok(live) } else { Err(NfError::Changed) }
     }
 
     /// Reads tables and chains, but no rules.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(super) fn without_rules(socket: &mut Socket) -> Result<Self, Error> {
+    pub(super) fn without_rules(socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(Allowance::USUAL);
         let (mut live, _) = Self::read_tables(socket)?;
         live.read_chains(socket)?;
@@ -196,7 +201,7 @@ impl Live {
     }
 
     /// The tables, and whether there are others.
-    fn read_tables(socket: &mut Socket) -> Result<(Self, bool), Error> {
+    fn read_tables(socket: &mut NfSocket) -> Result<(Self, bool), NfError> {
         let generation = socket.generation()?;
         let mut live = Self { generation, ..Self::default() };
         let mut has_other_tables = false;
@@ -215,7 +220,7 @@ impl Live {
         Ok((live, has_other_tables))
     }
 
-    fn read_chains(&mut self, socket: &mut Socket) -> Result<(), Error> {
+    fn read_chains(&mut self, socket: &mut NfSocket) -> Result<(), NfError> {
         socket.dump(Verb::GetChain, |family, body| {
             let table = table_of(family, find_text(body, 1)).and_then(|key| self.tables.get_mut(&key));
             if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
@@ -276,9 +281,9 @@ impl Live {
 /// The error of a call that failed `doing` something with the rules: [`Code::ForeignRules`] if there are
 /// too many.
 #[must_use]
-pub fn failed(doing: &str, error: Error) -> cni::Error {
+pub fn failed(doing: &str, error: NfError) -> cni::Error {
     let (code, next) = match error {
-        Error::TooMany(_) | Error::TooManyDeletions { .. } => {
+        NfError::TooMany(_) | NfError::TooManyDeletions { .. } => {
             (Code::ForeignRules, "; remove rules in the pod's network namespace, or delete the pod")
         }
         _ => (Code::KernelRefused, ""),
@@ -291,4 +296,74 @@ fn table_of(family: u8, name: Option<&str>) -> Option<(Family, Table)> {
     let name = name?;
     let table = Table::ALL.into_iter().find(|t| t.name() == name)?;
     Some((family, table))
+}
+
+/// The most rules that an ADD makes for a pod, of both families.
+pub const MOST_RULES: usize = 16_000;
+/// Rules of a redirection that don't depend on its lists.
+const ALWAYS: usize = 30;
+/// The jumps to the exclusions, in nat and raw of both families.
+const JUMPS: usize = 4;
+/// A `multiport` has 15 places, of which a range takes two.
+const RANGES_A_RULE: usize = 7;
+
+/// Returns an upper bound of the rules that `policy` needs, of both families, as iptables has them.
+#[must_use]
+pub fn most_rules(policy: &Policy) -> usize {
+    let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
+    let capture = captured(policy);
+    let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));
+    exclusions.fold(redirect + JUMPS, usize::saturating_add)
+}
+
+fn of_exclusion(exclusion: &Exclusion, capture: &DnsCapture) -> usize {
+    let families = if exclusion.destination.is_some() { 1 } else { 2 };
+    let protocols = protocols(exclusion);
+    let leaves = match exclusion.ports.len() {
+        0 => 1,
+        ports => protocols.len() * ports.div_ceil(RANGES_A_RULE),
+    };
+    let queries = match captured_servers(capture) {
+        0 => 0,
+        _ if !covers_dns_port(exclusion) => 0,
+        servers if protocols.contains(&Protocol::Udp) => protocols.len() + 2 * servers,
+        _ => protocols.len(),
+    };
+    families * (leaves + queries)
+}
+
+/// For how many destinations queries are captured, of the family that has more of them.
+fn captured_servers(capture: &DnsCapture) -> usize {
+    match capture {
+        DnsCapture::Off => 0,
+        DnsCapture::All => 1,
+        DnsCapture::Servers { v4, v6 } => v4.len().max(v6.len()),
+    }
+}
+
+/// Of one family.
+fn of_redirect(redirect: &Redirect) -> usize {
+    let ports = |ports: &Ports| match ports {
+        Ports::All => 1,
+        Ports::List(list) => list.len(),
+    };
+    let ranges = |ranges: &Ranges| match ranges {
+        Ranges::All => 1,
+        Ranges::List(list) => list.len(),
+    };
+    let included = ranges(&redirect.outbound_ip_ranges_include);
+    let groups = match &redirect.owner_groups_include {
+        Groups::All => redirect.owner_groups_exclude.len(),
+        Groups::List(_) => 1,
+    };
+    let per_interface = 4 * redirect.exclude_interfaces.len();
+    let per_owner = 6 * (redirect.proxy_uid.len() + redirect.proxy_gid.len());
+    let per_port = ports(&redirect.inbound_ports_exclude)
+        + 2 * ports(&redirect.inbound_ports_include)
+        + 2 * ports(&redirect.outbound_ports_exclude)
+        + ports(&redirect.outbound_ports_include);
+    let rerouted = redirect.reroute_virtual_interfaces.len().saturating_mul(included + 1);
+    let per_range = included + ranges(&redirect.outbound_ip_ranges_exclude);
+    let per_server = 4 * captured_servers(&redirect.dns);
+    ALWAYS.saturating_add(rerouted) + per_interface + per_owner + per_port + per_range + per_server + groups
 }

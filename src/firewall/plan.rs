@@ -1,10 +1,10 @@
 //! From what the kernel holds to what it should hold, as the fewest changes: what is right stays,
 //! what is missing is put in its place, and only what is ours is taken away.
 
-use super::detour;
-use super::live::{Live, LiveRule, LiveTable};
+use super::exclusions;
+use super::live::{LiveRule, LiveRuleset, LiveTable};
 use super::rule::{Family, Hook, Rule, Table};
-use super::ruleset::{Ruleset, TableRules};
+use super::rule::{Ruleset, TableRules};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -48,22 +48,22 @@ pub(super) const BY_HANDLE: usize = 256;
 const PAIRS: usize = 1 << 20;
 
 /// A step and the table that it is for.
-pub type Change = ((Family, Table), Step);
+pub type PlannedStep = ((Family, Table), Step);
 
 /// Tables and built-in chains that were not there before us, and so go when we go.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Made {
+pub struct CreatedTables {
     /// Tables.
     pub tables: BTreeSet<(Family, Table)>,
     /// Built-in chains.
     pub hooks: BTreeSet<(Family, Table, Hook)>,
 }
 
-impl Made {
+impl CreatedTables {
     /// What `desired` will make because it is not in `live`.
     #[must_use]
-    pub fn by(desired: &Ruleset, live: &Live) -> Self {
+    pub fn by(desired: &Ruleset, live: &LiveRuleset) -> Self {
         let mut made = Self::default();
         for (key @ (family, table), rules) in &desired.tables {
             let there = live.tables.get(key);
@@ -83,7 +83,7 @@ impl Made {
     }
 
     /// Leaves out what is not in `live`: whoever makes that next made it.
-    pub fn forget_absent(&mut self, live: &Live) {
+    pub fn forget_absent(&mut self, live: &LiveRuleset) {
         self.tables.retain(|table| live.tables.contains_key(table));
         self.hooks.retain(|(family, table, hook)| {
             live.tables.get(&(*family, *table)).is_some_and(|chains| chains.contains_key(hook.chain()))
@@ -95,36 +95,45 @@ impl Made {
 /// the chains and rules in the kernel those are ours that are in either of the two, and every
 /// chain whose name starts with `DETOUR_`.
 #[must_use]
-pub(super) fn changes(live: &Live, previous: &Ruleset, desired: &Ruleset, made: &Made) -> Vec<Change> {
-    let steps = plans(live, previous, desired, made, Between::Nothing);
+pub(super) fn changes(
+    live: &LiveRuleset,
+    previous: &Ruleset,
+    desired: &Ruleset,
+    made: &CreatedTables,
+) -> Vec<PlannedStep> {
+    let steps = plans(live, previous, desired, made, AllowedBetween::Nothing);
     steps.into_iter().flat_map(|(key, steps)| steps.into_iter().map(move |step| (key, step))).collect()
 }
 
 /// The steps by table that would lead from `live` to `desired` if foreign rules that stand between
 /// ours may stay there: none where nothing of ours has changed.
-pub(super) fn check_steps(live: &Live, desired: &Ruleset, made: &Made) -> Vec<((Family, Table), Vec<Step>)> {
-    plans(live, desired, desired, made, Between::ForeignRules)
+pub(super) fn check_steps(
+    live: &LiveRuleset,
+    desired: &Ruleset,
+    made: &CreatedTables,
+) -> Vec<((Family, Table), Vec<Step>)> {
+    plans(live, desired, desired, made, AllowedBetween::ForeignRules)
 }
 
 /// What may stand between the exclusions and the redirection that they stand before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Between {
+enum AllowedBetween {
     Nothing,
     ForeignRules,
 }
 
 fn plans(
-    live: &Live,
+    live: &LiveRuleset,
     previous: &Ruleset,
     desired: &Ruleset,
-    made: &Made,
-    between: Between,
+    made: &CreatedTables,
+    between: AllowedBetween,
 ) -> Vec<((Family, Table), Vec<Step>)> {
     let keys: BTreeSet<(Family, Table)> =
         live.tables.keys().chain(previous.tables.keys()).chain(desired.tables.keys()).copied().collect();
     let nothing = TableRules::default();
     let no_table = LiveTable::new();
-    let plan = |key| Plan {
+    let plan = |key| TablePlan {
         key,
         exists: live.tables.contains_key(&key),
         live: live.tables.get(&key).unwrap_or(&no_table),
@@ -136,17 +145,17 @@ fn plans(
     keys.into_iter().map(|key| (key, plan(key).steps())).collect()
 }
 
-struct Plan<'a> {
+struct TablePlan<'a> {
     key: (Family, Table),
     exists: bool,
     live: &'a LiveTable,
     previous: &'a TableRules,
     desired: &'a TableRules,
-    made: &'a Made,
-    between: Between,
+    made: &'a CreatedTables,
+    between: AllowedBetween,
 }
 
-impl Plan<'_> {
+impl TablePlan<'_> {
     fn steps(&self) -> Vec<Step> {
         if self.whole_table_goes() {
             return vec![Step::DeleteTable];
@@ -167,7 +176,7 @@ impl Plan<'_> {
             }
             let there: Vec<&LiveRule> = there.iter().flat_map(|chain| &chain.rules).collect();
             let mut edit = Edit::of(&there, wanted, |_| true);
-            if self.between == Between::Nothing && edit.deleted.len() > BY_HANDLE {
+            if self.between == AllowedBetween::Nothing && edit.deleted.len() > BY_HANDLE {
                 deletions.push(Step::Flush(name.clone()));
                 edit = Edit::of(&[], wanted, |_| true);
             }
@@ -247,18 +256,18 @@ impl Plan<'_> {
     fn edit_hook(&self, hook: Hook, deletions: &mut Vec<Step>, rules: &mut Vec<Step>) {
         let chain = hook.chain();
         let live = self.live.get(chain).map_or(&[][..], |c| &c.rules);
-        let exempts = |live: &LiveRule| live.goes_to() == Some(detour::OUTPUT);
+        let exempts = |live: &LiveRule| live.goes_to() == Some(exclusions::OUTPUT);
         let others: Vec<&LiveRule> = live.iter().filter(|rule| !exempts(rule)).collect();
         let wanted: Vec<Rule> = Self::rules_of(self.desired, hook)
             .iter()
-            .filter(|rule| rule.goes_to() != Some(detour::OUTPUT))
+            .filter(|rule| rule.goes_to() != Some(exclusions::OUTPUT))
             .cloned()
             .collect();
         let mut edit = Edit::of(&others, &wanted, |rule| self.is_our_rule(hook, rule));
         let wants_exclusions = wanted.len() != Self::rules_of(self.desired, hook).len();
         let present: Vec<&LiveRule> = live.iter().filter(|rule| exempts(rule)).collect();
         let in_place = |rule: &LiveRule| {
-            rule.rule == Ok(Rule::jump(detour::OUTPUT)) && edit.stands_right(live, rule, self.between)
+            rule.rule == Ok(Rule::jump(exclusions::OUTPUT)) && edit.stands_right(live, rule, self.between)
         };
         if wants_exclusions && present.len() == 1 && in_place(present[0]) {
             edit.write(chain, deletions, rules);
@@ -266,7 +275,7 @@ impl Plan<'_> {
         }
         edit.deleted.extend(present.iter().map(|rule| rule.handle));
         if wants_exclusions {
-            edit.insert_before_redirection(&others, Rule::jump(detour::OUTPUT));
+            edit.insert_before_redirection(&others, Rule::jump(exclusions::OUTPUT));
         }
         edit.write(chain, deletions, rules);
     }
@@ -306,7 +315,7 @@ impl Edit {
     }
 
     /// Whether `exempting` stands directly before the first rule that will enter a redirection.
-    fn stands_right(&self, live: &[LiveRule], exempting: &LiveRule, between: Between) -> bool {
+    fn stands_right(&self, live: &[LiveRule], exempting: &LiveRule, between: AllowedBetween) -> bool {
         let deleted: BTreeSet<u64> = self.deleted.iter().copied().collect();
         let survivors: Vec<&LiveRule> = live.iter().filter(|rule| !deleted.contains(&rule.handle)).collect();
         let at = survivors.iter().position(|rule| rule.handle == exempting.handle);
@@ -315,8 +324,8 @@ impl Edit {
         let inserted = self.inserted.iter().find(|(_, rule)| rule.enters_redirection());
         match (first, inserted) {
             (Some(first), None) => match between {
-                Between::Nothing => first == at + 1 && !self.inserts_before(survivors[first].handle),
-                Between::ForeignRules => first > at,
+                AllowedBetween::Nothing => first == at + 1 && !self.inserts_before(survivors[first].handle),
+                AllowedBetween::ForeignRules => first > at,
             },
             (None, None) => true,
             (None, Some((None, _))) => at + 1 == survivors.len() && self.inserted.len() == 1,

@@ -1,14 +1,14 @@
 //! Removal of rules from a network namespace that holds more than is read: by names, and by what each
 //! built-in chain begins with.
 
-use super::dialect::Dialect;
-use super::live::{Counter, Live, LiveRule};
+use super::live::{Counter, LiveRule, LiveRuleset};
 use super::native::rule::table_name;
 use super::nfnetlink::attributes::{Attributes, find_text};
-use super::nfnetlink::{Error, Message, Socket, Verb};
-use super::plan::Made;
+use super::nfnetlink::{Message, NfError, NfSocket, Verb};
+use super::plan::CreatedTables;
+use super::rule::Ruleset;
 use super::rule::{Family, Hook, Table};
-use super::ruleset::Ruleset;
+use super::rule_format::RuleFormat;
 use crate::netlink::Allowance;
 use nix::errno::Errno;
 
@@ -24,9 +24,9 @@ const BEGINNING: Allowance = Allowance { objects: 5000, bytes: 4 << 20 };
 ///
 /// # Errors
 /// The kernel refuses that too.
-pub fn remove(dialect: Dialect, known: &Ruleset, made: &Made) -> Result<(), Error> {
-    let mut socket = Socket::open()?;
-    if dialect == Dialect::Iptables {
+pub fn remove(dialect: RuleFormat, known: &Ruleset, made: &CreatedTables) -> Result<(), NfError> {
+    let mut socket = NfSocket::open()?;
+    if dialect == RuleFormat::Iptables {
         let live = beginnings(&mut socket, known);
         let removed = live.and_then(|live| {
             let plan = dialect.plan(&live, known, &Ruleset::default(), made);
@@ -43,8 +43,8 @@ pub fn remove(dialect: Dialect, known: &Ruleset, made: &Made) -> Result<(), Erro
 
 /// What the kernel holds, as far as removal needs it: of each built-in chain, the rules that are known or go to
 /// chains of ours, and one in place of all others.
-fn beginnings(socket: &mut Socket, known: &Ruleset) -> Result<Live, Error> {
-    let mut live = Live::without_rules(socket)?;
+fn beginnings(socket: &mut NfSocket, known: &Ruleset) -> Result<LiveRuleset, NfError> {
+    let mut live = LiveRuleset::without_rules(socket)?;
     for (key @ (family, table), chains) in &mut live.tables {
         let hooks = known.tables.get(key).map(|rules| &rules.hooks);
         for (name, chain) in chains.iter_mut().filter(|(_, chain)| chain.built_in) {
@@ -65,7 +65,7 @@ fn beginnings(socket: &mut Socket, known: &Ruleset) -> Result<Live, Error> {
                 }
             });
             match read {
-                Err(Error::TooMany(_)) => others = true,
+                Err(NfError::TooMany(_)) => others = true,
                 other => other?,
             }
             if others {
@@ -81,30 +81,30 @@ fn beginnings(socket: &mut Socket, known: &Ruleset) -> Result<Live, Error> {
 }
 
 /// Deletes the rules of each chain in `known`, or detour's native tables.
-fn emptying(dialect: Dialect, known: &Ruleset) -> Vec<Message> {
+fn emptying(dialect: RuleFormat, known: &Ruleset) -> Vec<Message> {
     let message = |verb, family, attributes| Message { verb, flags: 0, family, attributes };
     match dialect {
-        Dialect::Iptables => {
+        RuleFormat::Iptables => {
             let flush = |family: Family, table: Table, chain: &str| {
                 message(Verb::DelRule, family.number(), Attributes::new().text(1, table.name()).text(2, chain))
             };
             let tables = known.tables.iter();
             tables.flat_map(|((f, t), rules)| rules.chains.iter().map(|(chain, _)| flush(*f, *t, chain))).collect()
         }
-        Dialect::Nftables => {
+        RuleFormat::Nftables => {
             Table::ALL.map(|table| message(Verb::DelTable, INET, Attributes::new().text(1, table_name(table)))).into()
         }
     }
 }
 
-fn send(socket: &mut Socket, message: &Message) -> Result<(), Error> {
+fn send(socket: &mut NfSocket, message: &Message) -> Result<(), NfError> {
     for _ in 0..TRIES {
         let generation = socket.generation()?;
         match socket.transact(std::slice::from_ref(message), generation) {
-            Err(Error::Changed) => {}
-            Err(Error::Refused { errno: Errno::ENOENT, .. }) => return Ok(()),
+            Err(NfError::Changed) => {}
+            Err(NfError::Refused { errno: Errno::ENOENT, .. }) => return Ok(()),
             other => return other,
         }
     }
-    Err(Error::Changed)
+    Err(NfError::Changed)
 }

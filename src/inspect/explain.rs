@@ -1,16 +1,17 @@
 //! What a configuration makes of a pod, and why.
+//!
+//! The networks of a pod under a primary plugin, and what each contributes.
 
-use super::exemption::{Exemption, exemptions};
-use super::heard::{Heard, hear, redirects};
-use super::network::Network;
-use super::page::{Cell, Page, Sheet, Tone};
+use super::evaluation::{Evaluation, hear, redirects};
+use super::evaluation::{Exemption, exemptions};
 use super::settings::{Setting, settings};
 use super::subject::Subject;
-use super::surprise::{Warning, surprises};
-use crate::chain::{Decision, Reason, Source, considered};
+use super::terminal::{Cell, Screen, TextReport, Tone};
+use super::warnings::{Warning, surprises};
 use crate::cni::Error;
-use crate::plugin::primary::united;
+use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::policy::{Policy, Redirect};
+use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
 use serde::Serialize;
 
 /// The answer.
@@ -23,13 +24,13 @@ pub struct Explanation {
     /// The configuration's `name`.
     pub network: String,
     /// The pod's networks; none where the configuration is not a primary plugin's.
-    pub networks: Vec<Network>,
+    pub networks: Vec<NetworkReport>,
     /// Whether this configuration sends the pod's traffic to its sidecar.
     pub redirected: bool,
     /// Why or why not, in one line.
     pub decision: String,
     /// What was looked at, up to what decided.
-    pub considered: Vec<Rule>,
+    pub considered: Vec<ExplainedRule>,
     /// The proxy; none where nothing is redirected.
     pub proxy: Option<Proxy>,
     /// Every setting of the redirection; none where nothing is redirected.
@@ -44,7 +45,7 @@ pub struct Explanation {
 
 /// A rule of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Rule {
+pub struct ExplainedRule {
     /// What must hold.
     pub wanted: String,
     /// What there is.
@@ -82,8 +83,8 @@ const NOBODY: &str = "not redirected: no network of the pod asks for it, and the
 #[serde(transparent)]
 pub struct Explanations(pub Vec<Explanation>);
 
-impl Sheet for Explanations {
-    fn write(&self, page: &mut Page) {
+impl TextReport for Explanations {
+    fn write(&self, page: &mut Screen) {
         for explanation in &self.0 {
             let pod = || format!("Pod {}", explanation.pod);
             page.heading(&explanation.template_of.clone().unwrap_or_else(pod));
@@ -101,30 +102,30 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
     let heard = hear(subject)?;
     let all: Vec<(&str, Policy)> = heard.iter().map(|one| (one.attachment.unwrap_or_default(), one.policy())).collect();
     let policy = united(&all)?;
-    let speaks = |one: &&Heard<'_>| one.policy().redirect().is_some();
+    let speaks = |one: &&Evaluation<'_>| one.policy().redirect().is_some();
     let speaker = heard.iter().find(speaks).or_else(|| heard.iter().find(|one| one.answer.is_ok())).or(heard.first());
     let used = subject.networks.as_ref();
-    let settings = policy.redirect().map(|redirect| settings(redirect, heard.iter().flat_map(Heard::settings)));
+    let settings = policy.redirect().map(|redirect| settings(redirect, heard.iter().flat_map(Evaluation::settings)));
     let explanation = Explanation {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
         network: subject.conf.name.clone(),
-        networks: used.iter().flat_map(|used| &used.networks).map(|one| Network::of(one, &heard)).collect(),
+        networks: used.iter().flat_map(|used| &used.networks).map(|one| NetworkReport::of(one, &heard)).collect(),
         redirected: policy.redirect().is_some(),
-        decision: speaker.map_or_else(|| NOBODY.to_owned(), Heard::decision),
+        decision: speaker.map_or_else(|| NOBODY.to_owned(), Evaluation::decision),
         considered: speaker.map(|speaker| considered_by(subject, speaker)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
-        exempt: exemptions(&policy.exclusions_in_effect(), heard.iter().flat_map(Heard::exclusions)),
+        exempt: exemptions(&policy.exclusions_in_effect(), heard.iter().flat_map(Evaluation::exclusions)),
         warnings: surprises(subject, &policy)?,
         notes: notes(subject, &heard),
     };
     Ok(Explained { explanation, policy })
 }
 
-fn notes(subject: &Subject, heard: &[Heard<'_>]) -> Vec<String> {
+fn notes(subject: &Subject, heard: &[Evaluation<'_>]) -> Vec<String> {
     let of_networks = subject.networks.iter().flat_map(|used| used.warnings.iter().cloned());
-    let said = subject.conf.warnings.iter().cloned().chain(of_networks).chain(heard.iter().flat_map(Heard::notes));
+    let said = subject.conf.warnings.iter().cloned().chain(of_networks).chain(heard.iter().flat_map(Evaluation::notes));
     said.collect()
 }
 
@@ -144,9 +145,9 @@ impl Proxy {
 }
 
 /// What was looked at, up to what decided.
-fn considered_by(subject: &Subject, heard: &Heard<'_>) -> Vec<Rule> {
+fn considered_by(subject: &Subject, heard: &Evaluation<'_>) -> Vec<ExplainedRule> {
     let namespace = &subject.facts.pod.namespace;
-    let is_for_it = Rule {
+    let is_for_it = ExplainedRule {
         wanted: "the configuration is for it".to_owned(),
         found: heard.answer.as_ref().map_or_else(Clone::clone, |_| format!("namespace {namespace} is not excluded")),
         holds: heard.answer.is_ok(),
@@ -157,24 +158,30 @@ fn considered_by(subject: &Subject, heard: &Heard<'_>) -> Vec<Rule> {
 }
 
 /// The pod's own rules with those that are the chain's.
-fn rules(subject: &Subject, heard: &Heard<'_>, decision: &Decision, origins: &[(&'static str, Source)]) -> Vec<Rule> {
+fn rules(
+    subject: &Subject,
+    heard: &Evaluation<'_>,
+    decision: &Decision,
+    origins: &[(&'static str, SettingSource)],
+) -> Vec<ExplainedRule> {
     let chain = &heard.conf.chain;
     let in_chain = redirects(chain);
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
-    let own = Rule {
+    let own = ExplainedRule {
         wanted: "the chain has istio-redirect".to_owned(),
         found: format!("chain {}", types.join(", ")),
         holds: in_chain,
     };
     let pods = considered(&subject.facts.pod);
-    let pods = pods.into_iter().map(|rule| Rule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
+    let pods =
+        pods.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
     match decision {
-        Decision::LeaveAlone(Reason::NotInChain) => vec![own],
-        Decision::LeaveAlone(Reason::ModeNone) => {
+        Decision::LeaveAlone(SkipReason::NotInChain) => vec![own],
+        Decision::LeaveAlone(SkipReason::ModeNone) => {
             let source = origins.iter().find(|(key, _)| *key == "inbound_interception_mode");
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
             let found = format!("the interception mode is NONE ({source})");
-            let none = Rule { wanted: "interception is wanted".to_owned(), found, holds: false };
+            let none = ExplainedRule { wanted: "interception is wanted".to_owned(), found, holds: false };
             let heard = pods.filter(|_| in_chain);
             in_chain.then_some(own).into_iter().chain(heard).chain([none]).collect()
         }
@@ -183,8 +190,8 @@ fn rules(subject: &Subject, heard: &Heard<'_>, decision: &Decision, origins: &[(
     }
 }
 
-impl Sheet for Explanation {
-    fn write(&self, page: &mut Page) {
+impl TextReport for Explanation {
+    fn write(&self, page: &mut Screen) {
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
         let who = match &self.template_of {
             Some(object) => format!("Pod {} of {object} is", self.pod),
@@ -193,10 +200,10 @@ impl Sheet for Explanation {
         page.line(&[Cell::of(who), Cell::of(&self.decision).tone(tone)]);
         if !self.networks.is_empty() {
             page.heading("Networks");
-            page.table(&self.networks.iter().map(Network::row).collect::<Vec<_>>());
+            page.table(&self.networks.iter().map(NetworkReport::row).collect::<Vec<_>>());
         }
         page.heading("Why");
-        let rule = |rule: &Rule| {
+        let rule = |rule: &ExplainedRule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
             vec![Cell::of(word).tone(tone), Cell::of(&rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
         };
@@ -236,5 +243,66 @@ impl Sheet for Explanation {
             page.heading("Notes");
             page.table(&self.notes.iter().map(|note| vec![Cell::of(note)]).collect::<Vec<_>>());
         }
+    }
+}
+
+/// A network of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetworkReport {
+    /// `NAMESPACE/NAME` of its definition, else its configuration's name.
+    pub name: String,
+    /// `pod`, where the pod selects it, else `configuration`.
+    pub selected_by: &'static str,
+    /// Its interface; none where it has none of its own.
+    pub interface: Option<String>,
+    /// Its plugins' types; empty where its configuration is on the node only.
+    pub types: Vec<String>,
+    /// `delegate`: executables, with an interface of their own; `chain`: an executable on the default
+    /// network's result; `in-process`: no executable.
+    pub runs: &'static str,
+    /// What it says of the redirection; none where it has no say.
+    pub decision: Option<String>,
+    /// How many exclusions it asks for.
+    pub exclusions: usize,
+}
+
+impl NetworkReport {
+    pub(super) fn of(used: &PreviewedNetwork, heard: &[Evaluation<'_>]) -> Self {
+        let own =
+            heard.iter().find(|one| one.attachment == Some(used.name.as_str()) && used.place == NetworkRunner::Here);
+        Self {
+            name: used.name.clone(),
+            selected_by: if used.selected { "pod" } else { "configuration" },
+            interface: used.interface.clone(),
+            types: used.types.clone(),
+            runs: match used.place {
+                NetworkRunner::Delegate => "delegate",
+                NetworkRunner::Chain => "chain",
+                NetworkRunner::Here => "in-process",
+            },
+            decision: own.map(|own| match redirects(&own.conf.chain) {
+                true => own.decision(),
+                false => "istio-redirect is not in its chain".to_owned(),
+            }),
+            exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len()),
+        }
+    }
+
+    /// Its line of a table.
+    pub(super) fn row(&self) -> Vec<Cell> {
+        let says = match (&self.decision, self.exclusions) {
+            (None, _) => String::new(),
+            (Some(decision), 0) => decision.clone(),
+            (Some(decision), 1) => format!("{decision}; 1 exclusion"),
+            (Some(decision), n) => format!("{decision}; {n} exclusions"),
+        };
+        vec![
+            Cell::of(&self.name).tone(Tone::Strong),
+            Cell::of(self.interface.as_deref().unwrap_or("-")),
+            Cell::of(if self.types.is_empty() { "not looked at".to_owned() } else { self.types.join(", ") }),
+            Cell::of(self.runs),
+            Cell::of(format!("by {}", self.selected_by)).tone(Tone::Faint),
+            Cell::of(says),
+        ]
     }
 }

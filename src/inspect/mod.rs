@@ -15,44 +15,35 @@
 //! | [`doctor`] | what is wrong with a node, or with a pod on it |
 //! | `page`, `format` | how a report is shown |
 
-mod conditions;
 pub mod doctor;
-mod elsewhere;
-mod exemption;
+mod evaluation;
 mod explain;
-mod format;
-mod heard;
-mod network;
 mod packet;
-mod page;
 mod picture;
-mod process;
 mod restore;
-mod rulebook;
 mod rules;
 mod settings;
 mod subject;
-mod surprise;
-mod svg;
+mod terminal;
 mod trace;
 mod validated;
-mod walk;
+mod warnings;
 
 pub use crate::cni::configuration;
-pub use elsewhere::elsewhere;
-pub use exemption::Exemption;
+pub use evaluation::Exemption;
+pub use explain::NetworkReport;
 pub use explain::{Explained, Explanation, Explanations, Proxy, explain};
-pub use format::{Format, render};
-pub use network::Network;
 pub use packet::{Destination, Named, Origin, Sender};
-pub use page::{Cell, Page, Sheet, Tone};
 pub use picture::picture;
+pub use restore::elsewhere;
 pub use restore::restore_text;
-pub use rulebook::Rulebook;
+pub use rules::Rulebook;
 pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
-pub use subject::{Applied, Choice, Manifest, Subject, Texts};
-pub use surprise::Warning;
-pub use trace::{Place, Trace, trace};
+pub use subject::{Applied, Choice, PodManifest, Subject, Texts};
+pub use terminal::{Cell, Screen, TextReport, Tone};
+pub use terminal::{Format, render};
+pub use trace::Hop;
+pub use trace::{RulePlace, Trace, trace};
 pub use validated::{Checked, Validated, validated};
-pub use walk::Hop;
+pub use warnings::Warning;

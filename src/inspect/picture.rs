@@ -3,14 +3,16 @@
 //!
 //! What is captured goes through the sidecar in the upper part; each kind of traffic that leaves
 //! untouched has a lane of its own below it.
+//!
+//! The few shapes that a picture is made of, as SVG text. Colours are classes of `picture.css`.
 
-use super::exemption::owner;
+use super::evaluation::owner;
 use super::explain::Explained;
-use super::process::{Exempt, Process, processes};
+use super::packet::{ContainerTraffic, Exempt, processes};
 use super::subject::Subject;
-use super::svg::{Area, Drawing, wrapped};
-use crate::policy::{DnsCapture, Exclusion, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect};
-use std::fmt::Display;
+use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
+use crate::printable::xml;
+use std::fmt::{Display, Write as _};
 
 const WIDTH: i32 = 1120;
 const POD: i32 = 28;
@@ -83,7 +85,7 @@ fn upper_height(cards: usize) -> i32 {
     (i32::try_from(cards).unwrap_or_default() * STEP).max(3 * STEP + 78) + 28
 }
 
-fn card(process: &Process<'_>) -> Card {
+fn card(process: &ContainerTraffic<'_>) -> Card {
     let uid = process.uid().map_or_else(|| "UID unsaid".to_owned(), |uid| format!("uid {uid}"));
     let detail = if process.ends_before { format!("init container, {uid}") } else { uid };
     Card { name: process.container.name.clone(), detail, ends_before: process.ends_before }
@@ -98,7 +100,7 @@ fn everything(card: Card) -> Lane {
 }
 
 /// Where istio-init redirects the pod, its rules are not known here; exclusions apply to them too.
-fn without_redirect(subject: &Subject, policy: &Policy, process: &Process<'_>) -> Lane {
+fn without_redirect(subject: &Subject, policy: &Policy, process: &ContainerTraffic<'_>) -> Lane {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
     let lane = everything(card(process));
@@ -114,7 +116,7 @@ fn without_redirect(subject: &Subject, policy: &Policy, process: &Process<'_>) -
 }
 
 /// What leaves untouched: at the word of an exclusion, or of a setting.
-fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec<Lane> {
+fn lanes(redirect: &Redirect, policy: &Policy, processes: &[ContainerTraffic<'_>]) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     let exclusions = policy.exclusions_in_effect();
     for exclusion in &exclusions {
@@ -145,11 +147,11 @@ fn lanes(redirect: &Redirect, policy: &Policy, processes: &[Process<'_>]) -> Vec
     lanes
 }
 
-fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[Process<'_>]) -> Lane {
+fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[ContainerTraffic<'_>]) -> Lane {
     let who = owner(exclusion.owner);
-    let matching: Vec<&Process<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
+    let matching: Vec<&ContainerTraffic<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
     let card = match matching.as_slice() {
-        _ if exclusion.owner == Owner::Any => everyone("excluded"),
+        _ if exclusion.owner == TrafficOwner::Any => everyone("excluded"),
         [] => Card { name: who, detail: "no container says that it is".to_owned(), ends_before: false },
         [one] => card(one),
         several => {
@@ -312,4 +314,136 @@ fn warnings(drawing: &mut Drawing, explained: &Explained, top: i32) -> i32 {
         y += 6;
     }
     y
+}
+
+/// What is being drawn; in pixels, from the upper left corner.
+#[derive(Debug, Default)]
+pub(super) struct Drawing {
+    body: String,
+}
+
+/// A rectangle's place and size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Area {
+    pub x: i32,
+    pub y: i32,
+    pub width: i32,
+    pub height: i32,
+}
+
+impl Area {
+    pub(super) const fn right(self) -> i32 {
+        self.x + self.width
+    }
+
+    pub(super) const fn middle(self) -> i32 {
+        self.y + self.height / 2
+    }
+}
+
+impl Drawing {
+    /// A box with round corners.
+    pub(super) fn area(&mut self, class: &str, Area { x, y, width, height }: Area, radius: i32) {
+        let _ = writeln!(
+            self.body,
+            r#"<rect class="{class}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{radius}"/>"#
+        );
+    }
+
+    /// A line of text by the beginning, or the middle, of its base line.
+    pub(super) fn text(&mut self, class: &str, x: i32, y: i32, text: &str) {
+        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}</text>"#, xml(text));
+    }
+
+    /// The same, shortened to `width` characters; the whole is shown where the pointer rests on it.
+    pub(super) fn short_text(&mut self, class: &str, (x, y): (i32, i32), text: &str, width: usize) {
+        self.text_of(class, (x, y), &shortened(text, width), text);
+    }
+
+    /// A line that stands for `whole`.
+    pub(super) fn text_of(&mut self, class: &str, (x, y): (i32, i32), line: &str, whole: &str) {
+        if line == whole {
+            return self.text(class, x, y, line);
+        }
+        let (line, whole) = (xml(line), xml(whole));
+        let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{line}<title>{whole}</title></text>"#);
+    }
+
+    /// An arrow in one of the four colours: `out`, `dns`, `in`, `free`.
+    pub(super) fn arrow(&mut self, colour: &str, (x1, y1): (i32, i32), (x2, y2): (i32, i32)) {
+        let bend = (x2 - x1) / 2;
+        let (c1, c2) = (x1 + bend, x2 - bend);
+        let _ = writeln!(
+            self.body,
+            r#"<path class="way {colour}" d="M{x1} {y1}C{c1} {y1} {c2} {y2} {x2} {y2}" marker-end="url(#to-{colour})"/>"#
+        );
+    }
+
+    /// What an arrow carries, upon it; around its middle, in at most `width` characters.
+    pub(super) fn tag(&mut self, (x, y): (i32, i32), text: &str, width: usize) {
+        let shown = shortened(text, width);
+        // Characters of a proportional font differ; this is about their mean width at 12 px.
+        let width = 7 * i32::try_from(shown.chars().count()).unwrap_or_default() + 16;
+        self.area("tag", Area { x: x - width / 2, y: y - 10, width, height: 20 }, 10);
+        self.text_of("tagged mid", (x, y + 4), &shown, text);
+    }
+
+    /// A port as a pill around its middle.
+    pub(super) fn port(&mut self, colour: &str, x: i32, y: i32, port: u16) {
+        self.area(&format!("f-{colour}"), Area { x: x - 27, y: y - 11, width: 54, height: 22 }, 11);
+        self.text("port", x, y + 4, &port.to_string());
+    }
+
+    /// The whole document.
+    pub(super) fn finish(self, title: &str, width: i32, height: i32) -> String {
+        let mut markers = String::new();
+        for colour in ["out", "dns", "in", "free"] {
+            let _ = writeln!(
+                markers,
+                r#"<marker id="to-{colour}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto-start-reverse"><path class="f-{colour}" d="M0 1L10 5L0 9z"/></marker>"#
+            );
+        }
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+             height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n<defs>\n{markers}</defs>\n\
+             <rect class=\"paper\" width=\"{width}\" height=\"{height}\"/>\n{}</svg>\n",
+            xml(title),
+            include_str!("picture.css"),
+            self.body
+        )
+    }
+}
+
+/// `text` in lines of at most `width` characters, broken at blanks.
+pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// `text`, its end left out where it is longer than `width` characters.
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_wrapped_and_shortened() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!((shortened("abcd", 4).as_str(), shortened("abcde", 4).as_str()), ("abcd", "abc…"));
+    }
 }

@@ -1,16 +1,20 @@
 //! The rules that a network namespace holds, with their counters, beside those that its
 //! attachments ask for.
+//!
+//! Rules to walk through, whether a policy asks for them or the kernel holds them, in both dialects.
 
-use super::page::{Cell, Page, Sheet, Tone};
-use super::rulebook::Rulebook;
+use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
+use crate::firewall::native::rule as native;
 use crate::firewall::native::rule::table_name;
-use crate::firewall::{Counter, Difference, Drift, Live, Ruleset, foreign_rules, legacy_tables};
-use crate::plugin::asked::{Asked, asked};
-use crate::sandbox::{Sandbox, own_addresses};
+use crate::firewall::rule::{Family, Rule, Table};
+use crate::firewall::{Counter, Difference, Drift, LiveRule, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
+use crate::netns::{NetNs, own_addresses};
+use crate::plugin::netns_state::{NetnsState, asked};
+use crate::policy::{Interception, Policy};
 use crate::state::Store;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -24,9 +28,9 @@ const LISTED: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveRules {
     /// Its rules.
-    pub live: Live,
+    pub live: LiveRuleset,
     /// What its attachments ask for; `None` where nothing is kept of any.
-    pub asked: Option<Asked>,
+    pub asked: Option<NetnsState>,
     /// Its own addresses, loopback and link-local left out.
     pub addresses: Vec<IpAddr>,
     /// Tables of `iptables-legacy`, which packets pass too, and whose rules can't be read.
@@ -45,19 +49,19 @@ impl LiveRules {
             let msg = format!("{}: there is no network namespace", path.display());
             Error::new(Code::InvalidNetns, msg)
         };
-        Self::of(&Sandbox::open(path)?.ok_or_else(none)?, store)
+        Self::of(&NetNs::open(path)?.ok_or_else(none)?, store)
     }
 
     /// Reads a namespace.
     ///
     /// # Errors
     /// It can't be entered, or its rules or what is kept of its attachments can't be read.
-    pub fn of(sandbox: &Sandbox, store: &Store) -> Result<Self, Error> {
+    pub fn of(sandbox: &NetNs, store: &Store) -> Result<Self, Error> {
         let asked = asked(store, sandbox)?;
         sandbox.enter(PATIENCE, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = asked.as_ref().map_or_else(|| Ok(Vec::new()), |asked| asked.fixtures.drift())?;
-            Ok(Self { live: Live::now()?, asked, addresses: own_addresses()?, legacy, unfixed })
+            Ok(Self { live: LiveRuleset::now()?, asked, addresses: own_addresses()?, legacy, unfixed })
         })
     }
 
@@ -190,7 +194,7 @@ struct Present {
     is_asked_for: bool,
 }
 
-fn present(live: &Live, known: Option<&Ruleset>) -> Vec<Present> {
+fn present(live: &LiveRuleset, known: Option<&Ruleset>) -> Vec<Present> {
     let mut all = Vec::new();
     for (family, table, name, chain) in live.chains() {
         let place = format!("{} {}", family.name(), table.name());
@@ -313,8 +317,8 @@ pub struct RulesView<'a> {
     pub all: bool,
 }
 
-impl Sheet for RulesView<'_> {
-    fn write(&self, page: &mut Page) {
+impl TextReport for RulesView<'_> {
+    fn write(&self, page: &mut Screen) {
         let report = self.report;
         report.write_summary(page);
         let different: Vec<&RuleLine> = report.rules.iter().filter(|rule| rule.mark != Mark::Fine).collect();
@@ -340,7 +344,7 @@ impl Sheet for RulesView<'_> {
 }
 
 impl RulesReport {
-    fn write_summary(&self, page: &mut Page) {
+    fn write_summary(&self, page: &mut Screen) {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("holds what is asked for", Tone::Good),
             Some(false) => ("does not hold what is asked for", Tone::Bad),
@@ -361,14 +365,14 @@ impl RulesReport {
         }
     }
 
-    fn write_left_out(&self, page: &mut Page) {
+    fn write_left_out(&self, page: &mut Screen) {
         for LeftOut { table, chain, rules } in &self.left_out {
             page.line(&[Cell::of(format!("{table} {chain}: {rules} more rules")).tone(Tone::Notable)]);
         }
     }
 }
 
-fn write_table(page: &mut Page, heading: &str, rules: &[&RuleLine]) {
+fn write_table(page: &mut Screen, heading: &str, rules: &[&RuleLine]) {
     page.heading(heading);
     let row = |rule: &&RuleLine| {
         let (sign, tone) = rule.mark.sign();
@@ -383,4 +387,112 @@ fn write_table(page: &mut Page, heading: &str, rules: &[&RuleLine]) {
     };
     let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
     page.table(&[head].into_iter().chain(rules.iter().map(row)).collect::<Vec<_>>());
+}
+
+/// A rule in one of the two vocabularies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Words {
+    /// iptables'.
+    Iptables(Rule),
+    /// nft's own.
+    Native(native::NativeRule),
+    /// It is a foreign one that is not understood.
+    Unknown,
+}
+
+/// A rule with its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RuleText {
+    pub words: Words,
+    /// As its dialect's tool prints it, without its chain.
+    pub text: String,
+}
+
+/// A table as the kernel passes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum TableListing {
+    /// Ours of family `inet`: where it has iptables' priority or one less, it comes first.
+    Native(Table),
+    /// iptables', of one family.
+    Iptables(Table, Family),
+}
+
+impl TableListing {
+    /// The table's name in the kernel.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Native(table) => table_name(table),
+            Self::Iptables(table, _) => table.name(),
+        }
+    }
+}
+
+/// Chains by where they stand and by name, built-in ones too.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rulebook {
+    chains: BTreeMap<(TableListing, String), Vec<RuleText>>,
+    /// What is not in it although packets pass it.
+    pub(super) caveats: Vec<String>,
+}
+
+impl Rulebook {
+    /// The rules that `policy` asks for, in both families.
+    #[must_use]
+    pub fn of_policy(policy: &Policy) -> Self {
+        let ruleset = Ruleset::of(policy, &Family::ALL);
+        let line = |rule: &Rule| RuleText { words: Words::Iptables(rule.clone()), text: rule.to_string() };
+        let mut book = Self::default();
+        for ((family, table), rules) in &ruleset.tables {
+            let hooks = rules.hooks.iter().map(|(hook, rules)| (hook.chain(), rules));
+            for (name, rules) in hooks.chain(rules.chains.iter().map(|(name, rules)| (name.as_str(), rules))) {
+                book.add(TableListing::Iptables(*table, *family), name, rules.iter().map(line).collect());
+            }
+        }
+        if policy.interception == Interception::Unsaid {
+            let caveat =
+                "this configuration does not redirect the pod: if somebody else does, those rules are not seen here";
+            book.caveats.push(caveat.to_owned());
+        }
+        book
+    }
+
+    /// What the kernel holds.
+    #[must_use]
+    pub fn of_live(live: &LiveRuleset) -> Self {
+        let mut book = Self::default();
+        let line = |live: &LiveRule| {
+            let words = live.rule.clone().map_or(Words::Unknown, Words::Iptables);
+            RuleText { words, text: live.to_string() }
+        };
+        for (family, table, name, chain) in live.chains() {
+            book.add(TableListing::Iptables(table, family), name, chain.rules.iter().map(line).collect());
+        }
+        let native = |rule: &Option<native::NativeRule>| match rule {
+            Some(rule) => RuleText { words: Words::Native(rule.clone()), text: rule.to_string() },
+            None => RuleText { words: Words::Unknown, text: "(a foreign rule)".to_owned() },
+        };
+        for (table, chains) in &live.native {
+            for (name, chain) in chains {
+                book.add(TableListing::Native(*table), name, chain.rules.iter().map(native).collect());
+            }
+        }
+        if live.native_istio.is_some() {
+            book.caveats.push("tables inet istio-proxy-* redirect the pod too, and are not understood here".to_owned());
+        }
+        book
+    }
+
+    /// Says that packets pass something else, too.
+    pub fn beware(&mut self, of: String) {
+        self.caveats.push(of);
+    }
+
+    fn add(&mut self, book: TableListing, chain: &str, lines: Vec<RuleText>) {
+        self.chains.insert((book, chain.to_owned()), lines);
+    }
+
+    /// A chain's rules; none where there is no such chain.
+    pub(super) fn chain(&self, book: TableListing, name: &str) -> &[RuleText] {
+        self.chains.get(&(book, name.to_owned())).map_or(&[], Vec::as_slice)
+    }
 }

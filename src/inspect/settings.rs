@@ -1,8 +1,8 @@
 //! What each setting of the redirection resolved to, under the name that the configuration has
 //! for it, and whose word that is.
 
-use crate::chain::Source;
 use crate::policy::{DnsCapture, Groups, InterceptionMode, Ipv6, Ports, Ranges, Redirect};
+use crate::sub_plugins::SettingSource;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -22,7 +22,7 @@ impl Setting {
     /// Whether nobody has set it.
     #[must_use]
     pub fn is_default(&self) -> bool {
-        self.sources.iter().all(|source| *source == Source::Default.to_string())
+        self.sources.iter().all(|source| *source == SettingSource::Default.to_string())
     }
 
     /// Its value in one line.

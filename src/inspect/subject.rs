@@ -2,7 +2,7 @@
 
 use crate::cluster::{self, Cluster, Given, Objects};
 use crate::cni::{Code, Error, NetConf, configuration};
-use crate::plugin::primary::{Together, together};
+use crate::plugin::primary::{Preview, together};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Subject {
     /// The object whose pod template the pod is: its kind, namespace and name.
     pub template_of: Option<String>,
     /// Its networks, where the configuration is a primary plugin's.
-    pub networks: Option<Together>,
+    pub networks: Option<Preview>,
 }
 
 /// A configuration, and which pods it applies to.
@@ -77,14 +77,14 @@ pub struct Choice<'a> {
 
 /// Pods and pod templates as manifests describe them, with the other objects that they hold.
 #[derive(Debug)]
-pub struct Manifest {
+pub struct PodManifest {
     /// The pods that are meant; at least one.
     pub pods: Vec<Given>,
     place: PathBuf,
     objects: Objects,
 }
 
-impl Manifest {
+impl PodManifest {
     /// Reads the texts.
     ///
     /// # Errors
@@ -246,13 +246,13 @@ impl Subject {
 mod tests {
     use super::*;
 
-    fn read<'a>(text: &'a str, namespace: Option<&'a str>, choice: &Choice<'_>) -> Result<Manifest, String> {
+    fn read<'a>(text: &'a str, namespace: Option<&'a str>, choice: &Choice<'_>) -> Result<PodManifest, String> {
         let namespace = namespace.map(|text| (Path::new("ns"), text));
         let texts = Texts { pods: (Path::new("f"), text), namespace, definitions: Vec::new() };
-        Manifest::read(&texts, choice).map_err(|error| error.msg)
+        PodManifest::read(&texts, choice).map_err(|error| error.msg)
     }
 
-    fn names(found: &Result<Manifest, String>) -> Vec<String> {
+    fn names(found: &Result<PodManifest, String>) -> Vec<String> {
         found.as_ref().expect("pods").pods.iter().map(ToString::to_string).collect()
     }
 

@@ -1,6 +1,6 @@
 //! Files with configurations, checked as `detour install` and the agent check theirs.
 
-use super::page::{Cell, Page, Sheet, Tone};
+use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error, NODE_CONFIGURATION, NodeConf, PROGRAM, configuration};
 use crate::plugin::validate;
 use serde::Serialize;
@@ -30,8 +30,8 @@ pub struct Checked {
     pub warnings: Vec<String>,
 }
 
-impl Sheet for Validated {
-    fn write(&self, page: &mut Page) {
+impl TextReport for Validated {
+    fn write(&self, page: &mut Screen) {
         for Checked { place, error, warnings, .. } in &self.configurations {
             match error {
                 None => page.line(&[Cell::of(format!("{place}:")), Cell::of("valid").tone(Tone::Good)]),
@@ -47,7 +47,7 @@ impl Sheet for Validated {
 }
 
 /// How a text is understood.
-enum Kind {
+enum FileKind {
     /// A plugin's configuration or a plugin list.
     Configuration,
     /// The keys of `detour install --config`.
@@ -88,7 +88,7 @@ pub fn validated(place: &Path, text: &str, is_installed: &dyn Fn(&str) -> Option
 }
 
 /// The configurations in a document, each with its place in it.
-fn texts(document: &Value) -> Result<Vec<(String, Kind, String)>, String> {
+fn texts(document: &Value) -> Result<Vec<(String, FileKind, String)>, String> {
     let Some(keys) = document.as_object() else { return Err("expected an object".to_owned()) };
     let name = document["metadata"]["name"].as_str().unwrap_or_default();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -100,12 +100,16 @@ fn texts(document: &Value) -> Result<Vec<(String, Kind, String)>, String> {
         Some("NetworkAttachmentDefinition") => {
             let config = text(&document["spec"]["config"]).filter(|text| !text.is_empty());
             let place = format!(": NetworkAttachmentDefinition {name}: spec.config");
-            config.filter(|text| calls_us(text)).map(|text| (place, Kind::Configuration, text)).into_iter().collect()
+            config
+                .filter(|text| calls_us(text))
+                .map(|text| (place, FileKind::Configuration, text))
+                .into_iter()
+                .collect()
         }
         Some("ConfigMap") => {
             let config = text(&document["data"]["config.json"]);
             let place = format!(": ConfigMap {name}: data[\"config.json\"]");
-            config.map(|text| (place, Kind::Keys, text)).into_iter().collect()
+            config.map(|text| (place, FileKind::Keys, text)).into_iter().collect()
         }
         Some(_) => Vec::new(),
         None => vec![(String::new(), kind(keys), document.to_string())],
@@ -123,23 +127,23 @@ fn calls_us(config: &str) -> bool {
 }
 
 /// What an object is that is no manifest.
-fn kind(keys: &Map<String, Value>) -> Kind {
+fn kind(keys: &Map<String, Value>) -> FileKind {
     let has = |key| keys.contains_key(key);
     if has("type") || has("plugins") || has("name") || has("cniVersion") {
-        Kind::Configuration
+        FileKind::Configuration
     } else if has("pinned") || has("attachments_may_exclude_namespaces") || has("primary") {
-        Kind::Node
+        FileKind::Node
     } else {
-        Kind::Keys
+        FileKind::Keys
     }
 }
 
-fn check(kind: &Kind, text: &str, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
+fn check(kind: &FileKind, text: &str, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
     let place = Path::new("configuration");
     match kind {
-        Kind::Configuration => validate(&configuration(place, text.as_bytes())?, is_installed),
-        Kind::Node => NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings),
-        Kind::Keys => {
+        FileKind::Configuration => validate(&configuration(place, text.as_bytes())?, is_installed),
+        FileKind::Node => NodeConf::parse(NODE_CONFIGURATION, text.as_bytes()).map(|(_, warnings)| warnings),
+        FileKind::Keys => {
             let mut keys = json!({"cniVersion": "1.0.0", "name": "n", "type": PROGRAM});
             let given: Map<String, Value> = serde_json::from_str(text)
                 .map_err(|error| Error::new(Code::Decode, format!("expected a JSON object: {error}")))?;

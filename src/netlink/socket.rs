@@ -1,6 +1,7 @@
 //! A netlink socket of the network namespace in which it is opened.
+//!
+//! How much is read of what a network namespace holds: a process with `CAP_NET_ADMIN` in it decides that.
 
-use super::allowance::{Allowance, TOO_MANY};
 use super::attributes::Attributes;
 use super::message::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, Received, put, split,
@@ -11,6 +12,8 @@ use nix::sys::socket::{
     sockopt,
 };
 use nix::sys::time::TimeVal;
+use std::fmt;
+use std::fmt::{Display, Formatter};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// More than the largest part of a dump (linux/netlink.c sends 32 KiB at most).
@@ -36,7 +39,7 @@ pub fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> 
 /// A socket that is connected to the kernel: no process of the network namespace can send to it, not even
 /// with `CAP_NET_ADMIN` (`netlink_getsockbyportid` of linux/netlink.c).
 #[derive(Debug)]
-pub struct Socket {
+pub struct NetlinkSocket {
     fd: OwnedFd,
     protocol: SockProtocol,
     sequence: u32,
@@ -45,7 +48,7 @@ pub struct Socket {
     left: Allowance,
 }
 
-impl Socket {
+impl NetlinkSocket {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
@@ -183,6 +186,37 @@ fn to_kernel(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
+/// The error of a dump that returns more than is allowed.
+pub const TOO_MANY: Errno = Errno::E2BIG;
+
+/// How much the dumps of a socket may return, all together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Messages; each is about one object.
+    pub objects: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+impl Allowance {
+    /// Enough for any network namespace that is not meant to be costly. The kernel walks its lists from the
+    /// start for each 32 KiB of a dump, so that the cost of more is quadratic.
+    pub const USUAL: Self = Self { objects: 20_000, bytes: 16 << 20 };
+    /// For what the kernel limits itself.
+    pub const UNLIMITED: Self = Self { objects: usize::MAX, bytes: usize::MAX };
+
+    /// What is left after this many objects and bytes; `None` if they are more.
+    pub(super) fn less(self, objects: usize, bytes: usize) -> Option<Self> {
+        Some(Self { objects: self.objects.checked_sub(objects)?, bytes: self.bytes.checked_sub(bytes)? })
+    }
+}
+
+impl Display for Allowance {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {} objects and {} MiB", self.objects, self.bytes >> 20)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,8 +225,8 @@ mod tests {
     /// A process in a pod can have `CAP_NET_ADMIN` there, and port and sequence numbers can be guessed.
     #[test]
     fn only_the_kernel_can_send_to_it() {
-        let own = Socket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
-        let other = Socket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
+        let own = NetlinkSocket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
+        let other = NetlinkSocket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
         let address: NetlinkAddr = getsockname(own.fd.as_raw_fd()).expect("it is bound");
         assert_ne!(address.pid(), 0);
         let sent = sendto(other.fd.as_raw_fd(), b"forged", &address, MsgFlags::empty());

@@ -1,12 +1,12 @@
 //! A network's configuration: one plugin's, or a list of plugins.
 
 use super::json_text::members;
-use crate::cni::{Block, Code, Error, Reader, excess, is_identifier, version, wrong_type};
+use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
 
 /// A configuration that can be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Configuration {
+pub struct RunnableConfiguration {
     /// Its text, byte for byte as it was written, but for a name that was put in.
     pub text: String,
     /// `name`: the network's.
@@ -28,7 +28,7 @@ pub struct Configuration {
 const ACCEPTED: &str = r#"a JSON object with "type", or with "plugins", a list of such"#;
 const TYPE: &str = "the name of an executable, without /";
 
-impl Configuration {
+impl RunnableConfiguration {
     /// Understands `text`, which stands at `place`. `name` is put in where the text has none.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
     })
 }
 
-fn missing(keys: &Reader<'_>, key: &str, accepted: &str) -> Error {
+fn missing(keys: &BlockReader<'_>, key: &str, accepted: &str) -> Error {
     Error::new(Code::InvalidConfig, format!("{}: it is missing; accepted: {accepted}", keys.place(key)))
 }
 
@@ -101,7 +101,7 @@ fn with_name(text: &str, name: &str) -> String {
 }
 
 /// As libcni chooses (`libcni/conf.go`): the newest of all that are written down and spoken here.
-fn cni_version(keys: &Reader<'_>) -> Result<String, Error> {
+fn cni_version(keys: &BlockReader<'_>) -> Result<String, Error> {
     let one = keys.string("cniVersion")?.unwrap_or_default().to_owned();
     let Some(list) = keys.list("cniVersions")?.filter(|list| !list.items.is_empty()) else { return Ok(one) };
     let written = |version: &&str| *version == one || list.items.iter().any(|item| item == version);
@@ -137,7 +137,7 @@ fn plugins(block: &Block) -> Result<Vec<Block>, Error> {
 }
 
 /// A path would lead out of where executables are looked for.
-fn check_type(keys: &Reader<'_>) -> Result<(), Error> {
+fn check_type(keys: &BlockReader<'_>) -> Result<(), Error> {
     match keys.value("type") {
         Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => Ok(()),
         Some(other) => Err(wrong_type(&keys.place("type"), other, TYPE)),
@@ -146,7 +146,7 @@ fn check_type(keys: &Reader<'_>) -> Result<(), Error> {
 }
 
 /// libcni takes strings, too.
-fn boolean(keys: &Reader<'_>, key: &'static str) -> Result<bool, Error> {
+fn boolean(keys: &BlockReader<'_>, key: &'static str) -> Result<bool, Error> {
     match keys.value(key) {
         Some(Value::String(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
         Some(Value::String(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
@@ -167,8 +167,8 @@ pub(super) fn with_plugins(list: &Map<String, Value>, more: Vec<Value>) -> Strin
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Configuration, Error> {
-        Configuration::parse("P", text, Some("nad"))
+    fn parse(text: &str) -> Result<RunnableConfiguration, Error> {
+        RunnableConfiguration::parse("P", text, Some("nad"))
     }
 
     fn types(text: &str) -> Vec<String> {
@@ -195,10 +195,10 @@ mod tests {
         ] {
             let read = parse(text).expect("accepted");
             assert_eq!((&*read.text, &*read.name), (wanted, "nad"));
-            let again = Configuration::parse("P", &read.text, None).expect("accepted");
+            let again = RunnableConfiguration::parse("P", &read.text, None).expect("accepted");
             assert_eq!(again.name, "nad");
         }
-        let error = Configuration::parse("P", "{\"type\":\"a\"}", None).expect_err("no name");
+        let error = RunnableConfiguration::parse("P", "{\"type\":\"a\"}", None).expect_err("no name");
         assert_eq!(error.msg, "P.name: it is missing; accepted: letters, digits, _, . and -");
     }
 

@@ -1,6 +1,6 @@
 //! From a definition to a configuration.
 
-use super::{Configuration, files};
+use super::{RunnableConfiguration, files};
 use crate::cluster::Definition;
 use crate::cni::{Code, Error, at_most};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub fn configuration(
     definition: &Definition,
     conf_dir: &Path,
     warnings: &mut Vec<String>,
-) -> Result<Configuration, Error> {
+) -> Result<RunnableConfiguration, Error> {
     let place = format!("NetworkAttachmentDefinition {}", definition.object);
     if let Some(resource) = definition.resource_name().filter(|resource| !resource.is_empty()) {
         let msg = format!(
@@ -38,7 +38,7 @@ pub fn configuration(
         })
     } else {
         let place = format!("{place}: spec.config");
-        let configuration = Configuration::parse(&place, &definition.config, Some(&definition.object.name))?;
+        let configuration = RunnableConfiguration::parse(&place, &definition.config, Some(&definition.object.name))?;
         at_most(MOST_PLUGINS, "plugins", &place, configuration.plugins.len())?;
         Ok(configuration)
     }
@@ -54,7 +54,7 @@ mod tests {
         Definition { object, config: config.into(), ..Definition::default() }
     }
 
-    fn read(definition: &Definition) -> Result<Configuration, Error> {
+    fn read(definition: &Definition) -> Result<RunnableConfiguration, Error> {
         configuration(definition, Path::new("/absent"), &mut Vec::new())
     }
 

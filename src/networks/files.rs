@@ -1,7 +1,7 @@
 //! Configurations in files: those of `confDir`, and what `clusterNetwork` and `defaultNetworks` may
 //! name.
 
-use super::Configuration;
+use super::RunnableConfiguration;
 use super::configuration::{json, with_plugins};
 use crate::cni::{Code, Error};
 use crate::trusted_file::{self, read_text};
@@ -21,7 +21,7 @@ const LARGEST: u64 = 1 << 20;
 ///
 /// # Errors
 /// [`Code::InvalidConfig`]: there is none, or it is wrong.
-pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<Configuration, Error> {
+pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<RunnableConfiguration, Error> {
     let (mut found, before) = (Vec::new(), warnings.len());
     let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error));
     for file in files? {
@@ -30,7 +30,10 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
             Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
             Ok((value, text)) if value["name"] == name => {
                 let trusted = trusted_file::check(&file).is_ok();
-                return Ok(Configuration { trusted, ..Configuration::parse(&shown(&file), &text, None)? });
+                return Ok(RunnableConfiguration {
+                    trusted,
+                    ..RunnableConfiguration::parse(&shown(&file), &text, None)?
+                });
             }
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
         }
@@ -50,7 +53,7 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
 ///
 /// # Errors
 /// [`Code::TryAgain`]: there is no file so far; [`Code::InvalidConfig`]: it is wrong.
-pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
+pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     let absent = |path: &Path| {
         let msg = format!(
             "{} is not there yet: the agent of the cluster's network writes it; see whether its pod runs on this node",
@@ -75,14 +78,14 @@ pub(super) fn at(path: &Path) -> Result<Configuration, Error> {
             let inline = list.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(true));
             let more = if inline || !crate::cni::is_identifier(name) { Vec::new() } else { beside(&file, name)? };
             if more.is_empty() {
-                Configuration::parse(&place, &text, None)
+                RunnableConfiguration::parse(&place, &text, None)
             } else {
-                Configuration::parse(&place, &with_plugins(&list, more), None)
+                RunnableConfiguration::parse(&place, &with_plugins(&list, more), None)
             }
         }
-        _ => Configuration::parse(&place, &text, None),
+        _ => RunnableConfiguration::parse(&place, &text, None),
     }?;
-    Ok(Configuration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
+    Ok(RunnableConfiguration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
 }
 
 /// The plugins in the directory called `name` beside `file`.
@@ -205,7 +208,7 @@ mod tests {
         assert_eq!(types("inline.conflist"), ["a"]);
         let kept = at(&dir.join("l.conflist")).expect("a list");
         assert_eq!(
-            Configuration::parse("P", &kept.text, None).expect("accepted").types().count(),
+            RunnableConfiguration::parse("P", &kept.text, None).expect("accepted").types().count(),
             3,
             "kept as it runs"
         );

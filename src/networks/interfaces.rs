@@ -1,8 +1,12 @@
 //! How the interfaces of a pod's networks are called.
+//!
+//! Where a pod's default route leads to once a selection asks for it (`default-route`).
 
 use super::Selection;
+use crate::cni::result::AddResult;
 use crate::cni::{Code, Error};
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 /// The names of all interfaces, in the order of the networks, the default one first: each with where
 /// it is named, for messages, and its selection where the pod selected it. Where nothing is asked
@@ -33,9 +37,65 @@ pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) 
     Ok(names)
 }
 
+/// What is to be done in the pod's network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultRouteChange {
+    /// The interface whose default routes of both families are deleted.
+    pub interface: String,
+    /// The gateways to which default routes over this interface are added after the ADD of all networks.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// Refuses more than one gateway of a family for a pod.
+///
+/// # Errors
+/// [`Code::InvalidConfig`] with the second one's place.
+pub fn check_default_routes<'a>(selections: impl IntoIterator<Item = &'a Selection>) -> Result<(), Error> {
+    let mut seen: Vec<(bool, &str)> = Vec::new();
+    for selection in selections {
+        for gateway in selection.default_route.iter().flatten() {
+            let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
+            if let Some((_, first)) = seen.iter().find(|(ipv4, _)| *ipv4 == gateway.is_ipv4()) {
+                let msg = format!(
+                    "{}: default-route: {gateway} is the pod's second {family} gateway, the first is asked for by {first}; \
+                     accepted: one of each family for all networks together",
+                    selection.place
+                );
+                return Err(Error::new(Code::InvalidConfig, msg));
+            }
+            seen.push((gateway.is_ipv4(), &selection.place));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a pod's default route moves: a selection has a `default-route`, which may be empty.
+pub fn moves_default_route<'a>(selections: impl IntoIterator<Item = &'a Selection>) -> bool {
+    selections.into_iter().any(|selection| selection.default_route.is_some())
+}
+
+/// Moves the default route in a network's result, in a pod whose default route moves, and returns what to do to the
+/// kernel's. As in Multus, every network loses its own default routes of both families,
+/// so that the next network's plugin can add one; a network whose selection names gateways gets these. `None` for a
+/// result without an interface and an address.
+pub fn move_default_route(
+    interface: &str,
+    selection: Option<&Selection>,
+    result: &mut AddResult,
+) -> Option<DefaultRouteChange> {
+    if !result.has_interface() {
+        return None;
+    }
+    let gateways = selection.and_then(|selection| selection.default_route.clone()).unwrap_or_default();
+    result.remove_default_routes();
+    gateways.iter().for_each(|gateway| result.add_default_route(*gateway));
+    Some(DefaultRouteChange { interface: interface.to_owned(), gateways })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     /// Networks at places `0`, `1`, …, each with the name that it asks for, or none.
     fn names(asked: &[&str]) -> Result<Vec<String>, Error> {
@@ -76,5 +136,63 @@ mod tests {
             );
             assert!(error.msg.starts_with(&wanted), "{error}");
         }
+    }
+
+    fn selection(place: &str, gateways: Option<&[&str]>) -> Selection {
+        let parse = |text: &&str| text.parse().expect("an address");
+        let default_route = gateways.map(|gateways| gateways.iter().map(parse).collect());
+        Selection { place: place.into(), default_route, ..Selection::default() }
+    }
+
+    fn result(gateway: &str) -> AddResult {
+        let routes =
+            json!([{"dst": "0.0.0.0/0", "gw": gateway}, {"dst": "10.0.0.0/8"}, {"dst": "::/0", "gw": "fd00::1"}]);
+        let value = json!({"interfaces": [{"name": "x"}], "routes": routes});
+        AddResult::read(&value, "1.0.0").expect("a result")
+    }
+
+    fn gateways(result: &AddResult) -> Vec<String> {
+        result.default_gateways().map(|gateway| gateway.to_string()).collect()
+    }
+
+    #[test]
+    fn the_default_route_moves_only_if_a_selection_has_the_key() {
+        let (absent, empty) = (selection("1", None), selection("2", Some(&[])));
+        assert!(!moves_default_route([&absent]) && moves_default_route([&absent, &empty]));
+    }
+
+    #[test]
+    fn every_network_loses_its_own_default_and_the_one_with_gateways_gets_these() {
+        let change = |gateways: &[&str]| DefaultRouteChange {
+            interface: "net1".into(),
+            gateways: gateways.iter().map(|text| text.parse().expect("an address")).collect(),
+        };
+        for (selection, wanted) in [
+            (None, &[][..]),
+            (Some(selection("1", None)), &[]),
+            (Some(selection("1", Some(&[]))), &[]),
+            (Some(selection("1", Some(&["10.1.0.254", "fd00::fe"]))), &["10.1.0.254", "fd00::fe"]),
+        ] {
+            let mut result = result("10.1.0.1");
+            assert_eq!(move_default_route("net1", selection.as_ref(), &mut result), Some(change(wanted)));
+            assert_eq!(gateways(&result), wanted);
+            assert_eq!(result.routes.len(), 1 + wanted.len(), "other routes stay");
+        }
+        let mut bare = AddResult::default();
+        assert_eq!(move_default_route("net1", Some(&selection("1", Some(&["10.0.0.1"]))), &mut bare), None);
+        assert_eq!(bare, AddResult::default());
+    }
+
+    #[test]
+    fn one_gateway_of_each_family_for_all() {
+        let both = [selection("1", Some(&["10.0.0.1"])), selection("2", Some(&[])), selection("3", Some(&["fd::1"]))];
+        check_default_routes(&both).expect("accepted");
+        for (first, second) in [(&["10.0.0.1"][..], &["10.0.0.2"][..]), (&["fd::1", "10.0.0.1"], &["fd::2"])] {
+            let error = check_default_routes(&[selection("1", Some(first)), selection("2", Some(second))]);
+            let error = error.expect_err("two of a family");
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(&format!("2: default-route: {} is the pod's second", second[0])), "{error}");
+        }
+        assert!(check_default_routes(&[selection("1", Some(&["10.0.0.1", "10.0.0.2"]))]).is_err());
     }
 }

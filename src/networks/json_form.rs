@@ -1,9 +1,10 @@
 //! The JSON form: an array of network selection elements.
+//!
+//! Hardware addresses in text.
 
-use super::comma_form::{NAME, NAMESPACE};
-use super::hardware_address::{self, is_hardware_address};
 use super::json_text::{elements, members};
-use super::selection::{Annotation, Selection, Selections};
+use super::selection::{NetworksAnnotation, Selection, Selections};
+use super::shorthand::{NAME, NAMESPACE};
 use crate::cni::{
     Code, Error, LIST_ITEMS, at_most, check_interface_name, excerpt, is_dns_label, is_dns_subdomain, wrong_type,
 };
@@ -32,7 +33,7 @@ const FIELDS: [&str; 13] = [
 ];
 
 /// Understands the annotation's text.
-pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
+pub(super) fn parse(annotation: &NetworksAnnotation<'_>) -> Result<Selections, Error> {
     let text = annotation.text;
     let whole: Vec<Value> = match serde_json::from_str(text) {
         Ok(Value::Array(whole)) => whole,
@@ -56,7 +57,7 @@ pub(super) fn parse(annotation: &Annotation<'_>) -> Result<Selections, Error> {
     Ok(selections)
 }
 
-fn no_json(annotation: &Annotation<'_>, error: &serde_json::Error) -> Error {
+fn no_json(annotation: &NetworksAnnotation<'_>, error: &serde_json::Error) -> Error {
     let before =
         annotation.text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
     let character = annotation.character(before + error.column().saturating_sub(1));
@@ -67,7 +68,7 @@ fn no_json(annotation: &Annotation<'_>, error: &serde_json::Error) -> Error {
 
 /// An object of the array.
 struct Element<'a> {
-    annotation: &'a Annotation<'a>,
+    annotation: &'a NetworksAnnotation<'a>,
     /// Which one, counted from 1.
     number: usize,
     /// The byte of the annotation's text that it starts at.
@@ -80,18 +81,18 @@ struct Element<'a> {
 /// What of an annotation is ignored.
 #[derive(Default)]
 struct Ignored {
-    unknown: Fields,
-    repeated: Fields,
+    unknown: UnknownFields,
+    repeated: UnknownFields,
 }
 
 /// The first of some fields, and how many there are.
 #[derive(Default)]
-struct Fields {
+struct UnknownFields {
     first: String,
     count: usize,
 }
 
-impl Fields {
+impl UnknownFields {
     fn add(&mut self, place: impl Fn() -> String) {
         if self.count == 0 {
             self.first = place();
@@ -143,8 +144,8 @@ impl<'a> Element<'a> {
             name: name.string(NAME, is_dns_subdomain)?.to_owned(),
             interface,
             ips: self.strings("ips", "an address, as 10.0.0.9 or 10.0.0.9/24", is_ip)?.unwrap_or_default(),
-            mac: owned(self.text("mac", hardware_address::ACCEPTED, is_hardware_address)?),
-            infiniband_guid: owned(self.text("infiniband-guid", hardware_address::ACCEPTED, is_hardware_address)?),
+            mac: owned(self.text("mac", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
+            infiniband_guid: owned(self.text("infiniband-guid", ACCEPTED_HARDWARE_ADDRESS, is_hardware_address)?),
             port_mappings: self
                 .field("portMappings")
                 .map(|field| field.port_mappings())
@@ -270,8 +271,29 @@ fn is_ip(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
 }
 
+/// Lengths, in octets: EUI-48, EUI-64, InfiniBand's on IP (Go's `net.ParseMAC`, which Multus
+/// validates with).
+const OCTETS: [usize; 3] = [6, 8, 20];
+
+/// What [`is_hardware_address`] takes, for messages.
+pub(super) const ACCEPTED_HARDWARE_ADDRESS: &str = "a hardware address, as 02:00:00:00:00:01";
+
+/// Whether `text` is octets in hexadecimal, two digits between `:` or `-`, or four between dots.
+pub(super) fn is_hardware_address(text: &str) -> bool {
+    let grouped = |separator: char, octets: usize| {
+        let mut groups = 0;
+        let fine = text.split(separator).all(|group| {
+            groups += 1;
+            group.len() == 2 * octets && group.bytes().all(|byte| byte.is_ascii_hexdigit())
+        });
+        fine && OCTETS.contains(&(groups * octets))
+    };
+    grouped(':', 1) || grouped('-', 1) || grouped('.', 2)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::networks::Selection;
     use crate::networks::selection::tests::{parse, refused};
     use serde_json::{Value, json};
@@ -421,6 +443,18 @@ mod tests {
             ),
         ] {
             refused(text, place, what);
+        }
+    }
+
+    #[test]
+    fn octets_in_groups() {
+        for text in ["02:00:00:00:00:aF", "02-00-00-00-00-01", "0200.0000.0001", "11:22:33:44:55:66:77:88"] {
+            assert!(is_hardware_address(text), "{text}");
+        }
+        for text in
+            ["", "zz", "02:00:00:00:00", "02:00:00:00:00:1", "02-00:00-00-00-01", "020000000001", "02:00:00:00:00:0g"]
+        {
+            assert!(!is_hardware_address(text), "{text}");
         }
     }
 }

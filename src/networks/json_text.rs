@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// The spans of an array's elements, in `text`, which must be JSON; empty where it is no array.
 pub(super) fn elements(text: &str) -> Vec<Range<usize>> {
-    let mut rest = Rest { text, at: 0 };
+    let mut rest = JsonCursor { text, at: 0 };
     let mut found = Vec::new();
     if rest.take('[') {
         while let Some(element) = rest.value() {
@@ -22,7 +22,7 @@ pub(super) fn elements(text: &str) -> Vec<Range<usize>> {
 /// The names of an object's members and the spans of their values, in `text`, which must be JSON;
 /// empty where it is no object.
 pub(super) fn members(text: &str) -> Vec<(String, Range<usize>)> {
-    let mut rest = Rest { text, at: 0 };
+    let mut rest = JsonCursor { text, at: 0 };
     let mut found = Vec::new();
     if rest.take('{') {
         while let Some(member) = rest.member() {
@@ -36,12 +36,12 @@ pub(super) fn members(text: &str) -> Vec<(String, Range<usize>)> {
 }
 
 /// What is not read yet.
-struct Rest<'a> {
+struct JsonCursor<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl Rest<'_> {
+impl JsonCursor<'_> {
     fn skip_blanks(&mut self) {
         let rest = &self.text[self.at..];
         self.at += rest.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len();

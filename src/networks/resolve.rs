@@ -1,10 +1,12 @@
 //! From what a configuration and a pod's annotations name to networks that can be added.
+//!
+//! Which namespaces' definitions a pod may refer to.
 
 use super::{
-    Configuration, Selection, check_default_routes, check_isolation, configuration, default_network, files,
-    interface_names, networks, no_network_found,
+    RunnableConfiguration, Selection, check_default_routes, configuration, default_network, files, interface_names,
+    networks, no_network_found,
 };
-use crate::cluster::{Cluster, Lookup, ObjectRef, Sought};
+use crate::cluster::{Cluster, DefinitionQuery, Lookup, ObjectRef};
 use crate::cni::{Code, DefaultNetwork, Error, NetworkName, Primary};
 use crate::pod::Pod;
 use std::collections::BTreeMap;
@@ -19,7 +21,7 @@ pub struct PodNetwork {
     /// What the pod asks of it; `None` where the pod did not select it.
     pub selection: Option<Selection>,
     /// How it is made.
-    pub configuration: Configuration,
+    pub configuration: RunnableConfiguration,
 }
 
 /// The networks of a pod in the order in which they are added, the default one first.
@@ -63,7 +65,7 @@ pub fn resolve(
         None => error,
     };
     let definitions = look_up(conf, cluster, &references).map_err(about_pod)?;
-    let context = Context { conf, cluster, pod, definitions };
+    let context = ResolveContext { conf, cluster, pod, definitions };
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let (object, configuration) = context.configuration(&reference, &mut resolved.warnings)?;
         let name = object.map_or_else(|| configuration.name.clone(), |object| object.to_string());
@@ -155,26 +157,26 @@ fn look_up(
             *wanted.entry(object).or_default() |= !reference.may_be_a_file();
         }
     }
-    let wanted: Vec<_> = wanted.into_iter().map(|(object, awaited)| Sought { object, awaited }).collect();
+    let wanted: Vec<_> = wanted.into_iter().map(|(object, awaited)| DefinitionQuery { object, awaited }).collect();
     let found = cluster.definitions(&wanted)?;
     Ok(wanted.into_iter().map(|sought| sought.object).zip(found).collect())
 }
 
 /// What configurations are found with.
-struct Context<'a> {
+struct ResolveContext<'a> {
     conf: &'a Primary,
     cluster: Option<&'a dyn Cluster>,
     pod: Option<&'a Pod>,
     definitions: BTreeMap<ObjectRef, Lookup>,
 }
 
-impl Context<'_> {
+impl ResolveContext<'_> {
     /// The configuration, and the definition that it is from.
     fn configuration(
         &self,
         reference: &Reference<'_>,
         warnings: &mut Vec<String>,
-    ) -> Result<(Option<ObjectRef>, Configuration), Error> {
+    ) -> Result<(Option<ObjectRef>, RunnableConfiguration), Error> {
         let place = reference.place();
         let object = reference.object(self.conf);
         let lookup = object.as_ref().and_then(|object| self.definitions.get(object));
@@ -183,7 +185,7 @@ impl Context<'_> {
             return Ok((object, configuration.map_err(|error| at(&place, error))?));
         }
         let configuration = match reference {
-            Reference::Delegate(_, text) => Configuration::parse(&place, text, None).map(by_node),
+            Reference::Delegate(_, text) => RunnableConfiguration::parse(&place, text, None).map(by_node),
             Reference::Configured(_, NetworkName::Path(path)) => files::at(path).map_err(|error| at(&place, error)),
             Reference::Configured(_, NetworkName::Name(name)) => files::named(&self.conf.conf_dir, name, warnings)
                 .map_err(|error| match lookup {
@@ -224,11 +226,75 @@ impl Context<'_> {
 }
 
 /// The configuration is the node's own, or in a file that this names.
-fn by_node(configuration: Configuration) -> Configuration {
-    Configuration { trusted: true, ..configuration }
+fn by_node(configuration: RunnableConfiguration) -> RunnableConfiguration {
+    RunnableConfiguration { trusted: true, ..configuration }
 }
 
 /// The error, with the reference that led to it.
 fn at(place: &str, error: Error) -> Error {
     Error { msg: format!("{place}: {}", error.msg), ..error }
+}
+
+/// Refuses references to other namespaces' definitions where `namespaceIsolation` is on, but for
+/// those in `globalNamespaces`. The default network's reference is the administrator's to check
+/// (multus-cni: isolation is not applied to it).
+///
+/// # Errors
+/// [`Code::InvalidConfig`] with the reference, both namespaces and what is accepted.
+pub fn check_isolation(conf: &Primary, pod_namespace: &str, selections: &[Selection]) -> Result<(), Error> {
+    let allowed = |namespace: &String| namespace == pod_namespace || conf.global_namespaces.contains(namespace);
+    let refused = |selection: &&Selection| conf.namespace_isolation && !allowed(&selection.namespace);
+    let Some(Selection { place, namespace, name, .. }) = selections.iter().find(refused) else { return Ok(()) };
+    let mut accepted = vec![pod_namespace];
+    accepted.extend(conf.global_namespaces.iter().map(String::as_str));
+    let msg = format!(
+        "{place}: {namespace}/{name}: definitions of namespace {namespace:?} are not for pods of {pod_namespace:?} \
+         (namespaceIsolation); accepted: those of {}; put one there, or add the namespace to globalNamespaces",
+        accepted.join(", ")
+    );
+    Err(Error::new(Code::InvalidConfig, msg))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::{CniCommand, NetConf};
+    use serde_json::{Value, json};
+
+    /// Whether a pod of `shop` may refer to a definition of `namespace`.
+    fn check(isolation: bool, global: Value, namespace: &str) -> Result<(), Error> {
+        let conf = json!({
+            "name": "n", "type": "detour", "clusterNetwork": "ovn",
+            "namespaceIsolation": isolation, "globalNamespaces": global,
+        });
+        let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("a configuration");
+        let own = Selection { namespace: "shop".into(), ..Selection::default() };
+        let other =
+            Selection { place: "P".into(), namespace: namespace.into(), name: "a".into(), ..Selection::default() };
+        check_isolation(&conf.primary.expect("a primary plugin"), "shop", &[own, other])
+    }
+
+    #[test]
+    fn own_and_global_namespaces_are_allowed() {
+        for (isolation, global, namespace, fine) in [
+            (false, Value::Null, "other", true),
+            (true, Value::Null, "shop", true),
+            (true, Value::Null, "default", true),
+            (true, Value::Null, "other", false),
+            (true, json!("other"), "other", true),
+            (true, json!("a, other"), "other", true),
+            (true, json!("other"), "default", false),
+            (true, json!(""), "default", true),
+        ] {
+            assert_eq!(check(isolation, global.clone(), namespace).is_ok(), fine, "{isolation} {global} {namespace}");
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_reference_and_what_is_accepted() {
+        let error = check(true, Value::Null, "other").expect_err("isolated");
+        assert_eq!(error.code, Code::InvalidConfig);
+        let wanted = r#"P: other/a: definitions of namespace "other" are not for pods of "shop" (namespaceIsolation); accepted: those of shop, default; "#;
+        assert!(error.msg.starts_with(wanted), "{error}");
+    }
 }

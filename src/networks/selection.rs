@@ -1,7 +1,7 @@
 //! What a pod's annotations select: the elements, in either form, understood and checked before
 //! anything runs.
 
-use super::{comma_form, json_form};
+use super::{json_form, shorthand};
 use crate::cni::{Code, Error, at_most};
 use crate::pod::Pod;
 use serde_json::{Map, Value, json};
@@ -89,7 +89,7 @@ pub struct Selections {
 /// [`Code::InvalidConfig`] with annotation, pod, element, character and what is accepted.
 pub fn networks(pod: &Pod) -> Result<Selections, Error> {
     let Some(text) = pod.annotations.get(NETWORKS) else { return Ok(Selections::default()) };
-    Annotation { key: NETWORKS, pod, namespace: &pod.namespace, text }.selections()
+    NetworksAnnotation { key: NETWORKS, pod, namespace: &pod.namespace, text }.selections()
 }
 
 /// The default network that the pod selects instead of the configuration's: none or one. Without a
@@ -99,7 +99,7 @@ pub fn networks(pod: &Pod) -> Result<Selections, Error> {
 /// As [`networks`]; the annotation selects none, or more than one.
 pub fn default_network(pod: &Pod, namespace: &str) -> Result<Selections, Error> {
     let Some(text) = pod.annotations.get(DEFAULT_NETWORK) else { return Ok(Selections::default()) };
-    let annotation = Annotation { key: DEFAULT_NETWORK, pod, namespace, text };
+    let annotation = NetworksAnnotation { key: DEFAULT_NETWORK, pod, namespace, text };
     let selections = annotation.selections()?;
     match selections.elements.len() {
         1 => Ok(selections),
@@ -109,7 +109,7 @@ pub fn default_network(pod: &Pod, namespace: &str) -> Result<Selections, Error> 
 
 /// An annotation that is there.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Annotation<'a> {
+pub(super) struct NetworksAnnotation<'a> {
     pub(super) key: &'static str,
     pub(super) pod: &'a Pod,
     /// What is meant where an element names no namespace.
@@ -117,7 +117,7 @@ pub(super) struct Annotation<'a> {
     pub(super) text: &'a str,
 }
 
-impl Annotation<'_> {
+impl NetworksAnnotation<'_> {
     fn selections(&self) -> Result<Selections, Error> {
         at_most(MOST_BYTES, "bytes", &self.to_string(), self.text.len())?;
         if self.text.trim().is_empty() {
@@ -125,7 +125,7 @@ impl Annotation<'_> {
         } else if self.text.contains(['[', '{', '"']) {
             json_form::parse(self)
         } else {
-            comma_form::parse(self)
+            shorthand::parse(self)
         }
     }
 
@@ -149,7 +149,7 @@ impl Annotation<'_> {
     }
 }
 
-impl std::fmt::Display for Annotation<'_> {
+impl std::fmt::Display for NetworksAnnotation<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "annotation {:?} of pod {}/{}", self.key, self.pod.namespace, self.pod.name)
     }

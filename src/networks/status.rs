@@ -1,5 +1,8 @@
 //! What a pod's networks came to, for the annotation `k8s.v1.cni.cncf.io/network-status`.
+//!
+//! What users are told of a pod's networks as events, in Multus's words: tools look for them.
 
+use crate::cluster::{Event, ObjectRef};
 use crate::cni::result::{AddResult, Dns};
 use crate::printable;
 use serde::Serialize;
@@ -9,7 +12,7 @@ use std::net::IpAddr;
 
 /// A network that was added.
 #[derive(Debug, Clone, Copy)]
-pub struct Added<'a> {
+pub struct AddedNetwork<'a> {
     /// How the network is called: `NAMESPACE/NAME` of its definition, else its configuration's name.
     pub name: &'a str,
     /// Whether it is the pod's default network.
@@ -22,7 +25,7 @@ pub struct Added<'a> {
 
 /// One interface (network-attachment-definition-client, `NetworkStatus`), in its order of fields.
 #[derive(Serialize)]
-struct Status<'a> {
+struct NetworkStatusEntry<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     interface: &'a str,
@@ -57,7 +60,7 @@ struct Names<'a> {
 /// very form in which Multus writes it (its `SetNetworkStatus`: each element is indented by four
 /// blanks, elements are joined by a comma). A network without an interface has none.
 #[must_use]
-pub fn network_status(networks: &[Added<'_>]) -> String {
+pub fn network_status(networks: &[AddedNetwork<'_>]) -> String {
     let elements: Vec<String> =
         networks.iter().flat_map(|added| statuses(*added)).map(|status| indented(&status)).collect();
     printable::json(&format!("[{}]", elements.join(","))).into_owned()
@@ -65,7 +68,7 @@ pub fn network_status(networks: &[Added<'_>]) -> String {
 
 /// An element for each of the network's interfaces in the pod; where it has but one interface, for
 /// that one, wherever it is.
-fn statuses(added: Added<'_>) -> Vec<Status<'_>> {
+fn statuses(added: AddedNetwork<'_>) -> Vec<NetworkStatusEntry<'_>> {
     let interfaces = &added.result.interfaces;
     let in_pod = |index: &usize| !interfaces[*index].sandbox.is_empty();
     if interfaces.len() == 1 {
@@ -87,11 +90,11 @@ fn statuses(added: Added<'_>) -> Vec<Status<'_>> {
     shown.iter().map(status).collect()
 }
 
-impl<'a> Added<'a> {
-    fn status(self, interface: Option<usize>, ips: Vec<IpAddr>, default: bool) -> Status<'a> {
+impl<'a> AddedNetwork<'a> {
+    fn status(self, interface: Option<usize>, ips: Vec<IpAddr>, default: bool) -> NetworkStatusEntry<'a> {
         let interface = interface.map(|index| &self.result.interfaces[index]);
         let Dns { nameservers, domain, search, options, .. } = &self.result.dns;
-        Status {
+        NetworkStatusEntry {
             name: self.name,
             interface: interface.map_or("", |interface| &interface.name),
             ips,
@@ -105,7 +108,7 @@ impl<'a> Added<'a> {
     }
 }
 
-fn indented(status: &Status<'_>) -> String {
+fn indented(status: &NetworkStatusEntry<'_>) -> String {
     let mut text = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(b"    "));
     // Strings, numbers and lists of them always become JSON.
@@ -124,6 +127,22 @@ fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
+/// An interface was added. A result without interface and address is none.
+#[must_use]
+pub fn added_interface(interface: &str, added: AddedNetwork<'_>) -> Option<Event> {
+    let ips: Vec<String> = added.result.ips.iter().map(|ip| ip.address.to_string()).collect();
+    let message = format!("Add {interface} [{}] from {}", ips.join(" "), added.name);
+    added.result.has_interface().then_some(Event { warning: false, reason: "AddedInterface".into(), message })
+}
+
+/// A definition is not there; `sought` says where and how it was looked for.
+#[must_use]
+pub fn no_network_found(wanted: &ObjectRef, sought: &str) -> Event {
+    let ObjectRef { namespace, name } = wanted;
+    let message = format!("cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {sought}");
+    Event { warning: true, reason: "NoNetworkFound".into(), message }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +154,8 @@ mod tests {
     }
 
     fn status(default: bool, value: &Value) -> Value {
-        let text = network_status(&[Added { name: "ns/net", default, result: &result(value), device_info: None }]);
+        let text =
+            network_status(&[AddedNetwork { name: "ns/net", default, result: &result(value), device_info: None }]);
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -151,9 +171,14 @@ mod tests {
             "interfaces": [{"name": "net1", "sandbox": "/n"}], "ips": [{"address": "fd00::5/64"}, {"address": "10.1.0.5/24"}],
         }));
         let networks = [
-            Added { name: "ovn-kubernetes", default: true, result: &ovn, device_info: None },
-            Added { name: "default/istio-cni", default: false, result: &AddResult::default(), device_info: None },
-            Added { name: "shop/macvlan", default: false, result: &macvlan, device_info: None },
+            AddedNetwork { name: "ovn-kubernetes", default: true, result: &ovn, device_info: None },
+            AddedNetwork {
+                name: "default/istio-cni",
+                default: false,
+                result: &AddResult::default(),
+                device_info: None,
+            },
+            AddedNetwork { name: "shop/macvlan", default: false, result: &macvlan, device_info: None },
         ];
         let wanted = r#"[{
     "name": "ovn-kubernetes",
@@ -193,7 +218,8 @@ mod tests {
     fn characters_that_terminals_act_on_are_escaped() {
         let bad = "n\u{1b}\u{9b}\u{202e}";
         let result = result(&json!({"interfaces": [{"name": bad, "sandbox": "/n"}]}));
-        let text = network_status(&[Added { name: "ns/net", default: false, result: &result, device_info: None }]);
+        let text =
+            network_status(&[AddedNetwork { name: "ns/net", default: false, result: &result, device_info: None }]);
         assert!(text.contains(r"n\u001b\u009b\u202e"), "{text}");
         assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")[0]["interface"], bad);
     }
@@ -228,8 +254,11 @@ mod tests {
     fn an_event_names_interface_addresses_and_network() {
         let added = |value: &Value| {
             let result = result(value);
-            added_interface("net1", Added { name: "ns1/list", default: false, result: &result, device_info: None })
-                .map(|event| event.message)
+            added_interface(
+                "net1",
+                AddedNetwork { name: "ns1/list", default: false, result: &result, device_info: None },
+            )
+            .map(|event| event.message)
         };
         let ips = json!({"ips": [{"address": "10.1.1.1/24"}, {"address": "fd::1/64"}]});
         assert_eq!(added(&ips).as_deref(), Some("Add net1 [10.1.1.1/24 fd::1/64] from ns1/list"));

@@ -1,12 +1,12 @@
 //! ADD: finds out what is asked for, makes the kernel hold it, and hands the result on.
 
-use super::converge::{self, converge};
-use super::desired::check_rules;
-use super::record::{InSandbox, Record, attachment};
-use super::wish::wish;
+use super::desired_policy::check_rules;
+use super::desired_policy::wish;
+use super::reconcile::{self, converge};
+use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request, at_most, result};
+use crate::netns::NetNs;
 use crate::policy::Policy;
-use crate::sandbox::Sandbox;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Re
     at_most(MOST_ATTACHMENTS, "attachments", &format!("pod {}: {attachment}", request.about()), count)?;
     check_rules(&policy, &format!("pod {}", request.about()))?;
     if policy.is_empty() && !has_rules(&store, &attachment)? {
-        let record = Record { policy: policy.clone(), ..Record::default() };
+        let record = AttachmentRecord { policy: policy.clone(), ..AttachmentRecord::default() };
         store.write(&attachment, &record)?;
         // Another ADD that came meanwhile may not have seen this one, which may ask for no rules at all.
         match has_rules(&store, &attachment) {
@@ -49,13 +49,13 @@ pub(super) fn establish(request: &Request, conf: &NetConf, policy: Policy) -> Re
             }
         }
     }
-    converge(&store, &attachment, &sandbox(request)?, converge::Wish::Have(policy, conf.dialect))
+    converge(&store, &attachment, &sandbox(request)?, reconcile::Operation::Apply(policy, conf.dialect))
 }
 
 /// Whether this attachment or another on the container may have left something in the kernel.
 fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
     for other in store.of_container(&attachment.container_id)? {
-        if store.read_part::<InSandbox>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
+        if store.read_part::<NetnsRecord>(&other)?.is_some_and(|record| record.sandbox.is_some()) {
             return Ok(true);
         }
     }
@@ -63,9 +63,9 @@ fn has_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
 }
 
 /// The namespace of the call.
-pub(super) fn sandbox(request: &Request) -> Result<Sandbox, Error> {
+pub(super) fn sandbox(request: &Request) -> Result<NetNs, Error> {
     let path = request.netns.as_deref().unwrap_or_else(|| std::path::Path::new(""));
     let gone =
         || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: there is no network namespace", path.display()));
-    Sandbox::open(path)?.ok_or_else(gone)
+    NetNs::open(path)?.ok_or_else(gone)
 }

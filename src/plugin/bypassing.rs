@@ -5,15 +5,15 @@
 //! it (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (seen with
 //! 6.18). For a query over UDP it does help.
 
-use super::converge::records;
-use super::desired::writes_ip6;
-use super::own_netns;
+use super::desired_policy::writes_ip6;
+use super::reconcile::records;
 use crate::cni::{Code, Error};
-use crate::firewall::nfnetlink::{Connection, Socket};
+use crate::firewall::nfnetlink::{Connection, NfSocket};
+use crate::netns::{LockMode, NetNs, OpenConnection, open_connections};
 use crate::policy::{
-    DnsCapture, Exclusion, IdRange, InterceptionMode, Owner, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    DnsCapture, Exclusion, IdRange, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
+    TrafficOwner,
 };
-use crate::sandbox::{Access, OpenConnection, Sandbox, open_connections};
 use crate::state::{ROOT, Store};
 use ipnet::IpNet;
 use std::cell::Cell;
@@ -38,10 +38,10 @@ const DNS_PORT: u16 = 53;
 /// [`Code::TryAgain`]: another call works in the namespace for longer than `patience`. The namespace is gone, or
 /// its connections can't be listed or are too many.
 pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result<usize, Error> {
-    own_netns::check(netns)?;
+    super::check_own_netns(netns)?;
     let gone = || Error::new(Code::InvalidNetns, format!("{}: network namespace not found", netns.display()));
-    let (store, sandbox) = (Store::new(ROOT), Sandbox::open(netns)?.ok_or_else(gone)?);
-    sandbox.enter_to(Access::Change, patience, || {
+    let (store, sandbox) = (Store::new(ROOT), NetNs::open(netns)?.ok_or_else(gone)?);
+    sandbox.enter_to(LockMode::Change, patience, || {
         let records = records(&store, container_id, &sandbox)?;
         let policy = records.policy()?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
@@ -69,7 +69,7 @@ pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result
         };
         let failed =
             |error| Error::new(Code::KernelRefused, format!("connection tracking of {}: {error}", netns.display()));
-        let mut socket = Socket::open().map_err(failed)?;
+        let mut socket = NfSocket::open().map_err(failed)?;
         let tracked = socket.connections(is_wanted).map_err(failed)?;
         for query in tracked.iter().filter(|c| c.protocol == UDP) {
             socket.forget(query).map_err(failed)?;
@@ -114,7 +114,7 @@ fn is_redirected(policy: &Policy, open: &OpenConnection, outbound: bool) -> bool
 /// The narrowest exclusion that exempts a connection to `remote`.
 fn exclusion_of(uid: u32, remote: SocketAddr) -> Exclusion {
     Exclusion {
-        owner: Owner::Uid(IdRange::one(uid)),
+        owner: TrafficOwner::Uid(IdRange::one(uid)),
         destination: Some(IpNet::from(remote.ip())),
         protocol: Some(Protocol::Tcp),
         ports: vec![PortRange::one(remote.port())],
@@ -143,8 +143,10 @@ mod tests {
     fn policy(change: impl FnOnce(&mut Redirect)) -> Policy {
         let mut redirect = Redirect::default();
         change(&mut redirect);
-        let exempt =
-            Exclusion { owner: Owner::Uid(IdRange { first: 10, last: 20 }), ..exclusion_of(0, end("192.0.2.9:443")) };
+        let exempt = Exclusion {
+            owner: TrafficOwner::Uid(IdRange { first: 10, last: 20 }),
+            ..exclusion_of(0, end("192.0.2.9:443"))
+        };
         let exempt = Exclusion { destination: None, protocol: None, ports: Vec::new(), ..exempt };
         Policy { interception: Interception::On(Box::new(redirect)), exclusions: [exempt].into(), ..Policy::default() }
     }

@@ -1,13 +1,13 @@
 //! CHECK: whether the kernel still holds what all attachments on the container ask for.
 
-use super::converge::records;
-use super::desired::{fixtures, ruleset, writes_ip6};
-use super::foreign::Redirection;
-use super::record::{Records, attachment};
+use super::desired_policy::{fixtures, ruleset, writes_ip6};
+use super::netns_state::ForeignRedirection;
+use super::reconcile::records;
+use super::record::{ContainerRecords, attachment};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
-use crate::firewall::{Live, foreign_rules};
+use crate::firewall::{LiveRuleset, foreign_rules};
+use crate::netns::{self, NetNs};
 use crate::policy::Policy;
-use crate::sandbox::{self, Sandbox};
 use crate::state::{ROOT, Store};
 use serde_json::Value;
 use std::path::Path;
@@ -30,15 +30,15 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
     let path = request.netns.as_deref().unwrap_or_else(|| Path::new(""));
     let gone =
         || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: there is no network namespace", path.display()));
-    let sandbox = Sandbox::open(path)?.ok_or_else(gone)?;
-    sandbox.enter(PATIENCE, || {
-        let records = records(&store, &request.container_id, &sandbox)?;
+    let netns = NetNs::open(path)?.ok_or_else(gone)?;
+    netns.enter(PATIENCE, || {
+        let records = records(&store, &request.container_id, &netns)?;
         if records.get(&attachment).is_none() {
             let msg = format!("there was no ADD of the {attachment} in {}", path.display());
             return Err(Error::new(Code::NoAdd, msg));
         }
-        let live =
-            Live::now().map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
+        let live = LiveRuleset::now()
+            .map_err(|error| Error { msg: format!("CHECK{}: {}", of_pod(request), error.msg), ..error })?;
         remark(&records, &live)?;
         let found = differences(&records, &live)?;
         if found.is_empty() { Ok(None) } else { Err(drifted(request, &found)) }
@@ -46,11 +46,11 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 }
 
 /// Logs what is no difference and should be known.
-fn remark(records: &Records, live: &Live) -> Result<(), Error> {
+fn remark(records: &ContainerRecords, live: &LiveRuleset) -> Result<(), Error> {
     let policy = records.policy()?;
-    let foreign = Redirection::find(live, &records.known_rules(), policy.redirect().is_some());
+    let foreign = ForeignRedirection::find(live, &records.known_rules(), policy.redirect().is_some());
     if foreign.is_none() && policy.redirect().is_some() {
-        Redirection::remark_legacy();
+        ForeignRedirection::remark_legacy();
     }
     if foreign.is_some_and(|foreign| foreign.captures_dns) && policy.dns_captured_elsewhere == Some(false) {
         tracing::warn!(
@@ -72,7 +72,7 @@ fn remark(records: &Records, live: &Live) -> Result<(), Error> {
 ///
 /// # Errors
 /// The attachments contradict each other, or the namespace can't be looked at.
-pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>, Error> {
+pub(super) fn differences(records: &ContainerRecords, live: &LiveRuleset) -> Result<Vec<String>, Error> {
     let policy = records.policy()?;
     let desired = ruleset(&policy, records.ip6());
     let dialect = records.dialect().unwrap_or_default();
@@ -83,11 +83,11 @@ pub(super) fn differences(records: &Records, live: &Live) -> Result<Vec<String>,
 }
 
 /// The line about IPv6 addresses that came after the last ADD, if that wrote rules for IPv4 alone.
-fn uncaptured_ip6(records: &Records, policy: &Policy) -> Result<Option<String>, Error> {
+fn uncaptured_ip6(records: &ContainerRecords, policy: &Policy) -> Result<Option<String>, Error> {
     if policy.is_empty() || writes_ip6(policy, records.ip6()) || !writes_ip6(policy, true) {
         return Ok(None);
     }
-    let mut addresses = sandbox::own_ip6_addresses()?;
+    let mut addresses = netns::own_ip6_addresses()?;
     if let Some(redirect) = policy.redirect() {
         let spared = |name: &str| !redirect.capture_secondary_networks && name != DEFAULT_INTERFACE;
         addresses.retain(|(name, _)| !redirect.exclude_interfaces.contains(name) && !spared(name));

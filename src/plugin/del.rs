@@ -1,10 +1,10 @@
 //! DEL: takes away what the attachment's ADD put in, and nothing else. It succeeds with whatever
 //! is left to work on: no namespace, no state, no ADD, twice.
 
-use super::converge::{Wish, converge};
-use super::record::{InSandbox, Record, attachment};
+use super::reconcile::{Operation, converge};
+use super::record::{AttachmentRecord, NetnsRecord, attachment};
 use crate::cni::{Code, Error, NetConf, Request};
-use crate::sandbox::{Sandbox, remove_stale_locks};
+use crate::netns::{NetNs, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 /// What is in the kernel could not be taken away and the namespace is still there, or state can't be read
 /// now. Then state is still there for the next DEL.
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let sandbox = request.netns.as_deref().map(Sandbox::open).transpose()?.flatten();
+    let sandbox = request.netns.as_deref().map(NetNs::open).transpose()?.flatten();
     take_away(&Store::new(ROOT), &attachment(request, &conf.name), sandbox.as_ref())?;
     Ok(None)
 }
@@ -25,11 +25,11 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&Sandbox>) -> Result<(), Error> {
-    let own = match store.read::<Record>(attachment) {
+pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&NetNs>) -> Result<(), Error> {
+    let own = match store.read::<AttachmentRecord>(attachment) {
         Err(error) if error.code == Code::State => {
             let understood = store.read_part(attachment).ok().flatten();
-            let understood = understood.and_then(|fields| Record::understood(&fields));
+            let understood = understood.and_then(|fields| AttachmentRecord::understood(&fields));
             let written = understood.map(|record| store.write(attachment, &record).map(|()| record)).transpose();
             let record = written.unwrap_or_else(|error| {
                 tracing::warn!("{error}");
@@ -47,7 +47,7 @@ pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<
     };
     match sandbox {
         Some(sandbox) if is_of_another(store, attachment, own.as_ref(), sandbox)? => {}
-        Some(sandbox) => match converge(store, attachment, sandbox, Wish::Leave) {
+        Some(sandbox) => match converge(store, attachment, sandbox, Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             other => other?,
         },
@@ -65,8 +65,8 @@ pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<
 fn is_of_another(
     store: &Store,
     attachment: &Attachment,
-    own: Option<&Record>,
-    sandbox: &Sandbox,
+    own: Option<&AttachmentRecord>,
+    sandbox: &NetNs,
 ) -> Result<bool, Error> {
     if let Some(record) = own {
         return Ok(record.sandbox.is_some_and(|id| id != sandbox.id()));
@@ -74,7 +74,7 @@ fn is_of_another(
     for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
         for other in store.of_container(container_id)? {
             // What can't be understood is of another pod, and no reason to keep this one.
-            let record = match store.read_part::<InSandbox>(&other) {
+            let record = match store.read_part::<NetnsRecord>(&other) {
                 Err(error) if error.code == Code::State => None,
                 other => other?,
             };

@@ -1,31 +1,31 @@
 //! The executables in a chain: they run for every pod, after what this plugin does itself, and are
 //! undone before it.
 
-use crate::chain;
 use crate::cni::{Block, Code, Error, NetConf, Request};
-use crate::delegate::{Call, Executables, Network, Plugin};
+use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};
+use crate::sub_plugins;
 use serde_json::Value;
 
 /// The executables of one call.
-pub(super) struct InChain {
-    network: Network,
+pub(super) struct ChainExecutables {
+    network: NetworkConfiguration,
     call: Call,
 }
 
-impl InChain {
+impl ChainExecutables {
     pub(super) fn of(request: &Request, conf: &NetConf) -> Self {
         let plugin = |(kind, block): (&str, &Block)| Plugin {
             kind: kind.to_owned(),
             path: block.path.clone(),
             conf: block.keys.clone(),
         };
-        let network = Network {
+        let network = NetworkConfiguration {
             name: conf.name.clone(),
             cni_version: conf.cni_version.clone(),
-            plugins: chain::executables(&conf.chain).map(plugin).collect(),
+            plugins: sub_plugins::executables(&conf.chain).map(plugin).collect(),
             runtime_config: conf.runtime_config.clone(),
             args: conf.args.clone(),
-            ..Network::default()
+            ..NetworkConfiguration::default()
         };
         Self { network, call: Call::handed_on(request, conf) }
     }

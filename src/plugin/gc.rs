@@ -1,9 +1,9 @@
 //! GC: a DEL for each attachment of this network that the runtime no longer has.
 
 use super::del::take_away;
-use super::record::InSandbox;
+use super::record::NetnsRecord;
 use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
-use crate::sandbox::Sandbox;
+use crate::netns::NetNs;
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
@@ -42,13 +42,13 @@ fn known_as(attachment: &Attachment) -> ValidAttachment {
 ///
 /// # Errors
 /// State can't be read now, or what is there can't be opened.
-fn namespace(store: &Store, attachment: &Attachment) -> Result<Option<Sandbox>, Error> {
-    let record = match store.read_part::<InSandbox>(attachment) {
+fn namespace(store: &Store, attachment: &Attachment) -> Result<Option<NetNs>, Error> {
+    let record = match store.read_part::<NetnsRecord>(attachment) {
         Err(error) if error.code == Code::State => None,
         other => other?,
     };
     match record.and_then(|record| record.netns) {
-        Some(netns) => Sandbox::open(&netns),
+        Some(netns) => NetNs::open(&netns),
         None => Ok(None),
     }
 }

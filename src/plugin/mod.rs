@@ -1,42 +1,46 @@
 //! One call of the plugin, from its environment and stdin to what goes to stdout. A verb a file;
 //! the order of things is known here and nowhere else.
+//!
+//! A panic is answered like any other failure: with one error object on stdout and exit code 1.
+//!
+//! VERSION: which versions of the protocol are spoken here. Needs neither stdin nor logging.
+//!
+//! The network namespace of a pod is never the plugin's own.
 
-mod abandon;
-mod add;
-pub mod asked;
-mod bypassing;
-mod check;
-mod converge;
-mod del;
-mod desired;
-mod dialect;
-mod executables;
-mod foreign;
-mod gc;
-pub mod node;
-mod own_netns;
-mod panics;
-pub mod primary;
-mod record;
-mod standing;
-mod status;
-mod told;
-mod validate;
-mod version;
-pub mod wish;
-
+use crate::cni::version::{NEWEST, SUPPORTED};
+use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
+use crate::logging::{EventCollector, Lines};
+use crate::printable::Text;
+use crate::streams::Stdout;
+use crate::{delegate, logging};
 pub use bypassing::bypassing;
-pub use standing::{Standing, forget_gone, restore, standing};
+pub use container_status::{ContainerStatus, forget_gone, restore, standing};
+use executables::ChainExecutables;
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::panic::PanicHookInfo;
+use std::path::Path;
+use std::time::Instant;
+use std::{fs, panic, process};
 pub use validate::validate;
 
-use crate::cni::version::NEWEST;
-use crate::cni::{Code, Command, Document, Error, MAX_CONFIGURATION, NetConf, Request, result, variables};
-use crate::logging::{self, Lines, Noticed};
-use executables::InChain;
-use serde_json::Value;
-use std::ffi::OsString;
-use std::io::Read;
-use std::time::Instant;
+mod add;
+mod bypassing;
+mod check;
+mod container_status;
+mod del;
+pub mod desired_policy;
+mod executables;
+mod gc;
+pub mod netns_state;
+pub mod node;
+pub mod primary;
+mod reconcile;
+mod record;
+mod status;
+mod validate;
 
 /// Serves a call. `program` is the name under which the binary was started.
 ///
@@ -51,12 +55,12 @@ pub fn call(
     let in_newest = |error: Error| error.to_json(NEWEST);
     let variables = variables(environment).map_err(in_newest)?;
     if variables.get("CNI_COMMAND").is_some_and(|command| command == "VERSION") {
-        return Ok(Some(version::answer()));
+        return Ok(Some(answer()));
     }
-    panics::answer_in(NEWEST);
+    answer_in(NEWEST);
     let request = Request::parse(|name| variables.get(name).cloned()).map_err(in_newest)?;
     let mut document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
-    panics::answer_in(document.spoken_version());
+    answer_in(document.spoken_version());
     serve(&request, &mut document, program).map_err(|error| error.to_json(document.spoken_version()))
 }
 
@@ -70,7 +74,7 @@ fn read(stdin: impl Read) -> Result<Vec<u8>, Error> {
 }
 
 fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Option<Value>, Error> {
-    let (started, noticed, lines) = (Instant::now(), Noticed::default(), Lines::default());
+    let (started, noticed, lines) = (Instant::now(), EventCollector::default(), Lines::default());
     let warnings = node::apply(request, document, program)?;
     let mut conf = understand(request, document, program)?;
     conf.warnings.splice(0..0, warnings);
@@ -83,13 +87,13 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
         tracing::error!(code = error.number(), "{error}");
     }
     lines.finish();
-    told::tell(request, &conf, &answer, started, &noticed);
+    node::tell(request, &conf, &answer, started, &noticed);
     answer
 }
 
 fn understand(request: &Request, document: &Document, program: &str) -> Result<NetConf, Error> {
     match NetConf::understand(document, request.command, program) {
-        Err(error) if request.command == Command::Del => {
+        Err(error) if request.command == CniCommand::Del => {
             let mut conf = NetConf::understand_for_del(document)?;
             conf.warnings.push(format!("DEL goes by what is right in it: {error}"));
             Ok(conf)
@@ -98,7 +102,7 @@ fn understand(request: &Request, document: &Document, program: &str) -> Result<N
     }
 }
 
-fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed, lines: &Lines) {
+fn start_logging(request: &Request, conf: &NetConf, noticed: &EventCollector, lines: &Lines) {
     let context = [
         ("command", request.command.to_string()),
         ("network", conf.name.clone()),
@@ -117,12 +121,12 @@ fn start_logging(request: &Request, conf: &NetConf, noticed: &Noticed, lines: &L
 /// # Errors
 /// Why it could not be done, for stdout.
 pub fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    own_netns::refuse(request)?;
-    if request.command == Command::Check {
+    refuse_own_netns(request)?;
+    if request.command == CniCommand::Check {
         require_previous_result(conf)?;
     }
     match &conf.primary {
-        Some(primary) => primary::run(&primary::Context { request, conf, primary }),
+        Some(primary) => primary::run(&primary::PrimaryCall { request, conf, primary }),
         None => attached(request, conf),
     }
 }
@@ -139,17 +143,17 @@ fn require_previous_result(conf: &NetConf) -> Result<(), Error> {
 /// First what is done in this process, then the executables in the chain; for DEL the other way
 /// round.
 fn attached(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let executables = InChain::of(request, conf);
+    let executables = ChainExecutables::of(request, conf);
     match request.command {
-        Command::Add => {
+        CniCommand::Add => {
             executables.find()?;
             let result = add::run(request, conf)?;
             executables.add(conf, result).inspect_err(|_| undo(request, conf))
         }
-        Command::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
-        Command::Del => Error::all([executables.del(conf), del::run(request, conf).map(drop)]).map(|()| None),
-        Command::Gc => Error::all([gc::run(request, conf).map(drop), executables.gc(conf)]).map(|()| None),
-        Command::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
+        CniCommand::Check => check::run(request, conf).and_then(|_| executables.check(conf)).map(|()| None),
+        CniCommand::Del => Error::all([executables.del(conf), del::run(request, conf).map(drop)]).map(|()| None),
+        CniCommand::Gc => Error::all([gc::run(request, conf).map(drop), executables.gc(conf)]).map(|()| None),
+        CniCommand::Status => status::run(request, conf).and_then(|_| executables.status()).map(|()| None),
     }
 }
 
@@ -157,5 +161,63 @@ fn attached(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
 fn undo(request: &Request, conf: &NetConf) {
     if let Err(error) = del::run(request, conf) {
         tracing::warn!("undoing a failed ADD: {error}");
+    }
+}
+
+/// From now on, panics are answered in this version of the protocol.
+fn answer_in(cni_version: &str) {
+    let cni_version = cni_version.to_owned();
+    panic::set_hook(Box::new(move |panic| {
+        // What an ADD has begun is in its state, for the DEL that follows; an executable would run on.
+        delegate::kill_running();
+        let answer = Text::json(&error(panic).to_json(&cni_version).to_string());
+        // Where stdout can't be written to there is nobody to tell.
+        let _ = Stdout.write_all(format!("{answer}\n").as_bytes());
+        process::exit(1);
+    }));
+}
+
+fn error(panic: &PanicHookInfo<'_>) -> Error {
+    let place = panic.location().map(|place| format!(" at {place}")).unwrap_or_default();
+    let why = panic.payload_as_str().unwrap_or("no reason given");
+    let msg = format!("a fault of the plugin's own{place}: {why}; please report it");
+    Error::new(Code::Internal, msg)
+}
+
+/// SPEC.md, "VERSION"; like the reference library, without looking at the version on stdin.
+fn answer() -> Value {
+    json!({"cniVersion": NEWEST, "supportedVersions": SUPPORTED})
+}
+
+/// Refuses a call whose `CNI_NETNS` is the network namespace that the plugin runs in, the host's
+/// as a rule, before anything is done there. The reference library (`pkg/skel`) looks only
+/// afterwards.
+fn refuse_own_netns(request: &Request) -> Result<(), Error> {
+    request.netns.as_deref().filter(|_| !request.netns_override).map_or(Ok(()), check_own_netns)
+}
+
+/// Refuses a path of the network namespace that this process runs in.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: it is, or that can't be known.
+fn check_own_netns(netns: &Path) -> Result<(), Error> {
+    let own = identity(Path::new("/proc/self/ns/net"))?;
+    if own.is_some() && own == identity(netns)? {
+        let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+        return Err(Error::new(Code::InvalidNetns, msg));
+    }
+    Ok(())
+}
+
+/// A namespace is known by device and inode, not by its path (namespaces(7)). `None` where nothing is at
+/// that path.
+fn identity(path: &Path) -> Result<Option<(u64, u64)>, Error> {
+    match fs::metadata(path) {
+        Ok(file) => Ok(Some((file.dev(), file.ino()))),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => {
+            let msg = format!("network namespace {}: can't be examined: {error}", path.display());
+            Err(Error::new(Code::InvalidNetns, msg))
+        }
     }
 }

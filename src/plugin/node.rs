@@ -1,10 +1,19 @@
 //! The node configuration file: what it states applies to every attachment that a call is for.
+//!
+//! What the node's agent is told of a call, for its log.
 
-use crate::cni::{Code, Command, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, Request};
+use crate::cluster::agent;
+use crate::cluster::agent::CallReport;
+use crate::cni::{
+    CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, Request,
+};
+use crate::logging::EventCollector;
 use crate::trusted_file;
+use nix::sys::resource::{UsageWho, getrusage};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Puts the node's keys into the configuration of a call, in place of the attachment's own. Returns what is
 /// ignored of those, one line each. The runtime's own configuration of a primary plugin stays as it is.
@@ -13,7 +22,7 @@ use std::path::Path;
 /// The file is wrong or not trusted, or an attachment's configuration would make this the primary plugin.
 /// DEL and GC go on with a warning instead: they must not keep a pod from being deleted.
 pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -> Result<Vec<String>, Error> {
-    let is_cleanup = matches!(request.command, Command::Del | Command::Gc);
+    let is_cleanup = matches!(request.command, CniCommand::Del | CniCommand::Gc);
     let read = read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).and_then(|found| {
         let Some((node, warnings)) = found else { return Ok(None) };
         if document.is_primary() && node.is_attached() && !is_cleanup {
@@ -25,7 +34,7 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
         Ok(None) => return Ok(Vec::new()),
         Ok(Some(found)) => found,
         Err(error) if is_cleanup => return Ok(vec![format!("the node's keys are not applied: {}", error.msg)]),
-        Err(error) if request.command == Command::Status => {
+        Err(error) if request.command == CniCommand::Status => {
             return Err(Error { code: Code::NotAvailable, ..error });
         }
         Err(error) => return Err(error),
@@ -64,4 +73,51 @@ fn not_primary() -> Error {
          this is not the node's primary plugin; if it is, install with --primary=true (primaryPlugin.enabled)"
     );
     Error::new(Code::InvalidConfig, msg)
+}
+
+/// Tells how a call ended that began at `started`, where the configuration names an agent. It takes
+/// as long as a write, and nothing depends on it.
+pub(super) fn tell<T>(
+    request: &Request,
+    conf: &NetConf,
+    answer: &Result<T, Error>,
+    started: Instant,
+    noticed: &EventCollector,
+) {
+    // A runtime asks for the status every few seconds.
+    let Some(socket) = conf.kubernetes.agent_socket.as_ref().filter(|_| request.command != CniCommand::Status) else {
+        return;
+    };
+    let error = answer.as_ref().err();
+    let called = CallReport {
+        command: request.command.to_string(),
+        pod: request.about(),
+        container: request.container_id.clone(),
+        network: conf.name.clone(),
+        ifname: request.ifname.clone(),
+        code: error.map(Error::number),
+        error: error.map(|error| error.to_string().chars().take(LONGEST).collect()).unwrap_or_default(),
+        facts: noticed.facts(),
+        wall_us: microseconds(started.elapsed()),
+        cpu_us: microseconds(processor_time()),
+        warnings: noticed.warnings(),
+    };
+    agent::tell(socket, called);
+}
+
+/// So much of an error is told, in characters.
+const LONGEST: usize = 4000;
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// This process's and that of the executables that it ran.
+fn processor_time() -> Duration {
+    let used = [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN].into_iter().filter_map(|who| getrusage(who).ok());
+    let microseconds = used.map(|used| {
+        let (user, system) = (used.user_time(), used.system_time());
+        (user.tv_sec() + system.tv_sec()) * 1_000_000 + user.tv_usec() + system.tv_usec()
+    });
+    Duration::from_micros(u64::try_from(microseconds.sum::<i64>()).unwrap_or(0))
 }

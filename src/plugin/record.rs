@@ -1,10 +1,10 @@
 //! What is kept of one attachment.
 
-use super::desired::ruleset;
+use super::desired_policy::ruleset;
 use crate::cni::{Code, Error, Request};
-use crate::firewall::{Dialect, Live, Made, Ruleset};
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use crate::netns::{Fixtures, NetnsId};
 use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
-use crate::sandbox::{Fixtures, Id};
 use crate::state::{Attachment, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,16 +12,16 @@ use std::path::PathBuf;
 
 /// What an attachment asks for, and what it left in the namespace besides rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct AttachmentRecord {
     /// What it asks for.
     pub(super) policy: Policy,
     /// What it asked for before, until the kernel is known to hold `policy`.
     pub(super) before: Option<Policy>,
     /// The namespace that the rules are in; `None` where the attachment never had any.
-    pub(super) sandbox: Option<Id>,
+    pub(super) sandbox: Option<NetnsId>,
     /// How the rules are written.
     #[serde(default)]
-    pub(super) dialect: Dialect,
+    pub(super) dialect: RuleFormat,
     /// Where that namespace was.
     #[serde(default)]
     pub(super) netns: Option<PathBuf>,
@@ -30,13 +30,13 @@ pub(super) struct Record {
     pub(super) ip6: bool,
     /// Tables and built-in chains that were made for it.
     #[serde(default)]
-    pub(super) made: Made,
+    pub(super) made: CreatedTables,
     /// What was added to the namespace for it besides rules.
     #[serde(default)]
     pub(super) fixtures: Fixtures,
 }
 
-impl Record {
+impl AttachmentRecord {
     /// What is understood of a damaged or newer record, to remove what its attachment added. If the
     /// redirection is not understood, every chain of a redirection counts as its own.
     pub(super) fn understood(fields: &Map<String, Value>) -> Option<Self> {
@@ -62,7 +62,7 @@ impl Record {
         Some(record)
     }
 
-    fn dialect_of_rules(&self) -> Option<Dialect> {
+    fn dialect_of_rules(&self) -> Option<RuleFormat> {
         let may_have_rules = self.sandbox.is_some() && !(self.policy.is_empty() && self.before.is_none());
         may_have_rules.then_some(self.dialect)
     }
@@ -70,9 +70,9 @@ impl Record {
 
 /// The part of a [`Record`] that says where its rules are.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct InSandbox {
+pub(super) struct NetnsRecord {
     /// As in [`Record`].
-    pub(super) sandbox: Option<Id>,
+    pub(super) sandbox: Option<NetnsId>,
     /// As in [`Record`].
     pub(super) netns: Option<PathBuf>,
 }
@@ -88,18 +88,18 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
 
 /// All that attachments on one container ask for.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Records(pub(super) Vec<(Attachment, Record)>);
+pub(super) struct ContainerRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
 
-impl Records {
+impl ContainerRecords {
     /// What all of them ask for together.
     ///
     /// # Errors
     /// Two contradict each other.
     pub(super) fn policy(&self) -> Result<Policy, Error> {
         let mut all = Policy::default();
-        for (index, (attachment, Record { policy, .. })) in self.0.iter().enumerate() {
+        for (index, (attachment, AttachmentRecord { policy, .. })) in self.0.iter().enumerate() {
             all = all.union(policy).map_err(|conflict| {
-                let contradicts = |(_, other): &&(Attachment, Record)| other.policy.union(policy).is_err();
+                let contradicts = |(_, other): &&(Attachment, AttachmentRecord)| other.policy.union(policy).is_err();
                 let other = self.0[..index].iter().find(contradicts).map(|(other, _)| other.to_string());
                 let msg = format!(
                     "{attachment} and {} contradict each other: {conflict}; a pod has one redirection, so give both the same value",
@@ -112,12 +112,12 @@ impl Records {
     }
 
     /// How the rules are written; `None` where there are none.
-    pub(super) fn dialect(&self) -> Option<Dialect> {
+    pub(super) fn dialect(&self) -> Option<RuleFormat> {
         self.0.iter().find_map(|(_, record)| record.dialect_of_rules())
     }
 
     /// How the rules that others than `attachment` asked for are written.
-    pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<Dialect> {
+    pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
         let mut others = self.0.iter().filter(|(other, _)| other != attachment);
         others.find_map(|(_, record)| record.dialect_of_rules())
     }
@@ -125,7 +125,7 @@ impl Records {
     /// Every chain and built-in rule that may be in iptables' tables because of them, whichever call
     /// was killed when.
     pub(super) fn known_rules(&self) -> Ruleset {
-        if self.dialect() == Some(Dialect::Nftables) {
+        if self.dialect() == Some(RuleFormat::Nftables) {
             return Ruleset::default();
         }
         let together = self.policy().unwrap_or_default();
@@ -137,10 +137,17 @@ impl Records {
 
     /// Notes what is about to be made in the namespace, and forgets what is there no more. What an
     /// attachment that leaves was the one to know goes to one that stays.
-    pub(super) fn remember(&mut self, own: &Attachment, leaving: bool, live: &Live, made: &Made, missing: &Fixtures) {
+    pub(super) fn remember(
+        &mut self,
+        own: &Attachment,
+        leaving: bool,
+        live: &LiveRuleset,
+        made: &CreatedTables,
+        missing: &Fixtures,
+    ) {
         self.0.iter_mut().for_each(|(_, record)| record.made.forget_absent(live));
         let left = self.get(own).filter(|_| leaving).cloned().unwrap_or_default();
-        let stays = |(other, record): &&mut (Attachment, Record)| other != own && record.sandbox.is_some();
+        let stays = |(other, record): &&mut (Attachment, AttachmentRecord)| other != own && record.sandbox.is_some();
         let heir = if leaving { self.0.iter_mut().find(stays) } else { self.0.iter_mut().find(|(a, _)| a == own) };
         if let Some((_, heir)) = heir {
             heir.made.add(made);
@@ -164,20 +171,20 @@ impl Records {
     }
 
     /// Everything that was made for any of them.
-    pub(super) fn made(&self) -> Made {
-        let mut made = Made::default();
+    pub(super) fn made(&self) -> CreatedTables {
+        let mut made = CreatedTables::default();
         self.0.iter().for_each(|(_, record)| made.add(&record.made));
         made
     }
 
     /// One of them.
-    pub(super) fn get(&self, attachment: &Attachment) -> Option<&Record> {
+    pub(super) fn get(&self, attachment: &Attachment) -> Option<&AttachmentRecord> {
         self.0.iter().find(|(other, _)| other == attachment).map(|(_, record)| record)
     }
 
     /// In place of what was kept of `attachment`; in the order of their names, so that the union
     /// does not depend on which came first.
-    pub(super) fn put(&mut self, attachment: &Attachment, record: Record) {
+    pub(super) fn put(&mut self, attachment: &Attachment, record: AttachmentRecord) {
         self.0.retain(|(other, _)| other != attachment);
         self.0.push((attachment.clone(), record));
         self.0.sort_by(|(a, _), (b, _)| a.cmp(b));

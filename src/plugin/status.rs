@@ -5,7 +5,7 @@
 
 use crate::cluster;
 use crate::cni::{Code, Error, Kubernetes, NetConf, Request};
-use crate::firewall::nfnetlink::Socket;
+use crate::firewall::nfnetlink::NfSocket;
 use crate::state::{ROOT, Store};
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ fn facts(conf: &NetConf) -> Result<bool, Error> {
 }
 
 fn kernel() -> Result<(), Error> {
-    let answer = Socket::open().and_then(|mut socket| socket.generation());
+    let answer = NfSocket::open().and_then(|mut socket| socket.generation());
     let msg = |e| format!("the kernel's nf_tables does not answer: {e}");
     answer.map(|_| ()).map_err(|e| Error::new(Code::KernelRefused, msg(e)))
 }

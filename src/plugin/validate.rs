@@ -1,9 +1,9 @@
 //! A configuration checked without a pod, by the parsers that a call uses: what is refused here makes every
 //! ADD on a node fail.
 
-use crate::chain;
-use crate::cni::{Code, Command, Error, NetConf, SUB_PLUGINS};
+use crate::cni::{CniCommand, Code, Error, NetConf, SUB_PLUGINS};
 use crate::logging;
+use crate::sub_plugins;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 
@@ -18,8 +18,8 @@ use serde_json::{Map, Value};
 /// that is unknown, whose name looks like a misspelled sub-plugin.
 pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
     let mut warnings = conf.warnings.clone();
-    chain::check(&conf.chain)?;
-    for (kind, block) in chain::executables(&conf.chain) {
+    sub_plugins::check(&conf.chain)?;
+    for (kind, block) in sub_plugins::executables(&conf.chain) {
         let meant = did_you_mean(kind, SUB_PLUGINS);
         let refused =
             |what: &str| Error::new(Code::InvalidConfig, format!("{}.type: {kind:?} {what}{meant}", block.path));
@@ -35,7 +35,7 @@ pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> 
     }
     for (place, keys) in delegates(conf) {
         let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
-        let parsed = NetConf::parse(Value::Object(keys).to_string().as_bytes(), Command::Add, "").map_err(about)?;
+        let parsed = NetConf::parse(Value::Object(keys).to_string().as_bytes(), CniCommand::Add, "").map_err(about)?;
         let noticed = validate(&parsed, is_installed).map_err(about)?;
         warnings.extend(noticed.into_iter().map(|warning| format!("{place}: {warning}")));
     }
@@ -73,7 +73,7 @@ mod tests {
     fn validated(mut conf: Value, installed: Option<bool>) -> Result<Vec<String>, String> {
         conf["name"] = json!("n");
         conf["cniVersion"] = json!("1.0.0");
-        let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("understood");
+        let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("understood");
         validate(&conf, &|_| installed).map_err(|error| error.msg)
     }
 

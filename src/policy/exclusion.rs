@@ -37,7 +37,7 @@ impl fmt::Display for IdRange {
 
 /// Whose traffic: the owner of the socket that it leaves by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Owner {
+pub enum TrafficOwner {
     /// Every process.
     Any,
     /// Processes with one of these effective UIDs.
@@ -46,7 +46,7 @@ pub enum Owner {
     Gid(IdRange),
 }
 
-impl Owner {
+impl TrafficOwner {
     /// Whether every process that `other` means is meant.
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {
@@ -80,7 +80,7 @@ impl fmt::Display for Protocol {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Exclusion {
     /// Whose.
-    pub owner: Owner,
+    pub owner: TrafficOwner,
     /// Where to; `None` is anywhere.
     pub destination: Option<IpNet>,
     /// `None` is every protocol, those without ports too where `ports` is empty.
@@ -117,23 +117,23 @@ pub(super) fn ports_cover(wide: &[PortRange], narrow: &[PortRange]) -> bool {
 mod tests {
     use super::*;
 
-    fn of(owner: Owner) -> Exclusion {
+    fn of(owner: TrafficOwner) -> Exclusion {
         Exclusion { owner, destination: None, protocol: None, ports: Vec::new() }
     }
 
     #[test]
     fn the_wider_covers_the_narrower_and_not_the_other_way_round() {
-        let all = of(Owner::Uid(IdRange { first: 1, last: 9 }));
+        let all = of(TrafficOwner::Uid(IdRange { first: 1, last: 9 }));
         let dns = Exclusion {
             protocol: Some(Protocol::Udp),
             ports: vec![PortRange::one(53)],
             destination: Some("10.0.0.0/8".parse().expect("a CIDR")),
-            ..of(Owner::Uid(IdRange::one(5)))
+            ..of(TrafficOwner::Uid(IdRange::one(5)))
         };
         assert!(all.covers(&dns) && all.covers(&all) && dns.covers(&dns));
         assert!(!dns.covers(&all));
-        assert!(!of(Owner::Gid(IdRange::one(5))).covers(&dns));
-        assert!(of(Owner::Any).covers(&all));
+        assert!(!of(TrafficOwner::Gid(IdRange::one(5))).covers(&dns));
+        assert!(of(TrafficOwner::Any).covers(&all));
         let tcp = Exclusion { protocol: Some(Protocol::Tcp), ..dns.clone() };
         assert!(!tcp.covers(&dns));
         let host = Exclusion { destination: Some("10.0.0.1/32".parse().expect("a CIDR")), ..dns.clone() };

@@ -6,7 +6,7 @@ mod owners;
 mod redirect;
 mod union;
 
-pub use exclusion::{Exclusion, IdRange, Owner, Protocol};
+pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
 pub use union::{Conflict, Unite};
 

@@ -2,7 +2,7 @@
 //! UIDs cost no more than sorting them.
 
 use super::exclusion::ports_cover;
-use super::{Exclusion, IdRange, Owner, PortRange, Protocol};
+use super::{Exclusion, IdRange, PortRange, Protocol, TrafficOwner};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,9 +28,9 @@ impl<'a> ByTraffic<'a> {
         for Exclusion { owner, destination, protocol, ports } in exclusions {
             let owners = groups.0.entry((*destination, *protocol)).or_default().entry(ports).or_default();
             match owner {
-                Owner::Any => owners.any = true,
-                Owner::Uid(range) => owners.uids.push(*range),
-                Owner::Gid(range) => owners.gids.push(*range),
+                TrafficOwner::Any => owners.any = true,
+                TrafficOwner::Uid(range) => owners.uids.push(*range),
+                TrafficOwner::Gid(range) => owners.gids.push(*range),
             }
         }
         for owners in groups.0.values_mut().flat_map(BTreeMap::values_mut) {
@@ -69,7 +69,7 @@ impl<'a> ByTraffic<'a> {
         groups.any(|to| {
             self.0.get(&to).into_iter().flatten().any(|(ports, owners)| {
                 if to == own && *ports == exclusion.ports {
-                    owners.any && exclusion.owner != Owner::Any
+                    owners.any && exclusion.owner != TrafficOwner::Any
                 } else {
                     ports_cover(ports, &exclusion.ports) && owners.cover(exclusion.owner)
                 }
@@ -79,21 +79,22 @@ impl<'a> ByTraffic<'a> {
 }
 
 impl Owners {
-    fn iter(&self) -> impl Iterator<Item = Owner> {
-        let any = self.any.then_some(Owner::Any).into_iter();
-        any.chain(self.uids.iter().copied().map(Owner::Uid)).chain(self.gids.iter().copied().map(Owner::Gid))
+    fn iter(&self) -> impl Iterator<Item = TrafficOwner> {
+        let any = self.any.then_some(TrafficOwner::Any).into_iter();
+        any.chain(self.uids.iter().copied().map(TrafficOwner::Uid))
+            .chain(self.gids.iter().copied().map(TrafficOwner::Gid))
     }
 
-    fn cover(&self, owner: Owner) -> bool {
+    fn cover(&self, owner: TrafficOwner) -> bool {
         let within = |ranges: &[IdRange], range: IdRange| {
             let at = ranges.partition_point(|own| own.last < range.first);
             ranges.get(at).is_some_and(|own| own.covers(range))
         };
         self.any
             || match owner {
-                Owner::Any => false,
-                Owner::Uid(range) => within(&self.uids, range),
-                Owner::Gid(range) => within(&self.gids, range),
+                TrafficOwner::Any => false,
+                TrafficOwner::Uid(range) => within(&self.uids, range),
+                TrafficOwner::Gid(range) => within(&self.gids, range),
             }
     }
 }
@@ -137,9 +138,9 @@ mod tests {
     fn exempts(exclusions: &BTreeSet<Exclusion>, (uid, gid, to, protocol, port): Packet) -> bool {
         exclusions.iter().any(|e| {
             let owner = match e.owner {
-                Owner::Any => true,
-                Owner::Uid(range) => range.covers(IdRange::one(uid)),
-                Owner::Gid(range) => range.covers(IdRange::one(gid)),
+                TrafficOwner::Any => true,
+                TrafficOwner::Uid(range) => range.covers(IdRange::one(uid)),
+                TrafficOwner::Gid(range) => range.covers(IdRange::one(gid)),
             };
             let ports = e.ports.is_empty() || e.ports.iter().any(|p| (p.first..=p.last).contains(&port));
             owner
@@ -162,9 +163,9 @@ mod tests {
 
     fn exclusion() -> impl Strategy<Value = Exclusion> {
         let owner = prop_oneof![
-            1 => Just(Owner::Any),
-            6 => range().prop_map(Owner::Uid),
-            3 => range().prop_map(Owner::Gid),
+            1 => Just(TrafficOwner::Any),
+            6 => range().prop_map(TrafficOwner::Uid),
+            3 => range().prop_map(TrafficOwner::Gid),
         ];
         let nets = ["10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "11.0.0.0/8", "0.0.0.0/0", "fd00::/8", "fd00::1/128"];
         let net = prop::sample::select(nets.map(|net| net.parse::<IpNet>().expect(net)).to_vec());
@@ -230,7 +231,7 @@ mod tests {
     #[test]
     fn many_exclusions_are_united_fast() {
         let one = |id: u32| Exclusion {
-            owner: Owner::Uid(IdRange::one(2 * id)),
+            owner: TrafficOwner::Uid(IdRange::one(2 * id)),
             destination: Some(IpNet::from(IpAddr::from((10 << 24 | id).to_be_bytes()))),
             protocol: Some(Protocol::Udp),
             ports: vec![PortRange::one(53)],

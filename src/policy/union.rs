@@ -183,7 +183,7 @@ impl DnsCapture {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Exclusion, IdRange, Owner, PortRange, Protocol};
+    use super::super::{Exclusion, IdRange, PortRange, Protocol, TrafficOwner};
     use super::*;
 
     fn on(redirect: Redirect) -> Policy {
@@ -213,8 +213,12 @@ mod tests {
 
     #[test]
     fn what_another_one_covers_is_left_out() {
-        let all =
-            Exclusion { owner: Owner::Uid(IdRange::one(1)), destination: None, protocol: None, ports: Vec::new() };
+        let all = Exclusion {
+            owner: TrafficOwner::Uid(IdRange::one(1)),
+            destination: None,
+            protocol: None,
+            ports: Vec::new(),
+        };
         let dns = Exclusion { protocol: Some(Protocol::Udp), ports: vec![PortRange::one(53)], ..all.clone() };
         let with = |e: &Exclusion| Policy { exclusions: [e.clone()].into(), ..Policy::default() };
         let in_effect = |a, b| with(a).union(&with(b)).expect("no conflict").exclusions_in_effect();

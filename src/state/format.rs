@@ -14,7 +14,7 @@ use std::fmt;
 pub const VERSION: u32 = 1;
 
 #[derive(Deserialize)]
-struct Version {
+struct FormatVersion {
     #[serde(default)]
     version: u32,
 }
@@ -59,8 +59,8 @@ pub fn print<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
 /// # Errors
 /// It is damaged or of a newer version.
 pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
-    match serde_json::from_slice::<Version>(text) {
-        Ok(Version { version }) if version > VERSION => Err(Unreadable::Newer(version)),
+    match serde_json::from_slice::<FormatVersion>(text) {
+        Ok(FormatVersion { version }) if version > VERSION => Err(Unreadable::Newer(version)),
         _ => parse_part(text),
     }
 }

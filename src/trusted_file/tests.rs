@@ -76,7 +76,7 @@ fn a_user_who_may_write_by_an_access_control_list_is_not_trusted() {
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(directory.0.join("a"), "system.posix_acl_access", &list, flags)
         .expect("a file system with ACLs");
-    assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
+    assert!(matches!(check(&file), Err(FileError::Writable { mode: 0o775, .. })));
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn each_part_of_the_path_counts() {
         mode(0o775)(&changed).expect("changed");
         check(&file).expect("group root counts as root");
         group(&changed).expect("changed");
-        assert!(matches!(check(&file), Err(Error::Writable { mode: 0o775, .. })));
+        assert!(matches!(check(&file), Err(FileError::Writable { mode: 0o775, .. })));
         mode(0o757)(&changed).expect("changed");
-        assert!(matches!(check(&file), Err(Error::Writable { mode: 0o757, .. })));
+        assert!(matches!(check(&file), Err(FileError::Writable { mode: 0o757, .. })));
         mode(0o1777)(&changed).expect("changed");
         assert_eq!(check(&file).is_ok(), part != "a/file", "sticky directories are fine, on the way");
     }

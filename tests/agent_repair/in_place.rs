@@ -3,8 +3,8 @@
 use crate::kernel::Kernel;
 use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
-use detour_cni::agent::KnownPod;
-use detour_cni::agent::repair::{Cause, Mode, Outcome};
+use detour_cni::agent::ObservedPod;
+use detour_cni::agent::repair::{Cause, RepairMode, RepairOutcome};
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn flushed_rules_come_back() {
         pod.tool("nft", &["flush", "ruleset"], "");
         assert_eq!(repair.look(&[Arc::clone(&known)], start + SECOND), [], "not due");
         let done = one(repair.look(&[Arc::clone(&known)], start + 60 * SECOND));
-        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, Mode::InPlace, Outcome::Repaired));
+        assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRepaired", "Normal")]);
         assert_eq!(scene.counted("detour_drift_total"), 1);
         assert_eq!(scene.counted("detour_repairs_total{type=\"repair\",result=\"done\"}"), 1);
@@ -67,7 +67,7 @@ fn everything_of_tproxy_comes_back_and_a_dialect_stays() {
                     pod.tool(words[0], &words[1..], "");
                 }
                 let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
-                assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired), "{dialect} {damage:?}");
+                assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{dialect} {damage:?}");
                 Kernel::of(&pod).assert_is(&before, dialect);
             }
             pod.call(scene, "DEL");
@@ -93,7 +93,7 @@ fn one_rule_that_is_gone_is_drift_without_any_source_of_facts() {
         std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
         pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
         let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         pod.call(scene, "CHECK");
     });
 }
@@ -106,8 +106,8 @@ fn a_change_of_the_pod_has_it_looked_at() {
         let (mut repair, start) = (scene.repair(), Instant::now());
         repair.look(&[Arc::new(pod.known())], start);
         pod.tool("nft", &["flush", "ruleset"], "");
-        let changed = Arc::new(KnownPod { resource_version: "8".into(), ..pod.known() });
-        assert_eq!(one(repair.look(&[changed], start + 6 * SECOND)).outcome, Outcome::Repaired);
+        let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.known() });
+        assert_eq!(one(repair.look(&[changed], start + 6 * SECOND)).outcome, RepairOutcome::Repaired);
     });
 }
 
@@ -118,7 +118,7 @@ fn a_pod_that_raced_the_plugin_gets_its_rules() {
         let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
         assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "a runtime may be at work");
         let done = one(repair.look(&[Arc::clone(&known)], start + 5 * SECOND));
-        assert_eq!((done.cause, done.outcome), (Cause::NoRules, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired));
         assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
         assert_eq!(repair.look(&[known], start + 70 * SECOND), []);
         is_as_plain_until_deleted(scene, &pod);
@@ -131,14 +131,14 @@ fn a_failed_validation_is_repaired_once_and_not_in_a_circle() {
         let pod = scene.pod();
         let (mut repair, start) = (scene.repair(), Instant::now());
         let done = one(repair.look(&[pod.unvalidated()], start));
-        assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Repaired));
         let (mut outcomes, mut now) = (Vec::new(), start);
         while now < start + 1200 * SECOND {
             now += SECOND;
             outcomes.extend(repair.look(&[pod.unvalidated()], now).into_iter().map(|done| done.outcome));
         }
-        assert_eq!(outcomes[..3], [Outcome::NothingToDo, Outcome::NothingToDo, Outcome::NothingToDo]);
-        assert!(matches!(&outcomes[3], Outcome::Failed(why) if why.contains("init container")), "{outcomes:?}");
+        assert_eq!(outcomes[..3], [RepairOutcome::NothingToDo, RepairOutcome::NothingToDo, RepairOutcome::NothingToDo]);
+        assert!(matches!(&outcomes[3], RepairOutcome::Failed(why) if why.contains("init container")), "{outcomes:?}");
         assert_eq!(outcomes.len(), 4, "and then no more");
         assert_eq!(scene.events(), [event("DetourRepaired", "Normal"), event("DetourRepairFailed", "Warning")]);
         is_as_plain_until_deleted(scene, &pod);
@@ -152,7 +152,7 @@ fn a_process_in_another_pods_namespace_does_not_mislead() {
         let before = Kernel::of(&other);
         let stray = other.stray(scene);
         let done = one(scene.repair().look(&[stray.unvalidated()], Instant::now()));
-        let says = |part| matches!(&done.outcome, Outcome::Failed(why) if why.contains(part));
+        let says = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
         assert!(says("holds none of the pod's addresses"), "{done:?}");
         Kernel::of(&other).assert_is(&before, "untouched");
         assert!(scene.attachments(&stray).is_empty());
@@ -167,7 +167,10 @@ fn a_pod_whose_namespace_is_gone() {
         let known = pod.unvalidated();
         pod.go(scene);
         let done = one(scene.repair().look(&[known], Instant::now()));
-        assert!(matches!(&done.outcome, Outcome::Failed(why) if why.contains("no network namespace")), "{done:?}");
+        assert!(
+            matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
+            "{done:?}"
+        );
         assert_eq!(scene.events(), [event("DetourRepairFailed", "Warning")]);
     });
 }
@@ -223,7 +226,7 @@ fn a_groups_name_is_that_of_the_node() {
         std::fs::create_dir_all(&root).expect("made");
         std::fs::write(root.join("group"), "builders:x:4321:\n").expect("written");
         let pod = scene.pod();
-        assert_eq!(one(scene.repair().look(&[pod.unvalidated()], Instant::now())).outcome, Outcome::Repaired);
+        assert_eq!(one(scene.repair().look(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
         assert!(pod.tool("iptables-save", &[], "").contains("--gid-owner 4321 -j RETURN"));
     });
 }
@@ -242,12 +245,12 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         let known = [Arc::new(offender.known()), Arc::new(pod.known())];
         let done = one(repair.look(&known, start));
         assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
         let failures = || scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}");
         assert_eq!(failures(), 1);
         let changed =
-            || [Arc::new(KnownPod { resource_version: "8".into(), ..offender.known() }), Arc::clone(&known[1])];
+            || [Arc::new(ObservedPod { resource_version: "8".into(), ..offender.known() }), Arc::clone(&known[1])];
         repair.look(&changed(), start + 10 * SECOND);
         assert_eq!(failures(), 1, "not even if it changes");
         repair.look(&changed(), start + 40 * SECOND);
@@ -270,7 +273,7 @@ fn what_another_call_holds_is_looked_at_again_soon() {
         assert_eq!(repair.look(&[Arc::clone(&known)], start), []);
         drop(call);
         let done = one(repair.look(&[known], start + 20 * SECOND));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
     });
 }
 
@@ -284,7 +287,7 @@ fn an_ipv6_address_that_came_after_add_gets_its_rules() {
         assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "link-local addresses are no drift");
         pod.tool("ip", &["-6", "addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
         let done = one(repair.look(&[known], start + 60 * SECOND));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         is_as_plain_until_deleted(scene, &pod);
     });
 }

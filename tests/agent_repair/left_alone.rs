@@ -2,14 +2,14 @@
 
 use crate::kernel::Kernel;
 use crate::scene::{one, scene, settings};
-use detour_cni::agent::KnownPod;
-use detour_cni::agent::repair::{Criteria, Mode, Outcome, Repair};
+use detour_cni::agent::ObservedPod;
+use detour_cni::agent::repair::{Criteria, RepairMode, RepairOutcome, RepairWorker};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Twice, so that what must be so for a while is.
-fn looks(repair: &mut Repair, known: &Arc<KnownPod>) -> usize {
+fn looks(repair: &mut RepairWorker, known: &Arc<ObservedPod>) -> usize {
     let start = Instant::now();
     let again = start + Duration::from_secs(5);
     repair.look(&[Arc::clone(known)], start).len() + repair.look(&[Arc::clone(known)], again).len()
@@ -22,7 +22,7 @@ fn host_network_ending_excluded_and_without_a_sidecar() {
         let with = |change: &dyn Fn(&mut Value)| {
             let mut manifest = pod.manifest();
             change(&mut manifest);
-            KnownPod {
+            ObservedPod {
                 ended_init_containers: pod.unvalidated().ended_init_containers.clone(),
                 ..pod.known_as(&manifest)
             }
@@ -31,13 +31,13 @@ fn host_network_ending_excluded_and_without_a_sidecar() {
             with(&|pod| pod["spec"]["hostNetwork"] = json!(true)),
             with(&|pod| pod["metadata"]["namespace"] = json!("kube-system")),
             with(&|pod| drop(pod["spec"]["containers"].as_array_mut().expect("a list").pop())),
-            KnownPod { ending: true, ..with(&|_| ()) },
+            ObservedPod { ending: true, ..with(&|_| ()) },
         ];
         let before = Kernel::of(&pod);
         for known in others {
             assert_eq!(looks(&mut scene.repair(), &Arc::new(known.clone())), 0, "{known:?}");
         }
-        let mut settings = settings(Mode::InPlace);
+        let mut settings = settings(RepairMode::InPlace);
         settings.criteria = Criteria { selector: "app=db".parse().expect("a selector"), ..Criteria::default() };
         assert_eq!(looks(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
         Kernel::of(&pod).assert_is(&before, "untouched");
@@ -55,7 +55,7 @@ fn another_tools_redirection_stays() {
         let before = Kernel::of(&pod);
         assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known())), 0, "it has rules");
         let done = one(scene.repair().look(&[pod.unvalidated()], Instant::now()));
-        assert!(matches!(&done.outcome, Outcome::Failed(why) if why.contains("another tool")), "{done:?}");
+        assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("another tool")), "{done:?}");
         Kernel::of(&pod).assert_is(&before, "untouched");
     });
 }
@@ -64,7 +64,7 @@ fn another_tools_redirection_stays() {
 fn a_pod_that_is_not_settled_or_would_not_be_redirected() {
     scene(|scene| {
         let pod = scene.pod();
-        let unsettled = KnownPod { addresses: Vec::new(), ..pod.known() };
+        let unsettled = ObservedPod { addresses: Vec::new(), ..pod.known() };
         assert_eq!(looks(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
         let mut manifest = pod.manifest();
         manifest["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("NONE");
@@ -81,7 +81,7 @@ fn a_validation_that_failed_otherwise_or_succeeded_since() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         let with = |change: &dyn Fn(&mut detour_cni::agent::EndedContainer)| {
-            let mut known = KnownPod::clone(&pod.unvalidated());
+            let mut known = ObservedPod::clone(&pod.unvalidated());
             change(&mut known.ended_init_containers[0]);
             Arc::new(known)
         };

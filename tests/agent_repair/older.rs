@@ -2,7 +2,7 @@
 
 use crate::pod::Pod;
 use crate::scene::{Scene, event, one, scene};
-use detour_cni::agent::repair::{Cause, Outcome};
+use detour_cni::agent::repair::{Cause, RepairOutcome};
 use nix::sched::{CloneFlags, setns};
 use nix::unistd::{Uid, setfsuid};
 use std::fs::File;
@@ -98,7 +98,7 @@ fn tracked_ones_go_on(dialect: &'static str) {
         let _never_captured = Link::connect(&link.far, 0, &link.pod, "10.88.0.2:15021");
         let _excluded = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:15020"));
         let done = one(scene.repair().look(&[Arc::new(link.pod.known())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::RepairedForNew { older: 2 }));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::RepairedForNew { older: 2 }));
         assert!(lives(&mut outbound) && lives(&mut inbound));
         assert_eq!(scene.events(), [event("DetourRepaired", "Warning")]);
         let message = scene.told("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
@@ -121,7 +121,7 @@ fn those_that_were_not_tracked_are_reset_and_do_not_count() {
         link.pod.tool("nft", &["flush", "ruleset"], "");
         let mut outbound = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:80"));
         let done = one(scene.repair().look(&[Arc::new(link.pod.known())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         outbound.0.write_all(b"x").expect("sent");
         let error = outbound.0.read(&mut [0]).expect_err("it is reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -134,7 +134,7 @@ fn dns_queries_from_a_socket_that_is_kept_go_to_the_sidecar_again() {
         scene.install(&serde_json::json!([{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}]));
         let link = Link::new(scene);
         let added = one(scene.repair().look(&[link.pod.unvalidated()], Instant::now()));
-        assert_eq!(added.outcome, Outcome::Repaired);
+        assert_eq!(added.outcome, RepairOutcome::Repaired);
         drifted(&link);
         let bind = |pod, address: &'static str, uid| {
             let socket = inside(pod, uid, || UdpSocket::bind(address)).expect("bound");
@@ -148,7 +148,7 @@ fn dns_queries_from_a_socket_that_is_kept_go_to_the_sidecar_again() {
         resolver.send_to(b"answer", from).expect("sent");
         client.recv(&mut [0; 9]).expect("answered");
         let done = one(scene.repair().look(&[Arc::new(link.pod.known())], Instant::now()));
-        assert_eq!((done.cause, done.outcome), (Cause::Drift, Outcome::Repaired));
+        assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         client.send_to(b"after", "10.88.0.1:53").expect("sent");
         let mut query = [0; 5];
         proxy.recv(&mut query).expect("the sidecar has it");

@@ -3,7 +3,7 @@
 
 use crate::node::{Process, Where, id, uid};
 use crate::scene::Scene;
-use detour_cni::agent::{EndedContainer, KnownPod};
+use detour_cni::agent::{EndedContainer, ObservedPod};
 use detour_cni::cluster::objects;
 use nix::mount::umount;
 use serde_json::{Value, json};
@@ -145,24 +145,24 @@ impl Pod {
     }
 
     /// As the agent knows it when it has its addresses.
-    pub(crate) fn known(&self) -> KnownPod {
+    pub(crate) fn known(&self) -> ObservedPod {
         self.known_as(&self.manifest())
     }
 
-    pub(crate) fn known_as(&self, manifest: &Value) -> KnownPod {
+    pub(crate) fn known_as(&self, manifest: &Value) -> ObservedPod {
         let pod = objects(Path::new("pod"), &manifest.to_string(), "default").expect("a manifest").pods.remove(0).pod;
-        KnownPod {
+        ObservedPod {
             pod,
             resource_version: "7".into(),
             owned: true,
             addresses: vec![self.address.parse().expect("an address")],
-            ..KnownPod::default()
+            ..ObservedPod::default()
         }
     }
 
     /// The same when its validation has failed.
-    pub(crate) fn unvalidated(&self) -> Arc<KnownPod> {
+    pub(crate) fn unvalidated(&self) -> Arc<ObservedPod> {
         let failed = EndedContainer { name: "istio-validation".into(), last_failure: Some(126), ..Default::default() };
-        Arc::new(KnownPod { ended_init_containers: vec![failed], ..self.known() })
+        Arc::new(ObservedPod { ended_init_containers: vec![failed], ..self.known() })
     }
 }

@@ -3,9 +3,9 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
-use detour_cni::agent::install::{self, HostPath, Listed, Record, Root};
-use detour_cni::agent::repair::{Criteria, Done, Mode, Repair, Settings};
-use detour_cni::agent::{KnownPod, Metrics};
+use detour_cni::agent::install::{self, EditedList, HostPath, HostRoot, InstallLog};
+use detour_cni::agent::repair::{Criteria, RepairMode, RepairResult, RepairSettings, RepairWorker};
+use detour_cni::agent::{Metrics, ObservedPod};
 use detour_cni::cluster::ServiceAccount;
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ impl Scene<'_> {
         fs::write(path, text).expect("written");
     }
 
-    fn log(&self, record: &Record) {
+    fn log(&self, record: &InstallLog) {
         self.write("/var/lib/cni/detour/install.json", &serde_json::to_string(record).expect("a log"));
     }
 
@@ -64,8 +64,8 @@ impl Scene<'_> {
             }},
         ]});
         self.write(LIST, &list.to_string());
-        let listed = Listed { kind: "detour".into(), ours: Vec::new(), single: None };
-        self.log(&Record { lists: [(host(LIST), listed)].into(), ..Record::default() });
+        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), single: None };
+        self.log(&InstallLog { lists: [(host(LIST), listed)].into(), ..InstallLog::default() });
         fs::create_dir_all(self.manifests()).expect("made");
     }
 
@@ -93,13 +93,13 @@ impl Scene<'_> {
         self.write(&format!("/manifests/{}.json", pod.uid), &pod.manifest().to_string());
     }
 
-    pub(crate) fn repair(&self) -> Repair {
-        self.repair_by(&settings(Mode::InPlace))
+    pub(crate) fn repair(&self) -> RepairWorker {
+        self.repair_by(&settings(RepairMode::InPlace))
     }
 
-    pub(crate) fn repair_by(&self, settings: &Settings) -> Repair {
-        let node = install::Node::new(Root::new(&self.node.root), host("/var/lib/cni/detour"));
-        Repair::new(settings.clone(), node, self.account(), self.metrics.clone())
+    pub(crate) fn repair_by(&self, settings: &RepairSettings) -> RepairWorker {
+        let node = install::NodeFiles::new(HostRoot::new(&self.node.root), host("/var/lib/cni/detour"));
+        RepairWorker::new(settings.clone(), node, self.account(), self.metrics.clone())
     }
 
     /// As whom the agent speaks to the API.
@@ -125,7 +125,7 @@ impl Scene<'_> {
     }
 
     /// Whether a pod was deleted.
-    pub(crate) fn deleted(&self, known: &KnownPod) -> bool {
+    pub(crate) fn deleted(&self, known: &ObservedPod) -> bool {
         !self.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", known.pod.name)).is_empty()
     }
 
@@ -144,8 +144,8 @@ impl Scene<'_> {
     }
 }
 
-pub(crate) fn settings(mode: Mode) -> Settings {
-    Settings {
+pub(crate) fn settings(mode: RepairMode) -> RepairSettings {
+    RepairSettings {
         criteria: Criteria::default(),
         mode,
         otherwise: None,
@@ -160,8 +160,8 @@ pub(crate) fn event(reason: &str, kind: &str) -> (String, String) {
 
 /// What was done to the one pod.
 #[track_caller]
-pub(crate) fn one(done: Vec<Done>) -> Done {
-    let [one] = <[Done; 1]>::try_from(done).expect("one thing is done");
+pub(crate) fn one(done: Vec<RepairResult>) -> RepairResult {
+    let [one] = <[RepairResult; 1]>::try_from(done).expect("one thing is done");
     one
 }
 

@@ -2,7 +2,7 @@
 
 use crate::scene::{Scene, scene_with};
 use crate::server::{Answer, Request};
-use detour_cni::agent::taint::{Keeper, Taint};
+use detour_cni::agent::taint::{Taint, TaintController};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
     (script, changes)
 }
 
-fn keeper(scene: &Scene<'_>, node: &str) -> Keeper {
+fn keeper(scene: &Scene<'_>, node: &str) -> TaintController {
     Taint { key: KEY.into(), node: node.into(), account: scene.account() }.keep().expect("a thread")
 }
 

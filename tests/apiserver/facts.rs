@@ -4,7 +4,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, cluster};
-use detour_cni::cluster::{Lookup, ObjectRef, Sought};
+use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef};
 use serde_json::json;
 
 /// How often a service account has asked.
@@ -68,7 +68,7 @@ fn a_type_that_the_cluster_gets_later_is_watched_then() {
         let line = agent.says("watches network attachment definitions");
         assert!(line.contains("count=1"), "{line}");
         let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
-        let found = node.source().definitions(&[Sought { object, awaited: false }]).expect("an answer");
+        let found = node.source().definitions(&[DefinitionQuery { object, awaited: false }]).expect("an answer");
         assert!(matches!(&found[..], [Lookup::Found(definition)] if definition.config == "{}"), "{found:?}");
         assert_eq!(asked(&plane, "detour-plugin"), 0);
     });

@@ -5,7 +5,7 @@ use crate::control_plane::ControlPlane;
 use crate::node::{SETTLED, events, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, chart, manifests, prepare};
-use detour_cni::cluster::{ObjectRef, Sought};
+use detour_cni::cluster::{DefinitionQuery, ObjectRef};
 use detour_cni::pod::PodRef;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -140,7 +140,7 @@ fn each_right_is_used_and_no_other_is_asked_for() {
         let nobody = PodRef { namespace: "nowhere".into(), name: "nobody".into(), uid: None };
         source.facts(&nobody, true).expect_err("not there");
         let object = ObjectRef { namespace: "nowhere".into(), name: "none".into() };
-        source.definitions(&[Sought { object, awaited: true }]).expect("an answer");
+        source.definitions(&[DefinitionQuery { object, awaited: true }]).expect("an answer");
         assert!(agent.end().0.success());
         // Without an agent the plugin asks itself.
         let sandbox = Sandbox::new();

@@ -2,7 +2,7 @@
 
 use crate::scene::{api, directory, knows_both, kubeconfig, manifests, status, wanted};
 use crate::server::{Answer, Request, Server};
-use detour_cni::cluster::{self, Cluster, Lookup, ObjectRef, Sought};
+use detour_cni::cluster::{self, Cluster, DefinitionQuery, Lookup, ObjectRef};
 use detour_cni::cni::{Code, Error};
 use serde_json::{Value, json};
 use std::fs;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 const PATH: &str = "/apis/k8s.cni.cncf.io/v1";
 const CONFIG: &str = "{ \"type\":\"bridge\" ,\n\t\"mtu\": 1e3}";
 
-fn object(namespace: &str, name: &str) -> Sought {
-    Sought { object: ObjectRef { namespace: namespace.into(), name: name.into() }, awaited: true }
+fn object(namespace: &str, name: &str) -> DefinitionQuery {
+    DefinitionQuery { object: ObjectRef { namespace: namespace.into(), name: name.into() }, awaited: true }
 }
 
 fn get(namespace: &str, name: &str) -> String {
@@ -105,7 +105,7 @@ fn one_that_is_missing_is_looked_for_during_two_seconds_and_named() {
 #[test]
 fn one_that_is_not_awaited_is_missing_at_once() {
     let server = Server::plain(knows_shops);
-    let wanted = Sought { awaited: false, ..object("other", "x") };
+    let wanted = DefinitionQuery { awaited: false, ..object("other", "x") };
     let found = source("at-once", &server, LONG).definitions(&[wanted]).expect("an answer");
     assert!(matches!(&found[..], [Lookup::Missing(sought)] if sought.contains("/other/")), "{found:?}");
     assert_eq!(server.requests().len(), 1);

@@ -1,7 +1,7 @@
 //! Kubeconfigs that are wrong, row by row.
 
 use crate::scene::{directory, facts_by, kubeconfig};
-use detour_cni::cluster::Summary;
+use detour_cni::cluster::KubeconfigSummary;
 use detour_cni::cni::Code;
 use serde_json::{Value, json};
 use std::fs;
@@ -36,7 +36,7 @@ fn links_below_another_root_lead_to_where_the_node_sees_them() {
     let read = |file: &str| {
         let path =
             kubeconfig("below-other-root", &json!({"server": "http://127.0.0.1:1"}), &json!({"tokenFile": file}));
-        Summary::read(&root, &path).map(|summary| summary.token)
+        KubeconfigSummary::read(&root, &path).map(|summary| summary.token)
     };
     assert_eq!(read("/var/run/token").expect("read").as_deref(), Some("of-the-node"));
     let error = read("/var/../../token").expect_err("refused");

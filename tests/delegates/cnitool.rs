@@ -2,8 +2,8 @@
 //! That was recorded with the same plugins: `hack/record-cnitool.sh` does it again.
 
 use crate::recorders::{Recorders, Seen, add_prints};
-use detour_cni::cni::{self, Command, NetConf};
-use detour_cni::delegate::{Call, Executables, Network};
+use detour_cni::cni::{self, CniCommand, NetConf};
+use detour_cni::delegate::{Call, Executables, NetworkConfiguration};
 use detour_cni::networks::resolve;
 use serde_json::{Value, json};
 use std::fs;
@@ -184,17 +184,17 @@ fn plugins_see_what_the_reference_shows_them() {
 }
 
 /// The network that is written down in a file.
-fn read(file: &Path) -> Network {
+fn read(file: &Path) -> NetworkConfiguration {
     let conf = json!({"cniVersion": cni::version::NEWEST, "name": "p", "type": "detour", "clusterNetwork": file});
-    let conf = NetConf::parse(conf.to_string().as_bytes(), Command::Add, "detour").expect("accepted");
+    let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
     let networks = resolve(&conf.primary.expect("it is"), None, None, "eth0").expect("accepted").networks;
-    Network::from(&networks[0].configuration)
+    NetworkConfiguration::from(&networks[0].configuration)
 }
 
 /// Does what `cnitool` does for `command`; it keeps the result of ADD for CHECK and DEL.
-fn perform(command: &str, network: &Network, bin: &Path, result: &mut Option<Value>) {
-    let call = |command: Command| {
-        let for_a_container = !matches!(command, Command::Gc | Command::Status);
+fn perform(command: &str, network: &NetworkConfiguration, bin: &Path, result: &mut Option<Value>) {
+    let call = |command: CniCommand| {
+        let for_a_container = !matches!(command, CniCommand::Gc | CniCommand::Status);
         let text = |text: &str| if for_a_container { text.to_owned() } else { String::new() };
         Call {
             command,
@@ -208,11 +208,11 @@ fn perform(command: &str, network: &Network, bin: &Path, result: &mut Option<Val
         }
     };
     match command {
-        "add" => *result = network.add(&Executables, &call(Command::Add), None).expect("it succeeds"),
-        "check" => network.check(&Executables, &call(Command::Check), result.as_ref()).expect("it succeeds"),
-        "del" => network.del(&Executables, &call(Command::Del), result.as_ref()).expect("it succeeds"),
-        "gc" => network.gc(&Executables, &call(Command::Gc), None).expect("it succeeds"),
-        "status" => network.status(&Executables, &call(Command::Status)).expect("it succeeds"),
+        "add" => *result = network.add(&Executables, &call(CniCommand::Add), None).expect("it succeeds"),
+        "check" => network.check(&Executables, &call(CniCommand::Check), result.as_ref()).expect("it succeeds"),
+        "del" => network.del(&Executables, &call(CniCommand::Del), result.as_ref()).expect("it succeeds"),
+        "gc" => network.gc(&Executables, &call(CniCommand::Gc), None).expect("it succeeds"),
+        "status" => network.status(&Executables, &call(CniCommand::Status)).expect("it succeeds"),
         other => panic!("{other}"),
     }
 }

@@ -1,13 +1,13 @@
 //! What native rules do to a packet (nft(8)).
 
 use crate::packet::{Fate, Packet};
-use detour_cni::firewall::native::Tables;
-use detour_cni::firewall::native::rule::{Action, Chain, Condition, Key, Rule};
+use detour_cni::firewall::native::NativeTables;
+use detour_cni::firewall::native::rule::{Condition, Key, NativeAction, NativeChain, NativeRule};
 use detour_cni::firewall::rule::{Family, Hook};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-pub(crate) fn fate(tables: &Tables, packet: &Packet) -> Fate {
+pub(crate) fn fate(tables: &NativeTables, packet: &Packet) -> Fate {
     let mut fate = Fate::of(packet);
     for chains in tables.values() {
         for base in chains.values().filter(|chain| chain.hook == Some(packet.hook)) {
@@ -21,42 +21,42 @@ pub(crate) fn fate(tables: &Tables, packet: &Packet) -> Fate {
 }
 
 /// Whether a verdict ended the base chain.
-fn pass(chains: &BTreeMap<String, Chain>, chain: &Chain, packet: &Packet, fate: &mut Fate) -> bool {
+fn pass(chains: &BTreeMap<String, NativeChain>, chain: &NativeChain, packet: &Packet, fate: &mut Fate) -> bool {
     for rule in &chain.rules {
         if !meets(rule, packet, fate) {
             continue;
         }
         match &rule.action {
-            Action::Return => return false,
-            Action::Accept | Action::KeepDestination => return true,
-            Action::Drop => {
+            NativeAction::Return => return false,
+            NativeAction::Accept | NativeAction::KeepDestination => return true,
+            NativeAction::Drop => {
                 fate.dropped = true;
                 return true;
             }
-            Action::Redirect(port) => {
+            NativeAction::Redirect(port) => {
                 fate.redirected_to = Some(*port);
                 return true;
             }
-            Action::Tproxy { port, mark } if packet.is_listened_for => {
+            NativeAction::Tproxy { port, mark } if packet.is_listened_for => {
                 (fate.handed_to, fate.mark) = (Some(*port), *mark);
                 return true;
             }
-            Action::Tproxy { .. } => {}
-            Action::Jump(to) => {
+            NativeAction::Tproxy { .. } => {}
+            NativeAction::Jump(to) => {
                 if pass(chains, &chains[to], packet, fate) {
                     return true;
                 }
             }
-            Action::Zone(zone) => drop(fate.zone.get_or_insert(*zone)),
-            Action::SetMark(mark) => fate.mark = *mark,
-            Action::SaveMark => fate.connection_mark = fate.mark,
-            Action::RestoreMark => fate.mark = fate.connection_mark,
+            NativeAction::Zone(zone) => drop(fate.zone.get_or_insert(*zone)),
+            NativeAction::SetMark(mark) => fate.mark = *mark,
+            NativeAction::SaveMark => fate.connection_mark = fate.mark,
+            NativeAction::RestoreMark => fate.mark = fate.connection_mark,
         }
     }
     false
 }
 
-fn meets(rule: &Rule, packet: &Packet, fate: &Fate) -> bool {
+fn meets(rule: &NativeRule, packet: &Packet, fate: &Fate) -> bool {
     rule.family.is_none_or(|family| family == packet.family)
         && rule.conditions.iter().all(|condition| holds(condition, packet, fate))
 }

@@ -9,14 +9,14 @@ mod policy;
 
 use detour_cni::firewall::native::{text, translate};
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{Ruleset, native::Tables};
-use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Interception, Owner, Policy, Redirect};
+use detour_cni::firewall::{Ruleset, native::NativeTables};
+use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
 use packet::{Fate, Packet};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
 
-fn fares_alike(ruleset: &Ruleset, tables: &Tables, packet: &Packet) -> (Fate, Fate) {
+fn fares_alike(ruleset: &Ruleset, tables: &NativeTables, packet: &Packet) -> (Fate, Fate) {
     (as_iptables::fate(ruleset, packet), as_nftables::fate(tables, packet))
 }
 
@@ -66,7 +66,7 @@ fn the_storys_rules_read_as_they_should() {
         dns: DnsCapture::All,
         ..Redirect::default()
     };
-    let owner = Owner::Uid(IdRange::one(1337));
+    let owner = TrafficOwner::Uid(IdRange::one(1337));
     let exclusion = Exclusion { owner, destination: None, protocol: None, ports: Vec::new() };
     let policy = Policy {
         interception: Interception::On(Box::new(redirect)),

@@ -6,7 +6,7 @@ use crate::pod::{Netns, Proxy};
 use crate::programs::{DETOUR, STATIC};
 use crate::server::{Server, closed_port};
 use detour_cni::agent::install::Digest;
-use detour_cni::cluster::agent::{Answer, Hello};
+use detour_cni::cluster::agent::{AgentAnswer, Hello};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
@@ -298,7 +298,7 @@ fn agent(socket: &Path) {
             let hello = stream.write_all(format!("{}\n", json!(Hello::own())).as_bytes());
             let mut line = String::new();
             let read = BufReader::new(&stream).read_line(&mut line);
-            let answer = if line.contains("\"probe\"") { Answer::Done } else { Answer::Unknown };
+            let answer = if line.contains("\"probe\"") { AgentAnswer::Done } else { AgentAnswer::Unknown };
             // One that tells something does not wait for an answer.
             let _ = hello.and(read).and_then(|_| stream.write_all(format!("{}\n", json!(answer)).as_bytes()));
         }

@@ -4,7 +4,7 @@
 mod command;
 mod node;
 
-use detour_cni::sandbox::find::{Found, of_container, of_name, of_pod};
+use detour_cni::netns::find::{FoundNetns, of_container, of_name, of_pod};
 use node::{Node, Process, Where, id, scene, uid};
 use std::net::IpAddr;
 use std::process::Command;
@@ -39,18 +39,18 @@ impl Pod {
 }
 
 #[track_caller]
-fn found(node: &Node, uid: &str) -> Found {
+fn found(node: &Node, uid: &str) -> FoundNetns {
     of_pod(&node.root, uid).expect("no error").expect("found")
 }
 
 #[track_caller]
-fn is_in(found: &Found, process: &Process) {
+fn is_in(found: &FoundNetns, process: &Process) {
     let of = |path| std::fs::metadata(path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).expect("it is there");
     assert_eq!(of(found.netns.clone()), of(process.netns()), "{found:?}");
 }
 
 #[track_caller]
-fn refused(result: Result<Option<Found>, detour_cni::cni::Error>, parts: &[&str]) {
+fn refused(result: Result<Option<FoundNetns>, detour_cni::cni::Error>, parts: &[&str]) {
     let error = result.expect_err("refused");
     assert!(parts.iter().all(|part| error.msg.contains(part)), "{error}");
 }
@@ -200,7 +200,7 @@ fn a_pod_with_its_own_users_is_found_and_its_addresses_are_told() {
 }
 
 /// `unshare` is on the node's network until it has made its own.
-fn wait_for(attempt: impl Fn() -> Option<Found>) -> Found {
+fn wait_for(attempt: impl Fn() -> Option<FoundNetns>) -> FoundNetns {
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     loop {
         match attempt() {

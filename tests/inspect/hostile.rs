@@ -2,9 +2,9 @@
 //! them: escape sequences, line breaks, bidi controls. Needs root.
 
 use crate::run::{Run, detour, file};
-use detour_cni::firewall::nfnetlink::Socket;
+use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table, Target};
-use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use detour_cni::printable::acts;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
@@ -54,9 +54,9 @@ fn commit_hostile_rules() {
     let table = rules.tables.entry((Family::Ip, Table::Nat)).or_default();
     table.append(HOSTILE, Rule::new(Target::Return).out_interface(Is { not: false, value: INTERFACE }));
     table.hook(Hook::Output, Rule::jump(HOSTILE).out_interface(Is { not: false, value: INTERFACE }));
-    let mut socket = Socket::open().expect("nfnetlink");
-    let before = Live::read(&mut socket).expect("readable");
-    let plan = Dialect::Iptables.plan(&before, &Ruleset::default(), &rules, &Made::default());
+    let mut socket = NfSocket::open().expect("nfnetlink");
+    let before = LiveRuleset::read(&mut socket).expect("readable");
+    let plan = RuleFormat::Iptables.plan(&before, &Ruleset::default(), &rules, &CreatedTables::default());
     plan.commit(&mut socket, &before).expect("the kernel takes any name");
     let veth = ["link", "add", INTERFACE, "type", "veth", "peer", "name", "far"];
     assert!(Command::new("ip").args(veth).status().expect("ip starts").success());

@@ -2,10 +2,10 @@
 //! `iptables-restore`, `ip6tables-restore` and `nft`.
 
 use crate::run::{detour, file};
-use detour_cni::firewall::nfnetlink::Socket;
+use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
-use detour_cni::firewall::{Dialect, Live, Made, Ruleset};
-use detour_cni::inspect::{Choice, Manifest, Texts, configuration, explain};
+use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use detour_cni::inspect::{Choice, PodManifest, Texts, configuration, explain};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -54,28 +54,28 @@ fn load(program: &str, arguments: &[&str], text: &str) {
 }
 
 /// Chains with rules in them, as text, without handles and counters.
-fn rules(live: &Live) -> Vec<String> {
+fn rules(live: &LiveRuleset) -> Vec<String> {
     let chains = live.chains().flat_map(|(family, table, name, chain)| {
         chain.rules.iter().map(move |rule| format!("{} {} -A {name} {rule}", family.name(), table.name()))
     });
     chains.collect()
 }
 
-fn live() -> Live {
-    Live::read(&mut Socket::open().expect("nfnetlink")).expect("readable")
+fn live() -> LiveRuleset {
+    LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
 }
 
 /// What the plugin would hold in a namespace of its own for that pod.
-fn committed(pod: &str, dialect: Dialect) -> Live {
+fn committed(pod: &str, dialect: RuleFormat) -> LiveRuleset {
     let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
     let texts = Texts { pods: (Path::new("p"), pod), namespace: None, definitions: Vec::new() };
-    let found = Manifest::read(&texts, &Choice::default()).expect("a pod");
+    let found = PodManifest::read(&texts, &Choice::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], conf).expect("a subject");
     let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
     in_new_netns(|| {
-        let mut socket = Socket::open().expect("nfnetlink");
+        let mut socket = NfSocket::open().expect("nfnetlink");
         let before = live();
-        let plan = dialect.plan(&before, &Ruleset::default(), &desired, &Made::default());
+        let plan = dialect.plan(&before, &Ruleset::default(), &desired, &CreatedTables::default());
         plan.commit(&mut socket, &before).expect("accepted");
         live()
     })
@@ -107,7 +107,7 @@ fn both_of_iptables_tools_load_what_the_plugin_would_have_committed() {
             load("ip6tables-restore", &[], &text);
             live()
         });
-        let committed = rules(&committed(&pod, Dialect::Iptables));
+        let committed = rules(&committed(&pod, RuleFormat::Iptables));
         assert!(committed.len() > 40, "{committed:#?}");
         assert_eq!(rules(&loaded), committed, "{mode}");
     }
@@ -123,6 +123,6 @@ fn nft_loads_what_the_plugin_would_have_committed() {
             live().native
         });
         assert!(loaded.len() > 1, "{loaded:#?}");
-        assert_eq!(loaded, committed(&pod, Dialect::Nftables).native, "{mode}");
+        assert_eq!(loaded, committed(&pod, RuleFormat::Nftables).native, "{mode}");
     }
 }

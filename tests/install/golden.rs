@@ -1,8 +1,9 @@
 //! Configurations as they are in the wild: with the plugin in them, and those that it stays out of.
 
-use detour_cni::agent::install::undo::undo;
+use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
-    Action, ConfFile, Configuration, Desired, Digest, Found, FoundFile, HostPath, Plan, Record, reconcile,
+    ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallLog,
+    InstallPlan, reconcile,
 };
 use detour_cni::state::format;
 use serde_json::json;
@@ -29,14 +30,14 @@ fn dir() -> HostPath {
 }
 
 /// With the plugin chained, and nothing else.
-fn desired(file: Option<&str>) -> Desired {
+fn desired(file: Option<&str>) -> DesiredState {
     let entry = json!({
         "type": "detour",
         "kubernetes": { "kubeconfig": "/var/lib/cni/detour/kubeconfig", "exclude_namespaces": ["kube-system"] },
         "chain": [{ "type": "istio-redirect" }],
     });
-    let configuration = Configuration::Listed { dir: dir(), file: file.map(Into::into), entry };
-    Desired {
+    let configuration = ConfigurationTarget::Listed { dir: dir(), file: file.map(Into::into), entry };
+    DesiredState {
         installer: "test".into(),
         program: Digest::of(b""),
         programs: Vec::new(),
@@ -46,16 +47,16 @@ fn desired(file: Option<&str>) -> Desired {
     }
 }
 
-fn found(name: &str, text: &str) -> Found {
+fn found(name: &str, text: &str) -> FoundState {
     let file = ConfFile { name: name.to_owned(), contents: text.as_bytes().to_owned(), mode: 0o640 };
-    Found { configurations: vec![file], ..Found::default() }
+    FoundState { configurations: vec![file], ..FoundState::default() }
 }
 
 /// The directory and the log after a plan.
-fn after(mut found: Found, plan: &Plan) -> Found {
+fn after(mut found: FoundState, plan: &InstallPlan) -> FoundState {
     for action in &plan.actions {
         match action {
-            Action::Write { path, text, mode, .. } => {
+            FileAction::Write { path, text, mode, .. } => {
                 found.configurations.retain(|file| file.name != path.name());
                 let contents = text.as_bytes().to_owned();
                 found.configurations.push(ConfFile { name: path.name(), contents, mode: *mode });
@@ -64,7 +65,7 @@ fn after(mut found: Found, plan: &Plan) -> Found {
                     .files
                     .insert(path.clone(), FoundFile { digest, text: Some(text.clone()), mode: *mode, trusted: true });
             }
-            Action::Remove { path, .. } => {
+            FileAction::Remove { path, .. } => {
                 found.configurations.retain(|file| file.name != path.name());
                 found.files.remove(path);
             }
@@ -75,7 +76,7 @@ fn after(mut found: Found, plan: &Plan) -> Found {
     found
 }
 
-fn only(found: &Found) -> (&str, String, u32) {
+fn only(found: &FoundState) -> (&str, String, u32) {
     let [file] = &found.configurations[..] else { panic!("{:?}", found.configurations) };
     (&file.name, String::from_utf8(file.contents.clone()).expect("text"), file.mode)
 }
@@ -135,7 +136,7 @@ fn a_broken_one_does_not_keep_it_from_the_next() {
         mode: 0o600,
     });
     let plan = reconcile(&desired(None), &found);
-    let [Action::Write { path, .. }] = &plan.actions[..] else { panic!("{plan:?}") };
+    let [FileAction::Write { path, .. }] = &plan.actions[..] else { panic!("{plan:?}") };
     assert_eq!((path.name().as_str(), plan.notes.len()), ("10-x.conflist", 1));
 }
 
@@ -174,17 +175,17 @@ fn a_list_that_comes_to_stand_first_gets_the_plugin_and_the_other_loses_it() {
 fn the_log_of_another_version_is_read_or_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.1.0/install.json");
     let golden = fs::read(path).expect("a record");
-    let log: Record = format::parse(&golden).expect("0.1.0");
+    let log: InstallLog = format::parse(&golden).expect("0.1.0");
     assert_eq!((log.files.len(), log.lists.len()), (1, 1));
     let printed = format::print(&log).expect("printed");
-    assert_eq!(format::parse::<Record>(&printed).expect("this version"), log);
+    assert_eq!(format::parse::<InstallLog>(&printed).expect("this version"), log);
     let value = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).expect("JSON");
     for key in ["installer", "files", "lists"] {
         let mut lacking = value(&golden);
         lacking.as_object_mut().expect("an object").remove(key);
-        format::parse::<Record>(lacking.to_string().as_bytes()).expect("a default");
+        format::parse::<InstallLog>(lacking.to_string().as_bytes()).expect("a default");
     }
     let mut newer = value(&printed);
     newer["version"] = json!(2);
-    format::parse::<Record>(newer.to_string().as_bytes()).expect_err("newer");
+    format::parse::<InstallLog>(newer.to_string().as_bytes()).expect_err("newer");
 }

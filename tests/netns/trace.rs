@@ -3,9 +3,9 @@
 use crate::dialect::Dialect;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
-use detour_cni::firewall::Live;
+use detour_cni::firewall::LiveRuleset;
 use detour_cni::inspect::{
-    Choice, Destination, LiveRules, Manifest, Mark, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
+    Choice, Destination, LiveRules, Mark, PodManifest, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
     explain, trace,
 };
 use detour_cni::policy;
@@ -141,7 +141,7 @@ fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
     let texts = Texts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
-    let found = Manifest::read(&texts, &Choice::default()).expect("a pod");
+    let found = PodManifest::read(&texts, &Choice::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], conf).expect("a subject");
     explain(&subject).expect("explained").policy
 }
@@ -214,7 +214,7 @@ fn rules_shows_what_is_there_and_what_it_counted() {
     let after = report(&world);
     let (ip, ip6) = ("ip nat", "ip6 nat");
     assert_eq!((counted(&before, ip), counted(&after, ip), counted(&after, ip6)), (Some(0), Some(1), Some(0)));
-    let read: Live = live(&world).live;
+    let read: LiveRuleset = live(&world).live;
     assert_eq!(read, live(&world).live);
 }
 

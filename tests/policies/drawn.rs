@@ -1,8 +1,8 @@
 //! Policies whose parts meet: from few ports, addresses and owners.
 
 use detour_cni::policy::{
-    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Owner, Policy, PortRange, Ports, Protocol,
-    Ranges, Redirect,
+    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
+    Redirect, TrafficOwner,
 };
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ fn ids() -> impl Strategy<Value = IdRange> {
 }
 
 fn exclusion() -> impl Strategy<Value = Exclusion> {
-    let owner = prop_oneof![1 => Just(Owner::Any), 3 => ids().prop_map(Owner::Uid), 1 => ids().prop_map(Owner::Gid)];
+    let owner = prop_oneof![1 => Just(TrafficOwner::Any), 3 => ids().prop_map(TrafficOwner::Uid), 1 => ids().prop_map(TrafficOwner::Gid)];
     let protocol = prop::option::of(prop::sample::select(vec![Protocol::Tcp, Protocol::Udp]));
     (owner, prop::option::weighted(0.4, net()), protocol, port_list())
         .prop_map(|(owner, destination, protocol, ports)| Exclusion { owner, destination, protocol, ports })

@@ -1,8 +1,8 @@
 //! Policies that together use everything that rules are made of.
 
 use detour_cni::policy::{
-    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Owner, Policy, PortRange, Ports, Protocol,
-    Ranges, Redirect,
+    DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
+    Redirect, TrafficOwner,
 };
 
 pub(crate) fn on(redirect: Redirect) -> Policy {
@@ -18,8 +18,8 @@ pub(crate) fn range(first: u16, last: u16) -> PortRange {
 }
 
 fn excluding(policy: Policy) -> Policy {
-    let any = Exclusion { owner: Owner::Any, destination: None, protocol: None, ports: Vec::new() };
-    let uid = |first, last| Owner::Uid(IdRange { first, last });
+    let any = Exclusion { owner: TrafficOwner::Any, destination: None, protocol: None, ports: Vec::new() };
+    let uid = |first, last| TrafficOwner::Uid(IdRange { first, last });
     let exclusions = [
         Exclusion { owner: uid(1337, 1337), ..any.clone() },
         Exclusion {
@@ -29,7 +29,7 @@ fn excluding(policy: Policy) -> Policy {
             ..any.clone()
         },
         Exclusion {
-            owner: Owner::Gid(IdRange::one(7)),
+            owner: TrafficOwner::Gid(IdRange::one(7)),
             ports: (1..20).map(|p| range(p * 100, p * 100 + p % 2)).collect(),
             ..any.clone()
         },

@@ -1,11 +1,11 @@
 //! What the plugin is answered: from what is known, and where that is not enough, from the API.
 
-use super::Facts;
+use super::SharedFacts;
 use super::cache::Cache;
-use super::objects::Kind;
-use crate::agent::{KnownPod, Metrics, calls};
-use crate::cluster::agent::{Answer, Ask, Called};
-use crate::cluster::{Cluster, Event, Lookup, ObjectRef, ServiceAccount, Sought};
+use super::objects::WatchedKind;
+use crate::agent::{Metrics, ObservedPod, socket};
+use crate::cluster::agent::{AgentAnswer, CallReport, RequestKind};
+use crate::cluster::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, ServiceAccount};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts as PodFacts, Namespace, Pod, PodRef};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ const MARGIN: Duration = Duration::from_millis(100);
 /// Who answers.
 #[derive(Clone)]
 pub(in crate::agent) struct Answers {
-    facts: Facts,
+    facts: SharedFacts,
     account: Arc<ServiceAccount>,
     metrics: Metrics,
     /// Until when the API counts as silent.
@@ -35,35 +35,35 @@ pub(in crate::agent) struct Answers {
 
 impl Answers {
     /// Where `facts` are not enough, the API is asked as `account`.
-    pub(in crate::agent) fn new(facts: Facts, account: ServiceAccount, metrics: Metrics) -> Self {
+    pub(in crate::agent) fn new(facts: SharedFacts, account: ServiceAccount, metrics: Metrics) -> Self {
         Self { facts, account: Arc::new(account), metrics, silent: Arc::default() }
     }
 
     /// Takes note of a call that has ended.
-    pub(in crate::agent) fn told(&self, called: &Called) {
-        calls::record(called, &self.metrics);
+    pub(in crate::agent) fn told(&self, called: &CallReport) {
+        socket::record(called, &self.metrics);
     }
 
     /// The answer, while the plugin waits for it.
-    pub(in crate::agent) async fn answer(&self, ask: Ask, until: Instant) -> Answer {
+    pub(in crate::agent) async fn answer(&self, ask: RequestKind, until: Instant) -> AgentAnswer {
         let until = until - MARGIN;
         let answer = match ask {
-            Ask::Facts { pod, with_namespace } => self.pod(pod, with_namespace, until).await,
-            Ask::Namespace { pod } => {
-                self.namespace(&pod, until).await.map(|namespace| Answer::Namespace { namespace })
+            RequestKind::Facts { pod, with_namespace } => self.pod(pod, with_namespace, until).await,
+            RequestKind::Namespace { pod } => {
+                self.namespace(&pod, until).await.map(|namespace| AgentAnswer::Namespace { namespace })
             }
-            Ask::Definitions { wanted } => {
-                self.definitions(wanted, until).await.map(|found| Answer::Definitions { found })
+            RequestKind::Definitions { wanted } => {
+                self.definitions(wanted, until).await.map(|found| AgentAnswer::Definitions { found })
             }
-            Ask::NamespacesWithDefinition { name } => self.namespaces(name, until).await,
-            Ask::Report { pod, status, events } => self.report(pod, status, events, until).await,
-            Ask::Probe => self.probe(until).await,
-            Ask::Called(_) | Ask::Unknown => Ok(Answer::Unknown),
+            RequestKind::NamespacesWithDefinition { name } => self.namespaces(name, until).await,
+            RequestKind::Report { pod, status, events } => self.report(pod, status, events, until).await,
+            RequestKind::Probe => self.probe(until).await,
+            RequestKind::Called(_) | RequestKind::Unknown => Ok(AgentAnswer::Unknown),
         };
-        answer.unwrap_or_else(Answer::from)
+        answer.unwrap_or_else(AgentAnswer::from)
     }
 
-    async fn pod(&self, wanted: PodRef, with_namespace: bool, until: Instant) -> Result<Answer, Error> {
+    async fn pod(&self, wanted: PodRef, with_namespace: bool, until: Instant) -> Result<AgentAnswer, Error> {
         let known = self.known_pod(&wanted).await;
         let namespace = with_namespace.then(|| self.known_namespace(&wanted.namespace)).flatten();
         let (pod, namespace) = match (known, with_namespace, namespace) {
@@ -78,11 +78,11 @@ impl Answers {
                 (asked.pod, namespace.or(asked.namespace))
             }
         };
-        Ok(Answer::Facts { pod: pod.into(), namespace })
+        Ok(AgentAnswer::Facts { pod: pod.into(), namespace })
     }
 
     /// The pod, where the watch works. Where that is broken, its annotations may have changed since.
-    async fn known_pod(&self, wanted: &PodRef) -> Option<Arc<KnownPod>> {
+    async fn known_pod(&self, wanted: &PodRef) -> Option<Arc<ObservedPod>> {
         wanted.uid.as_ref()?;
         let pods = &self.facts.0.pods;
         if !pods.is_whole() {
@@ -96,7 +96,7 @@ impl Answers {
 
     /// The pod as it was known last, where the caller's UID tells that it is the one that is meant: a name
     /// alone may be that of one that is gone.
-    fn last_pod(&self, wanted: &PodRef) -> Option<Arc<KnownPod>> {
+    fn last_pod(&self, wanted: &PodRef) -> Option<Arc<ObservedPod>> {
         wanted.uid.as_ref()?;
         let object = ObjectRef { namespace: wanted.namespace.clone(), name: wanted.name.clone() };
         self.facts.0.pods.get(&object).filter(|known| known.pod.uid.is_some() && known.pod.is(wanted))
@@ -127,10 +127,11 @@ impl Answers {
         self.ask_or(last, until, move |api| api.namespace(&pod)).await
     }
 
-    async fn definitions(&self, wanted: Vec<Sought>, until: Instant) -> Result<Vec<Lookup>, Error> {
+    async fn definitions(&self, wanted: Vec<DefinitionQuery>, until: Instant) -> Result<Vec<Lookup>, Error> {
         let cache = &self.facts.0.definitions;
-        let known =
-            |sought: &Sought| last_known(cache, &sought.object.namespace, &sought.object.name).map(Lookup::Found);
+        let known = |sought: &DefinitionQuery| {
+            last_known(cache, &sought.object.namespace, &sought.object.name).map(Lookup::Found)
+        };
         let missing = || Lookup::Missing(format!("not among the {} that the node's agent watches", cache.len()));
         let look = || wanted.iter().map(|s| known(s).or_else(|| (!s.awaited).then(missing))).collect();
         if cache.is_whole() {
@@ -147,7 +148,7 @@ impl Answers {
         self.ask_or(last, until, move |api| api.definitions(&wanted)).await
     }
 
-    async fn namespaces(&self, name: String, until: Instant) -> Result<Answer, Error> {
+    async fn namespaces(&self, name: String, until: Instant) -> Result<AgentAnswer, Error> {
         let cache = &self.facts.0.definitions;
         let names = if cache.is_whole() {
             let named = cache.all().into_iter().filter(|definition| definition.object.name == name);
@@ -157,7 +158,7 @@ impl Answers {
             let unknown = || Error::new(Code::TryAgain, "the definitions of that name can't be listed");
             self.ask(until, move |api| api.namespaces_with_definition(&name).ok_or_else(unknown)).await?
         };
-        Ok(Answer::Namespaces { names })
+        Ok(AgentAnswer::Namespaces { names })
     }
 
     async fn report(
@@ -166,20 +167,20 @@ impl Answers {
         status: Option<String>,
         events: Vec<Event>,
         until: Instant,
-    ) -> Result<Answer, Error> {
+    ) -> Result<AgentAnswer, Error> {
         let pod = Pod { namespace: told.namespace, name: told.name, uid: told.uid, ..Pod::default() };
-        self.ask(until, move |api| api.report(&pod, status.as_deref(), &events)).await.map(|()| Answer::Done)
+        self.ask(until, move |api| api.report(&pod, status.as_deref(), &events)).await.map(|()| AgentAnswer::Done)
     }
 
-    async fn probe(&self, until: Instant) -> Result<Answer, Error> {
+    async fn probe(&self, until: Instant) -> Result<AgentAnswer, Error> {
         if !self.facts.0.pods.is_whole() {
             self.ask(until, |api| api.probe()).await?;
         }
-        Ok(Answer::Done)
+        Ok(AgentAnswer::Done)
     }
 
     /// What is not in `cache` is asked of the API.
-    fn count_fallback<T: Kind>(&self, cache: &Cache<T>, unknown: &'static str) {
+    fn count_fallback<T: WatchedKind>(&self, cache: &Cache<T>, unknown: &'static str) {
         self.metrics.api_fallback(if cache.is_whole() { unknown } else { "broken-watch" });
     }
 
@@ -241,7 +242,7 @@ impl Answers {
 }
 
 /// The object of this name, whatever became of the watch.
-fn last_known<T: Kind + Clone>(cache: &Cache<T>, namespace: &str, name: &str) -> Option<T> {
+fn last_known<T: WatchedKind + Clone>(cache: &Cache<T>, namespace: &str, name: &str) -> Option<T> {
     let object = ObjectRef { namespace: namespace.to_owned(), name: name.to_owned() };
     cache.get(&object).map(|kept| (*kept).clone())
 }

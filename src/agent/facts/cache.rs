@@ -1,6 +1,6 @@
 //! Objects of one kind as a watch tells them, and how far that can be relied on.
 
-use super::objects::Kind;
+use super::objects::WatchedKind;
 use crate::cluster::ObjectRef;
 use kube::runtime::watcher::Event;
 use std::collections::BTreeMap;
@@ -11,31 +11,31 @@ use tokio::sync::watch;
 
 /// What is known of one kind.
 pub(super) struct Cache<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<CacheState<T>>,
     /// Counts the changes, for tasks; threads wait for `changed`.
     changes: watch::Sender<u64>,
     changed: Condvar,
 }
 
-struct State<T> {
-    known: Known<T>,
+struct CacheState<T> {
+    known: CachedObjects<T>,
     /// Filled by a list that is under way.
-    listed: Option<Known<T>>,
+    listed: Option<CachedObjects<T>>,
     /// Whether a list was complete once.
     complete: bool,
     /// Whether the watch is broken.
     broken: bool,
 }
 
-type Known<T> = BTreeMap<ObjectRef, Arc<T>>;
+type CachedObjects<T> = BTreeMap<ObjectRef, Arc<T>>;
 
-impl<T: Kind> Cache<T> {
+impl<T: WatchedKind> Cache<T> {
     pub(super) fn new() -> Self {
-        let state = State { known: Known::new(), listed: None, complete: false, broken: false };
+        let state = CacheState { known: CachedObjects::new(), listed: None, complete: false, broken: false };
         Self { state: Mutex::new(state), changes: watch::Sender::new(0), changed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, CacheState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -66,7 +66,7 @@ impl<T: Kind> Cache<T> {
         let mut state = self.state();
         let mut completed = false;
         match event {
-            Event::Init => state.listed = Some(Known::new()),
+            Event::Init => state.listed = Some(CachedObjects::new()),
             Event::InitApply(sent) => {
                 let (object, kept) = named(sent);
                 if let Some(listed) = &mut state.listed {
@@ -125,13 +125,13 @@ impl<T: Kind> Cache<T> {
 
     /// Waits until there were more than `seen` changes, `time` at the longest. Gives how many there were.
     pub(super) fn wait_for_change(&self, seen: u64, time: Duration) -> u64 {
-        let unchanged = |_: &mut State<T>| *self.changes.borrow() == seen;
+        let unchanged = |_: &mut CacheState<T>| *self.changes.borrow() == seen;
         drop(self.changed.wait_timeout_while(self.state(), time, unchanged));
         *self.changes.borrow()
     }
 }
 
-fn named<T: Kind>(sent: T::Sent) -> (ObjectRef, Arc<T>) {
+fn named<T: WatchedKind>(sent: T::Sent) -> (ObjectRef, Arc<T>) {
     let kept = T::of(sent);
     (kept.object(), Arc::new(kept))
 }
@@ -143,7 +143,7 @@ mod tests {
     use serde_json::{from_value, json};
     use std::thread;
 
-    fn sent(name: &str, value: &str) -> <Namespace as Kind>::Sent {
+    fn sent(name: &str, value: &str) -> <Namespace as WatchedKind>::Sent {
         from_value(json!({"metadata": {"name": name, "annotations": {"a": value}}})).expect("a namespace")
     }
 

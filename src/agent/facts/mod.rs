@@ -13,7 +13,7 @@ mod watching;
 
 pub(super) use answer::Answers;
 
-use super::KnownPod;
+use super::ObservedPod;
 use crate::cluster::Definition;
 use crate::pod::Namespace;
 use cache::Cache;
@@ -22,22 +22,22 @@ use std::time::Duration;
 
 /// What is known, shared by those who watch and those who answer.
 #[derive(Clone)]
-pub(super) struct Facts(Arc<Caches>);
+pub(super) struct SharedFacts(Arc<Caches>);
 
 struct Caches {
-    pods: Cache<KnownPod>,
+    pods: Cache<ObservedPod>,
     namespaces: Cache<Namespace>,
     definitions: Cache<Definition>,
 }
 
-impl Facts {
+impl SharedFacts {
     /// Nothing is known yet.
     pub(super) fn new() -> Self {
         Self(Arc::new(Caches { pods: Cache::new(), namespaces: Cache::new(), definitions: Cache::new() }))
     }
 
     /// The pods of the node, as they were seen last.
-    pub(super) fn pods(&self) -> Vec<Arc<KnownPod>> {
+    pub(super) fn pods(&self) -> Vec<Arc<ObservedPod>> {
         self.0.pods.all()
     }
 

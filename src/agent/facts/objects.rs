@@ -1,6 +1,6 @@
 //! The kinds of objects that are watched: read no further than is used, and kept as less.
 
-use crate::agent::{EndedContainer, KnownPod};
+use crate::agent::{EndedContainer, ObservedPod};
 use crate::cluster::wire::{self, DefinitionSpec, PodSpec, null_is_empty};
 use crate::cluster::{Definition, ObjectRef};
 use crate::pod::Namespace;
@@ -17,7 +17,7 @@ use std::fmt::Debug;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// A kind of objects: what is kept of one, out of what the API sends.
-pub(super) trait Kind: Sized + Send + Sync + 'static {
+pub(super) trait WatchedKind: Sized + Send + Sync + 'static {
     /// As the API sends it.
     type Sent: Resource<DynamicType = ()> + DeserializeOwned + Debug + Clone + Send + 'static;
     /// For people, in the plural.
@@ -97,37 +97,37 @@ pub(super) struct SentPod {
     #[serde(default, deserialize_with = "null_is_empty")]
     spec: PodSpec,
     #[serde(default, deserialize_with = "null_is_empty")]
-    status: Status,
+    status: SentPodStatus,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Status {
+struct SentPodStatus {
     #[serde(deserialize_with = "null_is_empty")]
     phase: String,
     #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
-    pod_ips: Vec<Address>,
+    pod_ips: Vec<SentPodAddress>,
     #[serde(deserialize_with = "null_is_empty")]
-    init_container_statuses: Vec<ContainerStatus>,
+    init_container_statuses: Vec<SentContainerStatus>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct Address {
+struct SentPodAddress {
     ip: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ContainerStatus {
+struct SentContainerStatus {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    state: State,
+    state: SentContainerState,
     #[serde(default, deserialize_with = "null_is_empty")]
-    last_state: State,
+    last_state: SentContainerState,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-struct State {
+struct SentContainerState {
     terminated: Option<Terminated>,
 }
 
@@ -142,7 +142,7 @@ struct Terminated {
 /// The annotation of a static pod's mirror on the API (kubelet, `pkg/kubelet/types/pod_update.go`).
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-impl Kind for KnownPod {
+impl WatchedKind for ObservedPod {
     type Sent = SentPod;
     const NAME: &str = "pods of this node";
     const COUNTED: &str = "pods";
@@ -155,7 +155,7 @@ impl Kind for KnownPod {
         let metadata = trimmed(metadata);
         let owned = controlled && !metadata.annotations.contains_key(MIRROR);
         Self {
-            pod: wire::Pod { metadata, spec, status: wire::PodStatus::default() }.into(),
+            pod: wire::PodObject { metadata, spec, status: wire::PodStatus::default() }.into(),
             resource_version,
             owned,
             ending,
@@ -170,7 +170,7 @@ impl Kind for KnownPod {
 }
 
 /// How a container ended, where it has ended once.
-fn ended(status: ContainerStatus) -> Option<EndedContainer> {
+fn ended(status: SentContainerStatus) -> Option<EndedContainer> {
     let (now, before) = (status.state.terminated, status.last_state.terminated);
     if now.is_none() && before.is_none() {
         return None;
@@ -181,14 +181,14 @@ fn ended(status: ContainerStatus) -> Option<EndedContainer> {
     Some(EndedContainer { name: status.name, succeeded, last_failure, message: message.unwrap_or_default() })
 }
 
-impl Kind for Namespace {
+impl WatchedKind for Namespace {
     type Sent = SentNamespace;
     const NAME: &str = "namespaces";
     const COUNTED: &str = "namespaces";
     const RIGHT: &str = "list and watch namespaces";
 
     fn of(SentNamespace { metadata }: SentNamespace) -> Self {
-        wire::Namespace { metadata: trimmed(metadata) }.into()
+        wire::NamespaceObject { metadata: trimmed(metadata) }.into()
     }
 
     fn object(&self) -> ObjectRef {
@@ -196,14 +196,14 @@ impl Kind for Namespace {
     }
 }
 
-impl Kind for Definition {
+impl WatchedKind for Definition {
     type Sent = SentDefinition;
     const NAME: &str = "network attachment definitions";
     const COUNTED: &str = "definitions";
     const RIGHT: &str = "list and watch network-attachment-definitions.k8s.cni.cncf.io";
 
     fn of(SentDefinition { metadata, spec }: SentDefinition) -> Self {
-        wire::Definition { metadata: trimmed(metadata), spec }.into()
+        wire::DefinitionObject { metadata: trimmed(metadata), spec }.into()
     }
 
     fn object(&self) -> ObjectRef {
@@ -221,8 +221,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, from_value, json};
 
-    fn known(pod: Value) -> KnownPod {
-        KnownPod::of(from_value(pod).expect("a pod"))
+    fn known(pod: Value) -> ObservedPod {
+        ObservedPod::of(from_value(pod).expect("a pod"))
     }
 
     #[test]
@@ -254,13 +254,13 @@ mod tests {
             last_failure,
             message: message.into(),
         };
-        let pod: crate::pod::Pod = from_value::<wire::Pod>(json!({
+        let pod: crate::pod::Pod = from_value::<wire::PodObject>(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
             "spec": {"hostNetwork": true, "containers": [{"name": "c", "env": [{"name": "A", "value": "1"}]}]}
         }))
         .expect("a pod")
         .into();
-        let expected = KnownPod {
+        let expected = ObservedPod {
             pod,
             resource_version: "7".into(),
             owned: true,

@@ -1,8 +1,8 @@
 //! Keeping a cache by a watch, for as long as the process lives.
 
-use super::Facts;
+use super::SharedFacts;
 use super::cache::Cache;
-use super::objects::Kind;
+use super::objects::WatchedKind;
 use crate::agent::Metrics;
 use crate::cluster::{PAGE, ServiceAccount, causes};
 use futures_util::StreamExt;
@@ -19,7 +19,7 @@ const SLOWLY: Duration = Duration::from_secs(60);
 /// nothing of a watch until something changes.
 const PROBATION: Duration = ServiceAccount::CONNECT.saturating_add(Duration::from_secs(1));
 
-impl Facts {
+impl SharedFacts {
     /// Keeps all of it, for the node of this name, asking as `account`.
     pub(in crate::agent) async fn keep(&self, account: &ServiceAccount, node: &str, metrics: &Metrics) {
         let client = client(account).await;
@@ -50,7 +50,7 @@ async fn client(account: &ServiceAccount) -> Client {
     }
 }
 
-async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics: &Metrics) {
+async fn keep<T: WatchedKind>(cache: &Cache<T>, client: Client, config: Config, metrics: &Metrics) {
     let config = config.page_size(PAGE);
     let begin = || watcher(Api::<T::Sent>::all(client.clone()), config.clone());
     let mut events = pin!(begin());
@@ -87,7 +87,7 @@ async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics
             }
             Some(Err(error)) => {
                 let newly = cache.breaks();
-                let trouble = Trouble::of(&error);
+                let trouble = WatchProblem::of(&error);
                 if newly || said != trouble.why {
                     trouble.say::<T>();
                     said.clone_from(&trouble.why);
@@ -107,14 +107,14 @@ async fn keep<T: Kind>(cache: &Cache<T>, client: Client, config: Config, metrics
 }
 
 /// Whether the API answers: a server that hangs takes requests, too.
-async fn answers<T: Kind>(client: &Client) -> bool {
+async fn answers<T: WatchedKind>(client: &Client) -> bool {
     let one = ListParams::default().limit(1);
     let listed = timeout(ServiceAccount::CONNECT, Api::<T::Sent>::all(client.clone()).list(&one)).await;
     listed.is_ok_and(|listed| listed.is_ok())
 }
 
 /// What is wrong with a watch.
-struct Trouble {
+struct WatchProblem {
     why: String,
     /// The API has no such kind.
     unknown: bool,
@@ -124,7 +124,7 @@ struct Trouble {
     expired: bool,
 }
 
-impl Trouble {
+impl WatchProblem {
     fn of(error: &Error) -> Self {
         let status = match error {
             Error::InitialListFailed(kube::Error::Api(status))
@@ -144,7 +144,7 @@ impl Trouble {
         Self { why, unknown: code == 404, refused: matches!(code, 401 | 403 | 404), expired: code == 410 }
     }
 
-    fn say<T: Kind>(&self) {
+    fn say<T: WatchedKind>(&self) {
         let why = self.why.as_str();
         if self.unknown {
             tracing::info!("this cluster has no {}", T::NAME);

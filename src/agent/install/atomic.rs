@@ -18,7 +18,7 @@ pub(super) fn is_leftover(name: &str) -> bool {
 
 /// Whose a file is that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum FileOwner {
     /// This process's user: the plugin uses its own files only if root owns them.
     Own,
     /// That of the file that is replaced.
@@ -31,13 +31,13 @@ pub(super) enum Owner {
 pub(super) fn write(
     path: &Path,
     mode: u32,
-    owner: Owner,
+    owner: FileOwner,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     create_directories(directory)?;
     let temporary = beside(path);
-    let of = (owner == Owner::Kept).then(|| fs::symlink_metadata(path).ok()).flatten();
+    let of = (owner == FileOwner::Kept).then(|| fs::symlink_metadata(path).ok()).flatten();
     let written = fill_file(&temporary, of.as_ref(), mode, fill).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);

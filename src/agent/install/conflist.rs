@@ -1,15 +1,17 @@
 //! A cluster network's configuration with the plugin in its list, and without: text in, text out.
 //! Whatever is somebody else's stays as it is, byte for byte.
+//!
+//! Where the members of a JSON text stand, so that one can be changed and all else kept byte for
+//! byte. Only for text that a JSON parser has accepted.
 
 use super::digest::Digest;
-use super::json_spans::{elements, members};
 use serde_json::{Map, Value};
 use std::ops::Range;
 
 /// Why a file is not one that the plugin can be put into. Runtimes skip most of these as well
 /// (libcni, `NetworkConfFromBytes` and `ConfFromBytes`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum UnusableList {
     /// The file is empty: somebody is writing it, or was killed at that.
     #[error("is empty")]
     Empty,
@@ -47,8 +49,8 @@ pub enum Unfit {
 ///
 /// # Errors
 /// The text is no list that a runtime would accept.
-pub fn rewrite(text: &str, entry: &Value) -> Result<String, Unfit> {
-    let list = List::parse(text)?;
+pub fn rewrite(text: &str, entry: &Value) -> Result<String, UnusableList> {
+    let list = ConfList::parse(text)?;
     let own = list.of_type(&entry["type"]);
     if let [only] = own[..]
         && list.plugins[only] == *entry
@@ -67,13 +69,13 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, Unfit> {
         None => {
             let last = spans.last().map_or(0..0, Range::clone);
             let separator = separator(text, spans);
-            let style = Style::of(text, &last, &separator);
+            let style = JsonStyle::of(text, &last, &separator);
             format!("{}{separator}{}{}", &text[..last.end], style.write(entry), &text[last.end..])
         }
         Some((first, others)) => {
             let without = cut(text, spans, others);
             let place = spans[*first].clone();
-            let style = Style::of(text, &place, "");
+            let style = JsonStyle::of(text, &place, "");
             format!("{}{}{}", &without[..place.start], style.write(entry), &without[place.end..])
         }
     });
@@ -84,8 +86,8 @@ pub fn rewrite(text: &str, entry: &Value) -> Result<String, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn without(text: &str, kind: &str) -> Result<Option<String>, Unfit> {
-    let list = List::parse(text)?;
+pub fn without(text: &str, kind: &str) -> Result<Option<String>, UnusableList> {
+    let list = ConfList::parse(text)?;
     let own = list.of_type(&Value::from(kind));
     if own.is_empty() {
         return Ok(None);
@@ -100,8 +102,8 @@ pub fn without(text: &str, kind: &str) -> Result<Option<String>, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, Unfit> {
-    let list = List::parse(text)?;
+pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, UnusableList> {
+    let list = ConfList::parse(text)?;
     let own = list.of_type(&Value::from(kind));
     Ok(own.into_iter().map(|index| list.plugins[index].clone()).collect())
 }
@@ -110,7 +112,7 @@ pub fn of_type(text: &str, kind: &str) -> Result<Vec<Value>, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, Unfit> {
+pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, UnusableList> {
     Ok(of_type(text, kind)?.iter().map(Digest::of_value).collect())
 }
 
@@ -118,8 +120,8 @@ pub(super) fn digests(text: &str, kind: &str) -> Result<Vec<Digest>, Unfit> {
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn types(text: &str) -> Result<Vec<String>, Unfit> {
-    let list = List::parse(text)?;
+pub fn types(text: &str) -> Result<Vec<String>, UnusableList> {
+    let list = ConfList::parse(text)?;
     Ok(list.plugins.iter().filter_map(|plugin| Some(plugin["type"].as_str()?.to_owned())).collect())
 }
 
@@ -128,47 +130,47 @@ pub fn types(text: &str) -> Result<Vec<String>, Unfit> {
 ///
 /// # Errors
 /// The text is no configuration that a runtime would accept.
-pub fn list_of(conf: &str) -> Result<String, Unfit> {
+pub fn list_of(conf: &str) -> Result<String, UnusableList> {
     let keys = object(conf)?;
     if keys.get("type").and_then(Value::as_str).is_none_or(str::is_empty) {
-        return Err(Unfit::NotSingle);
+        return Err(UnusableList::NotSingle);
     }
-    let name = keys.get("name").filter(|name| name.is_string()).ok_or(Unfit::NoName)?;
+    let name = keys.get("name").filter(|name| name.is_string()).ok_or(UnusableList::NoName)?;
     let version = keys.get("cniVersion").map(|version| format!("  \"cniVersion\": {version},\n")).unwrap_or_default();
     let plugin = conf.trim().replace('\n', "\n    ");
     Ok(format!("{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n"))
 }
 
-fn object(text: &str) -> Result<Map<String, Value>, Unfit> {
+fn object(text: &str) -> Result<Map<String, Value>, UnusableList> {
     if text.trim().is_empty() {
-        return Err(Unfit::Empty);
+        return Err(UnusableList::Empty);
     }
     match serde_json::from_str(text) {
         Ok(Value::Object(keys)) => Ok(keys),
-        Ok(_) => Err(Unfit::NotObject),
-        Err(_) if text.starts_with('\u{feff}') => Err(Unfit::NotJson("it starts with a byte order mark".into())),
-        Err(error) => Err(Unfit::NotJson(error.to_string())),
+        Ok(_) => Err(UnusableList::NotObject),
+        Err(_) if text.starts_with('\u{feff}') => Err(UnusableList::NotJson("it starts with a byte order mark".into())),
+        Err(error) => Err(UnusableList::NotJson(error.to_string())),
     }
 }
 
 /// A plugin list that a runtime would accept.
-struct List {
+struct ConfList {
     keys: Map<String, Value>,
     plugins: Vec<Value>,
     /// Where the plugins stand; `None` where that can't be told.
     spans: Option<Vec<Range<usize>>>,
 }
 
-impl List {
-    fn parse(text: &str) -> Result<Self, Unfit> {
+impl ConfList {
+    fn parse(text: &str) -> Result<Self, UnusableList> {
         let keys = object(text)?;
         if !keys.get("name").is_some_and(Value::is_string) {
-            return Err(Unfit::NoName);
+            return Err(UnusableList::NoName);
         }
         let plugins = keys.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
-        let plugins = plugins.ok_or(Unfit::NoPlugins)?.clone();
+        let plugins = plugins.ok_or(UnusableList::NoPlugins)?.clone();
         if let Some(index) = plugins.iter().position(|plugin| plugin["type"].as_str().is_none_or(str::is_empty)) {
-            return Err(Unfit::NoType(index));
+            return Err(UnusableList::NoType(index));
         }
         let last = members(text, 0).into_iter().rev().find(|member| member.key == "plugins");
         let spans = last.map(|member| elements(text, member.value.start));
@@ -221,7 +223,7 @@ fn cut(text: &str, spans: &[Range<usize>], indices: &[usize]) -> String {
 }
 
 /// How a neighbour is written, so that what is put beside it looks the same.
-struct Style {
+struct JsonStyle {
     /// Before each line but the first; `None` for all on one line.
     indent: Option<String>,
     /// What one level adds.
@@ -229,7 +231,7 @@ struct Style {
     newline: &'static str,
 }
 
-impl Style {
+impl JsonStyle {
     fn of(text: &str, neighbour: &Range<usize>, separator: &str) -> Self {
         let written = &text[neighbour.clone()];
         let newline = if written.contains("\r\n") || separator.contains("\r\n") { "\r\n" } else { "\n" };
@@ -258,6 +260,80 @@ impl Style {
 /// The blanks and tabs that a line starts with.
 fn blanks(line: &str) -> &str {
     &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
+}
+
+/// A member of an object.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct JsonMember {
+    /// What the text between its quotes means: `"pl\u0075gins"` is `plugins`.
+    pub(super) key: String,
+    /// From the key's quote to the end of the value.
+    pub(super) whole: Range<usize>,
+    pub(super) value: Range<usize>,
+}
+
+/// The members of the object that starts at or after `at`; none where no object does.
+pub(super) fn members(text: &str, at: usize) -> Vec<JsonMember> {
+    let mut found = Vec::new();
+    let Some(mut at) = opened(text, at, b'{') else { return found };
+    while text.as_bytes().get(at) == Some(&b'"') {
+        let key = at..value_end(text, at);
+        let value = skip(text, key.end);
+        let value = value..value_end(text, value);
+        at = skip(text, value.end);
+        let whole = key.start..value.end;
+        // A key that no parser accepts is none of those that are looked for.
+        let key = serde_json::from_str(&text[key]).unwrap_or_default();
+        found.push(JsonMember { key, whole, value });
+    }
+    found
+}
+
+/// The elements of the array that starts at or after `at`; none where no array does.
+pub(super) fn elements(text: &str, at: usize) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let Some(mut at) = opened(text, at, b'[') else { return found };
+    while text.as_bytes().get(at).is_some_and(|byte| *byte != b']') {
+        let element = at..value_end(text, at);
+        at = skip(text, element.end);
+        found.push(element);
+    }
+    found
+}
+
+/// The first place inside, where `bracket` is what comes at `at`.
+fn opened(text: &str, at: usize, bracket: u8) -> Option<usize> {
+    let at = skip(text, at);
+    (text.as_bytes().get(at) == Some(&bracket)).then(|| skip(text, at + 1))
+}
+
+/// The next place that holds no blank, comma or colon.
+fn skip(text: &str, at: usize) -> usize {
+    let passed = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | b',' | b':');
+    at + text.as_bytes()[at..].iter().take_while(|byte| passed(byte)).count()
+}
+
+/// Where the value that starts at `at` ends.
+fn value_end(text: &str, at: usize) -> usize {
+    let bytes = text.as_bytes();
+    let (mut end, mut depth, mut in_string) = (at, 0_usize, false);
+    while let Some(byte) = bytes.get(end) {
+        match (byte, in_string) {
+            (b'\\', true) => end += 1,
+            (b'"', _) => in_string = !in_string,
+            (b'{' | b'[', false) => depth += 1,
+            (b'}' | b']', false) if depth == 0 => return end,
+            (b'}' | b']', false) => depth -= 1,
+            (b' ' | b'\t' | b'\r' | b'\n' | b',' | b':', false) if depth == 0 => return end,
+            _ => {}
+        }
+        end += 1;
+        let closed = matches!(byte, b'"' | b'}' | b']') && depth == 0 && !in_string;
+        if closed {
+            return end;
+        }
+    }
+    end.min(bytes.len())
 }
 
 #[cfg(test)]
@@ -316,20 +392,20 @@ mod tests {
     #[test]
     fn what_a_runtime_refuses_is_refused() {
         for (text, why) in [
-            ("", Unfit::Empty),
-            (" \n", Unfit::Empty),
-            ("[]", Unfit::NotObject),
-            (r#"{"plugins":[{"type":"a"}]}"#, Unfit::NoName),
-            (r#"{"name":"n"}"#, Unfit::NoPlugins),
-            (r#"{"name":"n","plugins":[]}"#, Unfit::NoPlugins),
-            (r#"{"name":"n","plugins":{}}"#, Unfit::NoPlugins),
-            (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, Unfit::NoType(1)),
-            (r#"{"name":"n","plugins":["a"]}"#, Unfit::NoType(0)),
+            ("", UnusableList::Empty),
+            (" \n", UnusableList::Empty),
+            ("[]", UnusableList::NotObject),
+            (r#"{"plugins":[{"type":"a"}]}"#, UnusableList::NoName),
+            (r#"{"name":"n"}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","plugins":[]}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","plugins":{}}"#, UnusableList::NoPlugins),
+            (r#"{"name":"n","plugins":[{"type":"a"},{}]}"#, UnusableList::NoType(1)),
+            (r#"{"name":"n","plugins":["a"]}"#, UnusableList::NoType(0)),
         ] {
             assert_eq!(rewrite(text, &entry()), Err(why), "{text}");
         }
-        assert_eq!(list_of(r#"{"name":"n","plugins":[]}"#), Err(Unfit::NotSingle));
-        assert_eq!(list_of(r#"{"type":"n"}"#), Err(Unfit::NoName));
+        assert_eq!(list_of(r#"{"name":"n","plugins":[]}"#), Err(UnusableList::NotSingle));
+        assert_eq!(list_of(r#"{"type":"n"}"#), Err(UnusableList::NoName));
     }
 
     proptest::proptest! {
@@ -345,6 +421,40 @@ mod tests {
             let with = rewrite(&text, &entry()).expect("a list");
             proptest::prop_assert_eq!(&rewrite(&with, &entry()).expect("a list"), &with);
             proptest::prop_assert_eq!(without(&with, "detour").expect("a list"), Some(text));
+        }
+    }
+
+    const TEXT: &str = r#" { "a\"}" : [ 1,"],[" , {"b":[]},null ],"c":{},"\u0064": -1e5 } "#;
+
+    #[test]
+    fn members_and_elements_are_found_where_they_stand() {
+        let members = members(TEXT, 0);
+        let shown: Vec<_> = members.iter().map(|m| (m.key.as_str(), &TEXT[m.value.clone()])).collect();
+        let list = r#"[ 1,"],[" , {"b":[]},null ]"#;
+        assert_eq!(shown, [("a\"}", list), ("c", "{}"), ("d", "-1e5")]);
+        assert_eq!(&TEXT[members[1].whole.clone()], r#""c":{}"#);
+        let elements: Vec<_> = elements(TEXT, members[0].value.start).into_iter().map(|e| &TEXT[e]).collect();
+        assert_eq!(elements, ["1", r#""],[""#, r#"{"b":[]}"#, "null"]);
+    }
+
+    #[test]
+    fn what_is_no_object_or_array_has_no_parts() {
+        for text in ["", "7", "[]", "{}", "\"x\""] {
+            assert!(members(text, 0).is_empty() && elements(text, 0).is_empty(), "{text}");
+        }
+        assert!(members("[1]", 0).is_empty() && elements("{\"a\":1}", 0).is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn elements_are_what_a_parser_reads(items in proptest::collection::vec("[ -~\\n\\\\\"]{0,8}", 0..6), pretty: bool) {
+            let value = serde_json::json!({ "k": items });
+            let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };
+            let text = text.expect("JSON");
+            let at = members(&text, 0)[0].value.start;
+            let read: Vec<String> =
+                elements(&text, at).into_iter().map(|e| serde_json::from_str(&text[e]).expect("one value")).collect();
+            proptest::prop_assert_eq!(read, items);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The plugin's own configuration, from what an installation is told.
 
-use super::{Error, HostPath};
-use crate::cni::{Command, NetConf, NodeConf};
+use super::{HostPath, InstallError};
+use crate::cni::{CniCommand, NetConf, NodeConf};
 use crate::plugin::validate;
 use serde_json::{Map, Value, json};
 
 /// What goes into the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct EntrySettings {
     /// The keys that an operator wrote; they win over all below but the name.
     pub given: Map<String, Value>,
     /// `log_level`.
@@ -30,12 +30,12 @@ pub struct Settings {
 /// speaks.
 const CNI_VERSION: &str = "0.3.1";
 
-impl Settings {
+impl EntrySettings {
     /// A configuration for a file of its own, for the network `name`.
     ///
     /// # Errors
     /// The plugin would refuse it.
-    pub fn standalone(&self, name: &str) -> Result<String, Error> {
+    pub fn standalone(&self, name: &str) -> Result<String, InstallError> {
         let head = json!({ "cniVersion": CNI_VERSION, "name": name });
         let mut keys = head.as_object().cloned().unwrap_or_default();
         keys.extend(self.plugin());
@@ -49,7 +49,7 @@ impl Settings {
     ///
     /// # Errors
     /// The plugin would refuse it.
-    pub fn member(&self) -> Result<Value, Error> {
+    pub fn member(&self) -> Result<Value, InstallError> {
         let mut keys = self.plugin();
         keys.shift_remove("name");
         keys.shift_remove("cniVersion");
@@ -69,7 +69,7 @@ impl Settings {
     ///
     /// # Errors
     /// The plugin would refuse that configuration.
-    pub fn node(&self) -> Result<String, Error> {
+    pub fn node(&self) -> Result<String, InstallError> {
         Ok(NodeConf::of(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))).text())
     }
 
@@ -77,7 +77,7 @@ impl Settings {
     ///
     /// # Errors
     /// The plugin would refuse it.
-    pub fn check(&self, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
+    pub fn check(&self, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, InstallError> {
         validate(&self.conf()?, is_installed).map_err(refused)
     }
 
@@ -85,12 +85,12 @@ impl Settings {
     ///
     /// # Errors
     /// The plugin would refuse the configuration.
-    pub fn program_directories(&self) -> Result<Vec<HostPath>, Error> {
+    pub fn program_directories(&self) -> Result<Vec<HostPath>, InstallError> {
         let own = self.conf()?.kubernetes.cni_bin_dir.and_then(HostPath::new);
         Ok([self.bin_dir.clone()].into_iter().chain(own.filter(|own| *own != self.bin_dir)).collect())
     }
 
-    fn conf(&self) -> Result<NetConf, Error> {
+    fn conf(&self) -> Result<NetConf, InstallError> {
         let mut keys = self.plugin();
         keys.insert("name".into(), "n".into());
         keys.insert("cniVersion".into(), "1.0.0".into());
@@ -144,10 +144,10 @@ pub fn default_chain() -> Value {
     ])
 }
 
-fn accepted(conf: &Value) -> Result<NetConf, Error> {
-    NetConf::parse(conf.to_string().as_bytes(), Command::Add, super::PROGRAM).map_err(refused)
+fn accepted(conf: &Value) -> Result<NetConf, InstallError> {
+    NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, super::PROGRAM).map_err(refused)
 }
 
-fn refused(error: crate::cni::Error) -> Error {
-    Error::Configuration(error.to_string())
+fn refused(error: crate::cni::Error) -> InstallError {
+    InstallError::Configuration(error.to_string())
 }

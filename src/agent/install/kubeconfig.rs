@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 /// How the plugin shows who it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Credentials {
+pub enum PluginCredentials {
     /// A bearer token in the kubeconfig itself.
     Token(String),
     /// A file on the node that holds it, read at every call.
@@ -16,14 +16,14 @@ pub enum Credentials {
 /// The text of a kubeconfig for the API at `server`, whose certificate the authorities in `ca`
 /// (PEM) have signed; `None` where the node's own authorities are to be asked.
 #[must_use]
-pub fn text(server: &str, ca: Option<&[u8]>, credentials: &Credentials) -> String {
+pub fn text(server: &str, ca: Option<&[u8]>, credentials: &PluginCredentials) -> String {
     let mut cluster = json!({ "server": server });
     if let Some(pem) = ca {
         cluster["certificate-authority-data"] = base64(pem).into();
     }
     let user = match credentials {
-        Credentials::Token(token) => json!({ "token": token }),
-        Credentials::TokenFile(path) => json!({ "tokenFile": path.to_string() }),
+        PluginCredentials::Token(token) => json!({ "token": token }),
+        PluginCredentials::TokenFile(path) => json!({ "tokenFile": path.to_string() }),
     };
     let config = json!({
         "apiVersion": "v1",
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_file_on_the_node_is_named_and_a_token_is_not_beside_it() {
         let path = "/var/run/detour/token".parse().expect("a path");
-        let text = text("https://10.0.0.1:443", None, &Credentials::TokenFile(path));
+        let text = text("https://10.0.0.1:443", None, &PluginCredentials::TokenFile(path));
         let config: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(token_in(&text), None);
         assert_eq!(config["users"][0]["user"], json!({ "tokenFile": "/var/run/detour/token" }));

@@ -1,45 +1,41 @@
 //! The plugin on a node: program, kubeconfig and configuration are put there, and taken away.
 //!
 //! [`Node::look`] gives what is [`Found`]; [`reconcile()`] compares it with what is [`Desired`], and
-//! its [`Plan`] is shown or applied ([`Node::apply`]). [`undo::undo`] makes the plan that takes all
+//! its [`Plan`] is shown or applied ([`Node::apply`]). [`plan::undo`] makes the plan that takes all
 //! back. Only [`Node`] touches the file system.
 
 mod atomic;
-mod changed;
 pub mod conflist;
 mod diff;
 mod digest;
 mod entry;
-mod installed;
-mod json_spans;
 pub mod kubeconfig;
 mod node;
-mod plan;
+pub mod plan;
 mod platform;
 mod reconcile;
 mod record;
 mod target;
-pub mod undo;
 
 pub use crate::cni::PROGRAM;
-pub use crate::host_path::{HostPath, Root};
-pub use changed::changed;
+pub use crate::host_path::{HostPath, HostRoot};
 pub use diff::unified;
 pub use digest::Digest;
-pub use entry::{Settings, default_chain};
-pub use installed::Installed;
-pub use node::{Lock, Node};
-pub use plan::{Action, Plan};
+pub use digest::changed;
+pub use entry::{EntrySettings, default_chain};
+pub use node::{InstallLock, NodeFiles};
+pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
-pub use reconcile::{Configuration, Desired, Found, FoundFile, reconcile};
-pub use record::{Before, Listed, Owned, Record, Role};
+pub use reconcile::{ConfigurationTarget, DesiredState, FoundFile, FoundState, reconcile};
+pub use record::Installed;
+pub use record::{EditedList, InstallLog, Owned, PreviousContent, Role};
 pub use target::ConfFile;
 
 use std::io::{self, ErrorKind};
 
 /// Why a node can't be changed as it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum InstallError {
     /// The file system refused.
     #[error("{path}: can't {doing} it: {why}{hint}")]
     File {
@@ -65,7 +61,7 @@ pub enum Error {
     Configuration(String),
 }
 
-impl Error {
+impl InstallError {
     pub(crate) fn file(doing: &'static str, path: &HostPath, why: &io::Error) -> Self {
         let hint = match why.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space on the node",

@@ -1,12 +1,12 @@
 //! A node's file system: looked at, and changed as a plan says.
 
-use super::atomic::{self, Owner};
+use super::atomic::{self, FileOwner};
 use super::digest::Digest;
-use super::plan::{Action, Plan};
-use super::reconcile::{Configuration, Desired, Found, FoundFile};
-use super::record::{Before, Record};
+use super::plan::{FileAction, InstallPlan};
+use super::reconcile::{ConfigurationTarget, DesiredState, FoundFile, FoundState};
+use super::record::{InstallLog, PreviousContent};
 use super::target::{ConfFile, is_configuration};
-use super::{Error, HostPath, Root};
+use super::{HostPath, HostRoot, InstallError};
 use crate::state::format;
 use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
@@ -25,20 +25,20 @@ const PRESENT: &str = ".present";
 
 /// The node.
 #[derive(Debug, Clone)]
-pub struct Node {
-    root: Root,
+pub struct NodeFiles {
+    root: HostRoot,
     /// Where the log of the installation is.
     state: HostPath,
 }
 
 /// Keeps others from changing the node at the same time; until it is dropped.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "held, never read")] File);
+pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
 
-impl Node {
+impl NodeFiles {
     /// The node whose file system `root` is, and the directory of the log there.
     #[must_use]
-    pub fn new(root: Root, state: HostPath) -> Self {
+    pub fn new(root: HostRoot, state: HostPath) -> Self {
         Self { root, state }
     }
 
@@ -69,21 +69,21 @@ impl Node {
     ///
     /// # Errors
     /// Links on the way lead in a circle or can't be read.
-    pub fn reach(&self, path: &HostPath) -> Result<PathBuf, Error> {
-        self.root.reach(path).map_err(|why| Error::file("reach", path, &why))
+    pub fn reach(&self, path: &HostPath) -> Result<PathBuf, InstallError> {
+        self.root.reach(path).map_err(|why| InstallError::file("reach", path, &why))
     }
 
     /// Waits until nobody else changes the node.
     ///
     /// # Errors
     /// The state directory can't be written.
-    pub fn lock(&self) -> Result<Lock, Error> {
+    pub fn lock(&self) -> Result<InstallLock, InstallError> {
         self.locked(&self.lock_file())
     }
 
     /// Removes the lock's file, if nothing is installed any more. Another process that waits for the lock makes a
     /// new file.
-    pub fn forget_lock(&self, lock: Lock) {
+    pub fn forget_lock(&self, lock: InstallLock) {
         if !self.has(&self.log()) {
             let removed = self.root.reach_entry(&self.lock_file()).and_then(|path| atomic::remove(&path));
             if let Err(why) = removed {
@@ -97,7 +97,7 @@ impl Node {
         self.state.join("install.lock")
     }
 
-    fn locked(&self, path: &HostPath) -> Result<Lock, Error> {
+    fn locked(&self, path: &HostPath) -> Result<InstallLock, InstallError> {
         let lock = || {
             let reached = self.root.reach_entry(path)?;
             create_directories(reached.parent().unwrap_or(Path::new("/")))?;
@@ -106,18 +106,18 @@ impl Node {
                 file.lock()?;
                 // Another process may have removed it meanwhile, as `forget_absent` does.
                 if is_at(&file, &reached)? {
-                    return Ok(Lock(file));
+                    return Ok(InstallLock(file));
                 }
             }
         };
-        lock().map_err(|why| Error::file("lock", path, &why))
+        lock().map_err(|why| InstallError::file("lock", path, &why))
     }
 
     /// Tells others that `installer` is here; until it is dropped.
     ///
     /// # Errors
     /// The state directory can't be written.
-    pub fn be_present(&self, installer: &str) -> Result<Lock, Error> {
+    pub fn be_present(&self, installer: &str) -> Result<InstallLock, InstallError> {
         self.locked(&self.presence(installer))
     }
 
@@ -162,27 +162,27 @@ impl Node {
     ///
     /// # Errors
     /// A file or directory can't be read; nothing is desired and the log can't be understood.
-    pub fn look(&self, desired: Option<&Desired>) -> Result<Found, Error> {
+    pub fn look(&self, desired: Option<&DesiredState>) -> Result<FoundState, InstallError> {
         let (record, notes) = match (self.record(), desired) {
             // What was there before can't be known any more; what is wanted can.
-            (Err(why @ Error::Log { .. }), Some(_)) => (Record::default(), vec![why.to_string()]),
+            (Err(why @ InstallError::Log { .. }), Some(_)) => (InstallLog::default(), vec![why.to_string()]),
             (record, _) => (record?, Vec::new()),
         };
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
         paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
         paths.extend(record.files.values().filter_map(|owned| match &owned.before {
-            Before::Aside(aside) => Some(aside.clone()),
+            PreviousContent::Aside(aside) => Some(aside.clone()),
             _ => None,
         }));
         let mut directories = BTreeSet::from([self.state.clone()]);
-        let mut found = Found { record, notes, ..Found::default() };
+        let mut found = FoundState { record, notes, ..FoundState::default() };
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
             paths.extend([&desired.kubeconfig, &desired.node].into_iter().flatten().map(|(path, _)| path.clone()));
             found.notes.extend(self.untrusted(desired));
             match &desired.configuration {
-                Configuration::Own { path, .. } => drop(paths.insert(path.clone())),
-                Configuration::Listed { dir, .. } => {
+                ConfigurationTarget::Own { path, .. } => drop(paths.insert(path.clone())),
+                ConfigurationTarget::Listed { dir, .. } => {
                     directories.insert(dir.clone());
                     found.configurations = self.configurations(dir)?;
                 }
@@ -194,14 +194,14 @@ impl Node {
             found.leftovers.extend(names.map(|name| directory.join(&name)));
         }
         for path in paths {
-            let file = self.file(&path).map_err(|why| Error::file("read", &path, &why))?;
+            let file = self.file(&path).map_err(|why| InstallError::file("read", &path, &why))?;
             found.files.extend(file.map(|file| (path, file)));
         }
         Ok(found)
     }
 
     /// The program directories in which the plugin would not execute anything, one line each.
-    fn untrusted(&self, desired: &Desired) -> Vec<String> {
+    fn untrusted(&self, desired: &DesiredState) -> Vec<String> {
         let directories: BTreeSet<_> = desired.programs.iter().map(HostPath::parent).collect();
         let refused = |directory: &HostPath| {
             let error = trusted_file::check(&self.root.reach(directory).ok()?).err()?;
@@ -211,12 +211,12 @@ impl Node {
         directories.iter().filter_map(refused).collect()
     }
 
-    pub(super) fn record(&self) -> Result<Record, Error> {
+    pub(super) fn record(&self) -> Result<InstallLog, InstallError> {
         let path = self.log();
         match self.root.reach(&path).and_then(|path| read_nofollow(&path, LARGEST_LOG)) {
-            Ok(text) => format::parse(&text).map_err(|why| Error::Log { path, why: why.to_string() }),
-            Err(why) if why.kind() == ErrorKind::NotFound => Ok(Record::default()),
-            Err(why) => Err(Error::file("read", &path, &why)),
+            Ok(text) => format::parse(&text).map_err(|why| InstallError::Log { path, why: why.to_string() }),
+            Err(why) if why.kind() == ErrorKind::NotFound => Ok(InstallLog::default()),
+            Err(why) => Err(InstallError::file("read", &path, &why)),
         }
     }
 
@@ -224,12 +224,12 @@ impl Node {
         self.state.join("install.json")
     }
 
-    fn configurations(&self, dir: &HostPath) -> Result<Vec<ConfFile>, Error> {
+    fn configurations(&self, dir: &HostPath) -> Result<Vec<ConfFile>, InstallError> {
         let names = self.names(dir)?;
         let mut files = Vec::new();
         for name in names.into_iter().filter(|name| is_configuration(name)) {
             let path = dir.join(&name);
-            let file = self.file(&path).map_err(|why| Error::file("read", &path, &why))?;
+            let file = self.file(&path).map_err(|why| InstallError::file("read", &path, &why))?;
             let text = |file: FoundFile| ConfFile {
                 name,
                 contents: file.text.unwrap_or_else(|| "(no text)".into()).into_bytes(),
@@ -241,7 +241,7 @@ impl Node {
     }
 
     /// In the order of their names; none where there is no such directory.
-    fn names(&self, directory: &HostPath) -> Result<Vec<String>, Error> {
+    fn names(&self, directory: &HostPath) -> Result<Vec<String>, InstallError> {
         let list = || {
             let entries = fs::read_dir(self.root.reach(directory)?)?;
             entries.map(|entry| entry.map(|entry| entry.file_name().into_string())).collect::<io::Result<Vec<_>>>()
@@ -249,15 +249,15 @@ impl Node {
         let mut names: Vec<String> = match list() {
             Ok(names) => names.into_iter().flatten().collect(),
             Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
-            Err(why) => return Err(Error::file("read", directory, &why)),
+            Err(why) => return Err(InstallError::file("read", directory, &why)),
         };
         names.sort();
         Ok(names)
     }
 
     /// What a file holds; `None` where there is none, or no text.
-    pub(super) fn text(&self, path: &HostPath) -> Result<Option<String>, Error> {
-        let file = self.file(path).map_err(|why| Error::file("read", path, &why))?;
+    pub(super) fn text(&self, path: &HostPath) -> Result<Option<String>, InstallError> {
+        let file = self.file(path).map_err(|why| InstallError::file("read", path, &why))?;
         Ok(file.and_then(|file| file.text))
     }
 
@@ -288,47 +288,47 @@ impl Node {
     /// # Errors
     /// A change that the file system refuses; those before it are made, and every configuration is
     /// still whole.
-    pub fn apply(&self, plan: &Plan, program: &Path, _: &Lock) -> Result<(), Error> {
+    pub fn apply(&self, plan: &InstallPlan, program: &Path, _: &InstallLock) -> Result<(), InstallError> {
         let empty = plan.record.files.is_empty() && plan.record.lists.is_empty();
         if !empty {
             self.write_log(&plan.record)?;
         }
         for action in &plan.actions {
-            self.act(action, program).map_err(|why| Error::file(verb(action), place(action), &why))?;
+            self.act(action, program).map_err(|why| InstallError::file(verb(action), place(action), &why))?;
         }
         if empty {
             let removed = self.root.reach_entry(&self.log()).and_then(|path| atomic::remove(&path));
-            removed.map_err(|why| Error::file("remove", &self.log(), &why))?;
+            removed.map_err(|why| InstallError::file("remove", &self.log(), &why))?;
         }
         Ok(())
     }
 
-    fn write_log(&self, record: &Record) -> Result<(), Error> {
+    fn write_log(&self, record: &InstallLog) -> Result<(), InstallError> {
         if self.record().is_ok_and(|there| there == *record) {
             return Ok(());
         }
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
-            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, Owner::Own, |file| file.write_all(&text))
+            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, FileOwner::Own, |file| file.write_all(&text))
         };
-        write().map_err(|why| Error::file("write", &self.log(), &why))
+        write().map_err(|why| InstallError::file("write", &self.log(), &why))
     }
 
-    fn act(&self, action: &Action, program: &Path) -> io::Result<()> {
+    fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
         let entry = |path: &HostPath| self.root.reach_entry(path);
         match action {
-            Action::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
-            Action::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, Owner::Own, |file| {
+            FileAction::SetAside { path, aside } => atomic::second_name(&self.root.reach(path)?, &entry(aside)?),
+            FileAction::CopyProgram { path } => atomic::write(&entry(path)?, 0o755, FileOwner::Own, |file| {
                 io::copy(&mut trusted_file::follow(program)?, file).map(|_| ())
             }),
-            Action::Write { path, text, mode, follow, .. } => {
+            FileAction::Write { path, text, mode, follow, .. } => {
                 // A file that is followed is another's.
                 let (path, owner) =
-                    if *follow { (self.root.reach(path)?, Owner::Kept) } else { (entry(path)?, Owner::Own) };
+                    if *follow { (self.root.reach(path)?, FileOwner::Kept) } else { (entry(path)?, FileOwner::Own) };
                 atomic::write(&path, *mode, owner, |file| file.write_all(text.as_bytes()))
             }
-            Action::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
-            Action::Remove { path, .. } => atomic::remove(&entry(path)?),
+            FileAction::Restore { aside, path } => atomic::rename(&entry(aside)?, &entry(path)?),
+            FileAction::Remove { path, .. } => atomic::remove(&entry(path)?),
         }
     }
 }
@@ -348,22 +348,22 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-fn verb(action: &Action) -> &'static str {
+fn verb(action: &FileAction) -> &'static str {
     match action {
-        Action::SetAside { .. } => "keep",
-        Action::CopyProgram { .. } | Action::Write { .. } => "write",
-        Action::Restore { .. } => "restore",
-        Action::Remove { .. } => "remove",
+        FileAction::SetAside { .. } => "keep",
+        FileAction::CopyProgram { .. } | FileAction::Write { .. } => "write",
+        FileAction::Restore { .. } => "restore",
+        FileAction::Remove { .. } => "remove",
     }
 }
 
-fn place(action: &Action) -> &HostPath {
+fn place(action: &FileAction) -> &HostPath {
     match action {
-        Action::SetAside { path, .. }
-        | Action::CopyProgram { path }
-        | Action::Write { path, .. }
-        | Action::Restore { path, .. }
-        | Action::Remove { path, .. } => path,
+        FileAction::SetAside { path, .. }
+        | FileAction::CopyProgram { path }
+        | FileAction::Write { path, .. }
+        | FileAction::Restore { path, .. }
+        | FileAction::Remove { path, .. } => path,
     }
 }
 
@@ -377,7 +377,7 @@ mod tests {
     fn looking_does_not_wake_who_watches_the_node() {
         let directory = std::env::temp_dir().join(format!("detour-node-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("made");
-        let node = Node::new(Root::new(&directory), HostPath::new("/").expect("a path"));
+        let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
         let look = || {
             let _lock = node.lock().expect("locked");
             node.look(None).expect("looked at");

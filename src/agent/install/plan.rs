@@ -1,13 +1,16 @@
 //! What is to be done on a node, as a value.
+//!
+//! Taking back what the log says: what is still ours, and nothing else.
 
-use super::HostPath;
 use super::diff::unified;
-use super::record::Record;
+use super::reconcile::{FoundFile, FoundState};
+use super::record::{EditedList, InstallLog, Owned, PreviousContent, Role};
+use super::{HostPath, conflist};
 use std::fmt;
 
 /// One change of the node's file system; each is whole or not there at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum FileAction {
     /// Gives a foreign program a second name, under which it stays when ours takes its place.
     SetAside {
         /// Where it is.
@@ -51,7 +54,7 @@ pub enum Action {
     },
 }
 
-impl Action {
+impl FileAction {
     /// What it would change in texts, as a unified diff; a comment for what is no text or secret.
     #[must_use]
     pub fn diff(&self) -> String {
@@ -66,7 +69,7 @@ impl Action {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for FileAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SetAside { path, aside } => write!(f, "keep what is at {path} as {aside}"),
@@ -83,14 +86,116 @@ impl fmt::Display for Action {
 
 /// What is to be done, in this order, and what is known afterwards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct InstallPlan {
     /// The changes. Done only in part, they leave what works: a configuration names a program and
     /// a kubeconfig that are there.
-    pub actions: Vec<Action>,
+    pub actions: Vec<FileAction>,
     /// What the log says from the first change on.
-    pub record: Record,
+    pub record: InstallLog,
     /// What was seen and not touched, and why; one line each.
     pub notes: Vec<String>,
     /// What is still missing on the node before all is done.
     pub waits_for: Option<String>,
+}
+
+/// What takes back all that the log says, and removes what killed installations left behind.
+#[must_use]
+pub fn undo(found: &FoundState) -> InstallPlan {
+    let mut plan = take_back(&found.record, found);
+    let leftovers = found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None });
+    plan.actions.extend(leftovers);
+    plan
+}
+
+/// What takes back all that `record` says: configurations first, then kubeconfigs, then programs.
+/// What somebody changed since is left, with a note, and stays in the plan's record; as long as
+/// such a configuration is left, so is what it may need.
+pub(super) fn take_back(record: &InstallLog, found: &FoundState) -> InstallPlan {
+    let mut plan = InstallPlan::default();
+    plan.record.installer.clone_from(&record.installer);
+    for (path, listed) in &record.lists {
+        match list(path, listed, found) {
+            Ok(actions) => plan.actions.extend(actions),
+            Err(why) => {
+                plan.notes.push(format!("{path} is left: {why}"));
+                plan.record.lists.insert(path.clone(), listed.clone());
+            }
+        }
+    }
+    let mut files: Vec<_> = record.files.iter().collect();
+    files.sort_by_key(|(_, owned)| owned.role);
+    let mut needed = !plan.record.lists.is_empty();
+    for (path, owned) in files {
+        let taken = if needed && owned.role != Role::Configuration {
+            Err("the configuration that is left needs it".to_owned())
+        } else {
+            file(path, owned, found)
+        };
+        match taken {
+            Ok(actions) => plan.actions.extend(actions),
+            Err(why) => {
+                needed |= owned.role == Role::Configuration;
+                plan.notes.push(format!("{path} is left: {why}"));
+                plan.record.files.insert(path.clone(), owned.clone());
+            }
+        }
+    }
+    plan
+}
+
+const CHANGED: &str = "somebody changed it since";
+
+fn file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec<FileAction>, String> {
+    let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
+    let before = there.text.clone().filter(|_| matches!(owned.role, Role::Configuration | Role::Node));
+    if !owned.ours.contains(&there.digest) {
+        // What a killed installation had not replaced yet is as it was.
+        return match &owned.before {
+            PreviousContent::Text(text, _) if there.text.as_ref() == Some(text) => Ok(Vec::new()),
+            PreviousContent::Aside(aside) => match found.files.get(aside) {
+                None => Ok(Vec::new()),
+                Some(same) if same.digest == there.digest => {
+                    Ok(vec![FileAction::Remove { path: aside.clone(), before: None }])
+                }
+                Some(_) => Err(CHANGED.to_owned()),
+            },
+            _ => Err(CHANGED.to_owned()),
+        };
+    }
+    Ok(vec![match &owned.before {
+        PreviousContent::Text(text, mode) => write(path, text, *mode, before),
+        PreviousContent::Aside(aside) if found.files.contains_key(aside) => {
+            FileAction::Restore { aside: aside.clone(), path: path.clone() }
+        }
+        PreviousContent::Aside(_) | PreviousContent::Nothing => FileAction::Remove { path: path.clone(), before },
+    }])
+}
+
+fn list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Result<Vec<FileAction>, String> {
+    let Some(there) = found.files.get(path) else { return Ok(Vec::new()) };
+    let text = there.text.as_deref().ok_or("it is no text")?;
+    let entries = conflist::digests(text, &listed.kind).map_err(|why| format!("it {why}"))?;
+    if !entries.iter().all(|entry| listed.ours.contains(entry)) {
+        return Err(format!("somebody changed the plugin {} in it since", listed.kind));
+    }
+    let Some(left) = conflist::without(text, &listed.kind).map_err(|why| format!("it {why}"))? else {
+        return Ok(Vec::new());
+    };
+    let FoundFile { mode, .. } = *there;
+    let before = Some(text.to_owned());
+    match &listed.single {
+        // Whoever wrote it has written it again.
+        Some((single, ..)) if found.files.contains_key(single) => {
+            Ok(vec![FileAction::Remove { path: path.clone(), before }])
+        }
+        Some((single, single_text, mode)) if conflist::list_of(single_text).as_ref() == Ok(&left) => {
+            let restored = write(single, single_text, *mode, None);
+            Ok(vec![restored, FileAction::Remove { path: path.clone(), before }])
+        }
+        _ => Ok(vec![write(path, &left, mode, before)]),
+    }
+}
+
+fn write(path: &HostPath, text: &str, mode: u32, before: Option<String>) -> FileAction {
+    FileAction::Write { path: path.clone(), text: text.to_owned(), mode, before, follow: true, secret: false }
 }

@@ -1,17 +1,17 @@
 //! What is wanted on a node against what is there: the difference as a plan.
 
-use super::conflist::{self, Unfit};
+use super::conflist::{self, UnusableList};
 use super::digest::Digest;
-use super::plan::{Action, Plan};
-use super::record::{Before, Listed, Owned, Record, Role, known};
+use super::plan::{FileAction, InstallPlan};
+use super::record::{EditedList, InstallLog, Owned, PreviousContent, Role, known};
 use super::target::{self, ConfFile};
-use super::{HostPath, PROGRAM, undo};
+use super::{HostPath, PROGRAM, plan};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What a node shall have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Desired {
+pub struct DesiredState {
     /// Who installs.
     pub installer: String,
     /// The program's contents.
@@ -23,12 +23,12 @@ pub struct Desired {
     /// The node configuration, and its text; `None` if the plugin would not find it there.
     pub node: Option<(HostPath, String)>,
     /// What makes runtimes, or Multus, call the program.
-    pub configuration: Configuration,
+    pub configuration: ConfigurationTarget,
 }
 
 /// Where the plugin's configuration goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Configuration {
+pub enum ConfigurationTarget {
     /// Into a file of its own.
     Own {
         /// The file.
@@ -49,9 +49,9 @@ pub enum Configuration {
 
 /// What a node has, as far as it matters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundState {
     /// The log of earlier installations; empty where there was none.
-    pub record: Record,
+    pub record: InstallLog,
     /// Files that are wanted or in the log, and are there.
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The files of the directory with the cluster network's configuration.
@@ -82,28 +82,28 @@ pub(super) const PRIVATE: u32 = 0o600;
 /// What must be done so that the node has what is wanted. Pure: the same values, the same plan; a
 /// node that has everything, an empty one.
 ///
-/// What the log says and is no longer wanted is taken back, as [`undo::undo`] would.
+/// What the log says and is no longer wanted is taken back, as [`plan::undo`] would.
 #[must_use]
-pub fn reconcile(desired: &Desired, found: &Found) -> Plan {
-    let mut plan = Plan { record: found.record.clone(), notes: found.notes.clone(), ..Plan::default() };
+pub fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
+    let mut plan = InstallPlan { record: found.record.clone(), notes: found.notes.clone(), ..InstallPlan::default() };
     plan.record.installer.clone_from(&desired.installer);
-    plan.actions.extend(found.leftovers.iter().map(|path| Action::Remove { path: path.clone(), before: None }));
+    plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
     for path in &desired.programs {
         program(path, &desired.program, found, &mut plan);
     }
     if let Some((path, text)) = &desired.kubeconfig {
-        own_text(path, Role::Kubeconfig, text, Before::Nothing, found, &mut plan);
+        own_text(path, Role::Kubeconfig, text, PreviousContent::Nothing, found, &mut plan);
     }
     if let Some((path, text)) = &desired.node {
         own_text(path, Role::Node, text, before(path, text, found, |text| text.to_owned()), found, &mut plan);
     }
     let mut lists = Vec::new();
     match &desired.configuration {
-        Configuration::Own { path, text } => {
+        ConfigurationTarget::Own { path, text } => {
             let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
             own_text(path, Role::Configuration, text, before(path, text, found, kind), found, &mut plan);
         }
-        Configuration::Listed { dir, file, entry } => {
+        ConfigurationTarget::Listed { dir, file, entry } => {
             lists.extend(listed(dir, file.as_deref(), entry, found, &mut plan));
         }
     }
@@ -114,32 +114,39 @@ pub fn reconcile(desired: &Desired, found: &Found) -> Plan {
     plan
 }
 
-fn program(path: &HostPath, wanted: &Digest, found: &Found, plan: &mut Plan) {
+fn program(path: &HostPath, wanted: &Digest, found: &FoundState, plan: &mut InstallPlan) {
     let (there, owned) = (found.files.get(path), found.record.files.get(path));
     let foreign = there.is_some_and(|file| file.digest != *wanted) && path.name() != PROGRAM;
     let before = match owned {
         Some(owned) => owned.before.clone(),
-        None if foreign => Before::Aside(path.sibling(&format!("{}.before-{PROGRAM}", path.name()))),
-        None => Before::Nothing,
+        None if foreign => PreviousContent::Aside(path.sibling(&format!("{}.before-{PROGRAM}", path.name()))),
+        None => PreviousContent::Nothing,
     };
-    if let Before::Aside(aside) = &before
+    if let PreviousContent::Aside(aside) = &before
         && foreign
         && !is_ours(path, found)
         && !found.files.contains_key(aside)
     {
-        plan.actions.push(Action::SetAside { path: path.clone(), aside: aside.clone() });
+        plan.actions.push(FileAction::SetAside { path: path.clone(), aside: aside.clone() });
     }
     if there.is_none_or(|file| file.digest != *wanted || file.mode != PROGRAM_MODE || !file.trusted) {
-        plan.actions.push(Action::CopyProgram { path: path.clone() });
+        plan.actions.push(FileAction::CopyProgram { path: path.clone() });
     }
     own(path, Role::Program, wanted.clone(), before, found, plan);
 }
 
-fn own_text(path: &HostPath, role: Role, text: &str, before: Before, found: &Found, plan: &mut Plan) {
+fn own_text(
+    path: &HostPath,
+    role: Role,
+    text: &str,
+    before: PreviousContent,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) {
     let wanted = Digest::of(text.as_bytes());
     let there = found.files.get(path);
     if there.is_none_or(|file| file.digest != wanted || file.mode != PRIVATE || !file.trusted) {
-        plan.actions.push(Action::Write {
+        plan.actions.push(FileAction::Write {
             path: path.clone(),
             text: text.to_owned(),
             mode: PRIVATE,
@@ -153,30 +160,43 @@ fn own_text(path: &HostPath, role: Role, text: &str, before: Before, found: &Fou
 
 /// What is remembered of a configuration that stands where ours goes, unless both are of the same kind: then it
 /// is an older one of ours.
-fn before<T: PartialEq>(path: &HostPath, text: &str, found: &Found, kind: impl Fn(&str) -> T) -> Before {
+fn before<T: PartialEq>(path: &HostPath, text: &str, found: &FoundState, kind: impl Fn(&str) -> T) -> PreviousContent {
     match (found.record.files.get(path), found.files.get(path)) {
         (Some(owned), _) => owned.before.clone(),
         (None, Some(FoundFile { text: Some(there), mode, .. })) if kind(there) != kind(text) => {
-            Before::Text(there.clone(), *mode)
+            PreviousContent::Text(there.clone(), *mode)
         }
-        (None, _) => Before::Nothing,
+        (None, _) => PreviousContent::Nothing,
     }
 }
 
-fn is_ours(path: &HostPath, found: &Found) -> bool {
+fn is_ours(path: &HostPath, found: &FoundState) -> bool {
     let (there, owned) = (found.files.get(path), found.record.files.get(path));
     there.is_some_and(|file| owned.is_some_and(|owned| owned.ours.contains(&file.digest)))
 }
 
 /// Puts a file into the log, with what it may hold: what is found, if that is ours, or what is wanted.
-fn own(path: &HostPath, role: Role, wanted: Digest, before: Before, found: &Found, plan: &mut Plan) {
+fn own(
+    path: &HostPath,
+    role: Role,
+    wanted: Digest,
+    before: PreviousContent,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) {
     let there = found.files.get(path).filter(|_| is_ours(path, found));
     let earlier: Vec<_> = there.map(|file| file.digest.clone()).into_iter().collect();
     plan.record.files.insert(path.clone(), Owned { role, ours: known(&earlier, wanted), before });
 }
 
 /// The list that has the plugin afterwards.
-fn listed(dir: &HostPath, file: Option<&str>, entry: &Value, found: &Found, plan: &mut Plan) -> Option<HostPath> {
+fn listed(
+    dir: &HostPath,
+    file: Option<&str>,
+    entry: &Value,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) -> Option<HostPath> {
     let kind = entry["type"].as_str().unwrap_or_default();
     let (target, unfit) = target::choose(&found.configurations, file, kind);
     plan.notes.extend(unfit.iter().map(|(name, why)| format!("{} is passed over: it {why}", dir.join(name))));
@@ -199,17 +219,24 @@ fn listed(dir: &HostPath, file: Option<&str>, entry: &Value, found: &Found, plan
     let text = || String::from_utf8_lossy(&target.file.contents).into_owned();
     let made_of = (single != path).then(|| (single.clone(), text(), target.file.mode));
     let single = made_of.or_else(|| earlier.and_then(|listed| listed.single.clone()));
-    plan.record.lists.insert(path.clone(), Listed { kind: kind.to_owned(), ours, single });
+    plan.record.lists.insert(path.clone(), EditedList { kind: kind.to_owned(), ours, single });
     Some(path)
 }
 
 /// Writes the list where it isn't so already, and then removes the single configuration that it
 /// was made of. Until that is gone, runtimes go by it: its name comes first.
-fn write_list(path: &HostPath, single: &HostPath, file: &ConfFile, text: String, found: &Found, plan: &mut Plan) {
+fn write_list(
+    path: &HostPath,
+    single: &HostPath,
+    file: &ConfFile,
+    text: String,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) {
     let named = found.configurations.iter().find(|other| other.name == path.name());
     let before = named.map(|other| String::from_utf8_lossy(&other.contents).into_owned());
     if before.as_ref() != Some(&text) {
-        plan.actions.push(Action::Write {
+        plan.actions.push(FileAction::Write {
             path: path.clone(),
             text,
             mode: file.mode,
@@ -220,12 +247,12 @@ fn write_list(path: &HostPath, single: &HostPath, file: &ConfFile, text: String,
     }
     if single != path {
         let before = Some(String::from_utf8_lossy(&file.contents).into_owned());
-        plan.actions.push(Action::Remove { path: single.clone(), before });
+        plan.actions.push(FileAction::Remove { path: single.clone(), before });
     }
 }
 
 /// The list's entries of our type that are ours by the log.
-fn own_entries(earlier: Option<&Listed>, list: &str, kind: &str) -> Vec<Digest> {
+fn own_entries(earlier: Option<&EditedList>, list: &str, kind: &str) -> Vec<Digest> {
     let ours = |digest: &Digest| earlier.is_some_and(|listed| listed.ours.contains(digest));
     conflist::digests(list, kind).into_iter().flatten().filter(ours).collect()
 }
@@ -233,16 +260,16 @@ fn own_entries(earlier: Option<&Listed>, list: &str, kind: &str) -> Vec<Digest> 
 /// Plugins of meshes that redirect, too.
 fn other_meshes(list: &str, kind: &str) -> Vec<String> {
     const MESHES: [&str; 4] = ["istio-cni", "linkerd-cni", "kuma-cni", "consul-cni"];
-    let types: Result<Vec<String>, Unfit> = conflist::types(list);
+    let types: Result<Vec<String>, UnusableList> = conflist::types(list);
     types.into_iter().flatten().filter(|other| other != kind && MESHES.contains(&other.as_str())).collect()
 }
 
 /// Takes back what the log says and nobody wants any more.
-fn take_back(desired: &Desired, lists: &[HostPath], found: &Found, plan: &mut Plan) {
-    let mut stale = Record::default();
+fn take_back(desired: &DesiredState, lists: &[HostPath], found: &FoundState, plan: &mut InstallPlan) {
+    let mut stale = InstallLog::default();
     let own_conf = match &desired.configuration {
-        Configuration::Own { path, .. } => Some(path),
-        Configuration::Listed { .. } => None,
+        ConfigurationTarget::Own { path, .. } => Some(path),
+        ConfigurationTarget::Listed { .. } => None,
     };
     let texts = [&desired.kubeconfig, &desired.node];
     let wanted = |path: &HostPath| {
@@ -251,7 +278,7 @@ fn take_back(desired: &Desired, lists: &[HostPath], found: &Found, plan: &mut Pl
     };
     stale.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !wanted(path)));
     stale.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));
-    let undone = undo::take_back(&stale, found);
+    let undone = plan::take_back(&stale, found);
     plan.record.files.retain(|path, _| wanted(path) || undone.record.files.contains_key(path));
     plan.record.lists.retain(|path, _| lists.contains(path) || undone.record.lists.contains_key(path));
     plan.actions.extend(undone.actions);

@@ -1,6 +1,6 @@
 //! Which file of the node's configuration directory the plugin goes into.
 
-use super::conflist::{self, Unfit};
+use super::conflist::{self, UnusableList};
 
 /// A file of the directory, as far as runtimes look at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct ConfFile {
 
 /// The file that was chosen, and the list that it holds or stands for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Target<'a> {
+pub(super) struct ConfTarget<'a> {
     pub(super) file: &'a ConfFile,
     /// The name of the list: the file's own, or that of the `.conflist` that takes its place.
     pub(super) list_name: String,
@@ -36,7 +36,7 @@ pub(super) fn choose<'a>(
     files: &'a [ConfFile],
     wanted: Option<&str>,
     kind: &str,
-) -> (Option<Target<'a>>, Vec<(&'a str, Unfit)>) {
+) -> (Option<ConfTarget<'a>>, Vec<(&'a str, UnusableList)>) {
     let mut candidates: Vec<&ConfFile> = match wanted {
         Some(name) => {
             let named = |name: &str| files.iter().find(|file| file.name == name);
@@ -48,7 +48,7 @@ pub(super) fn choose<'a>(
     let mut unfit = Vec::new();
     for file in candidates {
         match list(file, files, kind).and_then(|list| if wanted.is_none() { usual(list) } else { Ok(list) }) {
-            Ok(list) => return (Some(Target { file, list_name: list_name(&file.name), list }), unfit),
+            Ok(list) => return (Some(ConfTarget { file, list_name: list_name(&file.name), list }), unfit),
             Err(why) => unfit.push((file.name.as_str(), why)),
         }
     }
@@ -61,8 +61,8 @@ fn list_name(name: &str) -> String {
     stem.map_or_else(|| name.to_owned(), |stem| format!("{stem}{LIST}"))
 }
 
-fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, Unfit> {
-    let text = str::from_utf8(&file.contents).map_err(|_| Unfit::NotJson("not UTF-8".into()))?;
+fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, UnusableList> {
+    let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotJson("not UTF-8".into()))?;
     let name = list_name(&file.name);
     if name == file.name {
         return conflist::types(text).map(|_| text.to_owned());
@@ -73,16 +73,16 @@ fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, Unfit
         let text = String::from_utf8_lossy(&other.contents);
         other.name == name && conflist::of_type(&text, kind).is_ok_and(|own| own.is_empty())
     };
-    if files.iter().any(|other| foreign(&other)) { Err(Unfit::Twice(name)) } else { Ok(list) }
+    if files.iter().any(|other| foreign(&other)) { Err(UnusableList::Twice(name)) } else { Ok(list) }
 }
 
 /// Refuses what can stand first in the directory without being the cluster network.
-fn usual(list: String) -> Result<String, Unfit> {
+fn usual(list: String) -> Result<String, UnusableList> {
     let types = conflist::types(&list)?;
     if matches!(types.first().map(String::as_str), Some("multus" | "multus-shim")) {
-        return Err(Unfit::Multus);
+        return Err(UnusableList::Multus);
     }
-    if types.iter().all(|kind| kind == "loopback") { Err(Unfit::Loopback) } else { Ok(list) }
+    if types.iter().all(|kind| kind == "loopback") { Err(UnusableList::Loopback) } else { Ok(list) }
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use super::Selector;
 use crate::agent::install::Installed;
-use crate::agent::{EndedContainer, KnownPod};
-use crate::chain::{Decision, SubPlugin};
+use crate::agent::{EndedContainer, ObservedPod};
 use crate::networks;
-use crate::plugin::{Standing, wish};
+use crate::plugin::{ContainerStatus, desired_policy};
 use crate::pod::{Facts, Pod, PodRef};
+use crate::sub_plugins::{Decision, SubPlugin};
 use std::fmt;
 
 /// Which pods are looked after, and how a failed validation is known; the defaults are Istio's.
@@ -71,14 +71,14 @@ pub struct Suspicion {
 /// What is suspected of a pod; `None` where nothing is to be done whatever the node holds: it has no
 /// sidecar or no network of its own, is ending, is left out by the configuration or not selected.
 #[must_use]
-pub fn suspect(criteria: &Criteria, installed: &Installed, known: &KnownPod) -> Option<Suspicion> {
+pub fn suspect(criteria: &Criteria, installed: &Installed, known: &ObservedPod) -> Option<Suspicion> {
     let pod = &known.pod;
     let name = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
     let is_ours = !known.ending
         && !pod.host_network
         && pod.proxy().is_some()
         && criteria.selector.selects(&pod.labels)
-        && wish::left_out(&installed.conf, &name).is_none();
+        && desired_policy::skip_reason(&installed.conf, &name).is_none();
     is_ours.then(|| Suspicion {
         validation_failed: criteria.failed(known),
         settled: !known.addresses.is_empty(),
@@ -89,7 +89,7 @@ pub fn suspect(criteria: &Criteria, installed: &Installed, known: &KnownPod) -> 
 /// Why the pod needs repair; `None` where it does not. `standing` is what its namespace holds, `None`
 /// where it has none on this node.
 #[must_use]
-pub fn diagnose(suspicion: Suspicion, standing: Option<&Standing>) -> Option<Cause> {
+pub fn diagnose(suspicion: Suspicion, standing: Option<&ContainerStatus>) -> Option<Cause> {
     if suspicion.validation_failed {
         return Some(Cause::ValidationFailed);
     }
@@ -102,7 +102,7 @@ pub fn diagnose(suspicion: Suspicion, standing: Option<&Standing>) -> Option<Cau
 }
 
 impl Criteria {
-    fn failed(&self, known: &KnownPod) -> bool {
+    fn failed(&self, known: &ObservedPod) -> bool {
         let validated = self.annotation.is_empty() || known.pod.annotations.contains_key(&self.annotation);
         validated && known.ended_init_containers.iter().any(|ended| self.is_failure(ended))
     }
@@ -127,7 +127,8 @@ fn redirects(installed: &Installed, pod: &Pod) -> bool {
     let redirect = |block: &&_| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
     let blocks: Vec<_> = installed.conf.chain.iter().filter(redirect).cloned().collect();
     let facts = Facts { pod: pod.clone(), namespace: None };
-    wish::output(&blocks, &installed.conf, Some(&facts)).is_ok_and(|output| output.decision == Decision::Redirect)
+    desired_policy::output(&blocks, &installed.conf, Some(&facts))
+        .is_ok_and(|output| output.decision == Decision::Redirect)
 }
 
 #[cfg(test)]
@@ -144,7 +145,7 @@ mod tests {
         Installed { conf: configuration(Path::new("c"), text.as_bytes()).expect("a configuration"), for_every_pod }
     }
 
-    fn meshed() -> KnownPod {
+    fn meshed() -> ObservedPod {
         let proxy = Container {
             name: "istio-proxy".into(),
             args: vec!["proxy".into(), "sidecar".into()],
@@ -158,16 +159,16 @@ mod tests {
             containers: vec![proxy],
             ..Pod::default()
         };
-        KnownPod { pod, addresses: vec!["10.0.0.1".parse().expect("an address")], ..KnownPod::default() }
+        ObservedPod { pod, addresses: vec!["10.0.0.1".parse().expect("an address")], ..ObservedPod::default() }
     }
 
-    fn changed(change: impl Fn(&mut KnownPod)) -> KnownPod {
+    fn changed(change: impl Fn(&mut ObservedPod)) -> ObservedPod {
         let mut known = meshed();
         change(&mut known);
         known
     }
 
-    fn suspicion(known: &KnownPod) -> Option<(bool, bool, bool)> {
+    fn suspicion(known: &ObservedPod) -> Option<(bool, bool, bool)> {
         let suspicion = suspect(&Criteria::default(), &installed(LISTED, true), known)?;
         Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
     }
@@ -178,8 +179,9 @@ mod tests {
 
     #[test]
     fn who_is_looked_after() {
-        let annotate =
-            |known: &mut KnownPod, key: &str, value: &str| drop(known.pod.annotations.insert(key.into(), value.into()));
+        let annotate = |known: &mut ObservedPod, key: &str, value: &str| {
+            drop(known.pod.annotations.insert(key.into(), value.into()))
+        };
         let table = [
             (meshed(), Some((false, true, true))),
             (changed(|known| known.addresses.clear()), Some((false, false, true))),
@@ -251,9 +253,10 @@ mod tests {
     #[test]
     fn what_the_node_holds_decides_the_rest() {
         let attachment = Attachment { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() };
-        let attached = Standing { attachments: vec![attachment], redirected: true, drift: Vec::new() };
-        let drifted = Standing { drift: vec!["a rule".into()], redirected: false, ..attached.clone() };
-        let (bare, foreign) = (Standing::default(), Standing { redirected: true, ..Standing::default() });
+        let attached = ContainerStatus { attachments: vec![attachment], redirected: true, drift: Vec::new() };
+        let drifted = ContainerStatus { drift: vec!["a rule".into()], redirected: false, ..attached.clone() };
+        let (bare, foreign) =
+            (ContainerStatus::default(), ContainerStatus { redirected: true, ..ContainerStatus::default() });
         let calm = Suspicion { validation_failed: false, settled: true, redirectable: true };
         let failed = Suspicion { validation_failed: true, ..calm };
         let unsettled = Suspicion { settled: false, ..calm };

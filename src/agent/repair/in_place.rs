@@ -1,9 +1,9 @@
 //! Repair without harm: the pod runs on, and has its rules.
 
-use super::{Case, Cause, KnownPod, Outcome};
+use super::{Cause, ObservedPod, RepairCase, RepairOutcome};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, Request};
-use crate::plugin::{self, Standing};
-use crate::sandbox::find::Found;
+use crate::netns::find::FoundNetns;
+use crate::plugin::{self, ContainerStatus};
 use std::time::Duration;
 
 /// How long a call of the plugin in the same namespace is waited for.
@@ -13,8 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// Why they are not; then nothing of this is left.
-pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
-    let Case { known, suspicion, cause, .. } = case;
+pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<RepairOutcome, Error> {
+    let RepairCase { known, suspicion, cause, .. } = case;
     let evidence = &found.evidence;
     let Some(container_id) = found.container_id.as_deref() else {
         let msg =
@@ -29,7 +29,7 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
         let msg = "another tool redirects it, and its rules stay: see what made them";
         return Err(Error::new(Code::ForeignRules, msg));
     } else if before.redirected || *cause == Cause::Drift {
-        return Ok(Outcome::NothingToDo);
+        return Ok(RepairOutcome::NothingToDo);
     } else if !suspicion.redirectable {
         let msg = "the plugin, as it is configured on this node, would not redirect it: see detour explain";
         return Err(Error::new(Code::InvalidConfig, msg));
@@ -44,8 +44,8 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
         return Err(Error::new(Code::Drift, "ADD has been made, and the pod is not redirected: see detour explain"));
     }
     match plugin::bypassing(container_id, &found.netns, PATIENCE) {
-        Ok(0) => Ok(Outcome::Repaired),
-        Ok(older) => Ok(Outcome::RepairedForNew { older }),
+        Ok(0) => Ok(RepairOutcome::Repaired),
+        Ok(older) => Ok(RepairOutcome::RepairedForNew { older }),
         Err(error) => {
             let pod = &known.pod;
             tracing::warn!(
@@ -53,7 +53,7 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
                 pod.namespace,
                 pod.name
             );
-            Ok(Outcome::Repaired)
+            Ok(RepairOutcome::Repaired)
         }
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn repair(case: &Case<'_>, found: &Found) -> Result<Outcome, Error> {
 ///
 /// # Errors
 /// Its namespace holds none of the pod's addresses, or can't be looked at.
-pub(super) fn confirm(found: &Found, known: &KnownPod, patience: Duration) -> Result<(), Error> {
+pub(super) fn confirm(found: &FoundNetns, known: &ObservedPod, patience: Duration) -> Result<(), Error> {
     if known.addresses.is_empty() || found.holds(&known.addresses, patience)? {
         return Ok(());
     }
@@ -71,7 +71,7 @@ pub(super) fn confirm(found: &Found, known: &KnownPod, patience: Duration) -> Re
     Err(Error::new(Code::InvalidNetns, msg))
 }
 
-fn add(case: &Case<'_>, found: &Found, container_id: &str, before: &Standing) -> Result<(), Error> {
+fn add(case: &RepairCase<'_>, found: &FoundNetns, container_id: &str, before: &ContainerStatus) -> Result<(), Error> {
     let mut conf = case.installed.conf.clone();
     let attached = before.attachments.iter().find(|attachment| attachment.network == conf.name);
     let kept = found.attachments.iter().find(|kept| kept.network == conf.name);

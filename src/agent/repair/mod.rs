@@ -11,37 +11,34 @@
 //! In place is by way of [`crate::plugin`] alone: what a call of the runtime does is done again, or for
 //! the first time, and then read back from the kernel.
 
-mod action;
 mod decision;
-mod deletions;
 mod in_place;
-mod queue;
-mod round;
+mod repair_pass;
+mod retry_budget;
 mod selector;
-mod tries;
 mod watched;
 mod worker;
 
-pub use action::{Mode, Outcome};
 pub use decision::{Cause, Criteria, Suspicion, diagnose, suspect};
-pub use round::Done;
+pub use repair_pass::RepairResult;
+pub use repair_pass::{RepairMode, RepairOutcome};
 pub use selector::Selector;
-pub use worker::Repair;
+pub use worker::RepairWorker;
 
-use super::KnownPod;
+use super::ObservedPod;
 use super::install::Installed;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What is repaired, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct RepairSettings {
     /// Who is looked after.
     pub criteria: Criteria,
     /// What is done.
-    pub mode: Mode,
+    pub mode: RepairMode,
     /// What is done where a repair in place has failed too often.
-    pub otherwise: Option<Mode>,
+    pub otherwise: Option<RepairMode>,
     /// The label of [`Mode::Label`]: key and value.
     pub label: (String, String),
     /// How often the rules of each pod are looked at, besides when it changes; zero: only then.
@@ -49,9 +46,9 @@ pub struct Settings {
 }
 
 /// A pod that needs repair.
-struct Case<'a> {
+struct RepairCase<'a> {
     installed: &'a Installed,
-    known: &'a KnownPod,
+    known: &'a ObservedPod,
     suspicion: Suspicion,
     cause: Cause,
 }
@@ -59,7 +56,7 @@ struct Case<'a> {
 /// The pods of the node.
 pub trait Pods: Send {
     /// As they are known now; one that has not changed is the same one.
-    fn pods(&self) -> Vec<Arc<KnownPod>>;
+    fn pods(&self) -> Vec<Arc<ObservedPod>>;
 
     /// Waits until one changes, at the most for `time`.
     fn wait(&mut self, time: Duration);

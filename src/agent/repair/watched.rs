@@ -1,10 +1,10 @@
 //! What is remembered of a pod between two looks.
 
-use super::tries::Tries;
-use super::{Cause, KnownPod};
+use super::retry_budget::RetryBudget;
+use super::{Cause, ObservedPod};
 use crate::cni::{Code, Error};
-use crate::sandbox::find::Found;
-use crate::sandbox::{Id, Sandbox};
+use crate::netns::find::FoundNetns;
+use crate::netns::{NetNs, NetnsId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,15 +20,15 @@ const BETWEEN_REPORTS: Duration = Duration::from_secs(3600);
 
 /// A pod that is looked after.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchedPod {
     /// As it was known last.
-    pub(super) known: Arc<KnownPod>,
+    pub(super) known: Arc<ObservedPod>,
     /// When it is looked at next; `None`: when it changes.
     pub(super) due: Option<Instant>,
     looked: Option<Instant>,
     suspected: Option<Instant>,
-    pub(super) tries: Tries,
-    pub(super) place: Option<Place>,
+    pub(super) tries: RetryBudget,
+    pub(super) place: Option<NetnsLocation>,
     /// Why its rules could not be looked at the last time.
     said: Option<String>,
     /// How many times in a row they could not.
@@ -41,29 +41,29 @@ pub(super) struct Watched {
 
 /// Where a pod's namespace was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct NetnsLocation {
     pub(super) netns: PathBuf,
-    pub(super) id: Id,
+    pub(super) id: NetnsId,
     pub(super) container_id: String,
 }
 
-impl Place {
+impl NetnsLocation {
     /// Where it is; `None` where its container is not known.
-    pub(super) fn of(found: &Found) -> Option<Self> {
-        let id = Sandbox::open(&found.netns).ok().flatten()?.id();
+    pub(super) fn of(found: &FoundNetns) -> Option<Self> {
+        let id = NetNs::open(&found.netns).ok().flatten()?.id();
         Some(Self { netns: found.netns.clone(), id, container_id: found.container_id.clone()? })
     }
 
     /// Whether what is there still is what was found.
     pub(super) fn is_there(&self) -> bool {
-        Sandbox::open(&self.netns).is_ok_and(|there| there.is_some_and(|there| there.id() == self.id))
+        NetNs::open(&self.netns).is_ok_and(|there| there.is_some_and(|there| there.id() == self.id))
     }
 }
 
-impl Watched {
+impl WatchedPod {
     /// One that is new.
-    pub(super) fn new(known: Arc<KnownPod>, due: Instant) -> Self {
-        let tries = Tries::default();
+    pub(super) fn new(known: Arc<ObservedPod>, due: Instant) -> Self {
+        let tries = RetryBudget::default();
         Self {
             known,
             due: Some(due),
@@ -79,7 +79,7 @@ impl Watched {
     }
 
     /// Takes it as it is known now. One that has changed is looked at soon.
-    pub(super) fn update(&mut self, known: &Arc<KnownPod>, now: Instant) {
+    pub(super) fn update(&mut self, known: &Arc<ObservedPod>, now: Instant) {
         if !Arc::ptr_eq(&self.known, known) {
             self.known = Arc::clone(known);
             let soon = self.looked.map_or(now, |looked| now.max(looked + GAP));
@@ -174,13 +174,13 @@ mod tests {
 
     #[test]
     fn one_that_changes_often_is_looked_at_now_and_then() {
-        let (now, known) = (Instant::now(), Arc::new(KnownPod::default()));
-        let mut watched = Watched::new(Arc::clone(&known), now);
+        let (now, known) = (Instant::now(), Arc::new(ObservedPod::default()));
+        let mut watched = WatchedPod::new(Arc::clone(&known), now);
         assert!(watched.is_due(now) && !watched.note(None, MINUTE, CERTAIN, now));
         watched.update(&known, now + SECOND);
         assert!(!watched.is_due(now + 59 * SECOND) && watched.is_due(now + 60 * SECOND));
         for second in 1..4 {
-            watched.update(&Arc::new(KnownPod::default()), now + second * SECOND);
+            watched.update(&Arc::new(ObservedPod::default()), now + second * SECOND);
         }
         assert!(!watched.is_due(now + 4 * SECOND) && watched.is_due(now + GAP));
     }
@@ -188,12 +188,12 @@ mod tests {
     #[test]
     fn one_that_holds_too_much_is_looked_at_ever_more_rarely_even_if_it_changes() {
         let (start, error) = (Instant::now(), Error::new(Code::ForeignRules, "too many rules"));
-        let (mut watched, mut now, mut pauses) = (Watched::new(Arc::default(), start), start, Vec::new());
+        let (mut watched, mut now, mut pauses) = (WatchedPod::new(Arc::default(), start), start, Vec::new());
         for _ in 0..8 {
             watched.note_look(Some(&error), now);
             watched.note(None, MINUTE, CERTAIN, now);
             watched.postpone();
-            watched.update(&Arc::new(KnownPod::default()), now + SECOND);
+            watched.update(&Arc::new(ObservedPod::default()), now + SECOND);
             let next = watched.due.expect("it is looked at again");
             pauses.push((next - now).as_secs());
             now = next;
@@ -209,11 +209,11 @@ mod tests {
     fn what_keeps_rules_from_being_looked_at_is_reported_once_an_hour() {
         let (now, hour) = (Instant::now(), Duration::from_secs(3600));
         let (many, busy) = (Error::new(Code::ForeignRules, "too many"), Error::new(Code::TryAgain, "busy"));
-        let mut watched = Watched::new(Arc::default(), now);
+        let mut watched = WatchedPod::new(Arc::default(), now);
         assert!(!watched.is_to_be_reported(None, now));
         assert!(watched.is_to_be_reported(Some(&many), now) && !watched.is_to_be_reported(Some(&many), now + SECOND));
         assert!(watched.is_to_be_reported(Some(&many), now + hour));
-        let mut watched = Watched::new(Arc::default(), now);
+        let mut watched = WatchedPod::new(Arc::default(), now);
         let reports = (0..6).filter(|_| {
             watched.note_look(Some(&busy), now);
             watched.is_to_be_reported(Some(&busy), now)
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn one_without_rules_must_be_so_for_a_while() {
         let now = Instant::now();
-        let mut watched = Watched::new(Arc::default(), now);
+        let mut watched = WatchedPod::new(Arc::default(), now);
         assert!(!watched.note(Some(Cause::NoRules), None, CERTAIN, now) && watched.is_due(now + CERTAIN));
         assert!(!watched.note(None, None, CERTAIN, now + SECOND), "a runtime was at work");
         assert!(!watched.note(Some(Cause::NoRules), None, CERTAIN, now + CERTAIN));

@@ -1,13 +1,13 @@
 //! All pods, one look after the other: who is due waits in the queue, and is looked at and repaired in a
 //! round. Nothing here ends the agent.
 
-use super::deletions::Deletions;
-use super::queue::{LENGTH, Queue};
-use super::round::{Done, Means, Round};
-use super::watched::Watched;
-use super::{KnownPod, Pods, Settings};
+use super::repair_pass::{RepairPass, RepairResult, RepairTools};
+use super::retry_budget::Deletions;
+use super::retry_budget::{LENGTH, RepairQueue};
+use super::watched::WatchedPod;
+use super::{ObservedPod, Pods, RepairSettings};
 use crate::agent::Metrics;
-use crate::agent::install::{HostPath, Installed, Node};
+use crate::agent::install::{HostPath, Installed, NodeFiles};
 use crate::cluster::ServiceAccount;
 use crate::plugin;
 use crate::state::ROOT;
@@ -28,24 +28,24 @@ const NOT_INSTALLED: Duration = Duration::from_secs(5);
 
 /// The worker.
 #[derive(Debug)]
-pub struct Repair {
-    means: Means,
-    queue: Queue,
+pub struct RepairWorker {
+    means: RepairTools,
+    queue: RepairQueue,
     deletions: Deletions,
     /// By UID.
-    watched: BTreeMap<String, Watched>,
+    watched: BTreeMap<String, WatchedPod>,
     /// What was wrong with the configuration, lest it be said at each look.
     said: Option<String>,
     /// Whether a pod has gone since what is kept was tidied up.
     tidy: bool,
 }
 
-impl Repair {
+impl RepairWorker {
     /// One that has not looked yet.
     #[must_use]
-    pub fn new(settings: Settings, node: Node, account: ServiceAccount, metrics: Metrics) -> Self {
-        let (queue, watched) = (Queue::new(LENGTH), BTreeMap::new());
-        let (means, deletions) = (Means { settings, node, account, metrics }, Deletions::default());
+    pub fn new(settings: RepairSettings, node: NodeFiles, account: ServiceAccount, metrics: Metrics) -> Self {
+        let (queue, watched) = (RepairQueue::new(LENGTH), BTreeMap::new());
+        let (means, deletions) = (RepairTools { settings, node, account, metrics }, Deletions::default());
         Self { means, queue, deletions, watched, said: None, tidy: true }
     }
 
@@ -68,7 +68,7 @@ impl Repair {
     }
 
     /// Looks after the pods that are due at `now`, and gives what was done.
-    pub fn look(&mut self, pods: &[Arc<KnownPod>], now: Instant) -> Vec<Done> {
+    pub fn look(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
         self.update(pods, now);
         self.tidy_up();
         let mut done = Vec::new();
@@ -79,7 +79,7 @@ impl Repair {
             self.put_off(now + NOT_INSTALLED);
             return done;
         };
-        let mut round = Round::new(&self.means, &installed, &mut self.deletions, now);
+        let mut round = RepairPass::new(&self.means, &installed, &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
                 done.extend(round.look_at(watched));
@@ -105,8 +105,8 @@ impl Repair {
     }
 
     /// Takes the pods as they are known now, and has those wait that are due.
-    fn update(&mut self, pods: &[Arc<KnownPod>], now: Instant) {
-        let uid = |known: &KnownPod| known.pod.uid.clone().unwrap_or_default();
+    fn update(&mut self, pods: &[Arc<ObservedPod>], now: Instant) {
+        let uid = |known: &ObservedPod| known.pod.uid.clone().unwrap_or_default();
         let present: BTreeSet<String> = pods.iter().map(|known| uid(known)).collect();
         let before = self.watched.len();
         self.watched.retain(|uid, _| present.contains(uid));
@@ -114,7 +114,7 @@ impl Repair {
         let mut dropped = 0_usize;
         for known in pods {
             let uid = uid(known);
-            let watched = self.watched.entry(uid.clone()).or_insert_with(|| Watched::new(Arc::clone(known), now));
+            let watched = self.watched.entry(uid.clone()).or_insert_with(|| WatchedPod::new(Arc::clone(known), now));
             watched.update(known, now);
             if watched.is_due(now) && !self.queue.push(&uid) {
                 dropped += 1;
@@ -151,7 +151,7 @@ impl Repair {
 
 /// What the plugin keeps of its calls must be what this process sees; else every pod would seem to be
 /// somebody else's.
-fn state_is_the_nodes(node: &Node) -> Result<(), String> {
+fn state_is_the_nodes(node: &NodeFiles) -> Result<(), String> {
     let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
     // Whoever keeps something there first would make it.
     let _ = fs::create_dir_all(directory);

@@ -5,7 +5,7 @@
 //! own: what is not known is passed over, what is missing has a default, a question of a kind that is
 //! not known is answered as such. What no default can stand for is in [`FACTS`].
 
-use crate::cluster::{Event, Lookup, Sought};
+use crate::cluster::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
 use serde::{Deserialize, Serialize};
@@ -40,17 +40,17 @@ impl Hello {
 /// The plugin's line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Question {
+pub struct AgentRequest {
     /// How long the answer is waited for, in milliseconds.
     pub wait_ms: u64,
     /// What is asked or told.
-    pub ask: Ask,
+    pub ask: RequestKind,
 }
 
 /// What is asked or told; as the methods of [`crate::cluster::Cluster`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "about", rename_all = "snake_case")]
-pub enum Ask {
+pub enum RequestKind {
     /// A pod, and its namespace.
     Facts {
         /// Which pod.
@@ -70,7 +70,7 @@ pub enum Ask {
     Definitions {
         /// Which.
         #[serde(default)]
-        wanted: Vec<Sought>,
+        wanted: Vec<DefinitionQuery>,
     },
     /// The namespaces that have a definition of this name.
     NamespacesWithDefinition {
@@ -93,7 +93,7 @@ pub enum Ask {
     /// Whether facts could be had.
     Probe,
     /// A call of the plugin has ended. There is no answer.
-    Called(Called),
+    Called(CallReport),
     /// Something that only a later version asks.
     #[default]
     #[serde(other)]
@@ -103,7 +103,7 @@ pub enum Ask {
 /// What a call of the plugin came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Called {
+pub struct CallReport {
     /// `CNI_COMMAND`.
     pub command: String,
     /// `NAMESPACE/NAME`, where a pod is known.
@@ -131,7 +131,7 @@ pub struct Called {
 /// The agent's second line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
-pub enum Answer {
+pub enum AgentAnswer {
     /// To [`Ask::Facts`].
     Facts {
         /// The pod.
@@ -179,7 +179,7 @@ pub enum Answer {
     Unknown,
 }
 
-impl From<Error> for Answer {
+impl From<Error> for AgentAnswer {
     fn from(error: Error) -> Self {
         Self::Failed { code: error.number(), msg: error.msg, details: error.details }
     }
@@ -213,27 +213,27 @@ mod tests {
     fn what_is_sent_arrives_unchanged() {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
         for answer in [
-            Answer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
-            Answer::Facts { pod: Box::default(), namespace: None },
-            Answer::Definitions { found: vec![Lookup::Found(definition), Lookup::Missing("no".into())] },
-            Answer::Namespaces { names: vec!["a".into()] },
-            Answer::Done,
-            Answer::from(Error::new(Code::PodUnknown, "no").with_details("why")),
+            AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
+            AgentAnswer::Facts { pod: Box::default(), namespace: None },
+            AgentAnswer::Definitions { found: vec![Lookup::Found(definition), Lookup::Missing("no".into())] },
+            AgentAnswer::Namespaces { names: vec!["a".into()] },
+            AgentAnswer::Done,
+            AgentAnswer::from(Error::new(Code::PodUnknown, "no").with_details("why")),
         ] {
             let text = serde_json::to_string(&answer).expect("JSON");
             assert!(!text.contains('\n'), "{text}");
-            assert_eq!(serde_json::from_str::<Answer>(&text).expect("readable"), answer);
+            assert_eq!(serde_json::from_str::<AgentAnswer>(&text).expect("readable"), answer);
         }
-        let sought = Sought { object: ObjectRef { namespace: "n".into(), name: "d".into() }, awaited: true };
+        let sought = DefinitionQuery { object: ObjectRef { namespace: "n".into(), name: "d".into() }, awaited: true };
         for ask in [
-            Ask::Facts { pod: PodRef { uid: Some("u".into()), ..PodRef::default() }, with_namespace: true },
-            Ask::Definitions { wanted: vec![sought] },
-            Ask::Report { pod: PodRef::default(), status: Some("[]".into()), events: vec![Event::default()] },
-            Ask::Called(Called { code: Some(7), ..Called::default() }),
-            Ask::Probe,
+            RequestKind::Facts { pod: PodRef { uid: Some("u".into()), ..PodRef::default() }, with_namespace: true },
+            RequestKind::Definitions { wanted: vec![sought] },
+            RequestKind::Report { pod: PodRef::default(), status: Some("[]".into()), events: vec![Event::default()] },
+            RequestKind::Called(CallReport { code: Some(7), ..CallReport::default() }),
+            RequestKind::Probe,
         ] {
-            let question = Question { wait_ms: 7, ask };
-            assert_eq!(from_value::<Question>(to_value(&question).expect("JSON")).expect("readable"), question);
+            let question = AgentRequest { wait_ms: 7, ask };
+            assert_eq!(from_value::<AgentRequest>(to_value(&question).expect("JSON")).expect("readable"), question);
         }
     }
 
@@ -241,12 +241,13 @@ mod tests {
     /// upgraded don't understand each other.
     #[test]
     fn the_form_is_fixed() {
-        let question = Question { wait_ms: 1, ask: Ask::Facts { pod: PodRef::default(), with_namespace: true } };
+        let question =
+            AgentRequest { wait_ms: 1, ask: RequestKind::Facts { pod: PodRef::default(), with_namespace: true } };
         let pod = json!({"namespace": "", "name": "", "uid": null});
         let expected = json!({"wait_ms": 1, "ask": {"about": "facts", "pod": pod, "with_namespace": true}});
         assert_eq!(to_value(question).expect("JSON"), expected);
         let keys = |value: &Value| value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
-        let sent = to_value(Answer::Facts { pod: self::pod().into(), namespace: None }).expect("JSON");
+        let sent = to_value(AgentAnswer::Facts { pod: self::pod().into(), namespace: None }).expect("JSON");
         assert_eq!(sent["answer"], "facts");
         let of_pod = [
             "namespace",
@@ -265,23 +266,26 @@ mod tests {
         assert_eq!(keys(&sent["pod"]), of_pod, "raise FACTS where a field is added");
         let of_container = ["name", "args", "env", "run_as_user", "run_as_group", "restarts_always"];
         assert_eq!(keys(&sent["pod"]["containers"][0]), of_container, "raise FACTS where a field is added");
-        assert_eq!(to_value(Answer::Done).expect("JSON"), json!({"answer": "done"}));
+        assert_eq!(to_value(AgentAnswer::Done).expect("JSON"), json!({"answer": "done"}));
     }
 
     #[test]
     fn other_versions_are_understood() {
-        let read = |value: Value| from_value::<Question>(value).expect("readable");
-        assert_eq!(read(json!({"ask": {"about": "weather", "where": 1}})).ask, Ask::Unknown);
-        assert_eq!(read(json!({})).ask, Ask::Unknown);
-        let facts = Ask::Facts { pod: PodRef { name: "p".into(), ..PodRef::default() }, with_namespace: false };
+        let read = |value: Value| from_value::<AgentRequest>(value).expect("readable");
+        assert_eq!(read(json!({"ask": {"about": "weather", "where": 1}})).ask, RequestKind::Unknown);
+        assert_eq!(read(json!({})).ask, RequestKind::Unknown);
+        let facts = RequestKind::Facts { pod: PodRef { name: "p".into(), ..PodRef::default() }, with_namespace: false };
         assert_eq!(
             read(json!({"new": 1, "ask": {"about": "facts", "pod": {"name": "p", "new": {}}, "new": []}})).ask,
             facts
         );
-        let answer = |value: Value| from_value::<Answer>(value).expect("readable");
-        assert_eq!(answer(json!({"answer": "later", "x": 1})), Answer::Unknown);
+        let answer = |value: Value| from_value::<AgentAnswer>(value).expect("readable");
+        assert_eq!(answer(json!({"answer": "later", "x": 1})), AgentAnswer::Unknown);
         let facts = answer(json!({"answer": "facts", "pod": {"name": "p", "later": 1}, "later": 2}));
-        assert_eq!(facts, Answer::Facts { pod: Pod { name: "p".into(), ..Pod::default() }.into(), namespace: None });
+        assert_eq!(
+            facts,
+            AgentAnswer::Facts { pod: Pod { name: "p".into(), ..Pod::default() }.into(), namespace: None }
+        );
         assert_eq!(from_value::<Hello>(json!({"later": 1})).expect("readable"), Hello::default());
     }
 }

@@ -1,30 +1,25 @@
 //! Facts from the Kubernetes API.
 
-mod concurrently;
-mod control;
-mod definitions;
-mod inquiry;
-mod own;
-mod session;
-mod writes;
+mod probe;
+mod requests;
 
-use super::kubeconfig::{Access, Kubeconfig};
+use super::kubeconfig::{Kubeconfig, KubeconfigOwner};
 use super::query::{Object, Query};
-use super::retry::{Failure, GaveUp, retry};
-use super::{Cluster, Event, Lookup, ObjectRef, Sought, about, another_uid, body, wire};
+use super::retry::{AttemptError, RetriesExhausted, retry};
+use super::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, about, another_uid, body, wire};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
-use concurrently::all;
-pub use inquiry::Inquiry;
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::client::Body;
+pub use probe::ApiProbe;
+use probe::Session;
+use probe::all;
 use serde::de::DeserializeOwned;
-use session::Session;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub(super) use writes::WRITE;
+pub(super) use requests::WRITE;
 
 /// The API server that a kubeconfig or a service account names.
 pub(super) struct Api {
@@ -33,7 +28,7 @@ pub(super) struct Api {
     /// Where the file system is mounted to which absolute paths in it belong.
     root: PathBuf,
     /// Who names the kubeconfig.
-    access: Access,
+    access: KubeconfigOwner,
     /// A service account's server; a kubeconfig names its own.
     server: Option<String>,
     /// How long facts may take, all tries together.
@@ -53,7 +48,7 @@ impl Cluster for Api {
         self.namespace_since(Instant::now(), wanted)
     }
 
-    fn definitions(&self, wanted: &[Sought]) -> Result<Vec<Lookup>, Error> {
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         self.look_up(Instant::now(), wanted)
     }
 
@@ -70,9 +65,9 @@ impl Cluster for Api {
         let session = self.session()?;
         session.run(async {
             let query = self.query(session, Object::Pod(&nobody));
-            let attempt = async || match get::<wire::Pod>(session, &query).await {
+            let attempt = async || match get::<wire::PodObject>(session, &query).await {
                 // That there is no such pod is an answer, and shows the right to ask.
-                Ok(_) | Err(Failure::Missing(_)) => Ok(()),
+                Ok(_) | Err(AttemptError::Missing(_)) => Ok(()),
                 Err(failure) => Err(failure),
             };
             retry(Instant::now(), PROBE, attempt).await.map_err(|end| query.gave_up(end))
@@ -115,7 +110,7 @@ impl Api {
         Self {
             kubeconfig,
             root: "/".into(),
-            access: Access::Node,
+            access: KubeconfigOwner::Node,
             server: None,
             timeout,
             persists: true,
@@ -140,7 +135,7 @@ impl Api {
 
     /// The same, with a kubeconfig that the user of the command line names.
     pub(super) fn of_user(self) -> Self {
-        Self { access: Access::User, ..self }
+        Self { access: KubeconfigOwner::User, ..self }
     }
 
     fn session(&self) -> Result<&Session, Error> {
@@ -187,15 +182,15 @@ impl Api {
     async fn pod(&self, started: Instant, session: &Session, wanted: &PodRef) -> Result<Pod, Error> {
         let query = self.query(session, Object::Pod(wanted));
         let attempt = async || {
-            let pod = Pod::from(get::<wire::Pod>(session, &query).await?);
-            if pod.is(wanted) { Ok(pod) } else { Err(Failure::Missing(another_uid(&pod, wanted))) }
+            let pod = Pod::from(get::<wire::PodObject>(session, &query).await?);
+            if pod.is(wanted) { Ok(pod) } else { Err(AttemptError::Missing(another_uid(&pod, wanted))) }
         };
         self.retry(started, &query, attempt).await.map_err(|end| query.gave_up(end))
     }
 
     async fn namespace_of(&self, started: Instant, session: &Session, object: Object<'_>) -> Result<Namespace, Error> {
         let query = self.query(session, object);
-        let attempt = async || Ok(get::<wire::Namespace>(session, &query).await?.into());
+        let attempt = async || Ok(get::<wire::NamespaceObject>(session, &query).await?.into());
         self.retry(started, &query, attempt).await.map_err(|end| query.gave_up(end))
     }
 
@@ -204,10 +199,10 @@ impl Api {
         &self,
         started: Instant,
         query: &Query<'_>,
-        attempt: impl AsyncFn() -> Result<T, Failure>,
-    ) -> Result<T, GaveUp> {
+        attempt: impl AsyncFn() -> Result<T, AttemptError>,
+    ) -> Result<T, RetriesExhausted> {
         let attempt = async || match attempt().await {
-            Err(Failure::Trouble { cause, .. }) if !self.persists => Err(query.not_again(&cause)),
+            Err(AttemptError::Trouble { cause, .. }) if !self.persists => Err(query.not_again(&cause)),
             other => other,
         };
         retry(started, self.timeout, attempt).await
@@ -215,13 +210,13 @@ impl Api {
 }
 
 /// One try to get what is asked for.
-async fn get<T: DeserializeOwned>(session: &Session, query: &Query<'_>) -> Result<T, Failure> {
+async fn get<T: DeserializeOwned>(session: &Session, query: &Query<'_>) -> Result<T, AttemptError> {
     let body = send(session, query).await?;
     serde_json::from_slice(&body).map_err(|e| query.garbled(&e))
 }
 
 /// One try: the body of a successful response.
-async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> {
+async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, AttemptError> {
     let collection = Request::new(query.object.collection());
     let request = match query.object {
         Object::Pod(PodRef { name, .. })
@@ -263,7 +258,7 @@ async fn send(session: &Session, query: &Query<'_>) -> Result<Vec<u8>, Failure> 
         }
         Object::PodsOn { node, .. } => collection.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))),
     };
-    let request = request.map_err(|e| Failure::Hopeless(Error::new(Code::Internal, e.to_string())))?;
+    let request = request.map_err(|e| AttemptError::Hopeless(Error::new(Code::Internal, e.to_string())))?;
     let response = session.client.send(request.map(Body::from)).await.map_err(|e| query.failed(&e))?;
     let status = response.status();
     let after = response.headers().get("retry-after").and_then(|value| value.to_str().ok()).map(str::to_owned);

@@ -1,7 +1,10 @@
 //! `users[].user`: who asks.
+//!
+//! Until when a token is valid, as it says itself. Nothing is verified: whoever asked has it anyway.
 
-use super::entry::{Entry, present};
-use super::{Credentials, pem};
+use super::endpoint::{KeyPath, present};
+use super::pem::base64;
+use super::{CredentialsSummary, pem};
 use crate::cluster::wire::null_is_empty;
 use crate::cni::Error;
 use kube::config::AuthInfo;
@@ -16,7 +19,7 @@ const ACCEPTED: &str = "token, tokenFile, client-certificate(-data) together wit
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-pub(super) struct User {
+pub(super) struct UserEntry {
     #[serde(deserialize_with = "null_is_empty")]
     token: String,
     #[serde(rename = "tokenFile", deserialize_with = "null_is_empty")]
@@ -39,7 +42,7 @@ pub(super) struct User {
     as_user_extra: Option<IgnoredAny>,
 }
 
-impl User {
+impl UserEntry {
     /// Whoever the token in a file belongs to.
     pub(super) fn with_token_file(file: &Path) -> Self {
         Self { token_file: file.display().to_string(), ..Self::default() }
@@ -49,7 +52,7 @@ impl User {
     ///
     /// # Errors
     /// A key that can't be served, a value that is none, half of a pair.
-    pub(super) fn credentials(&self, entry: &Entry<'_>) -> Result<AuthInfo, Error> {
+    pub(super) fn credentials(&self, entry: &KeyPath<'_>) -> Result<AuthInfo, Error> {
         if let Some(key) = self.unsupported() {
             return Err(entry.wrong(key, format!("is not supported by a plugin; accepted: {ACCEPTED}")));
         }
@@ -74,21 +77,21 @@ impl User {
     ///
     /// # Errors
     /// As [`Self::credentials`].
-    pub(super) fn kind(&self, entry: &Entry<'_>) -> Result<(Credentials, Option<String>), Error> {
+    pub(super) fn kind(&self, entry: &KeyPath<'_>) -> Result<(CredentialsSummary, Option<String>), Error> {
         let info = self.credentials(entry)?;
         let token = self.token(entry)?;
         let kind = match (&token, present(&self.token_file)) {
-            (Some(_), Some(file)) => Credentials::TokenFile(file.into()),
-            (Some(_), None) => Credentials::Token,
-            (None, _) if info.client_certificate_data.is_some() => Credentials::Certificate,
-            (None, _) => Credentials::Nothing,
+            (Some(_), Some(file)) => CredentialsSummary::TokenFile(file.into()),
+            (Some(_), None) => CredentialsSummary::Token,
+            (None, _) if info.client_certificate_data.is_some() => CredentialsSummary::Certificate,
+            (None, _) => CredentialsSummary::Nothing,
         };
         Ok((kind, token))
     }
 
     /// The token. One in a file wins while the file can be read (client-go, `transport`,
     /// `NewBearerAuthWithRefreshRoundTripper`).
-    fn token(&self, entry: &Entry<'_>) -> Result<Option<String>, Error> {
+    fn token(&self, entry: &KeyPath<'_>) -> Result<Option<String>, Error> {
         let file = present(&self.token_file).map(|file| entry.read("tokenFile", file, TOKEN));
         let (key, token) = match (file, present(&self.token)) {
             (Some(Ok(text)), _) => ("tokenFile", text),
@@ -121,7 +124,7 @@ impl User {
 }
 
 /// The base64 of `data`, else of the file that a key names.
-fn embedded(entry: &Entry<'_>, data: &str, (key, file): (&str, &str)) -> Result<Option<String>, Error> {
+fn embedded(entry: &KeyPath<'_>, data: &str, (key, file): (&str, &str)) -> Result<Option<String>, Error> {
     match (present(data), present(file)) {
         (Some(data), _) => Ok(Some(without_blanks(data))),
         (None, Some(file)) => Ok(Some(pem::to_base64(entry.read(key, file, pem::LARGEST)?.as_bytes()))),
@@ -131,4 +134,40 @@ fn embedded(entry: &Entry<'_>, data: &str, (key, file): (&str, &str)) -> Result<
 
 fn without_blanks(text: &str) -> String {
     text.split_ascii_whitespace().collect()
+}
+
+#[derive(Deserialize)]
+struct ExpiryClaim {
+    exp: Option<f64>,
+}
+
+/// The claim `exp` of a JSON Web Token (RFC 7519, section 4.1.4), in seconds since 1970; `None` where
+/// the token is none, or says nothing of its end.
+pub(super) fn expiry(token: &str) -> Option<i64> {
+    let mut parts = token.split('.');
+    let (Some(_), Some(claims), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        return None;
+    };
+    // RFC 7515, section 2: base64url without padding.
+    let mut text = claims.replace('-', "+").replace('_', "/");
+    while text.len() % 4 != 0 {
+        text.push('=');
+    }
+    let claims: ExpiryClaim = serde_json::from_slice(&base64(&text).ok()?).ok()?;
+    // Times are numbers that may have a fraction; what is beyond 64 bits is for ever.
+    claims.exp.map(|seconds| seconds as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expiry;
+
+    #[test]
+    fn the_end_is_in_the_second_part() {
+        // {"exp":1893456000,"aud":["??>"]}
+        assert_eq!(expiry("e30.eyJleHAiOjE4OTM0NTYwMDAsImF1ZCI6WyI_Pz4iXX0.c2ln"), Some(1_893_456_000));
+        for none in ["opaque", "e30.e30.c2ln", "a.b", "e30.%%.c", "e30.eyJleHAiOjF9.c.d"] {
+            assert_eq!(expiry(none), None, "{none}");
+        }
+    }
 }

@@ -1,35 +1,31 @@
 //! A kubeconfig: where the API is and who asks. Understood as client-go understands it
 //! (k8s.io/client-go, `tools/clientcmd`), less what would run a program. Nothing of the environment
 //! counts: neither `KUBECONFIG` nor the proxy variables, which runtimes hand down to plugins.
+//!
+//! What a kubeconfig says, for people and for checks: without its secrets, but for the token, which
+//! must be known to be kept out of what is shown.
 
-mod access;
-mod credentials;
-mod endpoint;
-mod entry;
-mod pem;
-mod summary;
-mod token;
-
-pub use summary::{Authority, Credentials, Summary};
-
-pub(super) use access::Access;
-pub(super) use pem::base64;
-
-use super::limited;
+use super::body;
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
 use crate::trusted_file;
-use access::Files;
-use credentials::{TOKEN, User};
-use endpoint::{Cluster, without_userinfo};
-use entry::Entry;
+use credentials::{TOKEN, UserEntry};
+use endpoint::Files;
+use endpoint::KeyPath;
+pub(super) use endpoint::KubeconfigOwner;
+use endpoint::{ClusterEntry, without_userinfo};
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
 use kube::{Client, Config};
+pub(super) use pem::base64;
 use serde::Deserialize;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+mod credentials;
+mod endpoint;
+mod pem;
 
 /// How long a client that stays waits for a connection.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
@@ -37,12 +33,12 @@ pub(super) const CONNECT: Duration = Duration::from_secs(5);
 /// What a kubeconfig's current context says.
 pub(super) struct Kubeconfig<'a> {
     config: Config,
-    cluster: Entry<'a>,
-    user: Entry<'a>,
+    cluster: KeyPath<'a>,
+    user: KeyPath<'a>,
 }
 
 #[derive(Deserialize)]
-struct File {
+struct KubeconfigFile {
     #[serde(rename = "current-context", default, deserialize_with = "null_is_empty")]
     current_context: String,
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -57,12 +53,12 @@ struct File {
 struct NamedContext {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    context: Context,
+    context: ContextEntry,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Context {
+struct ContextEntry {
     #[serde(deserialize_with = "null_is_empty")]
     cluster: String,
     #[serde(deserialize_with = "null_is_empty")]
@@ -73,14 +69,14 @@ struct Context {
 struct NamedCluster {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    cluster: Cluster,
+    cluster: ClusterEntry,
 }
 
 #[derive(Deserialize)]
 struct NamedUser {
     name: String,
     #[serde(default, deserialize_with = "null_is_empty")]
-    user: User,
+    user: UserEntry,
 }
 
 impl<'a> Kubeconfig<'a> {
@@ -89,7 +85,7 @@ impl<'a> Kubeconfig<'a> {
     ///
     /// # Errors
     /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
-    pub(super) fn load(root: &'a Path, path: &'a Path, access: Access) -> Result<Self, Error> {
+    pub(super) fn load(root: &'a Path, path: &'a Path, access: KubeconfigOwner) -> Result<Self, Error> {
         let (cluster, of_cluster, user, of_user) = current(root, path, access)?;
         let mut config = cluster.config(&of_cluster)?;
         config.auth_info = user.credentials(&of_user)?;
@@ -105,15 +101,15 @@ impl<'a> Kubeconfig<'a> {
     /// # Errors
     /// As [`Self::load`].
     pub(super) fn of_service_account(server: &str, account: &'a Path) -> Result<Self, Error> {
-        let entry = |place: &str| Entry {
+        let entry = |place: &str| KeyPath {
             kubeconfig: account,
             root: Path::new("/"),
             files: Files::Trusted,
             place: place.to_owned(),
         };
         let (of_cluster, of_user) = (entry("ca.crt"), entry("token"));
-        let mut config = Cluster::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
-        config.auth_info = User::with_token_file(&account.join("token")).credentials(&of_user)?;
+        let mut config = ClusterEntry::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
+        config.auth_info = UserEntry::with_token_file(&account.join("token")).credentials(&of_user)?;
         config.default_retry = false;
         Ok(Self { config, cluster: of_cluster, user: of_user })
     }
@@ -152,7 +148,7 @@ impl<'a> Kubeconfig<'a> {
     /// 7 where a certificate, a key or a name can't be used.
     pub(super) fn client(self) -> Result<Client, Error> {
         let Self { config, cluster, user } = self;
-        limited::client(config).map_err(|error| {
+        body::client(config).map_err(|error| {
             let (entry, key) = match &error {
                 kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
                     (cluster, "certificate-authority(-data)")
@@ -177,12 +173,16 @@ fn shown(config: &Config) -> String {
 
 /// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
 /// whoever asks is anonymous.
-fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluster, Entry<'a>, User, Entry<'a>), Error> {
+fn current<'a>(
+    root: &'a Path,
+    path: &'a Path,
+    access: KubeconfigOwner,
+) -> Result<(ClusterEntry, KeyPath<'a>, UserEntry, KeyPath<'a>), Error> {
     let (contents, files) = access.read(path).map_err(|error| unread(path, &error))?;
     let text = str::from_utf8(&contents);
     let text = text.map_err(|_| Error::new(Code::InvalidConfig, format!("kubeconfig {} is not text", path.display())));
     let mut file = parse(path, text?)?;
-    let entry = |place: String| Entry { kubeconfig: path, root, files, place };
+    let entry = |place: String| KeyPath { kubeconfig: path, root, files, place };
 
     let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
         .map_err(|what| entry(String::new()).wrong("current-context", what))?;
@@ -194,7 +194,7 @@ fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluste
 
     let of_user = entry(format!("users[{}].user", context.user));
     let user = if context.user.is_empty() {
-        User::default()
+        UserEntry::default()
     } else {
         let found = find("user", &context.user, &mut file.users, |u| &u.name);
         found.map_err(|what| place.wrong("user", what))?.user
@@ -202,24 +202,24 @@ fn current<'a>(root: &'a Path, path: &'a Path, access: Access) -> Result<(Cluste
     Ok((cluster, of_cluster, user, of_user))
 }
 
-fn unread(path: &Path, error: &trusted_file::Error) -> Error {
+fn unread(path: &Path, error: &trusted_file::FileError) -> Error {
     let path = path.display();
     match error {
-        trusted_file::Error::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
+        trusted_file::FileError::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
             Code::TryAgain,
             format!(
                 "kubeconfig {path} is not written yet: the node agent (detour's, or istio-cni's install-cni) writes \
                  it; see whether its pod runs on this node, or correct kubernetes.kubeconfig"
             ),
         ),
-        trusted_file::Error::Io(error) => {
+        trusted_file::FileError::Io(error) => {
             Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())
         }
         refused => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not used: {refused}")),
     }
 }
 
-fn parse(path: &Path, text: &str) -> Result<File, Error> {
+fn parse(path: &Path, text: &str) -> Result<KubeconfigFile, Error> {
     // JSON is YAML too, but read as what it is it saves a tenth of a millisecond a call.
     if let Some(file) = text.starts_with('{').then(|| serde_json::from_str(text).ok()).flatten() {
         return Ok(file);
@@ -244,4 +244,59 @@ fn find<T>(what: &str, wanted: &str, all: &mut Vec<T>, name: impl Fn(&T) -> &Str
             format!("{fault}; accepted: {accepted}")
         }
     })
+}
+
+/// What a kubeconfig's current context says.
+pub struct KubeconfigSummary {
+    /// The API server's address, without a slash at its end.
+    pub server: String,
+    /// How it is known to be the right one.
+    pub authority: Authority,
+    /// Who asks.
+    pub credentials: CredentialsSummary,
+    /// The token that is sent, from wherever it comes.
+    pub token: Option<String>,
+    /// Until when the token is valid, in seconds since 1970, where it says so: a service account's does.
+    pub expires: Option<i64>,
+}
+
+/// By what a server's certificate is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Authority {
+    /// `certificate-authority-data`.
+    Embedded,
+    /// `certificate-authority`.
+    File(PathBuf),
+    /// Nothing is said: the system's authorities.
+    System,
+    /// `insecure-skip-tls-verify`.
+    Nobody,
+}
+
+/// How whoever asks shows who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialsSummary {
+    /// `token`.
+    Token,
+    /// `tokenFile`.
+    TokenFile(PathBuf),
+    /// `client-certificate(-data)`.
+    Certificate,
+    /// It doesn't.
+    Nothing,
+}
+
+impl KubeconfigSummary {
+    /// Reads the kubeconfig at `path`, as this process sees it, and the files that it names; absolute
+    /// paths in it are those of the file system mounted at `root`.
+    ///
+    /// # Errors
+    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
+    pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
+        let (cluster, of_cluster, user, of_user) = current(root, path, KubeconfigOwner::Node)?;
+        let server = shown(&cluster.config(&of_cluster)?);
+        let (credentials, token) = user.kind(&of_user)?;
+        let expires = token.as_deref().and_then(credentials::expiry);
+        Ok(Self { server, authority: cluster.authority(), credentials, token, expires })
+    }
 }

@@ -1,7 +1,7 @@
 //! The sub-plugins of a configuration: those that it lists, or those that its type stands for.
 
 use crate::cni::list::wrong_type;
-use crate::cni::{Block, Code, Error, Reader, at_most};
+use crate::cni::{Block, BlockReader, Code, Error, at_most};
 use serde_json::{Value, json};
 
 /// The types of blocks that are not an executable's.
@@ -12,7 +12,7 @@ const MOST_BLOCKS: usize = 32;
 const TYPES: &str = "detour, istio-cni, excludedns";
 
 /// `type`, or the name under which the binary was started where there is none.
-pub(in crate::cni) fn kind(reader: &Reader<'_>, program: &str) -> Result<String, Error> {
+pub(in crate::cni) fn kind(reader: &BlockReader<'_>, program: &str) -> Result<String, Error> {
     if let Some(kind) = super::text(reader, "type")? {
         return Ok(kind.to_owned());
     }
@@ -24,7 +24,7 @@ pub(in crate::cni) fn kind(reader: &Reader<'_>, program: &str) -> Result<String,
 }
 
 /// `chain`, or what `kind` stands for.
-pub(super) fn chain(reader: &Reader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
+pub(super) fn chain(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
     let blocks: Vec<Block> = match reader.value("chain") {
         Some(Value::Array(items)) => {
             at_most(MOST_BLOCKS, "sub-plugins and executables", "chain", items.len())?;

@@ -1,7 +1,7 @@
 //! The `kubernetes` block: where facts of pods come from.
 
 use super::{absolute, text};
-use crate::cni::{Block, Error, List, Reader};
+use crate::cni::{Block, BlockReader, Error, ItemList};
 use serde_json::Map;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ impl Kubernetes {
 
     /// Reads the block, where there is one, and istio-cni's keys at the top level. Unknown keys are warnings,
     /// except those of maistra's plugin, which mean nothing here.
-    pub(in crate::cni) fn read(top: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
+    pub(in crate::cni) fn read(top: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
         let absent = || Block { path: "kubernetes".to_owned(), keys: Map::new() };
         let block = top.block("kubernetes")?.unwrap_or_else(absent);
         let own = block.reader();
@@ -76,11 +76,11 @@ impl Kubernetes {
     }
 }
 
-fn items(list: Option<List>) -> Vec<String> {
+fn items(list: Option<ItemList>) -> Vec<String> {
     list.map(|list| list.items).unwrap_or_default()
 }
 
-fn addresses(list: Option<List>) -> Result<Vec<IpAddr>, Error> {
+fn addresses(list: Option<ItemList>) -> Result<Vec<IpAddr>, Error> {
     let Some(list) = list else { return Ok(Vec::new()) };
     let address = |item: &String| item.parse().map_err(|_| list.reject(item, "an IPv4 or IPv6 address"));
     list.items.iter().map(address).collect()

@@ -4,7 +4,7 @@
 use super::{absolute, text};
 use crate::cni::list::wrong_type;
 use crate::cni::names::{is_dns_label, is_dns_subdomain, is_identifier};
-use crate::cni::{Code, Error, LogLevel, Reader};
+use crate::cni::{BlockReader, Code, Error, LogLevel};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -102,7 +102,7 @@ pub enum NetworkStatus {
 
 impl Primary {
     /// Reads them, where there is `clusterNetwork` or `delegates`.
-    pub(super) fn read(keys: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, Error> {
+    pub(super) fn read(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<Option<Self>, Error> {
         let Some(default) = DefaultNetwork::read(keys)? else { return Ok(None) };
         refuse_auxiliary_chain(keys)?;
         warn(keys, warnings)?;
@@ -160,7 +160,7 @@ pub(in crate::cni) fn is_primary(keys: &Map<String, Value>) -> bool {
 }
 
 impl DefaultNetwork {
-    fn read(keys: &Reader<'_>) -> Result<Option<Self>, Error> {
+    fn read(keys: &BlockReader<'_>) -> Result<Option<Self>, Error> {
         if let Some(name) = text(keys, "clusterNetwork")? {
             return NetworkName::parse("clusterNetwork", name).map(|name| Some(Self::Cluster(name)));
         }
@@ -190,7 +190,7 @@ impl NetworkName {
 }
 
 /// Plugins that would not run must not be left out in silence.
-fn refuse_auxiliary_chain(keys: &Reader<'_>) -> Result<(), Error> {
+fn refuse_auxiliary_chain(keys: &BlockReader<'_>) -> Result<(), Error> {
     let Some(name) = text(keys, "auxiliaryCNIChainName")? else { return Ok(()) };
     let msg = format!(
         "auxiliaryCNIChainName: {name:?}: auxiliary chains are not supported; \
@@ -199,7 +199,7 @@ fn refuse_auxiliary_chain(keys: &Reader<'_>) -> Result<(), Error> {
     Err(Error::new(Code::InvalidConfig, msg))
 }
 
-fn warn(keys: &Reader<'_>, warnings: &mut Vec<String>) -> Result<(), Error> {
+fn warn(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<(), Error> {
     if keys.value("clusterNetwork").is_some_and(|name| name != "") && keys.value("delegates").is_some() {
         warnings.push("delegates: ignored where there is clusterNetwork".into());
     }
@@ -215,14 +215,14 @@ fn warn(keys: &Reader<'_>, warnings: &mut Vec<String>) -> Result<(), Error> {
     Ok(())
 }
 
-fn namespaces(keys: &Reader<'_>, key: &'static str, default: &str) -> Result<Vec<String>, Error> {
+fn namespaces(keys: &BlockReader<'_>, key: &'static str, default: &str) -> Result<Vec<String>, Error> {
     let Some(list) = keys.list(key)? else { return Ok(vec![default.to_owned()]) };
     list.items.iter().try_for_each(|name| check_namespace(key, name))?;
     Ok(list.items)
 }
 
 /// An empty string counts as absent, as in Multus.
-fn global_namespaces(keys: &Reader<'_>) -> Result<Vec<String>, Error> {
+fn global_namespaces(keys: &BlockReader<'_>) -> Result<Vec<String>, Error> {
     let key = "globalNamespaces";
     if keys.value(key).is_some_and(|value| value == "") {
         return Ok(vec![GLOBAL_NAMESPACE.to_owned()]);
@@ -236,7 +236,7 @@ fn check_namespace(key: &str, name: &str) -> Result<(), Error> {
 }
 
 /// Types that a configuration can have: names of executables without `/`.
-fn types(keys: &Reader<'_>, key: &'static str, default: &[&str]) -> Result<Vec<String>, Error> {
+fn types(keys: &BlockReader<'_>, key: &'static str, default: &[&str]) -> Result<Vec<String>, Error> {
     let Some(list) = keys.list(key)? else { return Ok(default.iter().map(ToString::to_string).collect()) };
     match list.items.iter().find(|kind| kind.contains('/')) {
         Some(wrong) => Err(list.reject(wrong, "types, which are names of executables without /")),

@@ -3,7 +3,7 @@
 use super::{EXCLUDED, KUBERNETES, MAY_EXCLUDE, NodeConf, SOURCES, TOP, primary_in_attachment};
 use crate::cni::list::shown;
 use crate::cni::netconf::{ISTIO_KUBECONFIG, default_chain, is_primary, kind};
-use crate::cni::{Block, Error, List};
+use crate::cni::{Block, Error, ItemList};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -69,7 +69,7 @@ impl NodeConf {
         for keys in [kubernetes as &mut Map<_, _>, conf] {
             let Some(written) = keys.get(EXCLUDED).filter(|value| !value.is_null()) else { continue };
             // The plugin refuses what is not a list.
-            let Ok(list) = List::from_json(EXCLUDED, written) else { return };
+            let Ok(list) = ItemList::from_json(EXCLUDED, written) else { return };
             keys.shift_remove(EXCLUDED);
             for name in list.items {
                 if names.contains(&name) || self.exclude_namespaces.iter().any(|all| all == "*") {
@@ -168,7 +168,7 @@ fn directory(kubeconfig: &Value) -> Option<Value> {
 
 /// Whether two values mean the same: a list can be written as a string, a number too.
 fn is_same(a: &Value, b: &Value) -> bool {
-    let items = |value| List::from_json("", value).map(|list| list.items);
+    let items = |value| ItemList::from_json("", value).map(|list| list.items);
     a == b || matches!((items(a), items(b)), (Ok(a), Ok(b)) if a == b)
 }
 

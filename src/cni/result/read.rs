@@ -1,11 +1,13 @@
 //! From JSON of any version to a result.
+//!
+//! The result of a plugin that makes no interface.
 
-use super::{AddResult, Address, Dns, Interface, Route};
+use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
 use crate::cni::list::wrong_type;
-use crate::cni::version::{self, Family};
-use crate::cni::{Block, Code, Error, Reader};
+use crate::cni::version::ResultShape;
+use crate::cni::{Block, BlockReader, Code, Error, NetConf, version};
 use ipnet::{IpNet, Ipv4Net};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
 /// The keys of a route that say how it is used (reference library, `pkg/types`).
@@ -21,7 +23,7 @@ impl AddResult {
         let block = Block::new("result", value)?;
         let keys = block.reader();
         let label = keys.string("cniVersion")?.filter(|label| !label.is_empty()).unwrap_or(unstated);
-        let Some(family) = Family::of(label) else {
+        let Some(family) = ResultShape::of(label) else {
             let msg = format!(
                 "{}: {label:?} is not accepted; accepted: {}",
                 keys.place("cniVersion"),
@@ -30,8 +32,8 @@ impl AddResult {
             return Err(Error::new(Code::InvalidConfig, msg));
         };
         let mut result = match family {
-            Family::V0_1 => single_addresses(&keys)?,
-            Family::V0_3 | Family::V1_0 => Self {
+            ResultShape::V0_1 => single_addresses(&keys)?,
+            ResultShape::V0_3 | ResultShape::V1_0 => Self {
                 interfaces: each(&keys, "interfaces", interface)?,
                 ips: each(&keys, "ips", |keys| address(keys, family))?,
                 routes: each(&keys, "routes", route)?,
@@ -45,7 +47,7 @@ impl AddResult {
 }
 
 /// Up to 0.2.0: one address of each family, with its routes.
-fn single_addresses(keys: &Reader<'_>) -> Result<AddResult, Error> {
+fn single_addresses(keys: &BlockReader<'_>) -> Result<AddResult, Error> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
         let Some(block) = keys.block(key)? else { continue };
@@ -53,12 +55,12 @@ fn single_addresses(keys: &Reader<'_>) -> Result<AddResult, Error> {
         let address = required(&keys, "ip", PREFIX, prefix)?;
         let gateway = gateway(&keys, "gateway")?;
         result.routes.extend(each(&keys, "routes", single_route)?);
-        result.ips.push(Address { interface: None, address, gateway, others: keys.others() });
+        result.ips.push(InterfaceAddress { interface: None, address, gateway, others: keys.others() });
     }
     Ok(result)
 }
 
-fn interface(keys: &Reader<'_>) -> Result<Interface, Error> {
+fn interface(keys: &BlockReader<'_>) -> Result<Interface, Error> {
     let string = |key| keys.string(key).map(|text| text.unwrap_or_default().to_owned());
     Ok(Interface {
         name: string("name")?,
@@ -71,14 +73,14 @@ fn interface(keys: &Reader<'_>) -> Result<Interface, Error> {
     })
 }
 
-fn address(keys: &Reader<'_>, family: Family) -> Result<Address, Error> {
-    if family == Family::V0_3 {
+fn address(keys: &BlockReader<'_>, family: ResultShape) -> Result<InterfaceAddress, Error> {
+    if family == ResultShape::V0_3 {
         // Which IP version it is, the address itself says.
         let _ = keys.value("version");
     }
     let accepted = "a whole number";
     let index = |value: &Value| value.as_i64().ok_or_else(|| wrong_type(&keys.place("interface"), value, accepted));
-    Ok(Address {
+    Ok(InterfaceAddress {
         interface: keys.value("interface").map(index).transpose()?,
         address: required(keys, "address", PREFIX, prefix)?,
         gateway: gateway(keys, "gateway")?,
@@ -86,7 +88,7 @@ fn address(keys: &Reader<'_>, family: Family) -> Result<Address, Error> {
     })
 }
 
-fn route(keys: &Reader<'_>) -> Result<Route, Error> {
+fn route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     let mut metrics = Map::new();
     for key in METRICS {
         match keys.value(key) {
@@ -102,13 +104,13 @@ fn route(keys: &Reader<'_>) -> Result<Route, Error> {
 }
 
 /// A route up to 0.2.0, where metrics are keys that the specification does not know.
-fn single_route(keys: &Reader<'_>) -> Result<Route, Error> {
+fn single_route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     let mut route = route(keys)?;
     route.others.extend(std::mem::take(&mut route.metrics));
     Ok(route)
 }
 
-fn read_dns(keys: &Reader<'_>) -> Result<Dns, Error> {
+fn read_dns(keys: &BlockReader<'_>) -> Result<Dns, Error> {
     Ok(Dns {
         nameservers: strings(keys, "nameservers")?,
         domain: keys.string("domain")?.unwrap_or_default().to_owned(),
@@ -132,7 +134,7 @@ fn prefix(text: &str) -> Option<IpNet> {
 }
 
 /// An address; an empty string is none.
-fn gateway(keys: &Reader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
+fn gateway(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
     let Some(text) = keys.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     match text.parse::<IpAddr>() {
         Ok(address) => Ok(Some(address.to_canonical())),
@@ -141,7 +143,7 @@ fn gateway(keys: &Reader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error
 }
 
 fn required<T>(
-    keys: &Reader<'_>,
+    keys: &BlockReader<'_>,
     key: &'static str,
     accepted: &str,
     convert: impl Fn(&str) -> Option<T>,
@@ -157,9 +159,9 @@ fn required<T>(
 
 /// The objects of an array, each understood by `read`.
 fn each<T>(
-    keys: &Reader<'_>,
+    keys: &BlockReader<'_>,
     key: &'static str,
-    read: impl Fn(&Reader<'_>) -> Result<T, Error>,
+    read: impl Fn(&BlockReader<'_>) -> Result<T, Error>,
 ) -> Result<Vec<T>, Error> {
     let items = array(keys, key, "an array of objects")?;
     let item =
@@ -167,14 +169,14 @@ fn each<T>(
     items.iter().enumerate().map(item).collect()
 }
 
-fn strings(keys: &Reader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
+fn strings(keys: &BlockReader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
     let accepted = "an array of strings";
     let text =
         |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| wrong_type(&keys.place(key), value, accepted));
     array(keys, key, accepted)?.iter().map(text).collect()
 }
 
-fn array<'a>(keys: &Reader<'a>, key: &'static str, accepted: &str) -> Result<&'a [Value], Error> {
+fn array<'a>(keys: &BlockReader<'a>, key: &'static str, accepted: &str) -> Result<&'a [Value], Error> {
     match keys.value(key) {
         None => Ok(&[]),
         Some(Value::Array(items)) => Ok(items),
@@ -182,9 +184,56 @@ fn array<'a>(keys: &Reader<'a>, key: &'static str, accepted: &str) -> Result<&'a
     }
 }
 
+/// The result of a plugin that makes no interface: the configuration's `prevResult` with
+/// everything in it, or where there is none an empty result, in the configuration's version.
+///
+/// Versions of one family have the same shape, so that another version is another label.
+///
+/// # Errors
+/// [`Code::InvalidConfig`]: `prevResult` is no object or speaks a version of another family.
+pub fn passed_through(conf: &NetConf) -> Result<Value, Error> {
+    let Some(previous) = &conf.prev_result else { return Ok(empty(&conf.cni_version)) };
+    let Value::Object(previous) = previous else {
+        return Err(Error::new(Code::InvalidConfig, "prevResult: an object is needed; it is the runtime that sets it"));
+    };
+    check_family(previous, &conf.cni_version)?;
+    let mut result = previous.clone();
+    let version = Value::String(conf.cni_version.clone());
+    match result.get_mut("cniVersion") {
+        Some(label) => *label = version,
+        None => drop(result.shift_insert(0, "cniVersion".to_owned(), version)),
+    }
+    Ok(Value::Object(result))
+}
+
+/// A result without interfaces, addresses and DNS. Up to 0.4.0 `dns` is always there (reference
+/// library, `pkg/types/020` and `040`), and there are runtimes that count on it.
+fn empty(cni_version: &str) -> Value {
+    match ResultShape::of(cni_version) {
+        Some(ResultShape::V0_1 | ResultShape::V0_3) => json!({"cniVersion": cni_version, "dns": {}}),
+        Some(ResultShape::V1_0) | None => json!({"cniVersion": cni_version}),
+    }
+}
+
+fn check_family(previous: &Map<String, Value>, cni_version: &str) -> Result<(), Error> {
+    let accepted = ResultShape::of(cni_version).map_or(&version::SUPPORTED[..], ResultShape::versions);
+    match previous.get("cniVersion") {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(label)) if label.is_empty() || accepted.contains(&label.as_str()) => Ok(()),
+        Some(other) => {
+            let accepted = accepted.join(", ");
+            let msg = format!(
+                "prevResult.cniVersion: {other} is not accepted; accepted where cniVersion is {cni_version}: {accepted}"
+            );
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::CniCommand;
     use serde_json::json;
 
     #[test]
@@ -251,5 +300,64 @@ mod tests {
         read.add_default_route("fd::1".parse().expect("an address"));
         let json = read.to_json("1.0.0").expect("JSON");
         assert_eq!(json["routes"], json!([{"dst": "0.0.0.0/1"}, {"dst": "::/0", "gw": "fd::1"}]));
+    }
+
+    fn result(conf: &Value) -> Result<Value, Error> {
+        let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("a configuration");
+        passed_through(&conf)
+    }
+
+    fn conf(version: &str, previous: &Value) -> Value {
+        json!({"cniVersion": version, "name": "n", "type": "detour", "prevResult": previous})
+    }
+
+    #[test]
+    fn without_a_previous_result_it_is_empty() {
+        for (version, wanted) in [
+            ("0.1.0", r#"{"cniVersion":"0.1.0","dns":{}}"#),
+            ("0.3.1", r#"{"cniVersion":"0.3.1","dns":{}}"#),
+            ("0.4.0", r#"{"cniVersion":"0.4.0","dns":{}}"#),
+            ("1.0.0", r#"{"cniVersion":"1.0.0"}"#),
+            ("1.1.0", r#"{"cniVersion":"1.1.0"}"#),
+        ] {
+            assert_eq!(result(&conf(version, &Value::Null)).expect("a result").to_string(), wanted);
+        }
+        let unstated = result(&json!({"name": "n", "type": "detour"})).expect("a result");
+        assert_eq!(unstated["cniVersion"], "0.1.0");
+    }
+
+    #[test]
+    fn everything_in_it_is_handed_on_in_its_order() {
+        let previous = json!({
+            "zz": {"b": 1, "a": [null, 1.5]},
+            "cniVersion": "1.0.0",
+            "ips": [{"address": "10.0.0.1/8", "interface": 0, "own": true}, {"address": "fd::1/64"}],
+            "interfaces": [{"name": "eth0", "mtu": 1400}],
+        });
+        let same = result(&conf("1.0.0", &previous)).expect("a result");
+        assert_eq!(same.to_string(), previous.to_string());
+        let newer = result(&conf("1.1.0", &previous)).expect("a result");
+        assert_eq!(newer.to_string(), previous.to_string().replace("1.0.0", "1.1.0"));
+    }
+
+    #[test]
+    fn a_result_without_a_version_is_in_the_configurations() {
+        let labelled = result(&conf("0.4.0", &json!({"ips": []}))).expect("a result");
+        assert_eq!(labelled.to_string(), r#"{"cniVersion":"0.4.0","ips":[]}"#);
+        let labelled = result(&conf("0.4.0", &json!({"ips": [], "cniVersion": ""}))).expect("a result");
+        assert_eq!(labelled.to_string(), r#"{"ips":[],"cniVersion":"0.4.0"}"#);
+    }
+
+    #[test]
+    fn another_family_is_refused() {
+        let error = result(&conf("1.0.0", &json!({"cniVersion": "0.4.0"}))).expect_err("refused");
+        assert_eq!(error.code, Code::InvalidConfig);
+        let wanted =
+            r#"prevResult.cniVersion: "0.4.0" is not accepted; accepted where cniVersion is 1.0.0: 1.0.0, 1.1.0"#;
+        assert_eq!(error.msg, wanted);
+        assert!(result(&conf("0.3.1", &json!({"cniVersion": "0.2.0"}))).is_err());
+        assert!(result(&conf("0.3.1", &json!({"cniVersion": 1}))).is_err());
+        assert!(result(&conf("0.3.1", &json!("x"))).is_err());
+        assert!(result(&conf("0.3.1", &json!({"cniVersion": "0.4.0"}))).is_ok());
     }
 }

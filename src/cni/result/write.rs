@@ -1,8 +1,8 @@
 //! From a result to JSON of any version, as the reference library converts (`pkg/types/020`,
 //! `040`, `100`): what a version has no place for is lost.
 
-use super::{AddResult, Address, Dns, Interface, Route};
-use crate::cni::version::Family;
+use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use crate::cni::version::ResultShape;
 use crate::cni::{Code, Error};
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
@@ -17,18 +17,18 @@ impl AddResult {
     pub fn to_json(&self, cni_version: &str) -> Result<Value, Error> {
         let mut object = Map::new();
         object.insert("cniVersion".to_owned(), cni_version.into());
-        match Family::of(cni_version) {
-            Some(Family::V0_1) => {
+        match ResultShape::of(cni_version) {
+            Some(ResultShape::V0_1) => {
                 self.single_addresses(cni_version, &mut object)?;
                 object.insert("dns".to_owned(), dns(&self.dns));
             }
             family => {
-                let family = family.unwrap_or(Family::V1_0);
+                let family = family.unwrap_or(ResultShape::V1_0);
                 let interfaces = self.interfaces.iter().map(|one| interface(one, family));
                 insert(&mut object, "interfaces", interfaces.collect::<Vec<_>>());
                 insert(&mut object, "ips", self.ips.iter().map(|one| address(one, family)).collect::<Vec<_>>());
                 insert(&mut object, "routes", self.routes.iter().map(route).collect::<Vec<_>>());
-                if family == Family::V0_3 || !self.dns.is_empty() {
+                if family == ResultShape::V0_3 || !self.dns.is_empty() {
                     object.insert("dns".to_owned(), dns(&self.dns));
                 }
             }
@@ -58,24 +58,24 @@ impl AddResult {
     }
 }
 
-fn interface(interface: &Interface, family: Family) -> Value {
+fn interface(interface: &Interface, family: ResultShape) -> Value {
     let mut object = Map::new();
     object.insert("name".to_owned(), interface.name.clone().into());
     insert(&mut object, "mac", &*interface.mac);
-    if family == Family::V1_0 && interface.mtu != 0 {
+    if family == ResultShape::V1_0 && interface.mtu != 0 {
         object.insert("mtu".to_owned(), interface.mtu.into());
     }
     insert(&mut object, "sandbox", &*interface.sandbox);
-    if family == Family::V1_0 {
+    if family == ResultShape::V1_0 {
         insert(&mut object, "socketPath", &*interface.socket_path);
         insert(&mut object, "pciID", &*interface.pci_id);
     }
     with_others(object, &interface.others)
 }
 
-fn address(ip: &Address, family: Family) -> Value {
+fn address(ip: &InterfaceAddress, family: ResultShape) -> Value {
     let mut object = Map::new();
-    if family == Family::V0_3 {
+    if family == ResultShape::V0_3 {
         object.insert("version".to_owned(), if ip.address.addr().is_ipv4() { "4" } else { "6" }.into());
     }
     if let Some(index) = ip.interface {

@@ -1,8 +1,11 @@
 //! A child and what it starts: its process group.
+//!
+//! Signals that end this process, caught for as long as a child must not outlive it.
 
 use crate::netlink::again;
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -23,7 +26,7 @@ pub(in crate::delegate) fn kill_running() {
 
 /// The process group of a child. It is killed with this, unless the child has ended by itself: what that
 /// left behind stays.
-pub(super) struct Group {
+pub(super) struct ProcessGroup {
     leader: Pid,
     /// Readable once the child has ended; `None` where the kernel has no such descriptor (before 5.3) or
     /// none is left.
@@ -31,7 +34,7 @@ pub(super) struct Group {
     ended: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     pub(super) fn of(child: &Child) -> Self {
         // Linux's process IDs are below 2^22 (proc(5), `pid_max`).
         let leader = Pid::from_raw(child.id().cast_signed());
@@ -76,11 +79,46 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if !self.ended {
             self.kill();
         }
         let _ = RUNNING.compare_exchange(self.leader.as_raw(), 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+/// The signals that end a process by default and that users and runtimes send, read from a descriptor. They are
+/// delivered again once this is dropped.
+pub(super) struct Signals {
+    fd: SignalFd,
+    before: SigSet,
+}
+
+impl Signals {
+    /// Catches them, if they are sent to this thread or to a process that has no other.
+    pub(super) fn catch() -> Result<Self, Errno> {
+        let caught = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
+        let fd = SignalFd::with_flags(&caught, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let before = caught.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        Ok(Self { fd, before })
+    }
+
+    /// One that was received.
+    pub(super) fn next(&mut self) -> Option<Signal> {
+        let received = self.fd.read_signal().ok().flatten()?;
+        i32::try_from(received.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok())
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let _ = self.before.thread_set_mask();
     }
 }

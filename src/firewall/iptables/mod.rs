@@ -3,7 +3,7 @@
 
 mod xt;
 
-use super::expression::{Base, Expression, Meta, Verdict};
+use super::expression::{Base, Expression, Meta, NftVerdict};
 use super::nfnetlink::attributes::Attributes;
 use super::rule::{Family, Is, Match, Rule, Target};
 use crate::policy::{PortRange, Protocol};
@@ -36,7 +36,7 @@ pub(super) fn compat(rule: &Rule) -> Option<Attributes> {
 pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>> {
     let read: Vec<Option<Expression>> = Expression::read_all(list).collect();
     let goes_to = read.iter().find_map(|e| match e {
-        Some(Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) => Some(chain.clone()),
+        Some(Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain))) => Some(chain.clone()),
         _ => None,
     });
     let known: Option<Vec<Expression>> = read.into_iter().collect();
@@ -75,10 +75,10 @@ fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
     }
     out.push(Expression::Counter);
     out.push(match &rule.target {
-        Target::Accept => Expression::Verdict(Verdict::Accept),
-        Target::Drop => Expression::Verdict(Verdict::Drop),
-        Target::Return => Expression::Verdict(Verdict::Return),
-        Target::Jump(chain) => Expression::Verdict(Verdict::Jump(chain.clone())),
+        Target::Accept => Expression::Verdict(NftVerdict::Accept),
+        Target::Drop => Expression::Verdict(NftVerdict::Drop),
+        Target::Return => Expression::Verdict(NftVerdict::Return),
+        Target::Jump(chain) => Expression::Verdict(NftVerdict::Jump(chain.clone())),
         other => match xt::of_target(other, family) {
             Some(extension) => Expression::Target(extension),
             None => return out,
@@ -260,10 +260,10 @@ impl Decoder<'_> {
     fn target(&mut self) -> Option<Target> {
         let family = self.family;
         let target = match self.next()? {
-            Expression::Verdict(Verdict::Accept) => Target::Accept,
-            Expression::Verdict(Verdict::Drop) => Target::Drop,
-            Expression::Verdict(Verdict::Return) => Target::Return,
-            Expression::Verdict(Verdict::Jump(chain)) => Target::Jump(chain.clone()),
+            Expression::Verdict(NftVerdict::Accept) => Target::Accept,
+            Expression::Verdict(NftVerdict::Drop) => Target::Drop,
+            Expression::Verdict(NftVerdict::Return) => Target::Return,
+            Expression::Verdict(NftVerdict::Jump(chain)) => Target::Jump(chain.clone()),
             Expression::Target(extension) => xt::to_target(extension, family)?,
             _ => return None,
         };

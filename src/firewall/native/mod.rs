@@ -2,21 +2,15 @@
 //! `detour-raw`, `detour-mangle` and `detour-nat`, for kernels without `nft_compat` and for pods
 //! in a user namespace of their own. Tables and chains are called as in the other dialect.
 
-mod change;
-mod condense;
-mod decode;
-mod drift;
-mod encode;
 pub(super) mod live;
 pub mod rule;
-mod set;
-pub mod spans;
-mod text;
+pub mod set;
 mod translate;
+mod wire;
 
-pub use change::{Change, changes, messages};
-pub use drift::drift;
-pub use live::{LiveChain, LiveTables};
-pub use rule::Tables;
-pub use text::text;
+pub use live::drift;
+pub use live::{NativeChange, changes, messages};
+pub use live::{NativeLiveChain, NativeLiveTables};
+pub use rule::NativeTables;
+pub use rule::text;
 pub use translate::translate;

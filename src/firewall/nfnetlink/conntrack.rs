@@ -1,6 +1,6 @@
 //! The connections that a network namespace tracks (linux/netfilter/nfnetlink_conntrack.h).
 
-use super::{Error, Socket};
+use super::{NfError, NfSocket};
 use crate::netlink::Allowance;
 use crate::netlink::attributes::{Attributes, find, parse};
 use nix::errno::Errno;
@@ -40,19 +40,19 @@ pub struct Connection {
     pub replied: bool,
 }
 
-impl Socket {
+impl NfSocket {
     /// The connections of the socket's network namespace that have ports and are `wanted`: there may be as
     /// many as `net.netfilter.nf_conntrack_max` allows.
     ///
     /// # Errors
     /// The kernel has no connection tracking, or the socket fails.
-    pub fn connections(&mut self, wanted: impl Fn(&Connection) -> bool) -> Result<Vec<Connection>, Error> {
+    pub fn connections(&mut self, wanted: impl Fn(&Connection) -> bool) -> Result<Vec<Connection>, NfError> {
         let kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET;
         self.allow(Allowance::UNLIMITED);
         let mut found = Vec::new();
         // A table that changes while it is read misses what came or went, and no more.
         match self.answers(kind, 0, &Attributes::new(), |_, body| found.extend(connection(body).filter(&wanted))) {
-            Ok(()) | Err(Error::Changed) => Ok(found),
+            Ok(()) | Err(NfError::Changed) => Ok(found),
             Err(error) => Err(error),
         }
     }
@@ -62,13 +62,13 @@ impl Socket {
     ///
     /// # Errors
     /// The kernel refuses, or the socket fails.
-    pub fn forget(&mut self, connection: &Connection) -> Result<(), Error> {
+    pub fn forget(&mut self, connection: &Connection) -> Result<(), NfError> {
         let Connection { protocol, source, destination, zone, .. } = connection;
         let family = if source.is_ipv4() { AF_INET } else { AF_INET6 };
         let original = tuple(*protocol, *source, *destination);
         let attributes = Attributes::new().nested(CTA_TUPLE_ORIG, &original).bytes(CTA_ZONE, &zone.to_be_bytes());
         match self.request(NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE, family, &attributes) {
-            Err(Error::Socket(Errno::ENOENT)) => Ok(()),
+            Err(NfError::Socket(Errno::ENOENT)) => Ok(()),
             other => other,
         }
     }

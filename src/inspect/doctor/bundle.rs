@@ -1,23 +1,23 @@
 //! Everything that somebody elsewhere needs to see what is wrong, as files in an archive.
+//!
+//! An archive of texts in the format that every tar reads (POSIX.1-1988, "ustar").
 
-use super::case::Case;
 use super::redact::Redactor;
-use super::ustar::archive;
+use super::report::CheckTarget;
 use super::{Configured, Examination};
 use crate::cni::Error;
 use crate::firewall::native;
 use crate::host_path::HostPath;
-use crate::inspect::format::{Format, render};
 use crate::inspect::restore::restore_text;
 use crate::inspect::rules::RulesView;
+use crate::inspect::terminal::{Format, render};
 use crate::printable::{cut, line};
 use crate::state::ROOT;
 use crate::trusted_file::{read, read_nofollow};
 use serde_json::Value;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 /// What the kernel tells of itself that matters (proc(5)).
 const KERNEL: [&str; 3] = ["/proc/version", "/proc/modules", "/proc/sys/net/netfilter/nf_conntrack_max"];
@@ -37,7 +37,7 @@ impl Examination {
     ///
     /// # Errors
     /// A report has no text, which is a fault of this program.
-    pub fn bundle(&self, case: &Case) -> Result<Vec<u8>, Error> {
+    pub fn bundle(&self, case: &CheckTarget) -> Result<Vec<u8>, Error> {
         let secrets = self.kubeconfig.iter().filter_map(|(_, summary)| summary.token.clone()).collect();
         let redactor = Redactor { secrets, harmless: self.names.clone() };
         let mut files = vec![("doctor.json".to_owned(), redactor.report(&self.checklist))];
@@ -125,9 +125,47 @@ fn below(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
+const BLOCK: usize = 512;
+/// The archive's programs read it in records of so many bytes.
+const RECORD: usize = 20 * BLOCK;
+/// What a name may have, in bytes.
+const LONGEST_NAME: usize = 99;
+
+/// The archive of these files, each of a name and its contents; `time` is when, in seconds since 1970.
+pub(super) fn archive(files: &[(String, Vec<u8>)], time: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, contents) in files {
+        out.extend(header(name, contents.len(), time));
+        out.extend(contents);
+        out.resize(out.len().next_multiple_of(BLOCK), 0);
+    }
+    out.resize((out.len() + 2 * BLOCK).next_multiple_of(RECORD), 0);
+    out
+}
+
+fn header(name: &str, length: usize, time: u64) -> [u8; BLOCK] {
+    let mut header = [0; BLOCK];
+    let name: Vec<u8> = name.bytes().take(LONGEST_NAME).collect();
+    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &name);
+    put(100, b"0000600\0");
+    put(108, b"0000000\0");
+    put(116, b"0000000\0");
+    put(124, format!("{length:011o}\0").as_bytes());
+    put(136, format!("{time:011o}\0").as_bytes());
+    // The sum counts its own field as blanks.
+    put(148, b"        ");
+    put(156, b"0");
+    put(257, b"ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
     use std::time::{Duration, Instant};
 
     #[test]
@@ -141,5 +179,23 @@ mod tests {
         assert!(parsed(&long).is_some());
         assert_eq!((parsed("[1]"), parsed("token s3cr3t"), parsed("\u{1b}")), (None, None, None));
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn tar_reads_it() {
+        let path = std::env::temp_dir().join(format!("detour-ustar-{}.tar", std::process::id()));
+        let long = vec![b'x'; 1000];
+        let files = [("a/one.json".to_owned(), b"{}\n".to_vec()), ("a/two".to_owned(), long.clone())];
+        fs::write(&path, archive(&files, 1_000_000_000)).expect("written");
+        let tar = |arguments: &[&str]| {
+            let output = Command::new("tar").args(arguments).arg("-f").arg(&path).env("TZ", "UTC").output();
+            let output = output.expect("tar starts");
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+            output.stdout
+        };
+        let list = String::from_utf8(tar(&["-tv"])).expect("text");
+        assert!(list.contains("2001-09-09 01:46 a/one.json") && list.lines().count() == 2, "{list}");
+        assert_eq!(tar(&["-xO"]), [b"{}\n".to_vec(), long].concat());
+        let _ = fs::remove_file(path);
     }
 }

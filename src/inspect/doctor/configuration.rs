@@ -1,20 +1,23 @@
 //! The configuration by which runtimes, or Multus, call the plugin.
+//!
+//! The node configuration, which the plugin reads at every call, and what it makes of other configurations.
 
-use super::case::Case;
-use super::check::{Check, Checkup, Verdict};
-use super::node_configuration;
-use super::report::Group;
-use crate::cni::{NetConf, OWN_TYPES};
+use super::report::CheckGroup;
+use super::report::CheckTarget;
+use super::report::{Check, CheckVerdict, Results};
+use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
 use crate::host_path::HostPath;
+use crate::plugin::node;
 use crate::trusted_file::read_nofollow;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-pub(super) const PRESENT: Check = Check::of(Group::Node, "configuration-present", "a configuration calls the program");
-pub(super) const VALID: Check = Check::of(Group::Node, "configuration-valid", "the plugin accepts it");
-pub(super) const PICKED: Check = Check::of(Group::Node, "configuration-picked", "runtimes find it");
-pub(super) const AMBIENT: Check = Check::of(Group::Node, "ambient", "nothing is asked for that is not done");
+pub(super) const PRESENT: Check =
+    Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the program");
+pub(super) const VALID: Check = Check::of(CheckGroup::Node, "configuration-valid", "the plugin accepts it");
+pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes find it");
+pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "nothing is asked for that is not done");
 /// All of them.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
 
@@ -32,13 +35,13 @@ pub(super) struct Configured {
 }
 
 /// A file that runtimes look at.
-struct File {
+struct RuntimeFile {
     path: HostPath,
     text: String,
     json: Result<Value, String>,
 }
 
-impl File {
+impl RuntimeFile {
     fn plugins(&self) -> Vec<&Value> {
         let Ok(json) = &self.json else { return Vec::new() };
         json["plugins"].as_array().map_or_else(|| vec![json], |plugins| plugins.iter().collect())
@@ -59,38 +62,40 @@ impl File {
 }
 
 /// Looks for it, and at it. The configurations that are ours and valid.
-pub(super) fn examine(case: &Case, checkup: &mut Checkup) -> Vec<Configured> {
+pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configured> {
     let files = match files(case) {
         Ok(files) => files,
         Err(why) => {
-            checkup.add(&PRESENT, Verdict::fail(format!("{} can't be read: {why}", case.conf), INSTALL));
+            checkup.add(&PRESENT, CheckVerdict::fail(format!("{} can't be read: {why}", case.conf), INSTALL));
             for check in [&VALID, &PICKED, &AMBIENT] {
-                checkup.after(&[&PRESENT], check, || Verdict::pass(""));
+                checkup.after(&[&PRESENT], check, || CheckVerdict::pass(""));
             }
             return Vec::new();
         }
     };
-    let ours: Vec<&File> = files.iter().filter(|file| file.is_ours()).collect();
+    let ours: Vec<&RuntimeFile> = files.iter().filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
-    for File { path, text, .. } in &ours {
-        match node_configuration::effective(case, path.as_path(), text) {
+    for RuntimeFile { path, text, .. } in &ours {
+        match effective(case, path.as_path(), text) {
             Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
             Err(error) => wrong.push(error.to_string()),
         }
     }
     checkup.add(&PRESENT, present(case, &files, &ours));
     checkup.after(&[&PRESENT], &VALID, || match wrong.is_empty() {
-        true => Verdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
-        false => Verdict::fail(wrong.join("; "), "correct the key that is named, or install again: detour install"),
+        true => CheckVerdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
+        false => {
+            CheckVerdict::fail(wrong.join("; "), "correct the key that is named, or install again: detour install")
+        }
     });
     checkup.after(&[&PRESENT, &VALID], &PICKED, || picked(case, &files, &valid));
     checkup.after(&[&PRESENT, &VALID], &AMBIENT, || {
         match valid.iter().find(|configured| configured.conf.ambient_enabled) {
-            Some(Configured { path, .. }) => Verdict::fail(
+            Some(Configured { path, .. }) => CheckVerdict::fail(
                 format!("{path}: ambient_enabled is true, and pods without a sidecar get nothing"),
                 "run istio-cni itself for ambient mode, and take ambient_enabled out of this configuration",
             ),
-            None => Verdict::pass("ambient mode is off"),
+            None => CheckVerdict::pass("ambient mode is off"),
         }
     });
     valid
@@ -103,9 +108,9 @@ fn described(configured: &Configured) -> String {
     format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path.name(), chain.join(", "))
 }
 
-fn present(case: &Case, files: &[File], ours: &[&File]) -> Verdict {
+fn present(case: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -> CheckVerdict {
     if !ours.is_empty() {
-        return Verdict::pass(ours.iter().map(|file| file.path.to_string()).collect::<Vec<_>>().join(", "));
+        return CheckVerdict::pass(ours.iter().map(|file| file.path.to_string()).collect::<Vec<_>>().join(", "));
     }
     let broken = files.iter().filter_map(|file| Some(format!("{}: {}", file.path, file.json.as_ref().err()?)));
     let broken: Vec<String> = broken.collect();
@@ -114,9 +119,9 @@ fn present(case: &Case, files: &[File], ours: &[&File]) -> Verdict {
         true => {
             let names: Vec<String> = files.iter().map(|file| file.path.name()).collect();
             let names = if names.is_empty() { "it has no configuration".to_owned() } else { names.join(", ") };
-            Verdict::fail(format!("{}: no plugin of type {own}; found: {names}", case.conf), INSTALL)
+            CheckVerdict::fail(format!("{}: no plugin of type {own}; found: {names}", case.conf), INSTALL)
         }
-        false => Verdict::fail(
+        false => CheckVerdict::fail(
             format!("no plugin of type {own}, and what can't be read: {}", broken.join("; ")),
             "correct the file, or install again: detour install",
         ),
@@ -125,16 +130,16 @@ fn present(case: &Case, files: &[File], ours: &[&File]) -> Verdict {
 
 /// Runtimes take the first file by name (libcni, `LoadConfList` of `ConfFiles`); an attachment is found
 /// by its name.
-fn picked(case: &Case, files: &[File], ours: &[Configured]) -> Verdict {
+fn picked(case: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> CheckVerdict {
     let is_primary = ours.iter().any(|configured| configured.conf.primary.is_some());
     if !case.chained && !is_primary {
         let names: Vec<&str> = ours.iter().map(|configured| configured.conf.name.as_str()).collect();
-        return Verdict::pass(format!("Multus finds it by its name, {}", names.join(", ")));
+        return CheckVerdict::pass(format!("Multus finds it by its name, {}", names.join(", ")));
     }
     let first = files.iter().find(|file| file.json.is_ok() && !file.is_other());
     match first {
-        Some(file) if file.is_ours() => Verdict::pass(format!("{} is the first file", file.path.name())),
-        Some(file) => Verdict::fail(
+        Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),
+        Some(file) => CheckVerdict::fail(
             format!(
                 "runtimes take {}, whose plugins are {}; ours is in {}",
                 file.path.name(),
@@ -143,13 +148,13 @@ fn picked(case: &Case, files: &[File], ours: &[Configured]) -> Verdict {
             ),
             format!("install into that list: detour install --chained=true --conf-name {}", file.path.name()),
         ),
-        None => Verdict::not_checked("no file of the directory is a configuration of pods' networks"),
+        None => CheckVerdict::not_checked("no file of the directory is a configuration of pods' networks"),
     }
 }
 
 /// The files that runtimes look at (libcni, `ConfFiles`), in the order of their names, or the one
 /// that was named.
-fn files(case: &Case) -> Result<Vec<File>, String> {
+fn files(case: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
     let reached = case.reach(&case.conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
         return Ok(vec![read(case.conf.clone(), &reached)]);
@@ -167,7 +172,7 @@ fn files(case: &Case) -> Result<Vec<File>, String> {
 }
 
 /// One that can't be read is passed over by runtimes as one is that is not JSON.
-fn read(path: HostPath, reached: &Path) -> File {
+fn read(path: HostPath, reached: &Path) -> RuntimeFile {
     let (text, json) = match read_nofollow(reached, LARGEST) {
         Err(why) => (String::new(), Err(format!("it can't be read: {why}"))),
         Ok(bytes) => {
@@ -176,5 +181,45 @@ fn read(path: HostPath, reached: &Path) -> File {
             (text, json)
         }
     };
-    File { path, text, json }
+    RuntimeFile { path, text, json }
+}
+
+pub(super) const NODE_CONFIGURATION_VALID: Check =
+    Check::of(CheckGroup::Node, "node-configuration", "only root can change it, and it is valid");
+
+/// Reads it as the plugin does.
+pub(super) fn examine_node_configuration(case: &CheckTarget, checkup: &mut Results) {
+    let verdict = match read_node_configuration(case) {
+        Ok(Some((node, warnings))) => {
+            let stated = format!("{NODE_CONFIGURATION} states {}", node.summary());
+            CheckVerdict::pass([vec![stated], warnings].concat().join("; "))
+        }
+        Ok(None) => CheckVerdict::NotChecked(
+            format!("{NODE_CONFIGURATION} does not exist: attachments set the node's keys themselves"),
+            Some("detour install writes it".to_owned()),
+        ),
+        Err(why) => CheckVerdict::fail(why, "correct it, or remove it and install again: detour install"),
+    };
+    checkup.add(&NODE_CONFIGURATION_VALID, verdict);
+}
+
+fn read_node_configuration(case: &CheckTarget) -> Result<Option<(NodeConf, Vec<String>)>, String> {
+    let path =
+        case.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|error| format!("{NODE_CONFIGURATION}: {error}"))?;
+    node::read(NODE_CONFIGURATION, &path).map_err(|error| error.msg)
+}
+
+/// An attachment's configuration as the plugin understands it on this node.
+///
+/// # Errors
+/// As [`configuration`].
+pub(super) fn effective(case: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
+    let govern = || {
+        let (node, _) = read_node_configuration(case).ok()??;
+        let value = serde_json::from_str(text).ok()?;
+        // The runtime's own configuration of a primary plugin stays as it is.
+        let (value, _) = node.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
+        Some(value.to_string())
+    };
+    configuration(place, govern().as_deref().unwrap_or(text).as_bytes())
 }

@@ -1,66 +1,75 @@
 //! What the kernel can do: tried in a network namespace of our own, which nobody else sees and which
 //! goes with the thread that made it.
+//!
+//! A program that is run for what it prints, and not for long.
 
-use super::check::{Check, Checkup, Verdict};
-use super::report::Group;
-use crate::cni::{self, NetConf};
-use crate::firewall::nfnetlink::Socket;
+use super::report::CheckGroup;
+use super::report::{Check, CheckVerdict, Results};
+use crate::cni;
+use crate::cni::NetConf;
+use crate::firewall::nfnetlink::NfSocket;
 use crate::firewall::rule::Family;
-use crate::firewall::{Dialect, Live, Made, Ruleset};
-use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Owner, Policy, Redirect};
+use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
+use crate::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::Duration;
 
-const NETNS: Check = Check::of(Group::Kernel, "kernel-netns", "network namespaces can be made");
-const NETFILTER: Check = Check::of(Group::Kernel, "kernel-nftables", "nf_tables answers");
-const IPTABLES: Check = Check::of(Group::Kernel, "kernel-iptables-rules", "it takes rules as iptables writes them");
-const NATIVE: Check = Check::of(Group::Kernel, "kernel-native-rules", "it takes native rules");
-const CONNTRACK: Check = Check::of(Group::Kernel, "kernel-conntrack", "connections are tracked");
+const NETNS: Check = Check::of(CheckGroup::Kernel, "kernel-netns", "network namespaces can be made");
+const NETFILTER: Check = Check::of(CheckGroup::Kernel, "kernel-nftables", "nf_tables answers");
+const IPTABLES: Check =
+    Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "it takes rules as iptables writes them");
+const NATIVE: Check = Check::of(CheckGroup::Kernel, "kernel-native-rules", "it takes native rules");
+const CONNTRACK: Check = Check::of(CheckGroup::Kernel, "kernel-conntrack", "connections are tracked");
 
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";
 
 /// Tries, and says which of the two dialects this configuration can have.
-pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Checkup) {
+pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Results) {
     let failed = |why: String| Tried { netns: Err(why), ..Tried::default() };
-    let tried = match std::thread::Builder::new().spawn(try_all) {
+    let tried = match thread::Builder::new().spawn(try_all) {
         Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread in it ended".to_owned())),
         Err(error) => failed(format!("a thread can't be started: {error}")),
     };
     checkup.add(
         &NETNS,
         match &tried.netns {
-            Ok(()) => Verdict::pass("made one to try the rest in"),
-            Err(why) if why.starts_with("EPERM") => Verdict::NotChecked(
+            Ok(()) => CheckVerdict::pass("made one to try the rest in"),
+            Err(why) if why.starts_with("EPERM") => CheckVerdict::NotChecked(
                 "this needs root (CAP_SYS_ADMIN)".to_owned(),
                 Some("run it as root on the node, or in the agent's pod".to_owned()),
             ),
             Err(why) => {
-                Verdict::fail(why.clone(), "the kernel needs CONFIG_NET_NS, and user.max_net_namespaces above 0")
+                CheckVerdict::fail(why.clone(), "the kernel needs CONFIG_NET_NS, and user.max_net_namespaces above 0")
             }
         },
     );
-    let refused = |why: &String| Verdict::fail(why.clone(), MODULES);
+    let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
     checkup.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
-        Ok(()) => Verdict::pass("it tells its generation"),
+        Ok(()) => CheckVerdict::pass("it tells its generation"),
         Err(why) => refused(why),
     });
-    let asked = conf.map_or(cni::Dialect::Auto, |conf| conf.dialect);
+    let asked = conf.map_or(cni::RuleFormatSetting::Auto, |conf| conf.dialect);
     let dialects = [
-        (&IPTABLES, &tried.iptables, cni::Dialect::Iptables, &tried.native),
-        (&NATIVE, &tried.native, cni::Dialect::Nftables, &tried.iptables),
+        (&IPTABLES, &tried.iptables, cni::RuleFormatSetting::Iptables, &tried.native),
+        (&NATIVE, &tried.native, cni::RuleFormatSetting::Nftables, &tried.iptables),
     ];
     for (check, own, dialect, other) in dialects {
         checkup.after(&[&NETFILTER], check, || match own {
-            Ok(()) => Verdict::pass("a pod's were committed and read back, for IPv4 and IPv6"),
+            Ok(()) => CheckVerdict::pass("a pod's were committed and read back, for IPv4 and IPv6"),
             Err(why) if asked != dialect && other.is_ok() => {
-                Verdict::NotChecked(format!("refused ({why}), and not needed: the other dialect is taken"), None)
+                CheckVerdict::NotChecked(format!("refused ({why}), and not needed: the other dialect is taken"), None)
             }
             Err(why) => refused(why),
         });
     }
     checkup.after(&[&NETFILTER], &CONNTRACK, || match &tried.conntrack {
-        Ok(()) => Verdict::pass("its table can be read"),
+        Ok(()) => CheckVerdict::pass("its table can be read"),
         Err(why) => refused(why),
     });
 }
@@ -96,10 +105,10 @@ fn try_all() -> Tried {
     }
     Tried {
         netns: Ok(()),
-        netfilter: Socket::open().and_then(|mut socket| socket.generation()).map(drop).map_err(|e| e.to_string()),
-        iptables: commit(Dialect::Iptables),
-        native: commit(Dialect::Nftables),
-        conntrack: Socket::open()
+        netfilter: NfSocket::open().and_then(|mut socket| socket.generation()).map(drop).map_err(|e| e.to_string()),
+        iptables: commit(RuleFormat::Iptables),
+        native: commit(RuleFormat::Nftables),
+        conntrack: NfSocket::open()
             .and_then(|mut socket| socket.connections(|_| false))
             .map(drop)
             .map_err(|e| e.to_string()),
@@ -107,28 +116,81 @@ fn try_all() -> Tried {
 }
 
 /// The rules of a pod that has everything.
-fn commit(dialect: Dialect) -> Result<(), String> {
+fn commit(dialect: RuleFormat) -> Result<(), String> {
     let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
-    let exclusion =
-        Exclusion { owner: Owner::Uid(IdRange::one(1337)), destination: None, protocol: None, ports: Vec::new() };
+    let exclusion = Exclusion {
+        owner: TrafficOwner::Uid(IdRange::one(1337)),
+        destination: None,
+        protocol: None,
+        ports: Vec::new(),
+    };
     let policy = Policy {
         interception: Interception::On(Box::new(redirect)),
         exclusions: [exclusion].into(),
         dns_captured_elsewhere: None,
     };
     let desired = Ruleset::of(&policy, &Family::ALL);
-    let mut socket = Socket::open().map_err(|error| error.to_string())?;
-    let live = Live::read(&mut socket).map_err(|error| error.to_string())?;
-    let plan = dialect.plan(&live, &Ruleset::default(), &desired, &Made::default());
+    let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
+    let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
+    let plan = dialect.plan(&live, &Ruleset::default(), &desired, &CreatedTables::default());
     plan.commit(&mut socket, &live).map_err(|error| match error {
-        crate::firewall::nfnetlink::Error::Refused { index: Some(index), .. } => {
+        crate::firewall::nfnetlink::NfError::Refused { index: Some(index), .. } => {
             format!("{}: {error}", plan.describe(index).unwrap_or_default())
         }
         other => other.to_string(),
     })?;
-    let live = Live::read(&mut socket).map_err(|error| error.to_string())?;
+    let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
     match dialect.drift(&live, &desired).first() {
         Some(drift) => Err(format!("what was committed is read back otherwise: {drift}")),
         None => Ok(()),
+    }
+}
+
+/// How long it may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How much of what it prints is looked at.
+const MOST: u64 = 4 << 20;
+
+/// What it prints to stdout.
+///
+/// # Errors
+/// Why it prints nothing: it can't be started, fails, or takes too long.
+pub(super) fn output(command: &mut Command) -> Result<String, String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| format!("can't be started: {error}"))?;
+    let (to, text) = sync_channel(1);
+    let stdout = child.stdout.take();
+    let read = move || {
+        let mut text = Vec::new();
+        let read = stdout.map(|pipe| pipe.take(MOST).read_to_end(&mut text));
+        // Nobody may wait any more.
+        let _ = to.send(read.map(|_| text).unwrap_or_default());
+    };
+    if let Err(error) = thread::Builder::new().spawn(read) {
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(format!("a thread can't be started: {error}"));
+    }
+    let text = text.recv_timeout(PATIENCE);
+    if text.is_err() {
+        // One that has ended by itself meanwhile is as good.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(|error| format!("its end can't be waited for: {error}"))?;
+    match text {
+        Err(_) => Err(format!("took more than {} s", PATIENCE.as_secs())),
+        Ok(_) if !status.success() => Err(format!("failed ({status})")),
+        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_it_prints_or_why_not() {
+        assert_eq!(output(Command::new("echo").arg("a b")), Ok("a b\n".to_owned()));
+        assert!(output(&mut Command::new("false")).is_err_and(|why| why.starts_with("failed (")));
+        assert!(output(&mut Command::new("/no/such/program")).is_err_and(|why| why.starts_with("can't be started")));
     }
 }

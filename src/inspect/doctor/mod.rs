@@ -17,49 +17,34 @@
 //! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
 //! | `bundle`, `redact` (`scan`, `open_keys`), `ustar` | all of it in one archive, without secrets |
 
-mod agent;
 mod bundle;
-mod case;
-mod check;
-mod complaint;
 mod configuration;
-mod decision;
-mod elf;
-mod flight;
-mod installation;
+mod credentials;
 mod kernel;
-mod kubeconfig;
 mod listeners;
 mod logs;
-mod node_configuration;
-mod open_keys;
 mod pod;
 mod probe;
 mod program;
 mod redact;
 mod report;
-mod rights;
 mod rules;
-mod sandbox;
 mod scan;
-mod tool;
-mod users;
-mod ustar;
 
-pub use case::{Case, Installation};
-pub use report::{Checklist, Group, Line, Outcome};
+pub use report::{CheckGroup, CheckOutcome, Checklist, ReportLine};
+pub use report::{CheckTarget, Installation};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
-use crate::cluster::{self, Cluster, Inquiry, Summary};
+use crate::cluster::{self, ApiProbe, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
+use crate::netns::find::FoundNetns;
 use crate::pod::{Facts, PodRef};
-use crate::sandbox::find::Found;
 use crate::state::{ROOT, Store};
-use check::Checkup;
 use configuration::Configured;
-use sandbox::Whereabouts;
+use report::Results;
+use rules::PodNetns;
 use std::path::PathBuf;
 
 /// The list of checks, and what was seen on the way.
@@ -67,7 +52,7 @@ pub struct Examination {
     /// The list.
     pub checklist: Checklist,
     configurations: Vec<Configured>,
-    kubeconfig: Option<(PathBuf, Summary)>,
+    kubeconfig: Option<(PathBuf, KubeconfigSummary)>,
     explained: Option<Explained>,
     live: Option<(LiveRules, RulesReport)>,
     said: Vec<String>,
@@ -77,8 +62,8 @@ pub struct Examination {
 
 /// Looks at the node, and at the pod where one is named.
 #[must_use]
-pub fn examine(case: &Case) -> Examination {
-    let mut checkup = Checkup::default();
+pub fn examine(case: &CheckTarget) -> Examination {
+    let mut checkup = Results::default();
     let mut seen = node(case, &mut checkup);
     if let Some(pod) = &case.pod {
         of_pod(case, pod, &mut seen, &mut checkup);
@@ -89,17 +74,17 @@ pub fn examine(case: &Case) -> Examination {
     seen
 }
 
-fn node(case: &Case, checkup: &mut Checkup) -> Examination {
+fn node(case: &CheckTarget, checkup: &mut Results) -> Examination {
     let configurations = configuration::examine(case, checkup);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
-    node_configuration::examine(case, checkup);
+    configuration::examine_node_configuration(case, checkup);
     program::examine(case, &kinds, checkup);
-    let kubeconfig = kubeconfig::examine(case, conf, checkup);
-    installation::examine(case, checkup);
-    let inquiry = kubeconfig.as_ref().map(|(path, _)| Inquiry::new(&case.mount, path.clone()));
-    rights::examine(inquiry.as_ref(), conf, checkup);
-    agent::examine(case, conf, checkup);
+    let kubeconfig = credentials::examine_kubeconfig(case, conf, checkup);
+    program::examine_installation(case, checkup);
+    let inquiry = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&case.mount, path.clone()));
+    credentials::examine_rights(inquiry.as_ref(), conf, checkup);
+    credentials::examine_agent(case, conf, checkup);
     kernel::examine(conf, checkup);
     let checklist = Checklist::of(Vec::new());
     Examination {
@@ -122,13 +107,13 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     first.map(|configured| &configured.conf)
 }
 
-fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Checkup) {
+fn of_pod(case: &CheckTarget, pod: &PodRef, seen: &mut Examination, checkup: &mut Results) {
     let conf = foremost(&seen.configurations).cloned();
     let inquiry = inquiry(case, seen, checkup);
     let (facts, conf) = asked_for(case, pod, (conf, &inquiry), seen, checkup);
     let inquiry = inquiry.as_ref().ok();
 
-    let whereabouts = Whereabouts::of(case, pod, facts.as_ref());
+    let whereabouts = PodNetns::of(case, pod, facts.as_ref());
     // Why it was never started explains why there is nothing to be found of it.
     logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
     whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
@@ -142,11 +127,11 @@ fn of_pod(case: &Case, pod: &PodRef, seen: &mut Examination, checkup: &mut Check
 
 /// What the pod asks for, from its annotation to the decision; its facts, and the configuration that it leads to.
 fn asked_for(
-    case: &Case,
+    case: &CheckTarget,
     pod: &PodRef,
-    (conf, inquiry): (Option<NetConf>, &Result<Inquiry, String>),
+    (conf, inquiry): (Option<NetConf>, &Result<ApiProbe, String>),
     seen: &mut Examination,
-    checkup: &mut Checkup,
+    checkup: &mut Results,
 ) -> (Option<Facts>, Option<NetConf>) {
     let files = conf.as_ref().and_then(|conf| manifests(case, conf));
     let source = match (&files, inquiry) {
@@ -163,19 +148,19 @@ fn asked_for(
     // A primary plugin adds the pod's networks itself, and nothing where one of them can't be had.
     let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
     let needed = if is_primary { &led } else { &configured[..] };
-    seen.explained = decision::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
-    let followed = [&led[..], &[&decision::DECISION]].concat();
+    seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
+    let followed = [&led[..], &[&pod::DECISION]].concat();
     pod::attached(case, &ours, &seen.configurations, &followed, checkup);
     (facts, conf)
 }
 
 /// What is in its network namespace, and what packets do there.
 fn in_sandbox(
-    case: &Case,
-    found: Option<&Found>,
+    case: &CheckTarget,
+    found: Option<&FoundNetns>,
     facts: Option<&Facts>,
     seen: &mut Examination,
-    checkup: &mut Checkup,
+    checkup: &mut Results,
 ) {
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
     let store =
@@ -191,19 +176,19 @@ fn in_sandbox(
 
 /// Whom to ask about the pod: as whoever calls wants, else as the pod that this process runs in, else as the
 /// plugin does.
-fn inquiry(case: &Case, seen: &Examination, checkup: &Checkup) -> Result<Inquiry, String> {
+fn inquiry(case: &CheckTarget, seen: &Examination, checkup: &Results) -> Result<ApiProbe, String> {
     if let Some(path) = &case.kubeconfig {
-        return Ok(Inquiry::of_user(path.clone()));
+        return Ok(ApiProbe::of_user(path.clone()));
     }
-    if let Some(inquiry) = Inquiry::in_cluster() {
+    if let Some(inquiry) = ApiProbe::in_cluster() {
         return Ok(inquiry);
     }
     let (path, _) = seen.kubeconfig.as_ref().ok_or("there is no API to ask: give --kubeconfig")?;
-    checkup.obstacle(&[&rights::API]).map_or_else(|| Ok(Inquiry::new(&case.mount, path.clone())), Err)
+    checkup.obstacle(&[&credentials::API]).map_or_else(|| Ok(ApiProbe::new(&case.mount, path.clone())), Err)
 }
 
 /// Facts from files, where the configuration names a directory of them and the user names no API server.
-fn manifests(case: &Case, conf: &NetConf) -> Option<Box<dyn Cluster>> {
+fn manifests(case: &CheckTarget, conf: &NetConf) -> Option<Box<dyn Cluster>> {
     let directory = conf.kubernetes.manifests_dir.as_ref().filter(|_| case.kubeconfig.is_none())?;
     let reached = case.reach_named(directory).ok()?;
     let mut kubernetes = conf.kubernetes.clone();

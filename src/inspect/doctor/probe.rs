@@ -5,22 +5,22 @@
 //! nobody listens on the proxy's port, the doctor does for the moment, and then a random token goes
 //! through the redirection and back.
 
-use super::check::{Check, Checkup, Verdict};
-use super::flight::{Landing, User, send_as};
 use super::listeners::Listener;
-use super::report::Group;
+use super::listeners::{ProbeResult, ProbeUser, send_as};
+use super::pod::Users;
+use super::report::CheckGroup;
+use super::report::{Check, CheckVerdict, Results};
+use super::rules::NETNS;
 use super::rules::{self, RULES};
-use super::sandbox::NETNS;
-use super::users::Users;
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
-use crate::inspect::rulebook::Rulebook;
+use crate::inspect::rules::Rulebook;
 use crate::inspect::rules::RulesReport;
 use crate::inspect::trace::trace;
+use crate::netns::find::FoundNetns;
+use crate::netns::own_addresses;
 use crate::pod::Facts;
-use crate::policy::{DnsCapture, Exclusion, Ipv6, Owner, Policy, Protocol, Ranges, Redirect};
-use crate::sandbox::find::Found;
-use crate::sandbox::own_addresses;
+use crate::policy::{DnsCapture, Exclusion, Ipv6, Policy, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::state::Store;
 use ipnet::IpNet;
 use std::fs::File;
@@ -28,11 +28,11 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-const OUTBOUND: Check = Check::of(Group::Probe, "probe-outbound", "an application's connection goes to the proxy");
-const DNS: Check = Check::of(Group::Probe, "probe-dns", "an application's query goes to the proxy");
-const EXCLUDED: Check = Check::of(Group::Probe, "probe-excluded", "what an excluded user sends leaves untouched");
-const COUNTERS: Check = Check::of(Group::Probe, "probe-counters", "the rules' counters move");
-const EXCLUDED_DNS: Check = Check::of(Group::Probe, "probe-excluded-dns", "an excluded query leaves untouched");
+const OUTBOUND: Check = Check::of(CheckGroup::Probe, "probe-outbound", "an application's connection goes to the proxy");
+const DNS: Check = Check::of(CheckGroup::Probe, "probe-dns", "an application's query goes to the proxy");
+const EXCLUDED: Check = Check::of(CheckGroup::Probe, "probe-excluded", "what an excluded user sends leaves untouched");
+const COUNTERS: Check = Check::of(CheckGroup::Probe, "probe-counters", "the rules' counters move");
+const EXCLUDED_DNS: Check = Check::of(CheckGroup::Probe, "probe-excluded-dns", "an excluded query leaves untouched");
 
 /// How long to wait for a call of the plugin that is at work in the namespace.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,27 +47,27 @@ struct Range<'a> {
     book: Rulebook,
     own: Vec<IpAddr>,
     /// Users of the pod that might be captured.
-    users: Vec<User>,
+    users: Vec<ProbeUser>,
     known_as: Users,
     token: [u8; 16],
 }
 
 /// Sends them.
 pub(super) fn examine(
-    found: Option<&Found>,
+    found: Option<&FoundNetns>,
     policy: Option<&Policy>,
     facts: Option<&Facts>,
     listeners: Option<&[Listener]>,
     (before, store): (Option<&RulesReport>, &Store),
-    checkup: &mut Checkup,
+    checkup: &mut Results,
 ) {
-    let nothing = || Verdict::not_checked("nothing is asked for in the namespace");
-    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> Verdict + Sync)| {
+    let nothing = || CheckVerdict::not_checked("nothing is asked for in the namespace");
+    let mut shoot = |check: &Check, shot: &(dyn Fn(&Range<'_>) -> CheckVerdict + Sync)| {
         checkup.after(&[&NETNS, &RULES], check, || {
             let (Some(found), Some(policy)) = (found, policy) else { return nothing() };
             let shot = || Range::of(policy, facts).map(|range| shot(&range));
             let verdict = found.open().and_then(|sandbox| sandbox.enter(PATIENCE, shot));
-            verdict.unwrap_or_else(|error| Verdict::not_checked(error.to_string()))
+            verdict.unwrap_or_else(|error| CheckVerdict::not_checked(error.to_string()))
         });
     };
     let free = |port: u16| listeners.is_some_and(|all| !all.iter().any(|l| l.tcp && l.port == port));
@@ -80,12 +80,12 @@ pub(super) fn examine(
     checkup.after(&[&NETNS, &RULES], &COUNTERS, || {
         let (Some(found), Some(before)) = (found, before) else { return nothing() };
         if !any_was_sent {
-            return Verdict::not_checked("no packet was sent");
+            return CheckVerdict::not_checked("no packet was sent");
         }
         match rules::read(found, store).map(|(after, _)| counted(&after).saturating_sub(counted(before))) {
-            Ok(0) => Verdict::fail("no rule has met any of the packets", DETOURED),
-            Ok(_) => Verdict::pass("they rose with what was sent"),
-            Err(error) => Verdict::not_checked(error.to_string()),
+            Ok(0) => CheckVerdict::fail("no rule has met any of the packets", DETOURED),
+            Ok(_) => CheckVerdict::pass("they rose with what was sent"),
+            Err(error) => CheckVerdict::not_checked(error.to_string()),
         }
     });
 }
@@ -104,9 +104,9 @@ impl<'a> Range<'a> {
         let known = known.filter_map(|(pod, container)| {
             let uid = u32::try_from(pod.user_of(container)?).ok()?;
             let gid = pod.group_of(container).and_then(|gid| u32::try_from(gid).ok());
-            Some(User { uid, gid: gid.unwrap_or(uid) })
+            Some(ProbeUser { uid, gid: gid.unwrap_or(uid) })
         });
-        let strangers = STRANGERS.map(|id| User { uid: id, gid: id });
+        let strangers = STRANGERS.map(|id| ProbeUser { uid: id, gid: id });
         let known_as = Users::here()?;
         let users = known.chain(strangers).filter(|user| known_as.outside(*user).is_some()).collect();
         Ok(Self { policy, book: Rulebook::of_policy(policy), own: own_addresses()?, users, known_as, token })
@@ -130,13 +130,13 @@ impl<'a> Range<'a> {
     }
 
     /// Where the policy wants it.
-    fn wanted(&self, user: User, to: SocketAddr, protocol: Protocol) -> String {
+    fn wanted(&self, user: ProbeUser, to: SocketAddr, protocol: Protocol) -> String {
         let from = Sender::Process { uid: user.uid, gid: Some(user.gid) };
         trace(&self.book, from, Destination { address: to, protocol }, &self.own, "eth0").arrives_at
     }
 
     /// For each family, a user and an address for which the policy wants redirection.
-    fn captured(&self, to: &[SocketAddr], protocol: Protocol) -> Vec<(User, SocketAddr)> {
+    fn captured(&self, to: &[SocketAddr], protocol: Protocol) -> Vec<(ProbeUser, SocketAddr)> {
         let of = |v4: bool| {
             let mut pairs =
                 to.iter().filter(|to| to.is_ipv4() == v4).flat_map(|to| self.users.iter().map(|user| (*user, *to)));
@@ -145,9 +145,9 @@ impl<'a> Range<'a> {
         [true, false].into_iter().filter_map(of).collect()
     }
 
-    fn outbound(&self, free: impl Fn(u16) -> bool) -> Verdict {
+    fn outbound(&self, free: impl Fn(u16) -> bool) -> CheckVerdict {
         let Some(redirect) = self.policy.redirect() else {
-            return Verdict::not_checked("nothing is redirected by this plugin");
+            return CheckVerdict::not_checked("nothing is redirected by this plugin");
         };
         let to: Vec<_> = self.addresses(redirect).into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect();
         let shots = self.captured(&to, Protocol::Tcp).into_iter().map(|(user, to)| {
@@ -155,14 +155,14 @@ impl<'a> Range<'a> {
             let own = free(redirect.proxy_port).then(|| TcpListener::bind((loopback, redirect.proxy_port)));
             let own = own.and_then(Result::ok);
             self.shoot(user, to, Protocol::Tcp, &self.token, own.as_ref(), |landing| match landing {
-                Landing { token: true, .. } => {
+                ProbeResult { token: true, .. } => {
                     Ok("a random token went there and back, with the doctor in the proxy's place".to_owned())
                 }
-                Landing { taken: true, .. } => Ok("the proxy took the connection".to_owned()),
-                Landing { .. } => Ok("nobody took the connection".to_owned()),
+                ProbeResult { taken: true, .. } => Ok("the proxy took the connection".to_owned()),
+                ProbeResult { .. } => Ok("nobody took the connection".to_owned()),
             })
         });
-        Verdict::all(shots.collect(), "no connection to an address that nobody has would be redirected")
+        CheckVerdict::all(shots.collect(), "no connection to an address that nobody has would be redirected")
     }
 
     /// Destinations to try: nowhere, else in the ranges that alone are captured.
@@ -175,9 +175,9 @@ impl<'a> Range<'a> {
         self.nowhere().into_iter().chain(included).collect()
     }
 
-    fn dns(&self) -> Verdict {
+    fn dns(&self) -> CheckVerdict {
         let servers: Vec<IpAddr> = match self.policy.redirect().map(|redirect| &redirect.dns) {
-            None | Some(DnsCapture::Off) => return Verdict::not_checked("queries are not captured"),
+            None | Some(DnsCapture::Off) => return CheckVerdict::not_checked("queries are not captured"),
             Some(DnsCapture::All) => self.nowhere(),
             Some(DnsCapture::Servers { v4, v6 }) => {
                 let all = v4.iter().map(|ip| IpAddr::V4(*ip)).chain(v6.iter().map(|ip| IpAddr::V6(*ip)));
@@ -187,14 +187,15 @@ impl<'a> Range<'a> {
         let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
         let query = self.query();
         let shots = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
-            let answered =
-                |landing: Landing| Ok(if landing.taken { "it was answered" } else { "it was not answered" }.to_owned());
+            let answered = |landing: ProbeResult| {
+                Ok(if landing.taken { "it was answered" } else { "it was not answered" }.to_owned())
+            };
             self.shoot(user, to, Protocol::Udp, &query, None, answered)
         });
-        Verdict::all(shots.collect(), "no user's query would be captured")
+        CheckVerdict::all(shots.collect(), "no user's query would be captured")
     }
 
-    fn excluded(&self) -> Verdict {
+    fn excluded(&self) -> CheckVerdict {
         let everything = |e: &&Exclusion| e.destination.is_none() && e.protocol.is_none() && e.ports.is_empty();
         let user = self.policy.exclusions.iter().filter(everything).find_map(|e| self.user_of(e.owner));
         let shots = user.into_iter().flat_map(|user| self.nowhere().into_iter().map(move |ip| (user, ip)));
@@ -202,17 +203,17 @@ impl<'a> Range<'a> {
             let to = SocketAddr::new(ip, self.port());
             self.shoot(user, to, Protocol::Tcp, &self.token, None, |_| Ok("it was sent on".to_owned()))
         });
-        Verdict::all(shots.collect(), "no user is excluded as a whole")
+        CheckVerdict::all(shots.collect(), "no user is excluded as a whole")
     }
 
-    fn excluded_dns(&self) -> Verdict {
+    fn excluded_dns(&self) -> CheckVerdict {
         let query = self.query();
         let is_dns = |e: &&Exclusion| {
             let port = e.ports.is_empty() || e.ports.iter().any(|p| p.first <= DNS_PORT && DNS_PORT <= p.last);
             e.protocol != Some(Protocol::Tcp) && port
         };
         let Some(exclusion) = self.policy.exclusions.iter().find(is_dns) else {
-            return Verdict::not_checked("no query is excluded");
+            return CheckVerdict::not_checked("no query is excluded");
         };
         let resolvers = match exclusion.destination {
             Some(net) => [net.addr()].into_iter().filter(|ip| self.serves(*ip)).collect(),
@@ -228,16 +229,16 @@ impl<'a> Range<'a> {
                 })
             })
         });
-        Verdict::all(shots.collect(), "the pod has no address of the resolver's family")
+        CheckVerdict::all(shots.collect(), "the pod has no address of the resolver's family")
     }
 
     /// One that is among the owners.
-    fn user_of(&self, owner: Owner) -> Option<User> {
+    fn user_of(&self, owner: TrafficOwner) -> Option<ProbeUser> {
         let stranger = STRANGERS[0];
         match owner {
-            Owner::Any => self.users.first().copied(),
-            Owner::Uid(range) => Some(User { uid: range.first, gid: stranger }),
-            Owner::Gid(range) => Some(User { uid: stranger, gid: range.first }),
+            TrafficOwner::Any => self.users.first().copied(),
+            TrafficOwner::Uid(range) => Some(ProbeUser { uid: range.first, gid: stranger }),
+            TrafficOwner::Gid(range) => Some(ProbeUser { uid: stranger, gid: range.first }),
         }
     }
 
@@ -258,20 +259,20 @@ impl<'a> Range<'a> {
     /// what is wrong all the same.
     fn shoot(
         &self,
-        user: User,
+        user: ProbeUser,
         to: SocketAddr,
         protocol: Protocol,
         text: &[u8],
         listener: Option<&TcpListener>,
-        how: impl FnOnce(Landing) -> Result<String, String>,
-    ) -> Verdict {
-        let User { uid, gid } = user;
+        how: impl FnOnce(ProbeResult) -> Result<String, String>,
+    ) -> CheckVerdict {
+        let ProbeUser { uid, gid } = user;
         let Some(outside) = self.known_as.outside(user) else {
-            return Verdict::not_checked(format!("the pod has no uid {uid} (hostUsers: false)"));
+            return CheckVerdict::not_checked(format!("the pod has no uid {uid} (hostUsers: false)"));
         };
         let landing = match send_as(outside, protocol, to, text, listener) {
             Ok(landing) => landing,
-            Err(error) => return Verdict::not_checked(error.to_string()),
+            Err(error) => return CheckVerdict::not_checked(error.to_string()),
         };
         let wanted = self.wanted(user, to, protocol);
         let port: Option<u16> = wanted.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
@@ -282,11 +283,11 @@ impl<'a> Range<'a> {
         let at = if landing.at == to { "directly".to_owned() } else { format!("to {}", landing.at) };
         let sent = format!("uid {uid}, gid {gid} to {to}/{protocol} went {at} (by connection tracking)");
         if !is_there {
-            return Verdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED);
+            return CheckVerdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED);
         }
         match how(landing) {
-            Ok(how) => Verdict::pass(format!("{sent}; {how}")),
-            Err(wrong) => Verdict::fail(format!("{sent}; {wrong}"), DETOURED),
+            Ok(how) => CheckVerdict::pass(format!("{sent}; {how}")),
+            Err(wrong) => CheckVerdict::fail(format!("{sent}; {wrong}"), DETOURED),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! loses what looks like a secret, or follows the name of one. Rather too much is hidden than too little.
 //! The time is linear in the length of the text.
 
-use super::open_keys::only_open;
+use super::scan::only_open;
 use super::scan::scan;
 use crate::printable::{REDACTED, cut, json, lines, without_userinfo};
 use serde::Serialize;
@@ -372,7 +372,7 @@ mod tests {
             secret in secret(),
             shape in 0..5,
         ) {
-            prop_assume!(!crate::inspect::doctor::open_keys::is_open(&key));
+            prop_assume!(!crate::inspect::doctor::scan::is_open(&key));
             let value = match shape {
                 0 => json!(secret),
                 1 => json!([secret, [secret]]),

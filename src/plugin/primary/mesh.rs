@@ -1,26 +1,26 @@
 //! What the attachments that run in this process and the node's own chain ask for together.
 
-use super::Context;
-use super::known_pod::KnownPod;
-use crate::chain::{self, SubPlugin};
-use crate::cni::{Block, Code, Command, Dialect, Error, NetConf, primary_in_attachment};
+use super::PrimaryCall;
+use super::lazy_pod::LazyPod;
+use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::wish::{left_out, wish_by};
+use crate::plugin::desired_policy::{skip_reason, wish_by};
 use crate::pod::PodRef;
 use crate::policy::Policy;
+use crate::sub_plugins::{self, SubPlugin};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An attachment that runs in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attached {
+pub struct InProcessAttachment {
     /// How users know it.
     pub name: String,
     /// Its configuration, with the node's keys; [`unite`] adds the node's sub-plugins.
     pub conf: NetConf,
 }
 
-impl Attached {
+impl InProcessAttachment {
     /// The node's own chain.
     pub(super) fn node(conf: &NetConf) -> Self {
         Self { name: conf.name.clone(), conf: conf.clone() }
@@ -34,7 +34,7 @@ impl Attached {
     pub(super) fn of(node: &NetConf, network: &PodNetwork) -> Result<Self, Error> {
         let name = network.name.clone();
         let about = |error: Error| Error { msg: format!("network {name}: {}", error.msg), ..error };
-        let own = NetConf::parse(network.configuration.text.as_bytes(), Command::Add, "").map_err(about)?;
+        let own = NetConf::parse(network.configuration.text.as_bytes(), CniCommand::Add, "").map_err(about)?;
         if own.primary.is_some() {
             return Err(about(primary_in_attachment()));
         }
@@ -44,7 +44,7 @@ impl Attached {
         let path = |path: String| format!("network {name}, {path}");
         let chain = own.chain.into_iter().map(|Block { path: own, keys }| Block { path: path(own), keys }).collect();
         let mut conf = NetConf { chain, dialect: own.dialect, ..node.clone() };
-        if conf.dialect == Dialect::Auto {
+        if conf.dialect == RuleFormatSetting::Auto {
             conf.dialect = node.dialect;
         }
         // Of an attachment that the node's administrator did not write, these are the node's already.
@@ -69,9 +69,9 @@ impl Attached {
 ///
 /// # Errors
 /// [`Code::InvalidConfig`]: two attachments pass different values for one key.
-pub(super) fn unite(node: &NetConf, attached: &mut [Attached], pod: Option<&PodRef>) -> Result<(), Error> {
-    let counts = |one: &&Attached| pod.is_none_or(|pod| left_out(&one.conf, pod).is_none());
-    let counting: Vec<&Attached> = attached.iter().filter(counts).collect();
+pub(super) fn unite(node: &NetConf, attached: &mut [InProcessAttachment], pod: Option<&PodRef>) -> Result<(), Error> {
+    let counts = |one: &&InProcessAttachment| pod.is_none_or(|pod| skip_reason(&one.conf, pod).is_none());
+    let counting: Vec<&InProcessAttachment> = attached.iter().filter(counts).collect();
     let arguments = arguments(&counting)?;
     let of_attachments = counting.iter().flat_map(|one| &one.conf.chain);
     let mut redirection: Vec<Block> = of_attachments.filter(|block| redirects(block)).cloned().collect();
@@ -84,7 +84,7 @@ pub(super) fn unite(node: &NetConf, attached: &mut [Attached], pod: Option<&PodR
         let keys = block.keys.iter().filter(|(key, _)| !set.contains(*key));
         Block { path: block.path.clone(), keys: keys.map(|(key, value)| (key.clone(), value.clone())).collect() }
     }));
-    for Attached { conf, .. } in attached {
+    for InProcessAttachment { conf, .. } in attached {
         let (redirect, mut own): (Vec<_>, Vec<_>) = std::mem::take(&mut conf.chain).into_iter().partition(redirects);
         if !redirect.is_empty() || !beneath.is_empty() {
             conf.chain.clone_from(&redirection);
@@ -103,7 +103,7 @@ fn redirects(block: &Block) -> bool {
 }
 
 /// What pods pass to `istio-redirect` by their attachments, key by key.
-fn arguments(attached: &[&Attached]) -> Result<Map<String, Value>, Error> {
+fn arguments(attached: &[&InProcessAttachment]) -> Result<Map<String, Value>, Error> {
     let mut all: BTreeMap<&String, (&Value, &str)> = BTreeMap::new();
     let name = SubPlugin::IstioRedirect.name();
     for one in attached {
@@ -128,13 +128,13 @@ fn arguments(attached: &[&Attached]) -> Result<Map<String, Value>, Error> {
 /// # Errors
 /// Facts can't be known, something is wrong, or two attachments contradict each other.
 pub(super) fn wish(
-    context: &Context<'_>,
-    known: &KnownPod<'_>,
-    attached: &[Attached],
+    context: &PrimaryCall<'_>,
+    known: &LazyPod<'_>,
+    attached: &[InProcessAttachment],
     previous: &Value,
-) -> Result<(Policy, Dialect), Error> {
+) -> Result<(Policy, RuleFormatSetting), Error> {
     let pod = context.request.args.pod.as_ref();
-    let node = [Attached::node(context.conf)];
+    let node = [InProcessAttachment::node(context.conf)];
     let asking = asking(attached, &node, known.may_be_meshed());
     let (mut all, mut ignored): (Vec<(&str, Policy)>, _) = (Vec::new(), BTreeSet::new());
     for one in asking {
@@ -180,12 +180,16 @@ pub fn about(name: &str, error: Error) -> Error {
 ///
 /// # Errors
 /// They can't be known.
-pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &[Attached]) -> Result<(), Error> {
+pub(super) fn ask_ahead(
+    context: &PrimaryCall<'_>,
+    known: &LazyPod<'_>,
+    attached: &[InProcessAttachment],
+) -> Result<(), Error> {
     let (Some(pod), Some(_)) = (&context.request.args.pod, known.cluster()) else { return Ok(()) };
-    let node = [Attached::node(context.conf)];
-    for Attached { conf, .. } in asking(attached, &node, known.may_be_meshed()) {
-        let wants = chain::wants(&conf.chain);
-        if wants.pod && left_out(conf, pod).is_none() {
+    let node = [InProcessAttachment::node(context.conf)];
+    for InProcessAttachment { conf, .. } in asking(attached, &node, known.may_be_meshed()) {
+        let wants = sub_plugins::wants(&conf.chain);
+        if wants.pod && skip_reason(conf, pod).is_none() {
             known.facts(pod, wants.namespace)?;
         }
     }
@@ -193,8 +197,12 @@ pub(super) fn ask_ahead(context: &Context<'_>, known: &KnownPod<'_>, attached: &
 }
 
 /// Who asks for something: the attachments, with the node's sub-plugins, else the node's chain alone.
-pub(super) fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], may_be_meshed: bool) -> &'a [Attached] {
-    let for_every_pod = node.iter().any(|node| chain::wants(&node.conf.chain).pod);
+pub(super) fn asking<'a>(
+    attached: &'a [InProcessAttachment],
+    node: &'a [InProcessAttachment],
+    may_be_meshed: bool,
+) -> &'a [InProcessAttachment] {
+    let for_every_pod = node.iter().any(|node| sub_plugins::wants(&node.conf.chain).pod);
     if attached.is_empty() && for_every_pod && may_be_meshed { node } else { attached }
 }
 
@@ -202,8 +210,8 @@ pub(super) fn asking<'a>(attached: &'a [Attached], node: &'a [Attached], may_be_
 ///
 /// # Errors
 /// Two contradict each other.
-pub(super) fn dialect(node: &NetConf, asking: &[Attached]) -> Result<Dialect, Error> {
-    let mut asked = asking.iter().filter(|one| one.conf.dialect != Dialect::Auto);
+pub(super) fn dialect(node: &NetConf, asking: &[InProcessAttachment]) -> Result<RuleFormatSetting, Error> {
+    let mut asked = asking.iter().filter(|one| one.conf.dialect != RuleFormatSetting::Auto);
     let Some(first) = asked.next() else { return Ok(node.dialect) };
     match asked.find(|other| other.conf.dialect != first.conf.dialect) {
         Some(other) => Err(contradiction(&first.name, &other.name, &"dialect")),

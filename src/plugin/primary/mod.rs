@@ -16,34 +16,27 @@
 //! | `report` | what the cluster is told |
 
 mod add;
-mod check;
-mod definitions;
-mod del;
-mod gc;
-mod kept;
-mod known_pod;
-mod member;
+mod invocation;
+mod lazy_pod;
 mod mesh;
-mod outcome;
 mod plan;
 mod readiness;
-mod report;
-mod status;
-mod together;
+mod saved_state;
+mod verbs;
 
-pub use mesh::{Attached, about, united};
-pub use plan::Place;
-pub use together::{Together, Used, together};
+pub use mesh::{InProcessAttachment, about, united};
+pub use plan::NetworkRunner;
+pub use plan::{Preview, PreviewedNetwork, together};
 
 use crate::cluster::{self, Cluster};
-use crate::cni::{Command, Error, NetConf, Primary, Request};
+use crate::cni::{CniCommand, Error, NetConf, Primary, Request};
 use crate::delegate::Call;
 use crate::networks::PodNetworks;
 use crate::state::Store;
 use serde_json::Value;
 
 /// One call, with the keys that make this the primary plugin.
-pub(super) struct Context<'a> {
+pub(super) struct PrimaryCall<'a> {
     pub(super) request: &'a Request,
     pub(super) conf: &'a NetConf,
     pub(super) primary: &'a Primary,
@@ -53,17 +46,17 @@ pub(super) struct Context<'a> {
 ///
 /// # Errors
 /// Why it could not be done, for stdout.
-pub(super) fn run(context: &Context<'_>) -> Result<Option<Value>, Error> {
+pub(super) fn run(context: &PrimaryCall<'_>) -> Result<Option<Value>, Error> {
     match context.request.command {
-        Command::Add => add::run(context).map(Some),
-        Command::Check => check::run(context).map(|()| None),
-        Command::Del => del::run(context).map(|()| None),
-        Command::Gc => gc::run(context).map(|()| None),
-        Command::Status => status::run(context).map(|()| None),
+        CniCommand::Add => add::run(context).map(Some),
+        CniCommand::Check => verbs::run_check(context).map(|()| None),
+        CniCommand::Del => verbs::run_del(context).map(|()| None),
+        CniCommand::Gc => verbs::run_gc(context).map(|()| None),
+        CniCommand::Status => verbs::run_status(context).map(|()| None),
     }
 }
 
-impl Context<'_> {
+impl PrimaryCall<'_> {
     /// The call as delegates get it, but for what differs from one to the next.
     fn call(&self) -> Call {
         Call::handed_on(self.request, self.conf)
@@ -86,6 +79,6 @@ impl Context<'_> {
     /// What is named is not there, or wrong.
     fn common_networks(&self, cluster: Option<&dyn Cluster>) -> Result<PodNetworks, Error> {
         let primary = self.primary.without_default_networks();
-        definitions::networks(self.conf, &primary, cluster, None, &self.request.ifname)
+        lazy_pod::networks(self.conf, &primary, cluster, None, &self.request.ifname)
     }
 }

@@ -1,0 +1,319 @@
+//! A native rule as expressions, and the sets that it brings with it.
+//!
+//! Expressions as the kernel lists them, back to a rule. What `nft -f` makes of the same text is
+//! written a little differently in places (a range as two comparisons, a prefix as its first
+//! bytes); it is the same rule.
+
+use super::rule::{Condition, Key, NativeAction, NativeRule};
+use super::set::{LiveSet, NEW_SET, Set, Spans};
+use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetName};
+use crate::firewall::rule::Family;
+use std::collections::BTreeMap;
+
+/// A rule in pieces.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Encoded {
+    pub expressions: Vec<Expression>,
+    pub sets: Vec<Set>,
+}
+
+/// How a key's values stand in a register.
+impl Key {
+    /// How many bytes.
+    pub(super) const fn width(self) -> usize {
+        match self {
+            Self::InInterface | Self::OutInterface => 16,
+            Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 4,
+            Self::Source(Family::Ip6) | Self::Destination(Family::Ip6) => 16,
+            Self::Protocol => 1,
+            Self::SourcePort | Self::DestinationPort => 2,
+            Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark => 4,
+        }
+    }
+
+    /// Whether the bytes are in the machine's own order; spans need network order.
+    pub(super) const fn in_host_order(self) -> bool {
+        matches!(self, Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark)
+    }
+
+    /// The greatest value.
+    pub(super) const fn greatest(self) -> u128 {
+        u128::MAX >> (128 - 8 * self.width())
+    }
+
+    fn load(self) -> Expression {
+        let payload = |base, offset: u32| Expression::Payload {
+            base,
+            offset,
+            length: u32::try_from(self.width()).unwrap_or_default(),
+        };
+        match self {
+            Self::InInterface => Expression::Meta(Meta::InInterface),
+            Self::OutInterface => Expression::Meta(Meta::OutInterface),
+            Self::Source(Family::Ip) => payload(Base::Network, SOURCE_V4),
+            Self::Source(Family::Ip6) => payload(Base::Network, SOURCE_V6),
+            Self::Destination(Family::Ip) => payload(Base::Network, DESTINATION_V4),
+            Self::Destination(Family::Ip6) => payload(Base::Network, DESTINATION_V6),
+            Self::Protocol => Expression::Meta(Meta::Protocol),
+            Self::SourcePort => payload(Base::Transport, SOURCE_PORT),
+            Self::DestinationPort => payload(Base::Transport, DESTINATION_PORT),
+            Self::Uid => Expression::Meta(Meta::Uid),
+            Self::Gid => Expression::Meta(Meta::Gid),
+            Self::CtState => Expression::Ct(Ct::State),
+            Self::Mark => Expression::Meta(Meta::Mark),
+            Self::CtMark => Expression::Ct(Ct::Mark),
+        }
+    }
+}
+
+/// Where things stand in the headers.
+pub(super) const SOURCE_V4: u32 = 12;
+pub(super) const DESTINATION_V4: u32 = 16;
+pub(super) const SOURCE_V6: u32 = 8;
+pub(super) const DESTINATION_V6: u32 = 24;
+pub(super) const SOURCE_PORT: u32 = 0;
+pub(super) const DESTINATION_PORT: u32 = 2;
+
+/// The last bytes of `number`, first the highest.
+pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
+    number.to_be_bytes()[16 - width..].to_vec()
+}
+
+/// The same as the machine has them in a register.
+pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
+    let mut bytes = network_order(number, key.width());
+    if key.in_host_order() && cfg!(target_endian = "little") {
+        bytes.reverse();
+    }
+    bytes
+}
+
+/// Encodes `rule`; its sets are numbered from `first_set`.
+pub(super) fn encode(rule: &NativeRule, first_set: u32) -> Encoded {
+    let mut out = Encoded::default();
+    if let Some(family) = rule.family {
+        let value = vec![family.number()];
+        out.expressions.extend([Expression::Meta(Meta::Family), Expression::Compare { not: false, value }]);
+    }
+    for condition in &rule.conditions {
+        write_condition(condition, first_set, &mut out);
+    }
+    out.expressions.push(Expression::Counter);
+    out.expressions.extend(action(&rule.action, rule.family));
+    out
+}
+
+fn write_condition(condition: &Condition, first_set: u32, out: &mut Encoded) {
+    let Condition { key, not, values } = condition;
+    let (key, not) = (*key, *not);
+    let name = matches!(key, Key::InInterface | Key::OutInterface);
+    out.expressions.push(key.load());
+    match values.single() {
+        Some(bits) if key == Key::CtState => {
+            let none = vec![0; key.width()];
+            out.expressions.push(Expression::Mask(register(key, bits.first)));
+            out.expressions.push(Expression::Compare { not: !not, value: none });
+        }
+        Some(span) if span.is_one() => {
+            out.expressions.push(Expression::Compare { not, value: register(key, span.first) });
+        }
+        Some(span) if name => {
+            let value: Vec<u8> = span.first.to_be_bytes().into_iter().take_while(|byte| *byte != 0).collect();
+            out.expressions.push(Expression::Compare { not, value });
+        }
+        Some(span) => match key {
+            Key::Source(family) | Key::Destination(family) if span.prefix(family.bits()).is_some() => {
+                let mask = key.greatest() ^ (span.first ^ span.last);
+                out.expressions.push(Expression::Mask(network_order(mask, key.width())));
+                out.expressions.push(Expression::Compare { not, value: network_order(span.first, key.width()) });
+            }
+            _ => {
+                out.expressions.extend(key.in_host_order().then_some(Expression::NetworkOrder));
+                let bytes = |number| network_order(number, key.width());
+                out.expressions.push(Expression::Range { not, from: bytes(span.first), to: bytes(span.last) });
+            }
+        },
+        None => {
+            let spans = values.as_slice().to_vec();
+            let interval = spans.iter().any(|span| !span.is_one());
+            out.expressions.extend((interval && key.in_host_order()).then_some(Expression::NetworkOrder));
+            let id = first_set + u32::try_from(out.sets.len()).unwrap_or_default();
+            let set = SetName { id, name: NEW_SET.to_owned() };
+            out.expressions.push(Expression::Lookup { not, set });
+            out.sets.push(Set { id, key, interval, spans });
+        }
+    }
+}
+
+fn action(action: &NativeAction, family: Option<Family>) -> Vec<Expression> {
+    let port = |port: u16| Expression::Constant(port.to_be_bytes().to_vec());
+    let mark = |mark: u32| [Expression::Constant(mark.to_ne_bytes().to_vec()), Expression::SetMeta(Meta::Mark)];
+    let number = family.map_or(0, |family| family.number().into());
+    match action {
+        NativeAction::Accept => vec![Expression::Verdict(NftVerdict::Accept)],
+        NativeAction::Return => vec![Expression::Verdict(NftVerdict::Return)],
+        NativeAction::Drop => vec![Expression::Verdict(NftVerdict::Drop)],
+        NativeAction::Jump(chain) => vec![Expression::Verdict(NftVerdict::Jump(chain.clone()))],
+        NativeAction::Redirect(to) => vec![port(*to), Expression::Redirect],
+        NativeAction::Zone(zone) => {
+            vec![Expression::Constant(zone.to_ne_bytes().to_vec()), Expression::SetCt(Ct::Zone)]
+        }
+        NativeAction::Tproxy { port: to, mark: with } => {
+            let mut all = vec![port(*to), Expression::Tproxy(number)];
+            all.extend(mark(*with));
+            all.push(Expression::Verdict(NftVerdict::Accept));
+            all
+        }
+        NativeAction::SetMark(value) => mark(*value).into(),
+        NativeAction::SaveMark => vec![Expression::Meta(Meta::Mark), Expression::SetCt(Ct::Mark)],
+        NativeAction::RestoreMark => vec![Expression::Ct(Ct::Mark), Expression::SetMeta(Meta::Mark)],
+        NativeAction::KeepDestination => {
+            vec![Key::Destination(family.unwrap_or(Family::Ip)).load(), Expression::DestinationNat(number)]
+        }
+    }
+}
+
+/// The rule action that `expressions` are, in a rule for `family`.
+pub(super) fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<NativeAction> {
+    let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
+    let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
+    let found = match expressions {
+        [Expression::Verdict(NftVerdict::Accept)] => NativeAction::Accept,
+        [Expression::Verdict(NftVerdict::Return)] => NativeAction::Return,
+        [Expression::Verdict(NftVerdict::Drop)] => NativeAction::Drop,
+        [Expression::Verdict(NftVerdict::Jump(chain))] => NativeAction::Jump(chain.clone()),
+        [Expression::Constant(port), Expression::Redirect] => NativeAction::Redirect(u16::from_be_bytes(short(port)?)),
+        [Expression::Constant(zone), Expression::SetCt(Ct::Zone)] => {
+            NativeAction::Zone(u16::from_ne_bytes(short(zone)?))
+        }
+        [Expression::Constant(mark), Expression::SetMeta(Meta::Mark)] => {
+            NativeAction::SetMark(u32::from_ne_bytes(long(mark)?))
+        }
+        [Expression::Constant(port), Expression::Tproxy(_), Expression::Constant(mark), ..] => {
+            NativeAction::Tproxy { port: u16::from_be_bytes(short(port)?), mark: u32::from_ne_bytes(long(mark)?) }
+        }
+        [Expression::Meta(Meta::Mark), ..] => NativeAction::SaveMark,
+        [Expression::Ct(Ct::Mark), ..] => NativeAction::RestoreMark,
+        [.., Expression::DestinationNat(_)] => NativeAction::KeepDestination,
+        _ => return None,
+    };
+    (action(&found, family) == expressions).then_some(found)
+}
+
+/// The rule that a list of expressions is; `None` where it is none that this crate would write.
+pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<NativeRule> {
+    let expressions: Vec<Expression> = Expression::read_all(list).collect::<Option<_>>()?;
+    let counter = expressions.iter().position(|e| *e == Expression::Counter)?;
+    let mut reader = ExpressionReader { left: &expressions[..counter], family: None, sets };
+    let mut conditions = Vec::new();
+    while let Some(first) = reader.next() {
+        if *first == Expression::Meta(Meta::Family) {
+            reader.read_family()?;
+        } else {
+            conditions.push(reader.condition(first)?);
+        }
+    }
+    conditions.sort_by_key(|condition: &Condition| condition.key);
+    let family = reader.family;
+    let action = read_action(&expressions[counter + 1..], family)?;
+    Some(NativeRule { family, conditions, action })
+}
+
+struct ExpressionReader<'a> {
+    left: &'a [Expression],
+    family: Option<Family>,
+    sets: &'a BTreeMap<String, LiveSet>,
+}
+
+impl<'a> ExpressionReader<'a> {
+    fn next(&mut self) -> Option<&'a Expression> {
+        let (first, rest) = self.left.split_first()?;
+        self.left = rest;
+        Some(first)
+    }
+
+    fn read_family(&mut self) -> Option<()> {
+        let Some(Expression::Compare { not: false, value }) = self.next() else { return None };
+        self.family = Family::ALL.into_iter().find(|family| *value == [family.number()]);
+        self.family.map(|_| ())
+    }
+
+    fn key(&self, load: &Expression) -> Option<Key> {
+        Some(match load {
+            Expression::Meta(Meta::InInterface) => Key::InInterface,
+            Expression::Meta(Meta::OutInterface) => Key::OutInterface,
+            Expression::Meta(Meta::Protocol) => Key::Protocol,
+            Expression::Meta(Meta::Uid) => Key::Uid,
+            Expression::Meta(Meta::Gid) => Key::Gid,
+            Expression::Meta(Meta::Mark) => Key::Mark,
+            Expression::Ct(Ct::State) => Key::CtState,
+            Expression::Ct(Ct::Mark) => Key::CtMark,
+            Expression::Payload { base: Base::Transport, offset: SOURCE_PORT, length: 2 } => Key::SourcePort,
+            Expression::Payload { base: Base::Transport, offset: DESTINATION_PORT, length: 2 } => Key::DestinationPort,
+            Expression::Payload { base: Base::Network, offset, .. } => match (self.family?, *offset) {
+                (Family::Ip, SOURCE_V4) => Key::Source(Family::Ip),
+                (Family::Ip, DESTINATION_V4) => Key::Destination(Family::Ip),
+                (Family::Ip6, SOURCE_V6) => Key::Source(Family::Ip6),
+                (Family::Ip6, DESTINATION_V6) => Key::Destination(Family::Ip6),
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+
+    fn condition(&mut self, load: &Expression) -> Option<Condition> {
+        let key = self.key(load)?;
+        let of = |not: bool, values: Spans| Some(Condition { key, not, values });
+        let turned = self.left.first() == Some(&Expression::NetworkOrder);
+        if turned {
+            self.next();
+        }
+        let in_host_order = key.in_host_order() && !turned;
+        match self.next()? {
+            Expression::Mask(bits) if key == Key::CtState => {
+                let Some(Expression::Compare { not, value }) = self.next() else { return None };
+                let none = value.iter().all(|byte| *byte == 0);
+                of(!not, Spans::one(number(bits, in_host_order)?)).filter(|_| none)
+            }
+            Expression::Mask(mask) => {
+                let Some(Expression::Compare { not, value }) = self.next() else { return None };
+                let (mask, first) = (number(mask, false)?, number(value, false)?);
+                let last = first | (key.greatest() ^ mask);
+                let is_prefix = (key.greatest() ^ mask).count_ones() == (key.greatest() ^ mask).trailing_ones();
+                of(*not, Spans::of(first, last)).filter(|_| is_prefix && value.len() == key.width())
+            }
+            // The first bytes alone are a prefix, or how a name starts.
+            Expression::Compare { not, value } if value.len() < key.width() && !in_host_order => {
+                let padded = |with: u8| {
+                    let mut bytes = value.clone();
+                    bytes.resize(key.width(), with);
+                    number(&bytes, false)
+                };
+                of(*not, Spans::of(padded(0)?, padded(u8::MAX)?))
+            }
+            Expression::Compare { not, value } if value.len() == key.width() => {
+                of(*not, Spans::one(number(value, in_host_order)?))
+            }
+            Expression::Range { not, from, to } => {
+                of(*not, Spans::of(number(from, in_host_order)?, number(to, in_host_order)?))
+            }
+            Expression::AtLeast(from) => {
+                let Some(Expression::AtMost(to)) = self.next() else { return None };
+                of(false, Spans::of(number(from, in_host_order)?, number(to, in_host_order)?))
+            }
+            Expression::Lookup { not, set } => of(*not, self.sets.get(&set.name)?.spans(key, in_host_order)?),
+            _ => None,
+        }
+    }
+}
+
+/// The number that the bytes of a register are.
+pub(super) fn number(bytes: &[u8], in_host_order: bool) -> Option<u128> {
+    let mut bytes = bytes.to_vec();
+    if in_host_order && cfg!(target_endian = "little") {
+        bytes.reverse();
+    }
+    let mut all = [0; 16];
+    all.get_mut(16_usize.checked_sub(bytes.len())?..)?.copy_from_slice(&bytes);
+    Some(u128::from_be_bytes(all))
+}

@@ -1,0 +1,93 @@
+//! The TCP connections of the namespace that the calling thread is in (linux/inet_diag.h, sock_diag(7)).
+
+use super::failed;
+use crate::cni::Error;
+use crate::netlink::NetlinkSocket;
+use crate::netlink::attributes::Attributes;
+use nix::errno::Errno;
+use nix::sys::socket::SockProtocol;
+use std::net::{IpAddr, SocketAddr};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
+/// The bit of `TCP_ESTABLISHED` (net/tcp_states.h).
+const ESTABLISHED: u32 = 1 << 1;
+
+/// An established TCP connection of a process in the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenConnection {
+    /// The address and port of the pod's side.
+    pub local: SocketAddr,
+    /// The address and port of the other side.
+    pub remote: SocketAddr,
+    /// The UID of the process that made the socket.
+    pub uid: u32,
+}
+
+/// Lists the established TCP connections, of IPv4 and IPv6.
+///
+/// # Errors
+/// The kernel does not list them; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many.
+pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
+    let list = || -> Result<Vec<OpenConnection>, Errno> {
+        let mut socket = NetlinkSocket::open(SockProtocol::NetlinkSockDiag)?;
+        let mut found = Vec::new();
+        for family in [AF_INET, AF_INET6] {
+            let each = |body: &[u8]| found.extend(connection(body));
+            socket.dump(SOCK_DIAG_BY_FAMILY, &request(family), &Attributes::new(), each)?;
+        }
+        Ok(found)
+    };
+    list().map_err(|errno| failed("listing the pod's TCP connections failed", &errno))
+}
+
+/// `struct inet_diag_req_v2`: every connection of this family.
+fn request(family: u8) -> [u8; 56] {
+    let mut request = [0; 56];
+    request[..4].copy_from_slice(&[family, IPPROTO_TCP, 0, 0]);
+    request[4..8].copy_from_slice(&ESTABLISHED.to_ne_bytes());
+    request
+}
+
+/// Reads `struct inet_diag_msg`.
+fn connection(body: &[u8]) -> Option<OpenConnection> {
+    let port = |at: usize| body.get(at..at + 2)?.try_into().ok().map(u16::from_be_bytes);
+    let address = |at: usize| match *body.first()? {
+        AF_INET => <[u8; 4]>::try_from(body.get(at..at + 4)?).ok().map(IpAddr::from),
+        // A socket for both families has IPv4 addresses within IPv6 ones.
+        _ => <[u8; 16]>::try_from(body.get(at..at + 16)?).ok().map(|octets| IpAddr::from(octets).to_canonical()),
+    };
+    Some(OpenConnection {
+        local: SocketAddr::new(address(8)?, port(4)?),
+        remote: SocketAddr::new(address(24)?, port(6)?),
+        uid: body.get(64..68)?.try_into().ok().map(u32::from_ne_bytes)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn connections_of_both_families_are_listed_with_their_owner() {
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(host).expect("a listener");
+            let own = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+            let expected = OpenConnection {
+                local: own.local_addr().expect("an address"),
+                remote: own.peer_addr().expect("an address"),
+                uid: nix::unistd::geteuid().as_raw(),
+            };
+            assert!(open_connections().expect("listed").contains(&expected), "{expected:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_none() {
+        assert_eq!(connection(&[AF_INET; 40]), None);
+        assert_eq!(connection(&[]), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! The default routes of the namespace that the calling thread is in.
+
+use super::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone, unless_there};
+use crate::cni::Error;
+use crate::netlink::attributes::{Attributes, find};
+use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
+use std::net::IpAddr;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// linux/rtnetlink.h.
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PRIORITY: u16 = 6;
+const RTA_MULTIPATH: u16 = 9;
+const RTA_TABLE: u16 = 15;
+const RT_TABLE_MAIN: u8 = 254;
+const RTPROT_STATIC: u8 = 4;
+const RTN_UNICAST: u8 = 1;
+const RTNH_F_ONLINK: u8 = 4;
+
+/// Removes the default routes of both families over this interface and adds those over these gateways. A route over
+/// several interfaces keeps its other paths. Other routing tables stay as they are.
+///
+/// # Errors
+/// There is no such interface, or the kernel refuses.
+pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<(), Error> {
+    let replace = || {
+        let index = if_nametoindex(interface)?;
+        let mut socket = open()?;
+        for family in [AF_INET, AF_INET6] {
+            for route in socket.list(RTM_GETROUTE, &header(family))? {
+                let Some(rest) = without(&route, index) else { continue };
+                unless_gone(socket.request(RTM_DELROUTE, 0, &route, &[]))?;
+                if let RemainingPaths::Paths(rest) = rest {
+                    unless_there(socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &rest, &[]))?;
+                }
+            }
+        }
+        for gateway in gateways {
+            let (family, address) = match gateway {
+                IpAddr::V4(gateway) => (AF_INET, gateway.octets().to_vec()),
+                IpAddr::V6(gateway) => (AF_INET6, gateway.octets().to_vec()),
+            };
+            let attributes = Attributes::new().bytes(RTA_GATEWAY, &address).ne32(RTA_OIF, index);
+            socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &header(family), attributes.as_bytes())?;
+        }
+        Ok(())
+    };
+    replace().map_err(|e: Errno| failed(&format!("the default route of {interface} can't be moved"), &e))
+}
+
+/// `struct rtmsg`.
+const fn header(family: u8) -> [u8; HEADER] {
+    [family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, RTN_UNICAST, 0, 0, 0, 0]
+}
+
+/// What is left of a default route without its paths over one interface.
+#[derive(Debug, PartialEq, Eq)]
+enum RemainingPaths {
+    Nothing,
+    /// A route over the other paths.
+    Paths(Vec<u8>),
+}
+
+/// What is left of a default route of the main table without its paths over this interface; `None` for any other
+/// route, or if it has no path over this interface.
+fn without(route: &[u8], interface: u32) -> Option<RemainingPaths> {
+    let (header, attributes) = route.split_first_chunk::<HEADER>()?;
+    let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
+    let [family, destination_length, _, _, table, _, _, kind, ..] = *header;
+    let is_default = destination_length == 0
+        && kind == RTN_UNICAST
+        && number(RTA_TABLE).unwrap_or_else(|| table.into()) == u32::from(RT_TABLE_MAIN);
+    if !is_default {
+        return None;
+    }
+    let Some(paths) = find(attributes, RTA_MULTIPATH) else {
+        return (number(RTA_OIF) == Some(interface)).then_some(RemainingPaths::Nothing);
+    };
+    let (mut rest, mut is_over) = (Vec::new(), false);
+    for (path_interface, path) in self::paths(paths) {
+        if path_interface == interface {
+            is_over = true;
+        } else {
+            rest.extend(path);
+        }
+    }
+    match (is_over, rest.is_empty()) {
+        (false, _) => None,
+        (true, true) => Some(RemainingPaths::Nothing),
+        (true, false) => {
+            let priority = find(attributes, RTA_PRIORITY).unwrap_or_default();
+            let kept =
+                if priority.is_empty() { Attributes::new() } else { Attributes::new().bytes(RTA_PRIORITY, priority) };
+            let mut left = self::header(family).to_vec();
+            left.extend(kept.bytes(RTA_MULTIPATH, &rest).as_bytes());
+            Some(RemainingPaths::Paths(left))
+        }
+    }
+}
+
+/// The paths of a route (`struct rtnexthop` with its attributes), each with its interface. Flags that the kernel does
+/// not accept in a new route, such as `RTNH_F_DEAD`, are cleared.
+fn paths(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Vec<u8>)> {
+    std::iter::from_fn(move || {
+        let ([low, high, flags, hops, a, b, c, d], _) = bytes.split_first_chunk::<8>()?;
+        let length = usize::from(u16::from_ne_bytes([*low, *high]));
+        let attributes = bytes.get(8..length)?;
+        let mut path = vec![*low, *high, flags & RTNH_F_ONLINK, *hops, *a, *b, *c, *d];
+        path.extend(attributes);
+        path.resize(path.len().next_multiple_of(4), 0);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u32::from_ne_bytes([*a, *b, *c, *d]), path))
+    })
+}

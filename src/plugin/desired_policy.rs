@@ -1,0 +1,183 @@
+//! What a call asks for: from the configuration, the caller and the pod's facts to one policy and
+//! the reason for it. `explain` asks the same of a pod that no call was made for.
+//!
+//! What the kernel should hold for a policy.
+
+use crate::cni::{Block, Error, NetConf, Request, at_most};
+use crate::firewall::rule::Family;
+use crate::firewall::{LiveRuleset, MOST_RULES, Ruleset, most_rules};
+use crate::netns::{Fixtures, Routing};
+use crate::pod::{Facts, PodRef};
+use crate::policy::{InterceptionMode, Ipv6, Policy, Redirect};
+use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SubPlugin};
+use crate::trusted_file::read_text;
+use crate::{cluster, sub_plugins};
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The policy that a call asks for, and a line that says why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DesiredPolicy {
+    pub(super) policy: Policy,
+    pub(super) why: String,
+    /// What the pod asks for in vain.
+    pub(super) ignored: Vec<Ignored>,
+}
+
+impl DesiredPolicy {
+    fn nothing(why: impl Into<String>) -> Self {
+        Self { policy: Policy::default(), why: why.into(), ignored: Vec::new() }
+    }
+}
+
+/// Facts of a pod, with its namespace where the flag says so.
+pub(super) type FactsOf<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
+
+/// Finds out, with facts from where the configuration says.
+///
+/// # Errors
+/// As [`wish_by`].
+pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
+    let pod = request.args.pod.as_ref();
+    match cluster::source(&conf.kubernetes) {
+        Some(source) => wish_by(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
+        None => wish_by(pod, conf, None),
+    }
+}
+
+/// Finds out, with facts from `facts`; `None` where there are none to be had. Namespaces that are
+/// excluded and the agent's own pods need none.
+///
+/// # Errors
+/// Facts can't be known, or the configuration or the pod asks for something impossible.
+pub(super) fn wish_by(
+    pod: Option<&PodRef>,
+    conf: &NetConf,
+    facts: Option<&FactsOf<'_>>,
+) -> Result<DesiredPolicy, Error> {
+    if let Some(why) = pod.and_then(|pod| skip_reason(conf, pod)) {
+        return Ok(DesiredPolicy::nothing(why));
+    }
+    match (pod, facts) {
+        (None, Some(_)) => Ok(DesiredPolicy::nothing("CNI_ARGS names no pod, so there are no facts to go by")),
+        (None, None) => {
+            let redirect = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
+            let others: Vec<Block> = conf.chain.iter().filter(|block| !redirect(block)).cloned().collect();
+            run(&others, conf, None)
+        }
+        (Some(_), None) => run(&conf.chain, conf, None),
+        (Some(pod), Some(facts)) => {
+            let wants = sub_plugins::wants(&conf.chain);
+            if !wants.pod {
+                return Ok(DesiredPolicy::nothing("the chain has no sub-plugin"));
+            }
+            run(&conf.chain, conf, Some(&facts(pod, wants.namespace)?))
+        }
+    }
+}
+
+/// Why nothing is done for `pod`, whatever it is: no facts are needed to tell.
+#[must_use]
+pub fn skip_reason(conf: &NetConf, pod: &PodRef) -> Option<String> {
+    if conf.kubernetes.excludes(&pod.namespace) {
+        return Some(format!("namespace {} is excluded", pod.namespace));
+    }
+    is_agent(conf, pod).then(|| "the pod is the node agent's own".to_owned())
+}
+
+/// The agent's own pod must come up where nothing else can: it is what makes the rest work.
+pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
+    conf.kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
+        && conf.kubernetes.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix))
+}
+
+fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
+    let output = output(blocks, conf, facts).map_err(|error| about(facts, error))?;
+    for note in output.notes {
+        match note.severity {
+            Severity::Info => tracing::info!("{}", note.text),
+            Severity::Warning => tracing::warn!("{}", note.text),
+        }
+    }
+    let ignored = facts.map(sub_plugins::ignored).unwrap_or_default();
+    Ok(DesiredPolicy { policy: output.policy, why: output.decision.to_string(), ignored })
+}
+
+/// The error with the pod's name, where it has none yet.
+fn about(facts: Option<&Facts>, error: Error) -> Error {
+    match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
+        Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
+        _ => error,
+    }
+}
+
+/// What `blocks` make of a pod under this configuration.
+///
+/// # Errors
+/// As [`chain::run`].
+pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<sub_plugins::ChainOutput, Error> {
+    let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
+    let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
+    let groups = OnceCell::new();
+    let group_id = |name: &str| groups.get_or_init(|| host_groups(&conf.group_file)).get(name).copied();
+    let input = ChainInput { facts, args: &conf.args, resolvers, group_id: &group_id };
+    sub_plugins::run(blocks, &input)
+}
+
+/// A group file is larger only by mistake: directories of many users are served by NSS.
+const LARGEST_GROUPS: u64 = 4 << 20;
+
+/// The GIDs of the host's groups by name (group(5): `name:password:GID:members`); the first of a name counts.
+fn host_groups(file: &Path) -> HashMap<String, u32> {
+    let groups = read_text(file, LARGEST_GROUPS).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    groups.lines().rev().filter_map(group).collect()
+}
+
+/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
+/// in every pod.
+pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
+    Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
+}
+
+/// Whether the rules for `policy` are there for IPv6 too, in a pod that has IPv6 or not.
+pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
+    match policy.redirect().map(|redirect| redirect.ipv6) {
+        Some(Ipv6::On) => true,
+        Some(Ipv6::Off) => false,
+        Some(Ipv6::Auto) | None => ip6,
+    }
+}
+
+/// What the rules for `policy` need of the namespace besides themselves.
+pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
+    let Some(redirect) = policy.redirect() else { return Fixtures::default() };
+    let ip6 = writes_ip6(policy, ip6);
+    let (mark, table) = (redirect.inbound_tproxy_mark, redirect.inbound_tproxy_route_table);
+    let tproxy = redirect.inbound_interception_mode == InterceptionMode::Tproxy;
+    let routing = tproxy.then_some(Routing { mark, table, ip6 }).into_iter().collect();
+    Fixtures { proxy_loopback: ip6, routing }
+}
+
+/// What the rules of detour's native tables needed besides themselves, if no record tells: with the default
+/// mark and table.
+pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Fixtures {
+    let (redirects, by_tproxy) = live.native_redirection();
+    let Redirect { inbound_tproxy_mark: mark, inbound_tproxy_route_table: table, .. } = Redirect::default();
+    let routing = by_tproxy.then_some(Routing { mark, table, ip6: true }).into_iter().collect();
+    Fixtures { proxy_loopback: redirects, routing }
+}
+
+/// Refuses a policy that needs too many rules. Only an ADD does: what is there can always be repaired and
+/// removed.
+///
+/// # Errors
+/// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
+pub(super) fn check_rules(policy: &Policy, place: &str) -> Result<(), Error> {
+    let what = format!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MOST_RULES, "rules", &what, most_rules(policy))
+}

@@ -1,0 +1,74 @@
+//! The interfaces of a pod's secondary networks, as far as the pod tells: from the networks that it
+//! selects, before Multus makes them, and from what Multus wrote down when it had.
+
+use crate::cni::{DEFAULT_INTERFACE, is_interface_of_rules};
+use crate::networks::{interface_names, networks};
+use crate::pod::Pod;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+
+/// What Multus writes down of each interface (the NetworkAttachmentDefinition client's
+/// `NetworkStatus`).
+const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+
+#[derive(Deserialize)]
+struct NetworkStatusItem {
+    #[serde(default)]
+    interface: String,
+    #[serde(default)]
+    default: bool,
+}
+
+/// Their names. An annotation that can't be understood names none: Multus has refused it.
+pub(super) fn interfaces(pod: &Pod) -> Vec<String> {
+    let mut names: BTreeSet<String> = selected(pod).into_iter().collect();
+    let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
+    let status: Vec<NetworkStatusItem> = serde_json::from_str(status).unwrap_or_default();
+    names.extend(status.into_iter().filter(|s| !s.default).map(|s| s.interface));
+    names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_interface_of_rules(name)).collect()
+}
+
+/// An attachment without an interface of its own, this plugin's for one, takes a name, too; that
+/// one is never seen.
+fn selected(pod: &Pod) -> Vec<String> {
+    let selections = networks(pod).unwrap_or_default().elements;
+    let all: Vec<_> = std::iter::once((String::new(), None))
+        .chain(selections.iter().map(|selection| (selection.place.clone(), Some(selection))))
+        .collect();
+    interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().split_off(1.min(all.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(annotations: &[(&str, &str)]) -> Vec<String> {
+        let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        interfaces(&Pod { namespace: "shop".into(), annotations, ..Pod::default() })
+    }
+
+    #[test]
+    fn selected_networks_have_names_before_they_are_there() {
+        let selected = [("k8s.v1.cni.cncf.io/networks", "default/istio-cni, storage, fast@data0")];
+        assert_eq!(of(&selected), ["data0", "net1", "net2"]);
+        assert!(of(&[]).is_empty());
+        assert!(of(&[("k8s.v1.cni.cncf.io/networks", "a//b")]).is_empty());
+    }
+
+    #[test]
+    fn what_multus_wrote_down_counts_but_for_the_default() {
+        let status =
+            r#"[{"name":"ovn","interface":"eth0","default":true},{"name":"a","interface":"net7"},{"name":"b"}]"#;
+        assert_eq!(of(&[(NETWORK_STATUS, status)]), ["net7"]);
+        assert!(of(&[(NETWORK_STATUS, "[{\"interface\":\"a/b\"}]")]).is_empty());
+        assert!(of(&[(NETWORK_STATUS, "no JSON")]).is_empty());
+        assert_eq!(of(&[(NETWORK_STATUS, r#"[{"interface":"net1:7"},{"interface":"net2"}]"#)]), ["net2"]);
+    }
+
+    /// Else the pod's author would exempt `eth0`, too, even where the node pins its policy.
+    #[test]
+    fn a_name_that_iptables_takes_for_a_prefix_is_none_and_lo_is_none() {
+        assert_eq!(of(&[("k8s.v1.cni.cncf.io/networks", "a@eth+,b@+,c@data0,d@lo")]), ["data0"]);
+        assert!(of(&[(NETWORK_STATUS, r#"[{"interface":"eth+"}]"#)]).is_empty());
+    }
+}

@@ -1,0 +1,338 @@
+//! Whole chains: what the sub-plugins do together.
+
+use super::scenario::{Scenario, chain};
+use super::*;
+use crate::policy::{InterceptionMode, Redirect};
+use proptest::prelude::*;
+use serde_json::json;
+
+const MODE: &str = "sidecar.istio.io/interceptionMode";
+const UIDS: &str = "detour.io/exclude-uids";
+const DNS: &str = "detour.io/exclude-dns";
+const EXCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+
+fn all_three() -> Value {
+    json!([
+        {"type": "istio-redirect"},
+        {"type": "uid-exclude", "uids": ["5"]},
+        {"type": "dns-exclude", "uids": ["6"], "protocols": "udp"},
+    ])
+}
+
+fn blocks(values: Value) -> Vec<Block> {
+    let values = values.as_array().expect("an array").clone();
+    values.iter().map(|value| Block::new("chain", value).expect("an object")).collect()
+}
+
+fn reason(scenario: &Scenario) -> SkipReason {
+    match scenario.output().decision {
+        Decision::LeaveAlone(reason) => reason,
+        Decision::Redirect => panic!("redirected"),
+    }
+}
+
+#[test]
+fn the_sub_plugins_defaults_redirect_and_exclude_nothing() {
+    let output = chain(json!([{"type": "istio-redirect"}, {"type": "uid-exclude"}, {"type": "dns-exclude"}])).output();
+    assert_eq!(output.decision, Decision::Redirect);
+    assert_eq!(output.policy.redirect(), Some(&Redirect::default()));
+    assert!(output.policy.exclusions.is_empty() && output.notes.is_empty());
+}
+
+#[test]
+fn the_order_of_the_blocks_does_not_matter() {
+    let Value::Array(values) = all_three() else { panic!("no array") };
+    let expected = chain(all_three()).output().policy;
+    assert_eq!(expected.exclusions.len(), 2);
+    for order in [[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let blocks: Vec<_> = order.iter().map(|&i| values[i].clone()).collect();
+        assert_eq!(chain(blocks.into()).output().policy, expected, "{order:?}");
+    }
+}
+
+#[test]
+fn a_pod_with_the_nodes_network_is_left_alone_by_the_whole_chain() {
+    let output = chain(all_three()).annotated(UIDS, "no uid").pod(|pod| pod.host_network = true).output();
+    assert_eq!(output.decision, Decision::LeaveAlone(SkipReason::HostNetwork));
+    assert!(output.policy.is_empty() && output.policy.exclusions.is_empty() && output.notes.is_empty());
+}
+
+#[test]
+fn without_a_sidecar_nothing_is_excluded_and_no_annotation_is_read() {
+    let scenario = chain(all_three()).without_sidecar();
+    let wrong = scenario.annotated(UIDS, "no uid").annotated(EXCLUDE_INBOUND, "x").args(json!({"dns-exclude": 7}));
+    let output = wrong.output();
+    assert_eq!(output.decision, Decision::LeaveAlone(SkipReason::NoProxy));
+    assert!(output.policy.is_empty() && output.policy.exclusions.is_empty() && output.notes.is_empty());
+    let only_exclusions = chain(json!([{"type": "uid-exclude", "uids": [1]}])).without_sidecar();
+    assert_eq!(reason(&only_exclusions), SkipReason::NoProxy);
+}
+
+#[test]
+fn exclusions_hold_for_a_sidecar_whoever_redirects_it() {
+    let expected = ["uid 5", "uid 6 udp 53"];
+    for (reason, change) in [
+        (SkipReason::IstioInit, (|pod| pod.containers[0].name = "istio-init".into()) as fn(&mut crate::pod::Pod)),
+        (SkipReason::EnvoyDisabled, |pod| pod.containers[1].env.push(("DISABLE_ENVOY".into(), "true".into()))),
+        (SkipReason::NotASidecar("router".into()), |pod| pod.containers[1].args[1] = "router".into()),
+        (SkipReason::InjectionRefused, |pod| drop(pod.labels.insert("sidecar.istio.io/inject".into(), "false".into()))),
+        (SkipReason::NotInjected, |pod| pod.annotations.clear()),
+    ] {
+        let scenario = chain(all_three()).pod(change).annotated(EXCLUDE_INBOUND, "not ours to read");
+        assert_eq!(self::reason(&scenario), reason);
+        assert_eq!(scenario.output().policy.interception, Interception::Unsaid);
+        assert_eq!(scenario.exclusions(), expected, "{reason:?}");
+    }
+    let without_redirect = chain(json!([{"type": "uid-exclude", "uids": [5]}]));
+    assert_eq!(reason(&without_redirect), SkipReason::NotInChain);
+    assert_eq!(without_redirect.exclusions(), ["uid 5"]);
+}
+
+#[test]
+fn none_means_no_rules_at_all_exclusions_included() {
+    let mut block = all_three();
+    block[0]["inbound_interception_mode"] = "NONE".into();
+    let args = json!({"istio-redirect": {"inbound_interception_mode": "NONE"}});
+    for scenario in [chain(block), chain(all_three()).args(args), chain(all_three()).annotated(MODE, "NONE")] {
+        let policy = scenario.output().policy;
+        assert_eq!(policy.interception, Interception::Off);
+        assert!(policy.is_empty() && policy.exclusions.is_empty());
+        assert_eq!(reason(&scenario), SkipReason::ModeNone);
+    }
+}
+
+#[test]
+fn the_annotation_none_silences_exclusions_where_somebody_else_redirects() {
+    let scenario = chain(json!([{"type": "uid-exclude", "uids": [5]}, {"type": "dns-exclude", "uids": [6]}]));
+    assert_eq!(scenario.exclusions().len(), 3);
+    let none = scenario.annotated(MODE, "NONE");
+    assert!(none.exclusions().is_empty());
+    assert_eq!(reason(&none), SkipReason::ModeNone);
+    let block =
+        json!([{"type": "istio-redirect", "inbound_interception_mode": "NONE"}, {"type": "uid-exclude", "uids": [5]}]);
+    let others = chain(block).pod(|pod| pod.containers[0].name = "istio-init".into());
+    assert_eq!(others.exclusions(), ["uid 5"]);
+}
+
+#[test]
+fn the_annotation_wins_over_a_block_that_says_none() {
+    let scenario = chain(
+        json!([{"type": "istio-redirect", "inbound_interception_mode": "NONE"}, {"type": "uid-exclude", "uids": [5]}]),
+    );
+    let annotated = scenario.annotated(MODE, "TPROXY");
+    assert_eq!(annotated.redirect().inbound_interception_mode, InterceptionMode::Tproxy);
+    assert_eq!(annotated.exclusions(), ["uid 5"]);
+}
+
+#[test]
+fn pod_overrides_false_pins_what_the_administrator_wrote() {
+    let mut pinned = all_three();
+    for i in 0..3 {
+        pinned[i]["pod_overrides"] = false.into();
+    }
+    let args = json!({"uid-exclude": {"uids": "nonsense"}, "istio-redirect": {"proxy_port": 1}});
+    let scenario =
+        chain(pinned).annotated(UIDS, "nonsense").annotated(MODE, "NONE").namespace(DNS, "nonsense").args(args);
+    let output = scenario.output();
+    assert_eq!(output.decision, Decision::Redirect);
+    assert_eq!(output.policy, chain(all_three()).output().policy);
+    let texts: Vec<_> = output.notes.iter().map(|note| (note.severity, note.text.as_str())).collect();
+    assert_eq!(
+        texts,
+        [
+            (
+                Severity::Info,
+                "ignored, for chain[0].pod_overrides is false: \
+             annotation \"sidecar.istio.io/interceptionMode\" of pod shop/cart-1, args.cni.istio-redirect"
+            ),
+            (
+                Severity::Info,
+                "ignored, for chain[1].pod_overrides is false: \
+             annotation \"detour.io/exclude-uids\" of pod shop/cart-1, args.cni.uid-exclude"
+            ),
+            (
+                Severity::Info,
+                "ignored, for chain[2].pod_overrides is false: annotation \"detour.io/exclude-dns\" of namespace shop"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn a_misspelled_sub_plugin_in_the_pods_arguments_is_a_warning() {
+    let args = json!({"uid-exclud": {"uids": [7]}, "ips": [], "ISTIO-REDIRECT": {}});
+    let output = chain(all_three()).args(args).output();
+    let texts: Vec<_> = output.notes.iter().map(|note| (note.severity, note.text.as_str())).collect();
+    let wanted = [
+        (Severity::Warning, "args.cni.uid-exclud: unknown, ignored; did you mean \"uid-exclude\"?"),
+        (Severity::Warning, "args.cni.ISTIO-REDIRECT: unknown, ignored; did you mean \"istio-redirect\"?"),
+    ];
+    assert_eq!(texts, wanted);
+}
+
+#[test]
+fn wishes_that_no_block_is_for_are_reported() {
+    let scenario = chain(json!([{"type": "uid-exclude"}])).annotated(DNS, "nonsense").annotated(EXCLUDE_INBOUND, "x");
+    let output = scenario.args(json!({"istio-redirect": {}, "dns-exclude": 1, "ips": []})).output();
+    let texts: Vec<_> = output.notes.iter().map(|note| (note.severity, note.text.as_str())).collect();
+    assert_eq!(
+        texts,
+        [
+            (Severity::Warning, "unused, for the chain has no istio-redirect: args.cni.istio-redirect"),
+            (
+                Severity::Warning,
+                "unused, for the chain has no dns-exclude: \
+             annotation \"detour.io/exclude-dns\" of pod shop/cart-1, args.cni.dns-exclude"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn two_blocks_of_one_sub_plugin_are_united() {
+    let scenario = chain(json!([
+        {"type": "istio-redirect", "exclude_interfaces": "net2"},
+        {"type": "uid-exclude", "uids": [5]},
+        {"type": "istio-redirect", "exclude_interfaces": "net1"},
+        {"type": "uid-exclude", "uids": [6], "gids": [7]},
+    ]));
+    assert_eq!(scenario.redirect().exclude_interfaces, ["net1", "net2"]);
+    assert_eq!(scenario.exclusions(), ["uid 5", "uid 6", "gid 7"]);
+}
+
+#[test]
+fn what_two_blocks_have_to_say_is_said_once() {
+    let scenario = chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect"}]));
+    assert_eq!(scenario.env("INVALID_DROP", "nonsense").output().notes.len(), 1);
+}
+
+#[test]
+fn two_blocks_that_contradict_each_other_are_an_error_that_names_both() {
+    let scenario = chain(json!([
+        {"type": "istio-redirect", "proxy_port": 15001},
+        {"type": "istio-redirect", "exclude_interfaces": "net1"},
+        {"type": "istio-redirect", "proxy_port": 15002},
+    ]));
+    let error = scenario.run().expect_err("a contradiction");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert_eq!(
+        error.msg,
+        "chain[0] and chain[2] contradict each other: proxy_port is 15001 in one and 15002 in the other"
+    );
+    let none = chain(json!(
+        ["REDIRECT", "NONE"].map(|mode| json!({"type": "istio-redirect", "inbound_interception_mode": mode}))
+    ));
+    assert!(none.error().contains("inbound_interception_mode is REDIRECT in one and NONE in the other"));
+}
+
+#[test]
+fn a_key_that_a_block_does_not_set_never_contradicts_or_resets_another_blocks() {
+    let scenario = chain(json!([
+        {"type": "istio-redirect"},
+        {"type": "istio-redirect", "drop_invalid": true, "inbound_ports_include": "80", "proxy_port": 15002},
+        {"type": "istio-redirect", "proxy_port": "15002", "inbound_ports_include": [443]},
+    ]));
+    let redirect = scenario.redirect();
+    let ports = [80, 443].map(crate::policy::PortRange::one);
+    assert_eq!((redirect.drop_invalid, redirect.proxy_port), (true, 15002));
+    assert_eq!(redirect.inbound_ports_include, crate::policy::Ports::List(ports.to_vec()));
+    let origins = scenario.output().origins.settings;
+    let of = |wanted| origins.iter().filter(|(key, _)| *key == wanted).map(|(_, source)| source.to_string()).collect();
+    let wanted = ["configuration, chain[1].proxy_port", "configuration, chain[2].proxy_port"];
+    assert_eq!((of("proxy_port"), of("dns")), (wanted.map(str::to_owned).to_vec(), Vec::<String>::new()));
+}
+
+#[test]
+fn a_block_that_ignores_the_pod_pins_the_redirection_of_all_blocks() {
+    let scenario = chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect", "pod_overrides": false}]))
+        .annotated("sidecar.istio.io/interceptionMode", "TPROXY");
+    assert_eq!(scenario.redirect().inbound_interception_mode, InterceptionMode::Redirect);
+}
+
+#[test]
+fn without_facts_exclusions_run_on_the_configuration_alone() {
+    let scenario = chain(json!([
+        {"type": "uid-exclude", "uids": ["1337"]},
+        {"type": "dns-exclude", "resolvers": "resolv-conf", "protocols": "udp"},
+    ]));
+    let output = scenario.clone().cluster_dns("10.96.0.10").without_facts();
+    assert_eq!(output.exclusions(), ["any udp 53 to 10.96.0.10/32", "uid 1337"]);
+    let output = output.output();
+    assert_eq!(output.decision, Decision::LeaveAlone(SkipReason::NotInChain));
+    assert_eq!(output.policy.dns_captured_elsewhere, None);
+    assert!(scenario.without_facts().error().contains("its facts have no source"));
+}
+
+#[test]
+fn without_facts_a_redirection_is_an_error_that_says_how_to_get_them() {
+    let error = chain(all_three()).without_facts().run().expect_err("no facts");
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.starts_with("chain[0]: istio-redirect needs facts of the pod: "), "{error}");
+    assert!(error.msg.contains("kubernetes.kubeconfig") && error.msg.contains("kubernetes.manifests_dir"), "{error}");
+}
+
+#[test]
+fn whether_somebody_elses_redirection_captures_dns_is_the_proxys_word() {
+    let scenario = chain(json!([{"type": "uid-exclude"}]));
+    let told = |scenario: &Scenario| scenario.output().policy.dns_captured_elsewhere;
+    assert_eq!(told(&scenario), Some(false));
+    assert_eq!(told(&scenario.clone().env("ISTIO_META_DNS_CAPTURE", "t")), Some(true));
+    assert_eq!(told(&scenario.clone().env("ISTIO_META_DNS_CAPTURE", "yes")), Some(false));
+    assert_eq!(told(&scenario.without_sidecar()), Some(false));
+}
+
+#[test]
+fn a_wrong_block_is_an_error_whatever_the_pod() {
+    for (block, start) in [
+        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; accepted: "),
+        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; accepted: "),
+        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; accepted: "),
+        (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
+        (json!({"uids": [1]}), "chain[0].type is missing; accepted: istio-redirect, uid-exclude, dns-exclude"),
+        (json!({"type": 7}), "chain[0].type is missing"),
+    ] {
+        let scenario = chain(json!([block]));
+        for scenario in [scenario.clone().without_sidecar(), scenario.without_facts()] {
+            let error = scenario.run().expect_err("wrong");
+            assert!(error.msg.starts_with(start), "{error}");
+            assert_eq!(error.code, Code::InvalidConfig);
+        }
+    }
+}
+
+#[test]
+fn executables_are_listed_in_their_order_and_passed_over() {
+    let values = json!([{"type": "tuning", "sysctl": {}}, {"type": "uid-exclude", "uids": [5]}, {"type": "bandwidth"}]);
+    let chain_blocks = blocks(values.clone());
+    let listed: Vec<_> = executables(&chain_blocks).map(|(kind, block)| (kind, block.keys.len())).collect();
+    assert_eq!(listed, [("tuning", 2), ("bandwidth", 1)]);
+    assert_eq!(chain(values).exclusions(), ["uid 5"]);
+}
+
+#[test]
+fn a_chain_wants_the_facts_that_it_can_use() {
+    for (values, pod, namespace) in [
+        (json!([]), false, false),
+        (json!([{"type": "tuning"}]), false, false),
+        (json!([{"type": "istio-redirect"}, {"type": "tuning"}]), true, false),
+        (json!([{"type": "uid-exclude"}]), true, true),
+        (json!([{"type": "istio-redirect"}, {"type": "dns-exclude"}]), true, true),
+    ] {
+        assert_eq!(wants(&blocks(values.clone())), NeededFacts { pod, namespace }, "{values}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_pod_says_of_itself_is_heard_or_refused_by_name(value in "[0-9a-z.:/*,; -]{0,30}|.{0,20}") {
+        for key in SubPlugin::ALL.into_iter().flat_map(SubPlugin::annotations) {
+            match chain(all_three()).annotated(key, &value).run() {
+                Ok(output) => prop_assert!(output.notes.iter().all(|note| !note.text.contains('\n'))),
+                Err(error) => {
+                    prop_assert_eq!(error.code, Code::InvalidConfig);
+                    prop_assert!(error.msg.starts_with(&format!("annotation {key:?} of pod shop/cart-1: ")), "{}", error);
+                }
+            }
+        }
+    }
+}
