@@ -40,7 +40,7 @@ fn a_pod_whose_rules_are_right_is_not_deleted() {
             let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[known], Instant::now()));
             assert_eq!(done.cause, Cause::ValidationFailed);
             assert!(
-                matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("what they should be")),
+                matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("its rules are the desired ones")),
                 "{done:?}"
             );
         }
