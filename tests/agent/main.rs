@@ -2,13 +2,13 @@
 //! `iptables-save`.
 
 mod answers;
+mod call_reports;
 mod fallback;
 mod listener;
 mod primary;
 mod scene;
 #[path = "../support/mod.rs"]
 mod support;
-mod told;
 mod upgrade;
 
 use support::{agent_process, api, netns_pod as pod, private_node as node};

@@ -78,8 +78,8 @@ fn the_agent_repairs_watched_pods_and_checks_the_nodes_taint() {
         api.put(PODS, &object);
         agent.wait_for_log("traffic is redirected to the sidecar again: its rules had drifted");
         Kernel::of(&pod).assert_is(&Kernel::of(&plain), "after the loss");
-        let told: Vec<_> = api.bodies().iter().map(|body| body["reason"].clone()).collect();
-        assert_eq!(told[0], json!("DetourRepaired"));
+        let reasons: Vec<_> = api.bodies().iter().map(|body| body["reason"].clone()).collect();
+        assert_eq!(reasons[0], json!("DetourRepaired"));
         assert!(api.requests().contains(&"GET /api/v1/nodes/node-1".to_owned()), "{:?}", api.requests());
     });
 }

@@ -152,8 +152,8 @@ fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
         let before = Kernel::of(&other);
         let stray = other.stray(scene);
         let done = one(scene.repair().look(&[stray.unvalidated()], Instant::now()));
-        let says = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
-        assert!(says("has none of the pod's addresses"), "{done:?}");
+        let has_reason = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
+        assert!(has_reason("has none of the pod's addresses"), "{done:?}");
         Kernel::of(&other).assert_is(&before, "untouched");
         assert!(scene.attachments(&stray).is_empty());
     });

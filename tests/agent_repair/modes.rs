@@ -16,7 +16,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         let mut repair = scene.repair_by(&settings(RepairMode::Delete));
         let done = one(repair.look(&[pod.unvalidated()], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Deleted));
-        let deleted = scene.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
+        let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
         assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
         assert_eq!(scene.events(), [event("DetourDeleted", "Warning")]);
 
@@ -24,14 +24,14 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         let known = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
         let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[known], Instant::now()));
         assert!(matches!(done.outcome, RepairOutcome::Failed(why) if why.contains("no controller")));
-        assert_eq!(scene.told("DELETE").len(), 1);
+        assert_eq!(scene.request_bodies("DELETE").len(), 1);
         assert_eq!(scene.events()[1], event("DetourRepairFailed", "Warning"));
     });
 }
 
 /// Its successor would have the same rules, and fail its validation too.
 #[test]
-fn a_pod_whose_rules_are_right_is_not_deleted() {
+fn a_pod_with_the_desired_rules_is_not_deleted() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -44,7 +44,7 @@ fn a_pod_whose_rules_are_right_is_not_deleted() {
                 "{done:?}"
             );
         }
-        assert!(scene.told("DELETE").is_empty());
+        assert!(scene.request_bodies("DELETE").is_empty());
         assert_eq!(scene.events()[0], event("DetourRepairFailed", "Warning"));
     });
 }
@@ -69,7 +69,7 @@ fn a_pod_is_labeled_once() {
         let mut repair = scene.repair_by(&settings(RepairMode::Label));
         let start = Instant::now();
         assert_eq!(one(repair.look(&[pod.unvalidated()], start)).outcome, RepairOutcome::Labelled);
-        let patches = scene.told(&format!("PATCH /api/v1/namespaces/shop/pods/{}/status", pod.name()));
+        let patches = scene.request_bodies(&format!("PATCH /api/v1/namespaces/shop/pods/{}/status", pod.name()));
         let wanted = json!({"metadata": {
             "uid": pod.uid, "resourceVersion": "7", "labels": {"cni.istio.io/uninitialized": "true"},
         }});
@@ -78,7 +78,7 @@ fn a_pod_is_labeled_once() {
         labelled.pod.labels.insert("cni.istio.io/uninitialized".into(), "true".into());
         let done = one(repair.look(&[Arc::new(labelled)], start + Duration::from_secs(60)));
         assert_eq!(done.outcome, RepairOutcome::NothingToDo);
-        assert_eq!(scene.told("PATCH").len(), 1);
+        assert_eq!(scene.request_bodies("PATCH").len(), 1);
         assert_eq!(scene.events(), [event("DetourLabelled", "Warning")]);
     });
 }
@@ -113,7 +113,7 @@ fn drift_is_repaired_in_place_in_every_mode() {
         pod.tool("nft", &["flush", "ruleset"], "");
         let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[Arc::new(pod.known())], Instant::now()));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
-        assert!(scene.told("DELETE").is_empty());
+        assert!(scene.request_bodies("DELETE").is_empty());
     });
 }
 
@@ -178,7 +178,7 @@ fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
 
 /// A new pod would be the same, and would be deleted again.
 #[test]
-fn a_pod_whose_successor_would_not_be_redirected_either_is_never_deleted() {
+fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
     scene(|scene| {
         let annotations = [
             ("sidecar.istio.io/interceptionMode", "NONE"),
@@ -208,7 +208,7 @@ fn a_pod_whose_successor_would_not_be_redirected_either_is_never_deleted() {
                 assert!(why.contains("would not redirect"), "{why}");
             }
         }
-        assert!(scene.told("DELETE").is_empty());
+        assert!(scene.request_bodies("DELETE").is_empty());
         assert!(scene.events().iter().all(|found| *found == event("DetourRepairFailed", "Warning")));
     });
 }
@@ -226,14 +226,14 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
             assert_eq!(repair.look(&[Arc::new(pod.known())], now), []);
             now += Duration::from_secs(600);
         }
-        assert!(scene.told("DELETE").is_empty());
+        assert!(scene.request_bodies("DELETE").is_empty());
         pod.call(scene, "DEL");
     });
 }
 
 /// A new pod would have the same rules.
 #[test]
-fn a_pod_whose_rules_are_right_is_not_deleted_in_the_end() {
+fn a_pod_with_the_desired_rules_is_not_deleted_in_the_last_attempt() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
@@ -247,7 +247,7 @@ fn a_pod_whose_rules_are_right_is_not_deleted_in_the_end() {
             done.iter()
                 .any(|done| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("init container")))
         );
-        assert!(scene.told("DELETE").is_empty());
+        assert!(scene.request_bodies("DELETE").is_empty());
         pod.call(scene, "DEL");
     });
 }

@@ -101,7 +101,7 @@ fn check_tracked_connections(dialect: &'static str) {
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::RepairedForNew { older: 2 }));
         assert!(lives(&mut outbound) && lives(&mut inbound));
         assert_eq!(scene.events(), [event("DetourRepaired", "Warning")]);
-        let message = scene.told("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
+        let message = scene.request_bodies("POST /api/v1/namespaces/shop/events")[0]["message"].to_string();
         let expected = "2 TCP connections that existed before still bypass the sidecar until they close; recreate the \
                         pod to capture them";
         assert!(message.contains(expected), "{message}");

@@ -123,7 +123,7 @@ impl Pod {
         format!("web-{}", self.uid)
     }
 
-    /// Gives it an annotation.
+    /// Adds an annotation, and publishes the pod.
     pub(crate) fn annotate(&mut self, scene: &Scene<'_>, key: &str, value: &str) {
         self.annotations.push((key.to_owned(), value.to_owned()));
         scene.publish(self);

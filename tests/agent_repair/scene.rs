@@ -112,13 +112,13 @@ impl Scene<'_> {
 
     /// Returns reason and type of the created Events.
     pub(crate) fn events(&self) -> Vec<(String, String)> {
-        let bodies = self.told("POST /api/v1/namespaces/shop/events");
+        let bodies = self.request_bodies("POST /api/v1/namespaces/shop/events");
         let text = |body: &Value, key: &str| body[key].as_str().unwrap_or_default().to_owned();
         bodies.iter().map(|body| (text(body, "reason"), text(body, "type"))).collect()
     }
 
     /// Returns the bodies of the requests that start with `start`.
-    pub(crate) fn told(&self, start: &str) -> Vec<Value> {
+    pub(crate) fn request_bodies(&self, start: &str) -> Vec<Value> {
         let requests = self.api.requests();
         let such = requests.iter().filter(|request| request.line.starts_with(start));
         such.map(|request| serde_json::from_slice(&request.body).expect("JSON")).collect()
@@ -126,7 +126,7 @@ impl Scene<'_> {
 
     /// Whether a pod was deleted.
     pub(crate) fn deleted(&self, known: &ObservedPod) -> bool {
-        !self.told(&format!("DELETE /api/v1/namespaces/shop/pods/{}", known.pod.name)).is_empty()
+        !self.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", known.pod.name)).is_empty()
     }
 
     /// Returns a sample of the agent's metrics.

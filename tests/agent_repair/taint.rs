@@ -26,7 +26,7 @@ fn node(taints: &Value, conflicts: usize) -> (impl Fn(&Request) -> Answer + Send
                 return Answer::json(409, &json!({"kind": "Status", "message": "the object has been modified"}));
             }
             *state = (body["spec"]["taints"].clone(), state.1 + 1);
-            changed.lock().expect("unpoisoned").send(state.0.clone()).expect("somebody listens");
+            changed.lock().expect("unpoisoned").send(state.0.clone()).expect("the test listens");
         } else if !request.line.starts_with("GET /api/v1/nodes/node-1") {
             return Answer::json(404, &json!({"kind": "Status", "message": "no such thing"}));
         }

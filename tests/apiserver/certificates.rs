@@ -4,8 +4,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use std::fs;
 use std::path::Path;
 
-/// Writes `ca.crt`, `server.crt`, `server.key`, `tokens.key` and `tokens.pub`, and gives the certificate
-/// and key, as PEM, of somebody who may do everything.
+/// Writes `ca.crt`, `server.crt`, `server.key`, `tokens.key` and `tokens.pub`. Returns certificate and key of an
+/// administrator as PEM.
 pub(crate) fn write(directory: &Path) -> (String, String) {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -23,7 +23,7 @@ pub(crate) fn write(directory: &Path) -> (String, String) {
     let tokens = key();
     put("tokens.key", &tokens.serialize_pem());
     put("tokens.pub", &tokens.public_key_pem());
-    // The group that may do everything without a role (kubernetes.io, "User-facing roles").
+    // The group that has all rights without a role (kubernetes.io, "User-facing roles").
     let mut admin = CertificateParams::new(Vec::new()).expect("parameters");
     admin.distinguished_name.push(DnType::OrganizationName, "system:masters");
     admin.distinguished_name.push(DnType::CommonName, "admin");

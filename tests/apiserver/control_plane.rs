@@ -173,8 +173,8 @@ fn free_ports() -> (u16, u16, u16) {
     (api, etcd, peers)
 }
 
-/// A thread that starts processes. They end with it (PR_SET_PDEATHSIG is about the thread that
-/// started a process), and it with this value or, whatever happens, with the test process.
+/// A thread that starts processes. They end with it (PR_SET_PDEATHSIG refers to the thread that started a process), and
+/// it ends with this value or with the test process.
 struct Starter {
     commands: Sender<(Command, File)>,
     started: Receiver<Child>,

@@ -36,7 +36,7 @@ fn an_add_sends_no_request_and_needs_no_api_server() {
 
         plane.kill_api();
         let another = Sandbox::new();
-        node.call("ADD", &another, &pod).expect("added from what is known");
+        node.call("ADD", &another, &pod).expect("added from the cache");
         assert!(another.redirects());
 
         plane.start_api();

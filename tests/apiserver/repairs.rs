@@ -13,7 +13,7 @@ fn with_an_agent(name: &str, values: &str, work: impl FnOnce(&ControlPlane, &Nod
     let pod = meshed_pod(&plane.admin(), "web-0");
     on_a_node(&plane, &objects, |node| {
         let sandbox = Sandbox::new();
-        sandbox.keep(&pod);
+        sandbox.pin(&pod);
         let agent = node.start_agent("a");
         agent.wait_for_log(SETTLED);
         work(&plane, node, &pod, &sandbox);

@@ -100,9 +100,8 @@ fn the_shipped_rights_equal_the_documented_table() {
     let plane = ControlPlane::start("rights");
     let admin = plane.admin();
     prepare(&admin);
-    let nobody =
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "nobody"}});
-    admin.apply(&nobody).expect("accepted");
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": NAMESPACE, "name": "no-rights"}});
+    admin.apply(&account).expect("accepted");
     for (name, objects, when) in variants {
         apply(&admin, &objects);
         for who in ["agent", "plugin"] {
@@ -111,9 +110,9 @@ fn the_shipped_rights_equal_the_documented_table() {
                 let rows = rows.filter(|row| row.everywhere || namespace == NAMESPACE);
                 let wanted: BTreeSet<_> = rows.flat_map(|row| row.right.clone()).collect();
                 let granted = || {
-                    let everybodys = rights(&plane, "nobody", namespace);
+                    let default_rights = rights(&plane, "no-rights", namespace);
                     let granted = rights(&plane, &format!("detour-{who}"), namespace);
-                    granted.difference(&everybodys).cloned().collect::<BTreeSet<_>>()
+                    granted.difference(&default_rights).cloned().collect::<BTreeSet<_>>()
                 };
                 // The API server applies changed rights with a delay.
                 let settled = Instant::now() + Duration::from_secs(5);
@@ -131,15 +130,15 @@ fn each_right_is_used_and_no_other_is_needed() {
     let (pod, bare) = (meshed_pod(&admin, "web-0"), meshed_pod(&admin, "web-1"));
     on_a_node(&plane, &base("kubernetes"), |node| {
         let raced = Sandbox::new();
-        raced.keep(&bare);
+        raced.pin(&bare);
         let agent = node.start_agent("a");
         agent.wait_for_logs(&[SETTLED, "watches pods", "watches namespaces", "watches network attachment definitions"]);
         plane.until(|_| !events(&admin).is_empty());
         // Objects that the watch does not report.
         let source = node.source();
-        let nobody = PodRef { namespace: "nowhere".into(), name: "nobody".into(), uid: None };
-        source.facts(&nobody, true).expect_err("not there");
-        let object = ObjectRef { namespace: "nowhere".into(), name: "none".into() };
+        let missing = PodRef { namespace: "missing".into(), name: "missing".into(), uid: None };
+        source.facts(&missing, true).expect_err("not there");
+        let object = ObjectRef { namespace: "missing".into(), name: "missing".into() };
         source.definitions(&[DefinitionQuery { object, awaited: true }]).expect("an answer");
         assert!(agent.end().0.success());
         // Without an agent, the plugin sends the requests itself.
@@ -167,11 +166,11 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
         agent.wait_for_logs(&[SETTLED]);
         fs::write("/run/config/config.json", r#"{"log_level": "verbose"}"#).expect("a tmpfs");
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
-        let told = |event: &Value| {
+        let is_refusal = |event: &Value| {
             let message = event["message"].as_str().expect("text");
             event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: \"verbose\"")
         };
-        plane.until(|_| admin.list(&kind).expect("allowed").iter().any(told));
+        plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_refusal));
         assert!(agent.end().0.success());
     });
 }

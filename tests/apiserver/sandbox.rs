@@ -1,4 +1,4 @@
-//! A pod's network namespace, without a name: it goes with its file.
+//! A pod's network namespace. It has no name, and ends when its file is closed.
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The address that a sandbox has.
+/// The address of every sandbox.
 pub(crate) const ADDRESS: &str = "10.88.0.2";
 
 pub(crate) struct Sandbox {
@@ -18,7 +18,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// With an address on eth0.
+    /// Creates a network namespace with an address on eth0.
     pub(crate) fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -34,17 +34,17 @@ impl Sandbox {
         sandbox
     }
 
-    /// Where the namespace is found.
+    /// Returns the path of the network namespace.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_raw_fd()).into()
     }
 
-    /// Has the node show it as a runtime's library does: pinned, and with what the cluster network gave.
-    pub(crate) fn keep(&self, pod: &Value) {
+    /// Pins the network namespace and caches the cluster network's result, as a runtime does.
+    pub(crate) fn pin(&self, pod: &Value) {
         let pinned = Path::new("/run/netns").join(&self.container_id);
         File::create(&pinned).expect("writable");
         mount(Some(&self.path()), &pinned, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
-        let kept = json!({
+        let cached = json!({
             "kind": "cniCacheV1", "containerId": self.container_id, "config": "e30=", "ifName": "eth0",
             "networkName": "k8s-pod-network", "netns": format!("/var{}", pinned.display()),
             "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", pod["metadata"]["uid"]]],
@@ -52,16 +52,16 @@ impl Sandbox {
                        "ips": [{"interface": 0, "version": "4", "address": format!("{ADDRESS}/24")}]},
         });
         fs::create_dir_all("/var/lib/cni/results").expect("a tmpfs");
-        fs::write(format!("/var/lib/cni/results/k8s-pod-network-{}-eth0", self.container_id), kept.to_string())
+        fs::write(format!("/var/lib/cni/results/k8s-pod-network-{}-eth0", self.container_id), cached.to_string())
             .expect("a tmpfs");
     }
 
-    /// Whether the plugin's redirection is in it.
+    /// Whether it has the plugin's redirection.
     pub(crate) fn redirects(&self) -> bool {
         self.tool("iptables-save", &["-t", "nat"]).contains("-A ISTIO_REDIRECT ")
     }
 
-    /// Takes the redirection away, as somebody might.
+    /// Removes the redirection.
     pub(crate) fn flush(&self) {
         self.tool("iptables", &["-t", "nat", "-F"]);
     }

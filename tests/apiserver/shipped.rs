@@ -1,4 +1,4 @@
-//! What is shipped in `manifests/`, and the cluster that it comes to.
+//! The shipped manifests, and a cluster to which they are applied.
 
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
@@ -20,12 +20,12 @@ pub(crate) fn objects(text: &str) -> Vec<Value> {
     all.into_iter().filter(|object| !object.is_null()).collect()
 }
 
-/// The objects of a base.
+/// Returns the objects of a kustomize base.
 pub(crate) fn base(platform: &str) -> Vec<Value> {
     objects(&fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable"))
 }
 
-/// The objects that the chart gives with these values.
+/// Returns the objects of the chart, rendered with these values.
 pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
     let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
     let mut command = Command::new(&helm);
@@ -42,10 +42,10 @@ pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
 }
 
 pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
-    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{kind} not found"))
 }
 
-/// Applies all, each of which must be accepted.
+/// Applies all objects, which must be accepted.
 #[track_caller]
 pub(crate) fn apply(client: &Client, objects: &[Value]) {
     for object in objects {
@@ -55,18 +55,18 @@ pub(crate) fn apply(client: &Client, objects: &[Value]) {
     }
 }
 
-/// The namespaces that there are.
+/// Returns the namespaces of the cluster.
 pub(crate) fn namespaces() -> Vec<Value> {
     let namespace = |name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     [NAMESPACE, "default", "shop"].map(namespace).to_vec()
 }
 
-/// The types that are not Kubernetes' own.
+/// Returns the custom resource definitions.
 pub(crate) fn types() -> Vec<Value> {
     objects(CRDS)
 }
 
-/// Waits until types are served.
+/// Waits until the types are served.
 pub(crate) fn established(client: &Client, types: &[Value]) {
     let deadline = Instant::now() + Duration::from_secs(60);
     for crd in types {
@@ -80,19 +80,19 @@ pub(crate) fn established(client: &Client, types: &[Value]) {
     }
 }
 
-/// Makes both.
+/// Creates the namespaces and the types.
 pub(crate) fn prepare(client: &Client) {
     apply(client, &namespaces());
     apply(client, &types());
     established(client, &types());
 }
 
-/// A cluster with the base of `platform`, as it is shipped.
+/// Starts a cluster with the base of `platform`.
 pub(crate) fn cluster(name: &str, platform: &str) -> ControlPlane {
     cluster_with(name, &base(platform))
 }
 
-/// A cluster with these objects.
+/// Starts a cluster with these objects.
 pub(crate) fn cluster_with(name: &str, objects: &[Value]) -> ControlPlane {
     let plane = ControlPlane::start(name);
     let admin = plane.admin();

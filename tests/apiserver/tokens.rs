@@ -1,4 +1,4 @@
-//! The plugin's credentials: its own, renewed, and kept while the API is down.
+//! The plugin's own token: renewed, and reused while the API server is down.
 
 use crate::node::{SETTLED, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
@@ -23,7 +23,7 @@ fn the_plugin_works_with_a_token_of_its_own() {
         node.call("ADD", &sandbox, &pod).expect("added");
         assert!(sandbox.redirects());
 
-        // The agent's pod ends, and with it what its own token is worth.
+        // The agent's own token becomes invalid with its pod.
         let (status, _) = agent.end();
         assert!(status.success());
         let another = Sandbox::new();
@@ -35,7 +35,7 @@ fn the_plugin_works_with_a_token_of_its_own() {
 }
 
 #[test]
-fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another() {
+fn a_revoked_token_is_refused_and_the_next_agent_writes_a_new_one() {
     let plane = cluster("revoked", "kubernetes");
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
@@ -49,7 +49,7 @@ fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another()
             "metadata": {"namespace": NAMESPACE, "name": "detour-plugin"},
         });
         admin.delete(&plugin).expect("deleted");
-        admin.apply(&plugin).expect("made anew");
+        admin.apply(&plugin).expect("created again");
         let sandbox = Sandbox::new();
         let refused = node.call("ADD", &sandbox, &pod).expect_err("401");
         assert!(refused["msg"].as_str().expect("text").contains("401"), "{refused}");
@@ -64,7 +64,7 @@ fn a_token_that_was_revoked_is_refused_and_an_agent_that_starts_brings_another()
 }
 
 #[test]
-fn while_the_api_is_down_the_token_on_the_node_stays() {
+fn while_the_api_server_is_down_the_token_on_the_node_stays() {
     let plane = cluster("outage", "kubernetes");
     let admin = plane.admin();
     let pod = meshed_pod(&admin, "web-0");
@@ -75,14 +75,14 @@ fn while_the_api_is_down_the_token_on_the_node_stays() {
         plane.kill_api();
         drop(agent);
 
-        // One that starts meanwhile does what it can, and says until when that is good for.
+        // An agent that starts now reuses the token, and logs its expiry.
         let started = node.start_agent("b");
         let warning = started.wait_for_log("valid until 20");
         assert!(warning.contains("ServiceAccount kube-system/detour-plugin: POST https://127.0.0.1:"), "{warning}");
         started.wait_for_log(SETTLED);
         assert_eq!(node.plugin_token(), token);
         let sandbox = Sandbox::new();
-        let refused = node.call("ADD", &sandbox, &pod).expect_err("nobody to ask");
+        let refused = node.call("ADD", &sandbox, &pod).expect_err("neither agent nor API server answers");
         assert_eq!(refused["code"], 11, "{refused}");
 
         plane.start_api();

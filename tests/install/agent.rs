@@ -381,7 +381,7 @@ fn files_of_a_killed_agent_are_removed_by_the_next_agent_and_by_uninstall() {
 
 #[test]
 fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
-    let (sender, told) = channel();
+    let (sender, events) = channel();
     let sender = Mutex::new(sender);
     let api = Server::plain(move |request| {
         if request.line.starts_with("POST /api/v1/namespaces/kube-system/events") {
@@ -408,7 +408,7 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
     };
     for uid in ["x", "y", "x"] {
         write(&format!(r#"{{"chain": [{{"type": "uid-exclude", "uids": ["{uid}"]}}]}}"#));
-        let event = told.recv_timeout(Duration::from_secs(30)).expect("an Event");
+        let event = events.recv_timeout(Duration::from_secs(30)).expect("an Event");
         assert_eq!((&event["reason"], &event["type"]), (&json!("DetourConfigurationRefused"), &json!("Warning")));
         let object = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "kube-system", "name": "detour-agent-x", "uid": "uid-1"});
         assert_eq!(event["involvedObject"], object);
@@ -423,5 +423,5 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
     }
     write("{}");
     agent.wait_for_log("the newest configuration is accepted");
-    assert_eq!(told.try_iter().count(), 0);
+    assert_eq!(events.try_iter().count(), 0);
 }

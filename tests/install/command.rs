@@ -355,7 +355,7 @@ fn kubeconfig(user: Value) -> String {
 }
 
 #[test]
-fn a_kubeconfig_that_the_plugin_could_not_use_is_refused_whoever_names_it() {
+fn an_unusable_kubeconfig_is_refused_from_flag_and_configuration() {
     let scene = Scene::with("kubeconfigs", "10-calico.conflist", CALICO);
     scene.write("etc/empty.conf", "");
     scene.write("etc/broken.conf", "x: [");
@@ -400,7 +400,7 @@ fn a_kubeconfig_that_the_plugin_could_not_use_is_refused_whoever_names_it() {
 }
 
 #[test]
-fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
+fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
     let scene = Scene::with("refused", "10-calico.conflist", CALICO);
     let config = format!("--config={}", scene.path("config.json").display());
     assert!(!scene.path("opt/cni/bin").exists(), "the installation creates it");
@@ -618,7 +618,7 @@ fn the_plugin_accepts_the_installed_configuration() {
 }
 
 #[test]
-fn a_root_that_is_missing_is_refused_and_not_created() {
+fn a_missing_root_is_refused_and_not_created() {
     let scene = Scene::new("root");
     let root = scene.path("misspelled");
     for command in ["install", "agent", "uninstall", "doctor"] {

@@ -1,4 +1,4 @@
-//! A node's file system in a directory, and the binary that is called on it.
+//! A node's file system in a directory, and commands of the binary on it.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ pub(crate) use super::program::program;
 
 pub(crate) const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
 
-/// Removed with the value.
+/// A node. Its directory is removed when the value is dropped.
 pub(crate) struct Scene {
     pub(crate) root: PathBuf,
 }
@@ -26,7 +26,7 @@ impl Scene {
         Self { root }
     }
 
-    /// One with a service account at /sa and this cluster network.
+    /// A node with a service account at /sa and this cluster network.
     pub(crate) fn with(name: &str, file: &str, text: &str) -> Self {
         let scene = Self::new(name);
         scene.write("sa/ca.crt", "-----BEGIN CERTIFICATE-----\n");
@@ -73,7 +73,7 @@ impl Scene {
         Command::new(program()).args(self.arguments(command, more)).env_clear().output().expect("it starts")
     }
 
-    /// Runs what must succeed, and gives its stdout.
+    /// Runs a command that must succeed. Returns its stdout.
     pub(crate) fn ok(&self, command: &str, more: &[&str]) -> String {
         let output = self.run(command, more);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -81,24 +81,24 @@ impl Scene {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Runs what must fail, and gives its stderr.
+    /// Runs a command that must fail. Returns its stderr.
     pub(crate) fn fails(&self, command: &str, more: &[&str]) -> String {
         self.ends(1, command, more)
     }
 
-    /// Runs what must end with this exit code, and gives its stderr.
+    /// Runs a command that must end with this exit code. Returns its stderr.
     pub(crate) fn ends(&self, code: i32, command: &str, more: &[&str]) -> String {
         let output = self.run(command, more);
         assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
         String::from_utf8(output.stderr).expect("text")
     }
 
-    /// Whether the lock of installations is there.
+    /// Whether the lock file of installations exists.
     pub(crate) fn has_lock(&self) -> bool {
         self.path("var/lib/cni/detour/install.lock").exists()
     }
 
-    /// Every file, with contents and mode; a program only with its length.
+    /// Returns every file with contents and mode; a program only with its length.
     pub(crate) fn files(&self) -> BTreeMap<PathBuf, (String, u32)> {
         let mut found = BTreeMap::new();
         collect(&self.root, &self.root, &mut found);
@@ -107,7 +107,7 @@ impl Scene {
 }
 
 impl Agent {
-    /// Starts one on this node.
+    /// Starts an agent on this node.
     pub(crate) fn start(scene: &Scene, name: &str, more: &[&str]) -> Self {
         Self::spawn(name, &scene.arguments("agent", more))
     }

@@ -1,11 +1,11 @@
-//! What is installed.
+//! The binary that tests install.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The binary without its debugging information, two thirds of it, which each installation would
-/// copy.
+/// Returns the binary without debugging information, which is two thirds of its size and would be copied by each
+/// installation.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
         let stripped = Path::new(env!("CARGO_TARGET_TMPDIR")).join("detour");

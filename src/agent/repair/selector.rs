@@ -61,7 +61,7 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 fn parse_requirement(part: &str) -> Result<Requirement, String> {
-    let invalid = || format!("invalid label selector {part:?}; expected {SYNTAX}");
+    let invalid = || format!("invalid value {part:?}; expected {SYNTAX}");
     let words = |text: &str| text.split(',').map(|word| word.trim().to_owned()).collect();
     let (key, values, must_match) = if let Some((key, value)) = part.split_once("!=") {
         (key, Some(BTreeSet::from([value.trim().to_owned()])), false)
