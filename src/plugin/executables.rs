@@ -27,7 +27,7 @@ impl ChainExecutables {
             args: conf.args.clone(),
             ..NetworkConfiguration::default()
         };
-        Self { network, call: Call::handed_on(request, conf) }
+        Self { network, call: Call::forward(request, conf) }
     }
 
     /// Whether all can be found, before anything is changed for an ADD.

@@ -59,7 +59,7 @@ pub(super) fn run(context: &PrimaryCall<'_>) -> Result<Option<Value>, Error> {
 impl PrimaryCall<'_> {
     /// The call as delegates get it, but for what differs from one to the next.
     fn call(&self) -> Call {
-        Call::handed_on(self.request, self.conf)
+        Call::forward(self.request, self.conf)
     }
 
     /// Whom to ask: who the configuration names, else whoever the environment of a pod does.
