@@ -117,7 +117,7 @@ pub mod pod;
 pub mod policy;
 pub mod printable;
 #[cfg(test)]
-#[path = "../tests/scratch/directory.rs"]
+#[path = "../tests/support/directory.rs"]
 mod scratch;
 pub mod state;
 pub mod streams;

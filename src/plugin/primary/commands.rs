@@ -139,7 +139,14 @@ fn interfaces_of(
 
 fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), Error> {
     let store = call.store();
-    let removed = match SavedState::read_to_remove(&store, attachment)? {
+    let saved = match SavedState::read_to_remove(&store, attachment) {
+        Err(error) if error.code == Code::State => {
+            tracing::warn!("GC removes the damaged record; GC of the default network frees its addresses: {error}");
+            None
+        }
+        other => other?,
+    };
+    let removed = match saved {
         Some(saved) => {
             let delegate_call = Call {
                 command: CniCommand::Del,
