@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// the next directory is not tried.
 pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
-        let msg = format!("plugin type {kind:?} is not accepted; expected the name of an executable in CNI_PATH, without /");
+        let msg =
+            format!("plugin type {kind:?} is not accepted; expected the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     let refused = |error: trusted_file::FileError| {

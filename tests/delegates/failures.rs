@@ -107,7 +107,10 @@ fn a_signal_to_the_plugin_ends_the_executable_and_undoes_the_add() {
 #[test]
 fn garbage_is_quoted() {
     let message = message("if [ $CNI_COMMAND = ADD ]; then echo hello; fi", &nothing());
-    assert!(message.contains("invalid result on stdout: expected JSON") && message.contains(r#""hello\n""#), "{message}");
+    assert!(
+        message.contains("invalid result on stdout: expected JSON") && message.contains(r#""hello\n""#),
+        "{message}"
+    );
 }
 
 #[test]

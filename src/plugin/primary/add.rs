@@ -95,12 +95,7 @@ struct AddOutcome {
 
 /// Runs all invocations and applies the rules. An invocation that succeeds gets its result, even if a later step
 /// fails.
-fn perform(
-    call: &PrimaryCall<'_>,
-    pod: &LazyPod<'_>,
-    plan: &mut AddPlan,
-    netns: &NetNs,
-) -> Result<AddOutcome, Error> {
+fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns: &NetNs) -> Result<AddOutcome, Error> {
     let delegate_call = call.delegate_call();
     let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
     let moves_route = moves_default_route(plan.selections.iter().flatten());

@@ -7,7 +7,7 @@ use super::saved_state::SavedState;
 use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::PodNetworks;
-use crate::plugin::{check, gc, status};
+use crate::plugin::{check, del, status};
 use crate::state::Attachment;
 use std::path::PathBuf;
 
@@ -94,7 +94,7 @@ pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
     let delegate_call =
         Call { container_id: String::new(), ifname: String::new(), netns: PathBuf::new(), ..call.delegate_call() };
     results.extend(network.map(|network| network.gc(&Executables, &delegate_call, Some(&valid_interfaces))));
-    results.push(gc::run(call.request, call.conf).map(drop));
+    results.push(del::run_gc(call.request, call.conf).map(drop));
     Error::all(results)
 }
 

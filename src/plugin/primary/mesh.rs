@@ -5,7 +5,7 @@ use super::call::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::desired_policy::{skip_reason, wish_by};
+use crate::plugin::desired_policy::{evaluate, skip_reason};
 use crate::pod::PodRef;
 use crate::policy::Policy;
 use crate::sub_plugins::{self, SubPlugin};
@@ -80,7 +80,8 @@ pub(super) fn combine(node: &NetConf, attached: &mut [InProcessAttachment], pod:
     let set = all_keys.filter(|(key, value)| *key != "type" && !value.is_null()).map(|(key, _)| key.clone());
     let set: BTreeSet<String> = set.collect();
     let node_blocks = node.chain.iter().filter(|block| SubPlugin::of(block).is_some());
-    let (node_redirection, node_exclusions): (Vec<&Block>, Vec<&Block>) = node_blocks.partition(|block| redirects(block));
+    let (node_redirection, node_exclusions): (Vec<&Block>, Vec<&Block>) =
+        node_blocks.partition(|block| redirects(block));
     redirection.extend(node_redirection.iter().map(|block| {
         let keys = block.keys.iter().filter(|(key, _)| !set.contains(*key));
         Block { path: block.path.clone(), keys: keys.map(|(key, value)| (key.clone(), value.clone())).collect() }
@@ -168,7 +169,7 @@ pub(super) fn desired_policy(
     for InProcessAttachment { name, conf } in evaluated {
         let conf = NetConf { prev_result: Some(default_result.clone()), ..conf.clone() };
         let facts = |pod_ref: &PodRef, with_namespace| pod.facts(pod_ref, with_namespace);
-        let desired = wish_by(call.request.args.pod.as_ref(), &conf, pod.cluster().is_some().then_some(&facts));
+        let desired = evaluate(call.request.args.pod.as_ref(), &conf, pod.cluster().is_some().then_some(&facts));
         let desired = desired.map_err(|error| about(name, error))?;
         tracing::info!(attachment = name, exclusions = desired.policy.exclusions.len(), "{}", desired.why);
         policies.push((name, desired.policy));

@@ -236,7 +236,10 @@ mod tests {
                 .expect("one"),
         };
         let kinds = std::iter::once("bridge").chain(std::iter::repeat_n("istio-cni", in_process));
-        with_runners(&conf.expect("accepted").primary.expect("a primary plugin"), kinds.enumerate().map(network).collect())
+        with_runners(
+            &conf.expect("accepted").primary.expect("a primary plugin"),
+            kinds.enumerate().map(network).collect(),
+        )
     }
 
     #[test]
