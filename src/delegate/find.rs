@@ -14,8 +14,7 @@ use std::path::{Path, PathBuf};
 /// the next directory is not tried.
 pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
-        let msg =
-            format!("plugin type {kind:?} is not accepted; expected the name of an executable in CNI_PATH, without /");
+        let msg = format!("invalid type {kind:?}; expected the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     let refused = |error: trusted_file::FileError| {
@@ -123,7 +122,7 @@ mod tests {
         for kind in ["", ".", "..", "../sh", "/bin/sh", "a/b", "a\0b"] {
             let error = find(kind, &call(None, &["/".into(), "/bin".into()])).expect_err("refused");
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains("is not accepted; expected the name of an executable"), "{error}");
+            assert!(error.msg.contains("invalid type "), "{error}");
         }
     }
 

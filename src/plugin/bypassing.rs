@@ -36,8 +36,8 @@ const DNS_PORT: u16 = 53;
 /// excluded by GID or by interface are counted too: the kernel does not list these properties.
 ///
 /// # Errors
-/// [`Code::TryAgain`]: another call holds the network namespace longer than `timeout`. The network namespace is gone, or
-/// its connections can't be listed or are too many.
+/// [`Code::TryAgain`]: another call locks the network namespace longer than `timeout`. The network namespace is gone,
+/// or its connections can't be listed or are too many.
 pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
     let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
     netns.enter_to(LockMode::Change, timeout, || {

@@ -1,4 +1,5 @@
-//! The executables in a sub-plugin chain. They run for every pod after this plugin's own work, and are undone before it.
+//! The executables in a sub-plugin chain. They run for every pod after this plugin's own work, and are undone before
+//! it.
 
 use crate::cni::{Block, Code, Error, NetConf, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};

@@ -1,5 +1,5 @@
-//! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for the
-//! agent's log.
+//! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for
+//! the agent's log.
 
 use super::desired_policy::is_agent;
 use super::status;
@@ -23,8 +23,8 @@ const MAX_REPORTED_ERROR: usize = 4000;
 ///
 /// # Errors
 /// The file is invalid or not trusted, or an attachment's configuration would make this the primary plugin. These are
-/// warnings for DEL and GC, which must not block the deletion of a pod. An invalid file is a warning also for STATUS and
-/// for the agent's own pod, because the agent restores the file.
+/// warnings for DEL and GC, which must not block the deletion of a pod. An invalid file is a warning for STATUS and for
+/// the agent's own pod too, because the agent restores the file.
 pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -> Result<Vec<String>, Error> {
     let is_cleanup = matches!(request.command, CniCommand::Del | CniCommand::Gc);
     let (node, mut warnings) = match read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)) {
@@ -99,8 +99,8 @@ pub fn read(place: &str, path: &Path) -> Result<Option<(NodeConf, Vec<String>)>,
 
 fn not_primary() -> Error {
     let msg = format!(
-        "clusterNetwork and delegates are not allowed in an attachment: {NODE_CONFIGURATION} states that this is not the \
-         node's primary plugin; if it is, install with --primary=true (primaryPlugin.enabled)"
+        "clusterNetwork and delegates are for the runtime's own configuration only: {NODE_CONFIGURATION} states that \
+         this is not the node's primary plugin; if it is, install with --primary=true (primaryPlugin.enabled)"
     );
     Error::new(Code::InvalidConfig, msg)
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 pub(super) fn of_request(request: &Request) -> Result<NetNs, Error> {
     let path = request.netns.as_deref().unwrap_or_else(|| Path::new(""));
     let missing =
-        || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: no network namespace there", path.display()));
+        || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: no network namespace at this path", path.display()));
     NetNs::open(path)?.ok_or_else(missing)
 }
 
@@ -24,7 +24,7 @@ pub(super) fn of_request(request: &Request) -> Result<NetNs, Error> {
 /// [`Code::InvalidNetns`]: the path is not that of a network namespace, or it is this process's own.
 pub(super) fn at(path: &Path) -> Result<NetNs, Error> {
     refuse_own(path)?;
-    let missing = || Error::new(Code::InvalidNetns, format!("{}: no network namespace there", path.display()));
+    let missing = || Error::new(Code::InvalidNetns, format!("{}: no network namespace at this path", path.display()));
     NetNs::open(path)?.ok_or_else(missing)
 }
 

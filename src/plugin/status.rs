@@ -1,7 +1,7 @@
 //! STATUS: checks that an ADD would succeed now (SPEC.md, "STATUS").
 //!
-//! If STATUS fails, the node becomes NotReady and its kubelet starts only pods with `hostNetwork`. So STATUS never fails
-//! because of something that the node's agent repairs: the agent's pod needs a network, and the node would stay
+//! If STATUS fails, the node becomes NotReady and its kubelet starts only pods with `hostNetwork`. So STATUS never
+//! fails because of something that the node's agent repairs: the agent's pod needs a network, and the node would stay
 //! NotReady.
 
 use crate::cluster;

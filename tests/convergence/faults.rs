@@ -109,7 +109,7 @@ fn a_full_file_system_fails_add_and_not_del() {
         with.check(REDIRECT).done();
         with.del(REDIRECT).done();
         assert!(!Kernel::of(&with).has_rules());
-        std::fs::remove_file(filler).expect("it is there");
+        std::fs::remove_file(filler).expect("exists");
         assert_eq!(left_in_state(), Vec::<PathBuf>::new());
     });
 }

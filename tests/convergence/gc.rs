@@ -90,12 +90,12 @@ fn a_namespace_that_replaced_a_stale_one_is_not_changed() {
         let text = path.display().to_string();
         stale.call_with("ADD", "net1", &REDIRECT.configuration(), &text).done();
         live.add(EXCLUDE).done();
-        std::fs::remove_file(&path).expect("it is there");
+        std::fs::remove_file(&path).expect("exists");
         symlink(live.netns(), &path).expect("writable");
         gc("istio-cni", Some(&[])).done();
         live.check(EXCLUDE).done();
         live.del(EXCLUDE).done();
-        std::fs::remove_file(&path).expect("it is there");
+        std::fs::remove_file(&path).expect("exists");
     });
 }
 
@@ -103,7 +103,7 @@ fn a_namespace_that_replaced_a_stale_one_is_not_changed() {
 fn an_unreadable_record_does_not_block_the_others() {
     on_a_node(|| {
         let (one, two) = two_pods();
-        let broken = left_in_state().into_iter().find(|path| path.ends_with("istio-cni@net1.json")).expect("kept");
+        let broken = left_in_state().into_iter().find(|path| path.ends_with("istio-cni@net1.json")).expect("saved");
         std::fs::write(broken, "{").expect("writable");
         std::fs::write("/run/detour/attachments/stray", "").expect("writable");
         gc("istio-cni", Some(&[])).refused(5);

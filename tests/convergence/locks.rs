@@ -61,7 +61,7 @@ fn without_locks_add_fails_and_del_succeeds() {
         with.del(REDIRECT).done();
         assert!(!Kernel::of(&with).has_rules());
         without.del(REDIRECT).done();
-        fs::remove_file(locks()).expect("it is there");
+        fs::remove_file(locks()).expect("exists");
         assert_eq!(left_in_state(), Vec::<PathBuf>::new());
     });
 }

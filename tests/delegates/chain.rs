@@ -41,7 +41,7 @@ fn an_executable_inherits_environment_and_namespace() {
     assert!(call(&environment, &conf).success);
     let path = format!("{}:/nonexistent:/opt/cni/bin", recorders.bin().display());
     environment.insert("CNI_PATH".to_owned(), path);
-    let host = std::fs::read_link("/proc/self/ns/net").expect("it is there").display().to_string();
+    let host = std::fs::read_link("/proc/self/ns/net").expect("exists").display().to_string();
     for mut seen in recorders.seen() {
         // The shell sets these.
         ["PWD", "SHLVL", "_", "OLDPWD"].iter().for_each(|name| drop(seen.environment.remove(*name)));

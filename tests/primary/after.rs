@@ -21,7 +21,7 @@ fn added(more: &Value) -> (Node, Value) {
 #[test]
 fn saved_state_is_readable_by_root_only() {
     let (node, _) = added(&json!({}));
-    assert_eq!(fs::metadata(node.state_file()).expect("kept").permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(node.state_file()).expect("saved").permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn a_pod_without_networks_and_sidecar_needs_no_request() {
     assert_eq!(server.lines(), [""; 0]);
     conf["runtimeConfig"]["io.kubernetes.cri.pod-annotations"] = json!({"sidecar.istio.io/status": "{}"});
     node.done("ADD", &conf);
-    assert_eq!(server.lines(), [POD], "for what the sidecar says of itself");
+    assert_eq!(server.lines(), [POD], "for the settings of the sidecar");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_meshed_pod_needs_each_request_once() {
         let asked = server.requests().len();
         node.done("CHECK", &conf);
         node.done("DEL", &conf);
-        assert_eq!(server.requests().len(), asked, "neither asks anybody");
+        assert_eq!(server.requests().len(), asked, "no further request");
     }
 }
 

@@ -66,7 +66,7 @@ fn check_detects_a_bridge_without_its_address() {
     node.pod_selects("");
     let conf = node.conf(&node.bridge(), &json!({}));
     node.done("ADD", &conf);
-    assert_eq!(node.pod.rules(), [""; 0], "nobody asked for the mesh");
+    assert_eq!(node.pod.rules(), [""; 0], "no attachment redirects");
     node.done("CHECK", &conf);
     node.pod.run(&["ip", "address", "flush", "dev", "eth0"]);
     let (_, text) = node.refused("CHECK", &conf);

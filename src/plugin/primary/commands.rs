@@ -141,7 +141,10 @@ fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), E
     let store = call.store();
     let saved = match SavedState::read_to_remove(&store, attachment) {
         Err(error) if error.code == Code::State => {
-            tracing::warn!("GC removes the damaged record; GC of the default network frees its addresses: {error}");
+            tracing::warn!(
+                "GC removes a damaged record without DEL of its networks; the default network's own GC releases \
+                 addresses: {error}"
+            );
             None
         }
         other => other?,

@@ -220,7 +220,8 @@ pub(super) fn rule_format(node: &NetConf, evaluated: &[InProcessAttachment]) -> 
 
 fn contradiction(first: &str, second: &str, what: &dyn std::fmt::Display) -> Error {
     let msg = format!(
-        "networks {first} and {second} contradict each other: {what}; a pod has one redirection: set the same value in both"
+        "networks {first} and {second} contradict each other: {what}; a pod has one redirection: set the same \
+         value in both"
     );
     Error::new(Code::InvalidConfig, msg)
 }

@@ -136,7 +136,8 @@ fn no_interface(network: &PodNetwork) -> Error {
     let kind = network.configuration.types().next().unwrap_or_default();
     let msg = format!(
         "default network {}: type {kind:?} makes no interface (in_process_types, chain_types); set clusterNetwork to \
-         the name of the cluster's network, or to the path of its file if that is in the directory of this configuration",
+         the name of the cluster's network, or to the path of its file if that is in the directory of this \
+         configuration",
         network.name
     );
     Error::new(Code::InvalidConfig, msg)
