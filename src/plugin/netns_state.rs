@@ -104,24 +104,23 @@ pub(super) fn choose_format(setting: RuleFormatSetting, facts: FormatFacts) -> R
 /// Another tool's redirection of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignRedirection {
-    /// Whether it is in the tables of iptables-nft, where exclusions can be accepted before it. In other tables, an
-    /// accept verdict has no effect on it.
+    /// Whether it is in the tables of iptables-nft, where an exclusion can accept traffic before it. An accept verdict
+    /// has no effect on redirections in other tables.
     pub(super) in_iptables: bool,
     /// Whether it captures DNS.
     pub(super) captures_dns: bool,
 }
 
 impl ForeignRedirection {
-    /// Finds a redirection that is not among the `known` rules of detour. `redirected` tells whether detour redirects
-    /// the pod, so that tables of iptables-legacy need not contain a redirection.
+    /// Finds a redirection that is not among the `known` rules of detour. If detour redirects the pod (`redirected`),
+    /// tables of iptables-legacy are not assumed to redirect it.
     pub(super) fn find(live: &LiveRuleset, known: &Ruleset, redirected: bool) -> Option<Self> {
         let native = live.native_istio.map(|istio| Self { in_iptables: false, captures_dns: istio.captures_dns });
         let other = native.or_else(|| Self::in_iptables(live, known));
         if redirected { other } else { other.or_else(Self::in_legacy) }
     }
 
-    /// Logs that tables of iptables-legacy may redirect a pod too, which detour redirects. Call it in the network
-    /// namespace.
+    /// Warns about tables of iptables-legacy in a pod that detour redirects. Call it in the network namespace.
     pub(super) fn log_legacy() {
         let tables = legacy_tables();
         if !tables.is_empty() {

@@ -1,7 +1,7 @@
 //! Validates a configuration without a pod, with the parsers of a call: what is refused here makes every ADD on a node
 //! fail.
 
-use crate::cni::{CniCommand, Code, Error, NetConf, SUB_PLUGINS, result};
+use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, SUB_PLUGINS, result};
 use crate::logging;
 use crate::sub_plugins;
 use crate::suggest::did_you_mean;
@@ -51,7 +51,7 @@ pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> 
 /// Returns the `delegates` that run in this process, each as a complete configuration with its place.
 fn delegates(conf: &NetConf) -> Vec<(String, Map<String, Value>)> {
     let Some(primary) = &conf.primary else { return Vec::new() };
-    let crate::cni::DefaultNetwork::Delegates(delegates) = &primary.default else { return Vec::new() };
+    let DefaultNetwork::Delegates(delegates) = &primary.default else { return Vec::new() };
     let mut found = Vec::new();
     for (i, delegate) in delegates.iter().enumerate() {
         let plugins = delegate["plugins"].as_array().map(|plugins| plugins.iter().collect::<Vec<_>>());

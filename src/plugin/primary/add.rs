@@ -1,7 +1,6 @@
-//! ADD: plan everything first, save the plan, add the networks, apply the rules, run the chained plugins. If a step
-//! fails, the steps before it are undone and the saved state is removed.
-//!
-//! Then: the default route that network selections set, the merged result, and the pod's network status.
+//! ADD: plans everything, saves the plan, adds the networks, moves the default route, applies the rules, runs the
+//! chained plugins, merges the results, and writes the pod's network status. If a step fails, the steps before it are
+//! undone and the saved state is removed.
 
 use super::call::PrimaryCall;
 use super::invocation::Invocation;

@@ -59,10 +59,10 @@ fn configured(call: &PrimaryCall<'_>) -> SavedState {
     });
     let (request, conf) = (call.request, call.conf);
     let invocation =
-        |(position, network)| Invocation::network_of(network, position == 0, &conf.runtime_config, request);
+        |(position, network)| Invocation::for_network(network, position == 0, &conf.runtime_config, request);
     let mut invocations: Vec<_> = networks.iter().enumerate().map(invocation).collect();
     let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
-    invocations.extend(Invocation::executables(&conf.name, default, conf, &request.args_text));
+    invocations.extend(Invocation::for_executables(&conf.name, default, conf, &request.args_text));
     SavedState::without_netns(invocations)
 }
 

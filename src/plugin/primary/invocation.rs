@@ -1,13 +1,12 @@
 //! An invocation: one network to add to a pod, or plugins that are chained to the default network's result.
 
 use crate::cni::result::AddResult;
-use crate::cni::{CniCommand, Error, Request};
+use crate::cni::{CniCommand, Error, NetConf, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration};
 use crate::networks::{PodNetwork, RunnableConfiguration, Selection};
-use crate::trusted_file;
+use crate::{sub_plugins, trusted_file};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -50,7 +49,7 @@ impl Invocation {
     /// Returns the invocation of a network of the pod. `runtime_config` is that of the call. As in Multus, a secondary
     /// network gets only its [`PASSED_TO_ALL`] keys, and a network with a device gets the path of the file that
     /// describes it.
-    pub(super) fn network_of(
+    pub(super) fn for_network(
         network: &PodNetwork,
         is_default: bool,
         runtime_config: &Map<String, Value>,
@@ -83,28 +82,19 @@ impl Invocation {
     /// file that can't be used.
     pub(super) fn device_info(&self) -> Option<Value> {
         let file = Path::new(self.runtime_config.get(DEVICE_INFO)?.as_str()?);
-        let refused = |why: &dyn Display| {
-            tracing::warn!("{}: no device-info in network-status: {}: {why}", self.label(), file.display());
-        };
-        let text = match trusted_file::read_trusted(file, MAX_DEVICE_INFO) {
-            Ok(text) => text,
+        let info = match trusted_file::read_trusted(file, MAX_DEVICE_INFO) {
             Err(error) if error.is_not_found() => return None,
-            Err(error) => {
-                refused(&error);
-                return None;
-            }
+            Err(error) => Err(error.to_string()),
+            Ok(text) => match serde_json::from_slice(&text) {
+                Ok(info @ Value::Object(_)) => Ok(info),
+                Ok(_) => Err("expected a JSON object".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
         };
-        match serde_json::from_slice(&text) {
-            Ok(info @ Value::Object(_)) => Some(info),
-            Ok(_) => {
-                refused(&"expected a JSON object");
-                None
-            }
-            Err(error) => {
-                refused(&error);
-                None
-            }
-        }
+        let warn = |why: &String| {
+            tracing::warn!("{}: no device-info in network-status: {}: {why}", self.label(), file.display())
+        };
+        info.inspect_err(warn).ok()
     }
 
     /// Removes the file of [`Self::device_info`] as Multus does, if it is in [`DEVICE_INFO_DIRECTORY`].
@@ -125,9 +115,9 @@ impl Invocation {
 
     /// Returns the executables of a sub-plugin chain as a plugin list, chained to the default network; `None` if there
     /// are none.
-    pub(super) fn executables(name: &str, interface: &str, conf: &crate::cni::NetConf, cni_args: &str) -> Option<Self> {
+    pub(super) fn for_executables(name: &str, interface: &str, conf: &NetConf, cni_args: &str) -> Option<Self> {
         let plugins: Vec<Value> =
-            crate::sub_plugins::executables(&conf.chain).map(|(_, block)| block.keys.clone().into()).collect();
+            sub_plugins::executables(&conf.chain).map(|(_, block)| block.keys.clone().into()).collect();
         let list = json!({"cniVersion": conf.cni_version, "name": conf.name, "plugins": plugins});
         (!plugins.is_empty()).then(|| Self {
             name: name.to_owned(),

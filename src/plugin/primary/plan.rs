@@ -49,7 +49,7 @@ impl AddPlan {
         let (mut selections, mut attached, mut selects_networks) = (Vec::new(), Vec::new(), false);
         for (position, (network, runner)) in with_runners(primary, resolved.networks)?.into_iter().enumerate() {
             selects_networks |= network.selection.is_some();
-            let invocation = Invocation::network_of(&network, position == 0, &conf.runtime_config, request);
+            let invocation = Invocation::for_network(&network, position == 0, &conf.runtime_config, request);
             match runner {
                 NetworkRunner::Delegate => {
                     invocations.push(invocation);
@@ -59,7 +59,7 @@ impl AddPlan {
                 NetworkRunner::Here => {
                     let attachment = InProcessAttachment::of(conf, &network)?;
                     let executables =
-                        Invocation::executables(&network.name, &default, &attachment.conf, &request.args_text);
+                        Invocation::for_executables(&network.name, &default, &attachment.conf, &request.args_text);
                     chained.extend(executables);
                     attached.push(attachment);
                 }
@@ -67,7 +67,7 @@ impl AddPlan {
         }
         combine(conf, &mut attached, request.args.pod.as_ref())?;
         invocations.extend(chained);
-        invocations.extend(Invocation::executables(&conf.name, &default, conf, &request.args_text));
+        invocations.extend(Invocation::for_executables(&conf.name, &default, conf, &request.args_text));
         let delegate_call = call.delegate_call();
         invocations.iter().try_for_each(|invocation| invocation.find(&delegate_call))?;
         let evaluated = evaluated(conf, attached, pod.may_have_sidecar());
