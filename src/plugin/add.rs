@@ -40,7 +40,7 @@ pub(super) fn apply(request: &Request, conf: &NetConf, policy: Policy) -> Result
     if policy.is_empty() && !may_have_rules(&store, &attachment)? {
         let record = AttachmentRecord { policy: policy.clone(), ..AttachmentRecord::default() };
         store.write(&attachment, &record)?;
-        // A concurrent ADD may not have seen this record, which may exclude its rules.
+        // A concurrent ADD may not have seen this record, whose policy may forbid all rules.
         match may_have_rules(&store, &attachment) {
             Ok(false) => return Ok(()),
             Ok(true) => {}

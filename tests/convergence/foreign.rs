@@ -98,7 +98,7 @@ fn foreign_rules_do_not_fail_check_and_keep_their_order() {
 /// Another tool's exclusion may be before or after detour's. A redirection that is inserted before detour's exclusions
 /// makes them ineffective, and CHECK reports that.
 #[test]
-fn a_redirection_before_the_exclusions_is_detected_and_moved_behind() {
+fn exclusions_behind_an_inserted_redirection_are_detected_and_moved_before_it() {
     let exclude = Slot::ExcludeDns.with(Facts::Plain);
     on_a_node(|| {
         let pod = Pod::new();

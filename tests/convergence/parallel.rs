@@ -116,7 +116,7 @@ fn concurrent_calls_of_different_commands_in_one_pod_succeed() {
 
 /// An ADD without rules takes a shorter path; concurrent ADDs must still see it.
 #[test]
-fn concurrent_adds_with_and_without_interception_agree() {
+fn an_add_with_interception_none_prevents_the_rules_of_a_concurrent_add() {
     on_a_node(|| {
         let none = Slot::IstioCni.with(Facts::InterceptionNone);
         for _ in 0..IN_ONE_POD {
