@@ -287,20 +287,20 @@ fn validate_reports_by_exit_code_in_every_output_format_and_reads_stdin() {
     scene.write("bin/uid-exclud", "");
     let validate = |arguments: &[String]| {
         let output = Command::new(program()).arg("validate").args(arguments).env_clear().output().expect("it starts");
-        let stderr = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        (output.status.code(), stderr)
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.code(), printed)
     };
     let path = |file: &str| scene.path(file).display().to_string();
-    let (code, stderr) = validate(&[path("good.conf")]);
-    assert!(code == Some(0) && stderr.ends_with("good.conf: valid\n"), "{stderr}");
-    let (code, stderr) = validate(&[path("bad.conf")]);
+    let (code, printed) = validate(&[path("good.conf")]);
+    assert!(code == Some(0) && printed.ends_with("good.conf: valid\n"), "{printed}");
+    let (code, printed) = validate(&[path("bad.conf")]);
     assert!(
-        code == Some(1) && stderr.contains("chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean"),
-        "{stderr}"
+        code == Some(1) && printed.contains("chain[0].type: \"uid-exclud\" is not a sub-plugin; did you mean"),
+        "{printed}"
     );
     assert_eq!(validate(&[path("bad.conf"), format!("--bin-dir={}", path("bin"))]).0, Some(0));
-    let (code, stderr) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
-    let report: Value = serde_json::from_str(&stderr).expect("JSON");
+    let (code, printed) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
+    let report: Value = serde_json::from_str(&printed).expect("JSON");
     assert_eq!(
         (code, &report["valid"], &report["configurations"][0]["valid"]),
         (Some(1), &json!(false), &json!(false))
@@ -409,7 +409,7 @@ fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
         (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
         (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
         (json!({"prevResult": 5}), "prevResult: an object is needed"),
-        (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is no sub-plugin and no executable"),
+        (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
     ] {
         scene.write("config.json", &keys.to_string());
         let output = scene.run("install", &[&config]);

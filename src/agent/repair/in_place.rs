@@ -23,7 +23,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
         return Err(Error::new(Code::InvalidNetns, msg));
     };
     confirm(found, observed, LOCK_TIMEOUT)?;
-    let before = plugin::standing(container_id, &found.netns, LOCK_TIMEOUT)?;
+    let before = plugin::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
     if !before.drift.is_empty() {
         plugin::restore(container_id, &found.netns)?;
     } else if before.redirected && before.attachments.is_empty() {
@@ -37,7 +37,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
     } else {
         add(case, found, container_id, &before)?;
     }
-    let after = plugin::standing(container_id, &found.netns, LOCK_TIMEOUT)?;
+    let after = plugin::container_status(container_id, &found.netns, LOCK_TIMEOUT)?;
     if let Some(difference) = after.drift.first() {
         return Err(Error::new(Code::Drift, "the pod's rules still differ after the repair").with_details(difference));
     }
@@ -61,7 +61,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
 
 /// Checks that the network namespace has one of the pod's addresses. A sandbox that was found may be a previous one, and
 /// the addresses are those of the previous sandbox until all ADD calls for the new one have returned. Waits for the
-/// namespace's lock as [`plugin::standing`] does.
+/// namespace's lock as [`plugin::container_status`] does.
 ///
 /// # Errors
 /// The network namespace has none of the addresses, or can't be read.

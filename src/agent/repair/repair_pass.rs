@@ -207,7 +207,8 @@ impl<'a> RepairPass<'a> {
             found.as_ref().map(|found| in_place::confirm(found, &watched.observed, LOCK_TIMEOUT)).transpose()?;
             watched.location = found.as_ref().and_then(NetnsLocation::of);
         }
-        let status = |location: &NetnsLocation| plugin::standing(&location.container_id, &location.netns, LOCK_TIMEOUT);
+        let status =
+            |location: &NetnsLocation| plugin::container_status(&location.container_id, &location.netns, LOCK_TIMEOUT);
         watched.location.as_ref().map(status).transpose()
     }
 
