@@ -34,11 +34,11 @@ fn flushed_rules_are_restored() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
-        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
-        assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "all is well");
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        assert_eq!(repair.look(&[Arc::clone(&observed)], start), [], "all is well");
         pod.tool("nft", &["flush", "ruleset"], "");
-        assert_eq!(repair.look(&[Arc::clone(&known)], start + SECOND), [], "not due");
-        let done = one(repair.look(&[Arc::clone(&known)], start + 60 * SECOND));
+        assert_eq!(repair.look(&[Arc::clone(&observed)], start + SECOND), [], "not due");
+        let done = one(repair.look(&[Arc::clone(&observed)], start + 60 * SECOND));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRepaired", "Normal")]);
         assert_eq!(scene.counted("detour_drift_total"), 1);
@@ -66,7 +66,7 @@ fn tproxy_rules_and_routes_are_restored_in_the_same_dialect() {
                     let words: Vec<&str> = command.split(' ').collect();
                     pod.tool(words[0], &words[1..], "");
                 }
-                let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+                let done = one(scene.repair().look(&[Arc::new(pod.observed())], Instant::now()));
                 assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{dialect} {damage:?}");
                 Kernel::of(&pod).assert_is(&before, dialect);
             }
@@ -92,7 +92,7 @@ fn a_missing_rule_is_restored_without_a_source_of_facts() {
         pod.call(scene, "ADD");
         std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
         pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
-        let done = one(scene.repair().look(&[Arc::new(pod.known())], Instant::now()));
+        let done = one(scene.repair().look(&[Arc::new(pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         pod.call(scene, "CHECK");
     });
@@ -104,9 +104,9 @@ fn a_changed_pod_is_checked() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         let (mut repair, start) = (scene.repair(), Instant::now());
-        repair.look(&[Arc::new(pod.known())], start);
+        repair.look(&[Arc::new(pod.observed())], start);
         pod.tool("nft", &["flush", "ruleset"], "");
-        let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.known() });
+        let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.observed() });
         assert_eq!(one(repair.look(&[changed], start + 6 * SECOND)).outcome, RepairOutcome::Repaired);
     });
 }
@@ -115,12 +115,12 @@ fn a_changed_pod_is_checked() {
 fn a_pod_that_started_before_the_plugin_gets_its_rules() {
     scene(|scene| {
         let pod = scene.pod();
-        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
-        assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "a runtime may be at work");
-        let done = one(repair.look(&[Arc::clone(&known)], start + 5 * SECOND));
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        assert_eq!(repair.look(&[Arc::clone(&observed)], start), [], "a runtime may be at work");
+        let done = one(repair.look(&[Arc::clone(&observed)], start + 5 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired));
         assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
-        assert_eq!(repair.look(&[known], start + 70 * SECOND), []);
+        assert_eq!(repair.look(&[observed], start + 70 * SECOND), []);
         is_as_plain_until_deleted(scene, &pod);
     });
 }
@@ -164,9 +164,9 @@ fn a_pod_without_a_netns_gets_an_event() {
     scene(|scene| {
         let pod = scene.pod();
         pod.call(scene, "ADD");
-        let known = pod.unvalidated();
+        let observed = pod.unvalidated();
         pod.go(scene);
-        let done = one(scene.repair().look(&[known], Instant::now()));
+        let done = one(scene.repair().look(&[observed], Instant::now()));
         assert!(
             matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
             "{done:?}"
@@ -242,15 +242,16 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         offender.tool("iptables-restore", &["--noflush"], &format!("*nat\n{}COMMIT\n", rules.collect::<String>()));
         pod.tool("nft", &["flush", "ruleset"], "");
         let (mut repair, start) = (scene.repair(), Instant::now());
-        let known = [Arc::new(offender.known()), Arc::new(pod.known())];
-        let done = one(repair.look(&known, start));
+        let observed = [Arc::new(offender.observed()), Arc::new(pod.observed())];
+        let done = one(repair.look(&observed, start));
         assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
         let failures = || scene.counted("detour_look_failures_total{reason=\"foreign-rules\"}");
         assert_eq!(failures(), 1);
-        let changed =
-            || [Arc::new(ObservedPod { resource_version: "8".into(), ..offender.known() }), Arc::clone(&known[1])];
+        let changed = || {
+            [Arc::new(ObservedPod { resource_version: "8".into(), ..offender.observed() }), Arc::clone(&observed[1])]
+        };
         repair.look(&changed(), start + 10 * SECOND);
         assert_eq!(failures(), 1, "not even if it changes");
         repair.look(&changed(), start + 40 * SECOND);
@@ -265,14 +266,14 @@ fn a_locked_netns_is_checked_again_soon() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         pod.tool("nft", &["flush", "ruleset"], "");
-        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
         let netns = std::fs::metadata(pod.netns()).expect("it is there");
         let lock = format!("/run/detour/locks/{}-{}", netns.dev(), netns.ino());
         let call = std::fs::File::create(lock).expect("the ADD made the directory");
         call.lock().expect("locked");
-        assert_eq!(repair.look(&[Arc::clone(&known)], start), []);
+        assert_eq!(repair.look(&[Arc::clone(&observed)], start), []);
         drop(call);
-        let done = one(repair.look(&[known], start + 20 * SECOND));
+        let done = one(repair.look(&[observed], start + 20 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
     });
 }
@@ -283,10 +284,10 @@ fn an_ipv6_address_that_is_added_after_add_gets_rules() {
         let pod = scene.pod();
         pod.tool("ip", &["-6", "addr", "del", "fd88::2/64", "dev", "eth0"], "");
         pod.call(scene, "ADD");
-        let (mut repair, known, start) = (scene.repair(), Arc::new(pod.known()), Instant::now());
-        assert_eq!(repair.look(&[Arc::clone(&known)], start), [], "link-local addresses are no drift");
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        assert_eq!(repair.look(&[Arc::clone(&observed)], start), [], "link-local addresses are no drift");
         pod.tool("ip", &["-6", "addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
-        let done = one(repair.look(&[known], start + 60 * SECOND));
+        let done = one(repair.look(&[observed], start + 60 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         is_as_plain_until_deleted(scene, &pod);
     });

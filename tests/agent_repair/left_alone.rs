@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Checks the pod twice, the second time after the grace period. Returns the number of repairs.
-fn looks(repair: &mut RepairWorker, known: &Arc<ObservedPod>) -> usize {
+fn looks(repair: &mut RepairWorker, observed: &Arc<ObservedPod>) -> usize {
     let start = Instant::now();
     let again = start + Duration::from_secs(5);
-    repair.look(&[Arc::clone(known)], start).len() + repair.look(&[Arc::clone(known)], again).len()
+    repair.look(&[Arc::clone(observed)], start).len() + repair.look(&[Arc::clone(observed)], again).len()
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn pods_without_netns_or_sidecar_ending_or_excluded_pods_are_skipped() {
             change(&mut manifest);
             ObservedPod {
                 ended_init_containers: pod.unvalidated().ended_init_containers.clone(),
-                ..pod.known_as(&manifest)
+                ..pod.observed_as(&manifest)
             }
         };
         let others = [
@@ -34,8 +34,8 @@ fn pods_without_netns_or_sidecar_ending_or_excluded_pods_are_skipped() {
             ObservedPod { ending: true, ..with(&|_| ()) },
         ];
         let before = Kernel::of(&pod);
-        for known in others {
-            assert_eq!(looks(&mut scene.repair(), &Arc::new(known.clone())), 0, "{known:?}");
+        for observed in others {
+            assert_eq!(looks(&mut scene.repair(), &Arc::new(observed.clone())), 0, "{observed:?}");
         }
         let mut settings = settings(RepairMode::InPlace);
         settings.criteria = Criteria { selector: "app=db".parse().expect("a selector"), ..Criteria::default() };
@@ -53,7 +53,7 @@ fn rules_of_another_tool_stay() {
                        -A ISTIO_OUTPUT -j ISTIO_REDIRECT\n-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001\nCOMMIT\n";
         pod.tool("iptables-restore", &["--noflush"], foreign);
         let before = Kernel::of(&pod);
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known())), 0, "it has rules");
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.observed())), 0, "it has rules");
         let done = one(scene.repair().look(&[pod.unvalidated()], Instant::now()));
         assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("another tool")), "{done:?}");
         Kernel::of(&pod).assert_is(&before, "untouched");
@@ -64,13 +64,13 @@ fn rules_of_another_tool_stay() {
 fn a_pod_without_addresses_or_without_redirection_is_skipped() {
     scene(|scene| {
         let pod = scene.pod();
-        let unsettled = ObservedPod { addresses: Vec::new(), ..pod.known() };
+        let unsettled = ObservedPod { addresses: Vec::new(), ..pod.observed() };
         assert_eq!(looks(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
         let mut manifest = pod.manifest();
         manifest["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("NONE");
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known_as(&manifest))), 0, "it wants none");
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.observed_as(&manifest))), 0, "it wants none");
         scene.install(&json!([{"type": "uid-exclude", "uids": [7]}]));
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.known())), 0, "the chain does not redirect");
+        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.observed())), 0, "the chain does not redirect");
         assert!(scene.attachments(&pod).is_empty());
     });
 }
@@ -81,17 +81,17 @@ fn a_validation_that_failed_differently_or_succeeded_later_is_ignored() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         let with = |change: &dyn Fn(&mut detour_cni::agent::EndedContainer)| {
-            let mut known = ObservedPod::clone(&pod.unvalidated());
-            change(&mut known.ended_init_containers[0]);
-            Arc::new(known)
+            let mut observed = ObservedPod::clone(&pod.unvalidated());
+            change(&mut observed.ended_init_containers[0]);
+            Arc::new(observed)
         };
-        for known in [
+        for observed in [
             with(&|ended| ended.succeeded = true),
             with(&|ended| ended.last_failure = Some(1)),
             with(&|ended| ended.last_failure = None),
             with(&|ended| ended.name = "other".into()),
         ] {
-            assert_eq!(looks(&mut scene.repair(), &known), 0, "{known:?}");
+            assert_eq!(looks(&mut scene.repair(), &observed), 0, "{observed:?}");
         }
     });
 }

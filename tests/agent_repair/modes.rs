@@ -21,8 +21,8 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
         assert_eq!(scene.events(), [event("DetourDeleted", "Warning")]);
 
         let bare = scene.pod();
-        let known = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
-        let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[known], Instant::now()));
+        let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
+        let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[observed], Instant::now()));
         assert!(matches!(done.outcome, RepairOutcome::Failed(why) if why.contains("no controller")));
         assert_eq!(scene.request_bodies("DELETE").len(), 1);
         assert_eq!(scene.events()[1], event("DetourRepairFailed", "Warning"));
@@ -36,8 +36,8 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&pod.unvalidated()) };
-        for known in [pod.unvalidated(), Arc::new(without_address)] {
-            let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[known], Instant::now()));
+        for observed in [pod.unvalidated(), Arc::new(without_address)] {
+            let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[observed], Instant::now()));
             assert_eq!(done.cause, Cause::ValidationFailed);
             assert!(
                 matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("its rules are the desired ones")),
@@ -111,7 +111,8 @@ fn drift_is_repaired_in_place_in_every_mode() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         pod.tool("nft", &["flush", "ruleset"], "");
-        let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[Arc::new(pod.known())], Instant::now()));
+        let done =
+            one(scene.repair_by(&settings(RepairMode::Delete)).look(&[Arc::new(pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
         assert!(scene.request_bodies("DELETE").is_empty());
     });
@@ -134,7 +135,7 @@ fn pods_beyond_the_queue_limit_are_checked_later() {
         let pod = scene.pod();
         let mut crowd: Vec<Arc<ObservedPod>> = (0..600)
             .map(|number| {
-                let mut other = pod.known();
+                let mut other = pod.observed();
                 other.pod.uid = Some(format!("none-{number}"));
                 Arc::new(other)
             })
@@ -153,7 +154,7 @@ fn deletions_are_rate_limited() {
         let pods: Vec<Arc<ObservedPod>> = (0..7).map(|_| scene.pod().unvalidated()).collect();
         let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
         assert_eq!(repair.look(&pods, start).len(), 5);
-        let rest: Vec<_> = pods.into_iter().filter(|known| !scene.deleted(known)).collect();
+        let rest: Vec<_> = pods.into_iter().filter(|observed| !scene.deleted(observed)).collect();
         assert_eq!(repair.look(&rest, start + Duration::from_secs(50)), []);
         assert_eq!(repair.look(&rest, start + Duration::from_secs(70)).len(), 2);
     });
@@ -163,15 +164,15 @@ fn deletions_are_rate_limited() {
 fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
     scene(|scene| {
         let pod = scene.pod();
-        let of_the_last = ObservedPod { addresses: vec!["10.88.0.99".parse().expect("an address")], ..pod.known() };
+        let of_the_last = ObservedPod { addresses: vec!["10.88.0.99".parse().expect("an address")], ..pod.observed() };
         let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
         for minute in 0..3 {
-            let known = Arc::new(of_the_last.clone());
-            assert_eq!(repair.look(&[known], start + Duration::from_secs(60 * minute)), [], "a runtime is at work");
+            let observed = Arc::new(of_the_last.clone());
+            assert_eq!(repair.look(&[observed], start + Duration::from_secs(60 * minute)), [], "a runtime is at work");
         }
-        assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(180)), []);
-        assert_eq!(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(200)), []);
-        let done = one(repair.look(&[Arc::new(pod.known())], start + Duration::from_secs(220)));
+        assert_eq!(repair.look(&[Arc::new(pod.observed())], start + Duration::from_secs(180)), []);
+        assert_eq!(repair.look(&[Arc::new(pod.observed())], start + Duration::from_secs(200)), []);
+        let done = one(repair.look(&[Arc::new(pod.observed())], start + Duration::from_secs(220)));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Deleted));
     });
 }
@@ -198,10 +199,10 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
         pods.push(Arc::new(by_istio_init));
         let in_the_end = RepairSettings { otherwise: Some(RepairMode::Delete), ..settings(RepairMode::InPlace) };
         for settings in [settings(RepairMode::Delete), in_the_end] {
-            for known in &pods {
+            for observed in &pods {
                 let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
                 for _ in 0..5 {
-                    done.extend(repair.look(&[Arc::clone(known)], now));
+                    done.extend(repair.look(&[Arc::clone(observed)], now));
                     now += Duration::from_secs(600);
                 }
                 let RepairOutcome::Failed(why) = &done.last().expect("a failure").outcome else { panic!("{done:?}") };
@@ -223,7 +224,7 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
         std::fs::remove_dir_all(format!("/run/detour/attachments/{}", pod.sandbox)).expect("there is some");
         let (mut repair, mut now) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
         for _ in 0..4 {
-            assert_eq!(repair.look(&[Arc::new(pod.known())], now), []);
+            assert_eq!(repair.look(&[Arc::new(pod.observed())], now), []);
             now += Duration::from_secs(600);
         }
         assert!(scene.request_bodies("DELETE").is_empty());

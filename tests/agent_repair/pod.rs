@@ -152,11 +152,11 @@ impl Pod {
     }
 
     /// Returns the pod as the agent observes it with its addresses.
-    pub(crate) fn known(&self) -> ObservedPod {
-        self.known_as(&self.manifest())
+    pub(crate) fn observed(&self) -> ObservedPod {
+        self.observed_as(&self.manifest())
     }
 
-    pub(crate) fn known_as(&self, manifest: &Value) -> ObservedPod {
+    pub(crate) fn observed_as(&self, manifest: &Value) -> ObservedPod {
         let pod = objects(Path::new("pod"), &manifest.to_string(), "default").expect("a manifest").pods.remove(0).pod;
         ObservedPod {
             pod,
@@ -170,6 +170,6 @@ impl Pod {
     /// Returns the pod after a failed validation.
     pub(crate) fn unvalidated(&self) -> Arc<ObservedPod> {
         let failed = EndedContainer { name: "istio-validation".into(), last_failure: Some(126), ..Default::default() };
-        Arc::new(ObservedPod { ended_init_containers: vec![failed], ..self.known() })
+        Arc::new(ObservedPod { ended_init_containers: vec![failed], ..self.observed() })
     }
 }

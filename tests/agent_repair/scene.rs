@@ -125,8 +125,8 @@ impl Scene<'_> {
     }
 
     /// Whether a pod was deleted.
-    pub(crate) fn deleted(&self, known: &ObservedPod) -> bool {
-        !self.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", known.pod.name)).is_empty()
+    pub(crate) fn deleted(&self, observed: &ObservedPod) -> bool {
+        !self.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", observed.pod.name)).is_empty()
     }
 
     /// Returns a sample of the agent's metrics.

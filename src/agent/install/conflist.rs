@@ -36,8 +36,8 @@ pub enum UnusableList {
     /// The file configures the loopback interface, not a pod network.
     #[error("configuration of the loopback interface")]
     Loopback,
-    /// Another tool's `.conflist` file has the same name as this `.conf` file.
-    #[error("{0:?} configures the same network; remove one of the two files")]
+    /// Another tool's `.conflist` file has the name that the list made of this `.conf` file would have.
+    #[error("{0:?} is a plugin list of the same name; remove one of the two files")]
     Twice(String),
 }
 
