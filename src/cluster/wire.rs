@@ -1,7 +1,8 @@
-//! Kubernetes' objects as far as they are read, in the form that its API and manifests have
-//! (k8s.io/api, `core/v1`): of a pod's hundreds of fields only those that decide something here.
+//! The fields of Kubernetes objects that this program reads, in the format of the API and of manifests (k8s.io/api,
+//! `core/v1`), with conversions to [`crate::pod`] and [`crate::cluster`]'s values. `null` is accepted for an absent
+//! value everywhere, because Go writes empty lists and maps as `null`.
 
-use crate::cluster;
+use super::resources;
 use crate::pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
+/// Deserializes `null` as the default value.
 pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -76,14 +77,14 @@ pub(crate) struct DefinitionSpec {
     config: String,
 }
 
-impl From<DefinitionObject> for cluster::Definition {
+impl From<DefinitionObject> for resources::Definition {
     fn from(DefinitionObject { metadata, mut spec }: DefinitionObject) -> Self {
-        if spec.config.len() > cluster::Definition::MAX_CONFIG {
-            spec.config.truncate(spec.config.ceil_char_boundary(cluster::Definition::MAX_CONFIG + 1));
+        if spec.config.len() > resources::Definition::MAX_CONFIG {
+            spec.config.truncate(spec.config.ceil_char_boundary(resources::Definition::MAX_CONFIG + 1));
             spec.config.shrink_to_fit();
         }
         let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
-        let object = cluster::ObjectRef { namespace, name: metadata.name };
+        let object = resources::ObjectRef { namespace, name: metadata.name };
         Self { object, annotations: metadata.annotations, config: spec.config }
     }
 }
@@ -110,13 +111,13 @@ struct NodeSpec {
     taints: Vec<Value>,
 }
 
-impl From<NodeObject> for cluster::NodeTaints {
+impl From<NodeObject> for resources::NodeTaints {
     fn from(NodeObject { metadata, spec }: NodeObject) -> Self {
         Self { name: metadata.name, resource_version: metadata.resource_version, taints: spec.taints }
     }
 }
 
-/// A list of definitions.
+/// A list of NetworkAttachmentDefinitions; only their names are read.
 #[derive(Debug, Deserialize)]
 pub(super) struct Definitions {
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -129,7 +130,7 @@ struct ListItem {
 }
 
 impl Definitions {
-    /// The namespaces of those of this name, sorted.
+    /// Returns the namespaces of the definitions called `name`, sorted.
     pub(super) fn namespaces_with(self, name: &str) -> Vec<String> {
         let named = self.items.into_iter().filter(|item| item.metadata.name == name);
         let mut namespaces: Vec<String> = named.filter_map(|item| item.metadata.namespace).collect();
@@ -217,7 +218,7 @@ impl From<PodObject> for pod::Pod {
     fn from(PodObject { metadata, spec, status }: PodObject) -> Self {
         Self {
             addresses: status.addresses(),
-            // What is not said is `default` (kubectl's and the API's rule for manifests).
+            // kubectl and the API use `default` for a manifest without a namespace.
             namespace: metadata.namespace.unwrap_or_else(|| "default".to_owned()),
             name: metadata.name,
             uid: metadata.uid,
@@ -254,7 +255,7 @@ impl From<NamespaceObject> for pod::Namespace {
     }
 }
 
-/// A `TokenRequest` that was granted.
+/// The response to a `TokenRequest`.
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenGranted {
     status: TokenStatus,
@@ -267,28 +268,28 @@ struct TokenStatus {
     expiration_timestamp: Timestamp,
 }
 
-impl From<TokenGranted> for cluster::Token {
+impl From<TokenGranted> for resources::Token {
     fn from(TokenGranted { status }: TokenGranted) -> Self {
         Self { text: status.token, expires: status.expiration_timestamp }
     }
 }
 
-/// What tells whether an object stays.
+/// The metadata of an object, for whether it is being deleted.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct OwnedObject {
-    metadata: OwnerMetadata,
+    metadata: DeletionMetadata,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct OwnerMetadata {
+struct DeletionMetadata {
     deletion_timestamp: Option<IgnoredAny>,
 }
 
 impl OwnedObject {
-    /// Whether it is not being deleted: with `--cascade=foreground` it exists until its pods are gone.
-    pub(super) fn stays(&self) -> bool {
-        self.metadata.deletion_timestamp.is_none()
+    /// Whether it is being deleted: with `--cascade=foreground` it exists until its pods are deleted.
+    pub(super) fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
     }
 }
 
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_that_is_read_arrives() {
+    fn all_fields_of_a_pod_are_converted() {
         let read = pod(json!({
             "kind": "Pod",
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_absent_are_empty() {
+    fn null_and_absent_values_are_empty() {
         let bare = pod(json!({"metadata": {"name": "p"}}));
         let null = pod(json!({
             "metadata": {"name": "p", "namespace": null, "uid": null, "labels": null, "annotations": null},
@@ -376,19 +377,19 @@ mod tests {
     }
 
     #[test]
-    fn of_a_definition_that_is_too_large_only_the_beginning_is_kept() {
+    fn a_definition_that_is_too_large_is_truncated() {
         let read = |config: &str| {
             let object = json!({"metadata": {"name": "d"}, "spec": {"config": config}});
-            cluster::Definition::from(serde_json::from_value::<DefinitionObject>(object).expect("a definition"))
+            resources::Definition::from(serde_json::from_value::<DefinitionObject>(object).expect("a definition"))
         };
-        const LIMIT: usize = cluster::Definition::MAX_CONFIG;
+        const LIMIT: usize = resources::Definition::MAX_CONFIG;
         assert_eq!(read(&"x".repeat(LIMIT)).config.len(), LIMIT);
         assert_eq!(read(&"x".repeat(5 * LIMIT)).config.len(), LIMIT + 1);
         assert_eq!(read(&"\u{1f300}".repeat(LIMIT)).config.len(), LIMIT + 4);
     }
 
     #[test]
-    fn an_object_without_a_name_is_none() {
+    fn an_object_without_a_name_is_an_error() {
         assert!(serde_json::from_value::<PodObject>(json!({"kind": "Status", "metadata": {}, "code": 200})).is_err());
         assert!(serde_json::from_value::<NamespaceObject>(json!({"metadata": {}})).is_err());
     }
