@@ -144,7 +144,8 @@ impl Manifests {
         let (mut manifests, mut broken) = (Vec::new(), Vec::new());
         for file in &files {
             let text = read_trusted(file, MAX_FILE).map_err(|error| manifest_error(file, error));
-            let text = text.and_then(|text| String::from_utf8(text).map_err(|_| manifest_error(file, "not UTF-8")));
+            let text =
+                text.and_then(|text| String::from_utf8(text).map_err(|_| manifest_error(file, "expected UTF-8")));
             broken.extend(text.and_then(|text| documents(file, &text, &mut manifests)).err());
         }
         Ok((manifests, broken))
@@ -189,8 +190,8 @@ impl ManifestObject {
         self.object.pointer(pointer).and_then(Value::as_str)
     }
 
-    pub(super) fn namespace(&self) -> &str {
-        self.text("/metadata/namespace").unwrap_or("default")
+    fn namespace(&self) -> &str {
+        self.text("/metadata/namespace").unwrap_or(wire::DEFAULT_NAMESPACE)
     }
 
     /// Returns whether it is of that kind; an object without an API version matches any.
