@@ -55,7 +55,7 @@ pub fn source_or_in_cluster(conf: &cni::Kubernetes) -> Option<Box<dyn Cluster>> 
 /// Returns the API server of a kubeconfig that is given on the command line; the file may belong to any user.
 #[must_use]
 pub fn source_of_user(kubeconfig: PathBuf, timeout: Duration) -> Box<dyn Cluster> {
-    Box::new(api::Api::new(kubeconfig, timeout).of_user())
+    Box::new(api::Api::new(kubeconfig, timeout).of_any_owner())
 }
 
 fn source_or(conf: &cni::Kubernetes, fallback: impl FnOnce() -> Option<api::Api>) -> Option<Box<dyn Cluster>> {

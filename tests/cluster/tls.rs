@@ -2,6 +2,8 @@
 
 use crate::scene::{api, facts, facts_by, has_both, kubeconfig};
 use crate::server::Server;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use detour_cni::cni::{Code, Error};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use rustls::pki_types::PrivateKeyDer;
@@ -45,13 +47,8 @@ fn config(authority: &Authority, params: &CertificateParams, clients: Option<&Au
     builder.with_single_cert(vec![certificate.der().clone()], key).expect("a certificate and its key")
 }
 
-fn base64(text: &str) -> String {
-    let bytes = k8s_openapi::ByteString(text.as_bytes().to_vec());
-    serde_json::to_value(bytes).expect("base64").as_str().expect("text").to_owned()
-}
-
 fn trusting(server: &Server, authority: &Authority) -> Value {
-    json!({"server": server.https(), "certificate-authority-data": base64(&authority.pem())})
+    json!({"server": server.https(), "certificate-authority-data": BASE64_STANDARD.encode(authority.pem())})
 }
 
 /// Expects an error without retries: at most one connection for each of the two objects.
@@ -133,7 +130,7 @@ fn a_client_certificate_is_sent_from_inline_data_or_files() {
     let certificate = for_names(&[]).signed_by(&key, &ca).expect("a certificate").pem();
     let key = key.serialize_pem();
 
-    let inline = json!({"client-certificate-data": base64(&certificate), "client-key-data": base64(&key)});
+    let inline = json!({"client-certificate-data": BASE64_STANDARD.encode(&certificate), "client-key-data": BASE64_STANDARD.encode(&key)});
     facts_by(&kubeconfig("client-inline", &trusting(&server, &ca), &inline)).expect("facts");
 
     let files = json!({"client-certificate": "client.crt", "client-key": "client.key"});

@@ -23,13 +23,13 @@ impl ApiProbe {
     /// system that is mounted at `root`.
     #[must_use]
     pub fn new(root: &Path, path: PathBuf) -> Self {
-        Self(Api::new(path, TIMEOUT).within(root))
+        Self(Api::new(path, TIMEOUT).with_root(root))
     }
 
     /// Returns the server of a kubeconfig that is given on the command line.
     #[must_use]
     pub fn of_user(path: PathBuf) -> Self {
-        Self(Api::new(path, TIMEOUT).of_user())
+        Self(Api::new(path, TIMEOUT).of_any_owner())
     }
 
     /// Returns the API as the service account of the pod that this process runs in; `None` outside of pods.
@@ -78,10 +78,10 @@ impl ApiProbe {
     ///
     /// # Errors
     /// The request failed.
-    pub fn pods_on(&self, namespace: &String, node: &str) -> Result<Vec<ObjectRef>, Error> {
+    pub fn pods_on(&self, namespace: &str, node: &str) -> Result<Vec<ObjectRef>, Error> {
         let list = self.get(&ApiRequest::pods_on(namespace, node)?)?;
         let names = list["items"].as_array().into_iter().flatten().filter_map(|pod| pod["metadata"]["name"].as_str());
-        Ok(names.map(|name| ObjectRef { namespace: namespace.clone(), name: name.to_owned() }).collect())
+        Ok(names.map(|name| ObjectRef { namespace: namespace.to_owned(), name: name.to_owned() }).collect())
     }
 
     fn get(&self, request: &ApiRequest) -> Result<Value, Error> {

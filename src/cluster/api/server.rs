@@ -48,17 +48,17 @@ impl Api {
     }
 
     /// Disables retries of requests for facts.
-    pub(in crate::cluster) fn once(self) -> Self {
+    pub(in crate::cluster) fn without_retries(self) -> Self {
         Self { retries: false, ..self }
     }
 
     /// Resolves absolute paths in the kubeconfig below `root`.
-    pub(super) fn within(self, root: &Path) -> Self {
+    pub(super) fn with_root(self, root: &Path) -> Self {
         Self { root: root.to_owned(), ..self }
     }
 
     /// Accepts a kubeconfig of any user: it is given on the command line.
-    pub(in crate::cluster) fn of_user(self) -> Self {
+    pub(in crate::cluster) fn of_any_owner(self) -> Self {
         Self { owner: KubeconfigOwner::User, ..self }
     }
 
@@ -80,7 +80,7 @@ impl Api {
         ApiCall { request, client, server, kubeconfig: &self.kubeconfig, retries: true }
     }
 
-    /// Like [`Self::call`], for facts: without retries after [`Self::once`].
+    /// Like [`Self::call`], for facts: without retries after [`Self::without_retries`].
     pub(super) fn facts_call<'a>(&'a self, session: &'a Session, request: &'a ApiRequest) -> ApiCall<'a> {
         ApiCall { retries: self.retries, ..self.call(session, request) }
     }

@@ -51,7 +51,7 @@ impl ServiceAccount {
     /// Like [`Self::source`], without retries after transient errors: for callers with another source.
     #[must_use]
     pub fn source_once(&self, timeout: Duration) -> Box<dyn Cluster> {
-        Box::new(self.api(timeout).once())
+        Box::new(self.api(timeout).without_retries())
     }
 
     /// Returns a client for watches, which reads the credentials again when they change. Call it inside a Tokio

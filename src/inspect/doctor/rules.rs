@@ -223,7 +223,7 @@ fn here(pod: &Pod, case: &CheckTarget, inquiry: Option<&ApiProbe>, conf: Option<
     let kubernetes = conf.map(|conf| &conf.kubernetes);
     let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
     let agents = agents.unwrap_or(AGENT_NAMESPACE);
-    let pods = inquiry.and_then(|inquiry| inquiry.pods_on(&agents.to_owned(), node).ok()).unwrap_or_default();
+    let pods = inquiry.and_then(|inquiry| inquiry.pods_on(agents, node).ok()).unwrap_or_default();
     let is_agent = |pod: &&ObjectRef| {
         kubernetes.is_some_and(|k| k.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix.as_str())))
     };
