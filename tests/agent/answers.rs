@@ -284,7 +284,7 @@ fn a_token_file_with_a_line_end_is_reported() {
         std::fs::write(&token, "token\n").expect("written");
         let agent = scene.agent_that_starts("first");
         let line = agent.wait_for_log("can't connect to the API server yet");
-        assert!(line.contains(&token.display().to_string()) && line.contains("write the token alone"), "{line}");
+        assert!(line.contains(&token.display().to_string()) && line.contains("write only the token"), "{line}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         std::fs::write(&token, "token").expect("written");
         agent.wait_for_logs(&["watches pods", "watches namespaces"]);

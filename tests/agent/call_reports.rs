@@ -33,7 +33,7 @@ fn a_failed_call_is_logged_with_code_and_text() {
         let (code, _) = scene.call("ADD", &scene.conf(), Some("uid-9")).refused();
         let line = agent.wait_for_log("command=ADD");
         assert_eq!(field(&line, "code"), code.to_string());
-        assert!(line.contains("level=error") && line.contains("wanted is uid-9"), "{line}");
+        assert!(line.contains("level=error") && line.contains("expected uid-9"), "{line}");
     });
 }
 
