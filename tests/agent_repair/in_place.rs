@@ -35,10 +35,10 @@ fn flushed_rules_are_restored() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
-        assert_eq!(repair.look(&[Arc::clone(&observed)], start), [], "all is well");
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "all is well");
         pod.tool("nft", &["flush", "ruleset"], "");
-        assert_eq!(repair.look(&[Arc::clone(&observed)], start + SECOND), [], "not due");
-        let done = one(repair.look(&[Arc::clone(&observed)], start + 60 * SECOND));
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start + SECOND), [], "not due");
+        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 60 * SECOND));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRepaired", "Normal")]);
         assert_eq!(scene.counted("detour_drift_total"), 1);
@@ -66,7 +66,7 @@ fn tproxy_rules_and_routes_are_restored_in_the_same_dialect() {
                     let words: Vec<&str> = command.split(' ').collect();
                     pod.tool(words[0], &words[1..], "");
                 }
-                let done = one(scene.repair().look(&[Arc::new(pod.observed())], Instant::now()));
+                let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
                 assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired), "{dialect} {damage:?}");
                 Kernel::of(&pod).assert_is(&before, dialect);
             }
@@ -80,7 +80,7 @@ fn without_the_nodes_state_directory_no_pod_is_repaired() {
     scene(|scene| {
         let pod = scene.pod();
         nix::mount::umount(&scene.node.root.join("run/detour")).expect("unmounted");
-        assert_eq!(scene.repair().look(&[pod.unvalidated()], Instant::now()), []);
+        assert_eq!(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()), []);
         assert!(!Kernel::of(&pod).has_rules());
     });
 }
@@ -92,7 +92,7 @@ fn a_missing_rule_is_restored_without_a_source_of_facts() {
         pod.call(scene, "ADD");
         std::fs::remove_dir_all(scene.node.root.join("manifests")).expect("removed");
         pod.tool("iptables", &["-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT"], "");
-        let done = one(scene.repair().look(&[Arc::new(pod.observed())], Instant::now()));
+        let done = one(scene.repair().run_pass(&[Arc::new(pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         pod.call(scene, "CHECK");
     });
@@ -104,10 +104,10 @@ fn a_changed_pod_is_checked() {
         let pod = scene.pod();
         pod.call(scene, "ADD");
         let (mut repair, start) = (scene.repair(), Instant::now());
-        repair.look(&[Arc::new(pod.observed())], start);
+        repair.run_pass(&[Arc::new(pod.observed())], start);
         pod.tool("nft", &["flush", "ruleset"], "");
         let changed = Arc::new(ObservedPod { resource_version: "8".into(), ..pod.observed() });
-        assert_eq!(one(repair.look(&[changed], start + 6 * SECOND)).outcome, RepairOutcome::Repaired);
+        assert_eq!(one(repair.run_pass(&[changed], start + 6 * SECOND)).outcome, RepairOutcome::Repaired);
     });
 }
 
@@ -116,11 +116,11 @@ fn a_pod_that_started_before_the_plugin_gets_its_rules() {
     scene(|scene| {
         let pod = scene.pod();
         let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
-        assert_eq!(repair.look(&[Arc::clone(&observed)], start), [], "a runtime may be at work");
-        let done = one(repair.look(&[Arc::clone(&observed)], start + 5 * SECOND));
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "a runtime may be at work");
+        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Repaired));
         assert_eq!(scene.attachments(&pod), ["cluster@eth0.json"], "as the runtime would have it");
-        assert_eq!(repair.look(&[observed], start + 70 * SECOND), []);
+        assert_eq!(repair.run_pass(&[observed], start + 70 * SECOND), []);
         is_as_plain_until_deleted(scene, &pod);
     });
 }
@@ -130,12 +130,12 @@ fn a_failed_validation_is_repaired_a_limited_number_of_times() {
     scene(|scene| {
         let pod = scene.pod();
         let (mut repair, start) = (scene.repair(), Instant::now());
-        let done = one(repair.look(&[pod.unvalidated()], start));
+        let done = one(repair.run_pass(&[pod.unvalidated()], start));
         assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Repaired));
         let (mut outcomes, mut now) = (Vec::new(), start);
         while now < start + 1200 * SECOND {
             now += SECOND;
-            outcomes.extend(repair.look(&[pod.unvalidated()], now).into_iter().map(|done| done.outcome));
+            outcomes.extend(repair.run_pass(&[pod.unvalidated()], now).into_iter().map(|done| done.outcome));
         }
         assert_eq!(outcomes[..3], [RepairOutcome::NothingToDo, RepairOutcome::NothingToDo, RepairOutcome::NothingToDo]);
         assert!(matches!(&outcomes[3], RepairOutcome::Failed(why) if why.contains("init container")), "{outcomes:?}");
@@ -151,7 +151,7 @@ fn a_process_in_another_pods_netns_does_not_redirect_the_repair() {
         let other = scene.pod();
         let before = Kernel::of(&other);
         let stray = other.stray(scene);
-        let done = one(scene.repair().look(&[stray.unvalidated()], Instant::now()));
+        let done = one(scene.repair().run_pass(&[stray.unvalidated()], Instant::now()));
         let has_reason = |part| matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains(part));
         assert!(has_reason("has none of the pod's addresses"), "{done:?}");
         Kernel::of(&other).assert_is(&before, "untouched");
@@ -166,7 +166,7 @@ fn a_pod_without_a_netns_gets_an_event() {
         pod.call(scene, "ADD");
         let observed = pod.unvalidated();
         pod.go(scene);
-        let done = one(scene.repair().look(&[observed], Instant::now()));
+        let done = one(scene.repair().run_pass(&[observed], Instant::now()));
         assert!(
             matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("no network namespace")),
             "{done:?}"
@@ -180,14 +180,14 @@ fn saved_state_of_a_repaired_pod_is_removed_with_its_netns() {
     scene(|scene| {
         let (pod, stays) = (scene.pod(), scene.pod());
         let (mut repair, start) = (scene.repair(), Instant::now());
-        repair.look(&[pod.unvalidated(), stays.unvalidated()], start);
+        repair.run_pass(&[pod.unvalidated(), stays.unvalidated()], start);
         assert_eq!(scene.attachments(&pod).len(), 1);
         // An invalid record affects only its own pod.
         let broken = std::path::Path::new("/run/detour/attachments/0-broken");
         std::fs::create_dir(broken).expect("made");
         std::fs::write(broken.join("mesh@eth0.json"), "{").expect("written");
         pod.go(scene);
-        repair.look(&[stays.unvalidated()], start + SECOND);
+        repair.run_pass(&[stays.unvalidated()], start + SECOND);
         assert!(scene.attachments(&pod).is_empty(), "there was no DEL");
         assert_eq!(scene.attachments(&stays).len(), 1);
     });
@@ -209,7 +209,7 @@ fn saved_state_without_a_del_is_removed_with_the_netns_at_the_runtimes_path() {
             let mut record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
             record["netns"] = json!(netns);
             std::fs::write(file, record.to_string()).expect("writable");
-            scene.repair().look(&[], Instant::now());
+            scene.repair().run_pass(&[], Instant::now());
             !scene.attachments(&pod).is_empty()
         };
         assert!(!kept_at("/run/netns-of-test/gone"));
@@ -226,7 +226,7 @@ fn group_names_are_resolved_on_the_node() {
         std::fs::create_dir_all(&root).expect("made");
         std::fs::write(root.join("group"), "builders:x:4321:\n").expect("written");
         let pod = scene.pod();
-        assert_eq!(one(scene.repair().look(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
+        assert_eq!(one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
         assert!(pod.tool("iptables-save", &[], "").contains("--gid-owner 4321 -j RETURN"));
     });
 }
@@ -243,7 +243,7 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         pod.tool("nft", &["flush", "ruleset"], "");
         let (mut repair, start) = (scene.repair(), Instant::now());
         let observed = [Arc::new(offender.observed()), Arc::new(pod.observed())];
-        let done = one(repair.look(&observed, start));
+        let done = one(repair.run_pass(&observed, start));
         assert!(start.elapsed() < 15 * SECOND, "{:?}", start.elapsed());
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         assert_eq!(scene.events(), [event("DetourRulesUnreadable", "Warning"), event("DetourRepaired", "Normal")]);
@@ -252,9 +252,9 @@ fn a_pod_that_holds_too_many_rules_does_not_delay_the_repair_of_others() {
         let changed = || {
             [Arc::new(ObservedPod { resource_version: "8".into(), ..offender.observed() }), Arc::clone(&observed[1])]
         };
-        repair.look(&changed(), start + 10 * SECOND);
+        repair.run_pass(&changed(), start + 10 * SECOND);
         assert_eq!(failures(), 1, "not even if it changes");
-        repair.look(&changed(), start + 40 * SECOND);
+        repair.run_pass(&changed(), start + 40 * SECOND);
         assert_eq!(failures(), 2);
         assert_eq!(scene.events().len(), 2, "one event per hour");
     });
@@ -271,9 +271,9 @@ fn a_locked_netns_is_checked_again_soon() {
         let lock = format!("/run/detour/locks/{}-{}", netns.dev(), netns.ino());
         let call = std::fs::File::create(lock).expect("the ADD made the directory");
         call.lock().expect("locked");
-        assert_eq!(repair.look(&[Arc::clone(&observed)], start), []);
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), []);
         drop(call);
-        let done = one(repair.look(&[observed], start + 20 * SECOND));
+        let done = one(repair.run_pass(&[observed], start + 20 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
     });
 }
@@ -285,9 +285,9 @@ fn an_ipv6_address_that_is_added_after_add_gets_rules() {
         pod.tool("ip", &["-6", "addr", "del", "fd88::2/64", "dev", "eth0"], "");
         pod.call(scene, "ADD");
         let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
-        assert_eq!(repair.look(&[Arc::clone(&observed)], start), [], "link-local addresses are no drift");
+        assert_eq!(repair.run_pass(&[Arc::clone(&observed)], start), [], "link-local addresses are no drift");
         pod.tool("ip", &["-6", "addr", "add", "fd88::2/64", "dev", "eth0", "nodad"], "");
-        let done = one(repair.look(&[observed], start + 60 * SECOND));
+        let done = one(repair.run_pass(&[observed], start + 60 * SECOND));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         is_as_plain_until_deleted(scene, &pod);
     });

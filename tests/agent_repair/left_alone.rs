@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Checks the pod twice, the second time after the grace period. Returns the number of repairs.
-fn looks(repair: &mut RepairWorker, observed: &Arc<ObservedPod>) -> usize {
+fn repairs(repair: &mut RepairWorker, observed: &Arc<ObservedPod>) -> usize {
     let start = Instant::now();
     let again = start + Duration::from_secs(5);
-    repair.look(&[Arc::clone(observed)], start).len() + repair.look(&[Arc::clone(observed)], again).len()
+    repair.run_pass(&[Arc::clone(observed)], start).len() + repair.run_pass(&[Arc::clone(observed)], again).len()
 }
 
 #[test]
@@ -35,11 +35,11 @@ fn pods_without_netns_or_sidecar_ending_or_excluded_pods_are_skipped() {
         ];
         let before = Kernel::of(&pod);
         for observed in others {
-            assert_eq!(looks(&mut scene.repair(), &Arc::new(observed.clone())), 0, "{observed:?}");
+            assert_eq!(repairs(&mut scene.repair(), &Arc::new(observed.clone())), 0, "{observed:?}");
         }
         let mut settings = settings(RepairMode::InPlace);
         settings.criteria = Criteria { selector: "app=db".parse().expect("a selector"), ..Criteria::default() };
-        assert_eq!(looks(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
+        assert_eq!(repairs(&mut scene.repair_by(&settings), &pod.unvalidated()), 0, "not selected");
         Kernel::of(&pod).assert_is(&before, "untouched");
         assert!(scene.api.requests().is_empty() && scene.attachments(&pod).is_empty());
     });
@@ -53,8 +53,8 @@ fn rules_of_another_tool_stay() {
                        -A ISTIO_OUTPUT -j ISTIO_REDIRECT\n-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001\nCOMMIT\n";
         pod.tool("iptables-restore", &["--noflush"], foreign);
         let before = Kernel::of(&pod);
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.observed())), 0, "it has rules");
-        let done = one(scene.repair().look(&[pod.unvalidated()], Instant::now()));
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed())), 0, "it has rules");
+        let done = one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now()));
         assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("another tool")), "{done:?}");
         Kernel::of(&pod).assert_is(&before, "untouched");
     });
@@ -65,12 +65,12 @@ fn a_pod_without_addresses_or_without_redirection_is_skipped() {
     scene(|scene| {
         let pod = scene.pod();
         let unsettled = ObservedPod { addresses: Vec::new(), ..pod.observed() };
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(unsettled)), 0, "its ADD may still come");
         let mut manifest = pod.manifest();
         manifest["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("NONE");
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.observed_as(&manifest))), 0, "it wants none");
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed_as(&manifest))), 0, "it wants none");
         scene.install(&json!([{"type": "uid-exclude", "uids": [7]}]));
-        assert_eq!(looks(&mut scene.repair(), &Arc::new(pod.observed())), 0, "the chain does not redirect");
+        assert_eq!(repairs(&mut scene.repair(), &Arc::new(pod.observed())), 0, "the chain does not redirect");
         assert!(scene.attachments(&pod).is_empty());
     });
 }
@@ -91,7 +91,7 @@ fn a_validation_that_failed_differently_or_succeeded_later_is_ignored() {
             with(&|ended| ended.last_failure = None),
             with(&|ended| ended.name = "other".into()),
         ] {
-            assert_eq!(looks(&mut scene.repair(), &observed), 0, "{observed:?}");
+            assert_eq!(repairs(&mut scene.repair(), &observed), 0, "{observed:?}");
         }
     });
 }

@@ -14,7 +14,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
     scene(|scene| {
         let pod = scene.pod();
         let mut repair = scene.repair_by(&settings(RepairMode::Delete));
-        let done = one(repair.look(&[pod.unvalidated()], Instant::now()));
+        let done = one(repair.run_pass(&[pod.unvalidated()], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::ValidationFailed, RepairOutcome::Deleted));
         let deleted = scene.request_bodies(&format!("DELETE /api/v1/namespaces/shop/pods/{}", pod.name()));
         assert_eq!(deleted[0]["preconditions"], json!({"uid": pod.uid, "resourceVersion": "7"}));
@@ -22,7 +22,7 @@ fn a_pod_is_deleted_with_preconditions_and_only_if_it_has_a_controller() {
 
         let bare = scene.pod();
         let observed = Arc::new(ObservedPod { owned: false, ..ObservedPod::clone(&bare.unvalidated()) });
-        let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[observed], Instant::now()));
+        let done = one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[observed], Instant::now()));
         assert!(matches!(done.outcome, RepairOutcome::Failed(why) if why.contains("no controller")));
         assert_eq!(scene.request_bodies("DELETE").len(), 1);
         assert_eq!(scene.events()[1], event("DetourRepairFailed", "Warning"));
@@ -37,7 +37,7 @@ fn a_pod_with_the_desired_rules_is_not_deleted() {
         pod.call(scene, "ADD");
         let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&pod.unvalidated()) };
         for observed in [pod.unvalidated(), Arc::new(without_address)] {
-            let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[observed], Instant::now()));
+            let done = one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[observed], Instant::now()));
             assert_eq!(done.cause, Cause::ValidationFailed);
             assert!(
                 matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("its rules are the desired ones")),
@@ -57,7 +57,7 @@ fn a_pod_that_changed_since_is_not_deleted() {
     };
     scene_with(conflict, |scene| {
         let pod = scene.pod();
-        let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[pod.unvalidated()], Instant::now()));
+        let done = one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[pod.unvalidated()], Instant::now()));
         assert!(matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("409")), "{done:?}");
     });
 }
@@ -68,7 +68,7 @@ fn a_pod_is_labeled_once() {
         let pod = scene.pod();
         let mut repair = scene.repair_by(&settings(RepairMode::Label));
         let start = Instant::now();
-        assert_eq!(one(repair.look(&[pod.unvalidated()], start)).outcome, RepairOutcome::Labelled);
+        assert_eq!(one(repair.run_pass(&[pod.unvalidated()], start)).outcome, RepairOutcome::Labelled);
         let patches = scene.request_bodies(&format!("PATCH /api/v1/namespaces/shop/pods/{}/status", pod.name()));
         let wanted = json!({"metadata": {
             "uid": pod.uid, "resourceVersion": "7", "labels": {"cni.istio.io/uninitialized": "true"},
@@ -76,7 +76,7 @@ fn a_pod_is_labeled_once() {
         assert_eq!(patches, [wanted]);
         let mut labelled = ObservedPod::clone(&pod.unvalidated());
         labelled.pod.labels.insert("cni.istio.io/uninitialized".into(), "true".into());
-        let done = one(repair.look(&[Arc::new(labelled)], start + Duration::from_secs(60)));
+        let done = one(repair.run_pass(&[Arc::new(labelled)], start + Duration::from_secs(60)));
         assert_eq!(done.outcome, RepairOutcome::NothingToDo);
         assert_eq!(scene.request_bodies("PATCH").len(), 1);
         assert_eq!(scene.events(), [event("DetourLabelled", "Warning")]);
@@ -92,7 +92,7 @@ fn a_pod_that_can_not_be_repaired_in_place_is_deleted_in_the_last_attempt() {
         settings.otherwise = Some(RepairMode::Delete);
         let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
         for _ in 0..5 {
-            done.extend(repair.look(&[pod.unvalidated()], now));
+            done.extend(repair.run_pass(&[pod.unvalidated()], now));
             now += Duration::from_secs(600);
         }
         let modes: Vec<RepairMode> = done.iter().map(|done| done.mode).collect();
@@ -112,7 +112,7 @@ fn drift_is_repaired_in_place_in_every_mode() {
         pod.call(scene, "ADD");
         pod.tool("nft", &["flush", "ruleset"], "");
         let done =
-            one(scene.repair_by(&settings(RepairMode::Delete)).look(&[Arc::new(pod.observed())], Instant::now()));
+            one(scene.repair_by(&settings(RepairMode::Delete)).run_pass(&[Arc::new(pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.mode, done.outcome), (Cause::Drift, RepairMode::InPlace, RepairOutcome::Repaired));
         assert!(scene.request_bodies("DELETE").is_empty());
     });
@@ -124,7 +124,10 @@ fn an_unavailable_api_server_delays_no_repair() {
         |_| Answer::Close,
         |scene| {
             let pod = scene.pod();
-            assert_eq!(one(scene.repair().look(&[pod.unvalidated()], Instant::now())).outcome, RepairOutcome::Repaired);
+            assert_eq!(
+                one(scene.repair().run_pass(&[pod.unvalidated()], Instant::now())).outcome,
+                RepairOutcome::Repaired
+            );
         },
     );
 }
@@ -142,9 +145,9 @@ fn pods_beyond_the_queue_limit_are_checked_later() {
             .collect();
         crowd.push(pod.unvalidated());
         let (mut repair, start) = (scene.repair(), Instant::now());
-        assert_eq!(repair.look(&crowd, start), []);
+        assert_eq!(repair.run_pass(&crowd, start), []);
         assert_eq!(scene.counted("detour_repair_queue_overflows_total"), 89);
-        assert_eq!(one(repair.look(&crowd, start)).outcome, RepairOutcome::Repaired);
+        assert_eq!(one(repair.run_pass(&crowd, start)).outcome, RepairOutcome::Repaired);
     });
 }
 
@@ -153,10 +156,10 @@ fn deletions_are_rate_limited() {
     scene(|scene| {
         let pods: Vec<Arc<ObservedPod>> = (0..7).map(|_| scene.pod().unvalidated()).collect();
         let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
-        assert_eq!(repair.look(&pods, start).len(), 5);
+        assert_eq!(repair.run_pass(&pods, start).len(), 5);
         let rest: Vec<_> = pods.into_iter().filter(|observed| !scene.deleted(observed)).collect();
-        assert_eq!(repair.look(&rest, start + Duration::from_secs(50)), []);
-        assert_eq!(repair.look(&rest, start + Duration::from_secs(70)).len(), 2);
+        assert_eq!(repair.run_pass(&rest, start + Duration::from_secs(50)), []);
+        assert_eq!(repair.run_pass(&rest, start + Duration::from_secs(70)).len(), 2);
     });
 }
 
@@ -168,11 +171,15 @@ fn a_new_sandbox_is_skipped_until_its_addresses_are_known() {
         let (mut repair, start) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
         for minute in 0..3 {
             let observed = Arc::new(of_the_last.clone());
-            assert_eq!(repair.look(&[observed], start + Duration::from_secs(60 * minute)), [], "a runtime is at work");
+            assert_eq!(
+                repair.run_pass(&[observed], start + Duration::from_secs(60 * minute)),
+                [],
+                "a runtime is at work"
+            );
         }
-        assert_eq!(repair.look(&[Arc::new(pod.observed())], start + Duration::from_secs(180)), []);
-        assert_eq!(repair.look(&[Arc::new(pod.observed())], start + Duration::from_secs(200)), []);
-        let done = one(repair.look(&[Arc::new(pod.observed())], start + Duration::from_secs(220)));
+        assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], start + Duration::from_secs(180)), []);
+        assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], start + Duration::from_secs(200)), []);
+        let done = one(repair.run_pass(&[Arc::new(pod.observed())], start + Duration::from_secs(220)));
         assert_eq!((done.cause, done.outcome), (Cause::NoRules, RepairOutcome::Deleted));
     });
 }
@@ -202,7 +209,7 @@ fn a_pod_whose_replacement_would_not_be_redirected_is_never_deleted() {
             for observed in &pods {
                 let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
                 for _ in 0..5 {
-                    done.extend(repair.look(&[Arc::clone(observed)], now));
+                    done.extend(repair.run_pass(&[Arc::clone(observed)], now));
                     now += Duration::from_secs(600);
                 }
                 let RepairOutcome::Failed(why) = &done.last().expect("a failure").outcome else { panic!("{done:?}") };
@@ -224,7 +231,7 @@ fn a_pod_with_native_rules_and_without_saved_state_is_not_deleted() {
         std::fs::remove_dir_all(format!("/run/detour/attachments/{}", pod.sandbox)).expect("there is some");
         let (mut repair, mut now) = (scene.repair_by(&settings(RepairMode::Delete)), Instant::now());
         for _ in 0..4 {
-            assert_eq!(repair.look(&[Arc::new(pod.observed())], now), []);
+            assert_eq!(repair.run_pass(&[Arc::new(pod.observed())], now), []);
             now += Duration::from_secs(600);
         }
         assert!(scene.request_bodies("DELETE").is_empty());
@@ -241,7 +248,7 @@ fn a_pod_with_the_desired_rules_is_not_deleted_in_the_last_attempt() {
         let settings = RepairSettings { otherwise: Some(RepairMode::Delete), ..settings(RepairMode::InPlace) };
         let (mut repair, mut now, mut done) = (scene.repair_by(&settings), Instant::now(), Vec::new());
         for _ in 0..6 {
-            done.extend(repair.look(&[pod.unvalidated()], now));
+            done.extend(repair.run_pass(&[pod.unvalidated()], now));
             now += Duration::from_secs(600);
         }
         assert!(

@@ -97,7 +97,7 @@ fn check_tracked_connections(dialect: &'static str) {
         let _of_the_proxy = Link::connect(&link.pod, PROXY, &link.far, &format!("{FAR}:81"));
         let _never_captured = Link::connect(&link.far, 0, &link.pod, "10.88.0.2:15021");
         let _excluded = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:15020"));
-        let done = one(scene.repair().look(&[Arc::new(link.pod.observed())], Instant::now()));
+        let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::RepairedForNew { older: 2 }));
         assert!(lives(&mut outbound) && lives(&mut inbound));
         assert_eq!(scene.events(), [event("DetourRepaired", "Warning")]);
@@ -120,7 +120,7 @@ fn untracked_connections_are_reset_and_not_counted() {
         link.pod.call(scene, "ADD");
         link.pod.tool("nft", &["flush", "ruleset"], "");
         let mut outbound = Link::connect(&link.pod, 0, &link.far, &format!("{FAR}:80"));
-        let done = one(scene.repair().look(&[Arc::new(link.pod.observed())], Instant::now()));
+        let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         outbound.0.write_all(b"x").expect("sent");
         let error = outbound.0.read(&mut [0]).expect_err("it is reset");
@@ -133,7 +133,7 @@ fn dns_queries_of_an_open_socket_are_redirected_again() {
     scene(|scene| {
         scene.install(&serde_json::json!([{"type": "istio-redirect", "redirect_dns": true, "capture_all_dns": true}]));
         let link = Link::new(scene);
-        let added = one(scene.repair().look(&[link.pod.unvalidated()], Instant::now()));
+        let added = one(scene.repair().run_pass(&[link.pod.unvalidated()], Instant::now()));
         assert_eq!(added.outcome, RepairOutcome::Repaired);
         drifted(&link);
         let bind = |pod, address: &'static str, uid| {
@@ -147,7 +147,7 @@ fn dns_queries_of_an_open_socket_are_redirected_again() {
         let (_, from) = resolver.recv_from(&mut [0; 9]).expect("the rule is gone");
         resolver.send_to(b"answer", from).expect("sent");
         client.recv(&mut [0; 9]).expect("answered");
-        let done = one(scene.repair().look(&[Arc::new(link.pod.observed())], Instant::now()));
+        let done = one(scene.repair().run_pass(&[Arc::new(link.pod.observed())], Instant::now()));
         assert_eq!((done.cause, done.outcome), (Cause::Drift, RepairOutcome::Repaired));
         client.send_to(b"after", "10.88.0.1:53").expect("sent");
         let mut query = [0; 5];

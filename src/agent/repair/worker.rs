@@ -67,14 +67,14 @@ impl RepairWorker {
             }
             loop {
                 pods.wait(self.pause(Instant::now()));
-                self.look(&pods.pods(), Instant::now());
+                self.run_pass(&pods.pods(), Instant::now());
             }
         };
         thread::Builder::new().name("repair".into()).spawn(work).map(drop)
     }
 
     /// Checks the pods that are due at `now`. Returns the repairs.
-    pub fn look(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
+    pub fn run_pass(&mut self, pods: &[Arc<ObservedPod>], now: Instant) -> Vec<RepairResult> {
         self.update(pods, now);
         self.clean_up();
         let mut results = Vec::new();
