@@ -369,7 +369,7 @@ fn an_unusable_kubeconfig_is_refused_from_flag_and_configuration() {
     for (name, cause) in [
         ("missing", "No such file"),
         ("empty", "current-context"),
-        ("broken", "is not one"),
+        ("broken", "invalid kubeconfig"),
         ("no-context", "current-context"),
         ("no-token", "/etc/missing.token"),
     ] {
