@@ -12,6 +12,7 @@ use crate::cni::{CniCommand, Code, Document, Error, MAX_CONFIGURATION, NetConf, 
 use crate::logging::{EventCollector, Lines};
 use crate::printable::Text;
 use crate::streams::Stdout;
+use crate::trusted_file::FileId;
 use crate::{delegate, logging};
 pub use bypassing::bypassing;
 pub use container_status::{ContainerStatus, forget_gone, restore, standing};
@@ -19,7 +20,6 @@ use executables::ChainExecutables;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::panic::PanicHookInfo;
 use std::path::Path;
 use std::time::Instant;
@@ -211,9 +211,9 @@ fn check_own_netns(netns: &Path) -> Result<(), Error> {
 
 /// A namespace is known by device and inode, not by its path (namespaces(7)). `None` where nothing is at
 /// that path.
-fn identity(path: &Path) -> Result<Option<(u64, u64)>, Error> {
+fn identity(path: &Path) -> Result<Option<FileId>, Error> {
     match fs::metadata(path) {
-        Ok(file) => Ok(Some((file.dev(), file.ino()))),
+        Ok(metadata) => Ok(Some(FileId::of(&metadata))),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) => {
             let msg = format!("network namespace {}: can't be examined: {error}", path.display());
