@@ -62,7 +62,7 @@ impl std::str::FromStr for HostPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::new(text).ok_or_else(|| format!("{text:?} is not accepted; accepted: an absolute path without \"..\""))
+        Self::new(text).ok_or_else(|| format!("invalid value {text:?}; expected an absolute path without \"..\""))
     }
 }
 

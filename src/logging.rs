@@ -92,7 +92,7 @@ pub fn accepted(file: &Path) -> Result<(), String> {
     if within.is_some_and(plain) {
         return Ok(());
     }
-    Err(format!("{:?} is not accepted; accepted: a path below {DIRECTORY} without \"..\"", file.display().to_string()))
+    Err(format!("invalid value {:?}; expected a path below {DIRECTORY} without \"..\"", file.display().to_string()))
 }
 
 fn pairs(context: &[(&str, &str)]) -> String {

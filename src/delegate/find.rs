@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// file is never skipped in favor of the next directory.
 pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
-        let msg = format!("type {kind:?} is not accepted; accepted: the name of an executable in CNI_PATH, without /");
+        let msg = format!("invalid type {kind:?}; expected the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     let refused = |error: trusted_file::FileError| {
@@ -123,7 +123,7 @@ mod tests {
         for kind in ["", ".", "..", "../sh", "/bin/sh", "a/b", "a\0b"] {
             let error = find(kind, &call(None, &["/".into(), "/bin".into()])).expect_err("refused");
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains("is not accepted; accepted: "), "{error}");
+            assert!(error.msg.contains("invalid type "), "{error}");
         }
     }
 

@@ -254,7 +254,7 @@ mod tests {
     }
 
     fn here() -> NetnsId {
-        NetnsId::of(&fs::metadata(OWN).expect("readable"))
+        NetnsId::of(&std::fs::metadata(OWN).expect("readable"))
     }
 
     #[test]

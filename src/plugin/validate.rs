@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn what_an_add_would_refuse_is_refused_with_its_place() {
         for (conf, part) in [
-            (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: \"x\" is not accepted"),
+            (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: invalid value \"x\""),
             (json!({"chain": [{"type": "istio-redirect", "proxy_prot": 1}]}), "chain[0].proxy_prot: unknown key"),
             (json!({"chain": [{"type": "dns-exclude", "ports": [0]}]}), "chain[0].ports"),
             (

@@ -62,7 +62,7 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 fn requirement(part: &str) -> Result<Requirement, String> {
-    let refused = || format!("{part:?} is not accepted; accepted: {ACCEPTED}");
+    let refused = || format!("invalid value {part:?}; expected {ACCEPTED}");
     let words = |text: &str| text.split(',').map(|word| word.trim().to_owned()).collect();
     let (key, values, holds) = if let Some((key, value)) = part.split_once("!=") {
         (key, Some(BTreeSet::from([value.trim().to_owned()])), false)

@@ -170,7 +170,7 @@ const AGENT: &str = "see whether the agent runs on this node (kubectl get pods -
 
 /// The first that fits counts. The words are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
 /// Multus (`pkg/k8sclient`) and of this program (`cluster::query`, `networks`).
-const KNOWN_ERRORS: [KnownError; 23] = [
+const KNOWN_ERRORS: [KnownError; 24] = [
     KnownError {
         said: &["failed to find plugin"],
         next: "the program is not in the runtime's directories: see program-present, and install it under the name that \
@@ -238,6 +238,8 @@ const KNOWN_ERRORS: [KnownError; 23] = [
         said: &["contradict each other"],
         next: "give both attachments the same value of the setting that is named",
     },
+    KnownError { said: &["invalid value", "; expected"], next: "correct the key or annotation that is named" },
+    // Messages of 0.1.0.
     KnownError { said: &["is not accepted"], next: "correct the key or annotation that is named" },
     KnownError {
         said: &["the kernel refused"],
