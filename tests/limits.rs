@@ -92,7 +92,10 @@ fn a_stdin_that_stays_open_ends_the_call() {
         let (status, _) = end(&mut process);
         assert_eq!(status.code(), Some(1));
         let (code, text) = error(&mut process);
-        assert!(code == 5 && text.starts_with("error reading from stdin: no end of file within 10 s"), "{text}");
+        assert!(
+            code == 5 && text.starts_with("error reading from stdin: expected the end of file within 10 s"),
+            "{text}"
+        );
         drop(stdin);
     }
 }
