@@ -162,13 +162,13 @@ mod tests {
         symlink("../../..", mount.join("run/deep/up")).expect("linked");
         symlink("loop", mount.join("loop")).expect("linked");
         let root = HostRoot::new(&mount);
-        for (asked, found) in [
+        for (path_on_node, found) in [
             ("/var/run/detour/x", "run/detour/x"),
             ("/var/current/opt/cni/bin", "var/7/opt/cni/bin"),
             ("/run/deep/up/run", "run"),
             ("/nowhere/at/all", "nowhere/at/all"),
         ] {
-            assert_eq!(root.reach(&path(asked)).expect("reached"), mount.join(found), "{asked}");
+            assert_eq!(root.reach(&path(path_on_node)).expect("reached"), mount.join(found), "{path_on_node}");
         }
         assert_eq!(root.reach_entry(&path("/var/run")).expect("reached"), mount.join("var/run"));
         let circle = root.reach(&path("/loop/x")).expect_err("a circle");

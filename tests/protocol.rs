@@ -312,7 +312,7 @@ fn check_without_the_result_of_add_is_refused() {
     for (previous, wanted) in [
         ("", missing.clone()),
         (r#","prevResult":null"#, missing),
-        (r#","prevResult":7"#, "prevResult: an object is needed; it is the runtime that sets it".to_owned()),
+        (r#","prevResult":7"#, "prevResult: expected an object, which the runtime sets".to_owned()),
     ] {
         for more in ["", r#","delegates":[{"type":"bridge","name":"b"}]"#] {
             let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"detour"{more}{previous}}}"#);

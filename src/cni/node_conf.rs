@@ -77,7 +77,7 @@ impl NodeConf {
             conf.chain.iter().filter(of_kind).any(|block| block.keys.get("pod_overrides") == Some(&Value::Bool(false)))
         };
         Self {
-            place: "the node's own configuration".to_owned(),
+            place: "the runtime's configuration".to_owned(),
             top: present(top),
             kubernetes: present(kubernetes),
             exclude_namespaces: exclude_namespaces.clone(),
@@ -203,10 +203,7 @@ impl NodeConf {
 /// node.
 #[must_use]
 pub fn primary_in_attachment() -> Error {
-    Error::new(
-        Code::InvalidConfig,
-        "clusterNetwork, delegates: expected only in the runtime's configuration, got them in an attachment",
-    )
+    Error::new(Code::InvalidConfig, "clusterNetwork, delegates: only the runtime's configuration can set these keys")
 }
 
 fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Value> {

@@ -199,11 +199,11 @@ pub fn open_directory(path: &Path) -> io::Result<File> {
 fn verify_not_shared(file: File) -> io::Result<File> {
     let metadata = file.metadata()?;
     if !is_trusted(metadata.uid()) {
-        return Err(denied(format!("owned by UID {}; expected root: remove it first", metadata.uid())));
+        return Err(denied(format!("owned by UID {}; expected root; remove the file first", metadata.uid())));
     }
     match metadata.nlink() {
         0 | 1 => Ok(file),
-        names => Err(denied(format!("the file has {names} names (hard links), expected one: remove it first"))),
+        names => Err(denied(format!("expected one name, got {names} (hard links); remove the file first"))),
     }
 }
 

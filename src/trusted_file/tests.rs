@@ -129,12 +129,12 @@ fn writers_do_not_follow_links_or_write_to_files_of_other_users() {
         fs::remove_file(&path).expect("removed");
         fs::hard_link(&other, &path).expect("linked");
         let error = write(&path).expect_err("a hard link").to_string();
-        assert_eq!(error, "the file has 2 names (hard links), expected one: remove it first");
+        assert_eq!(error, "expected one name, got 2 (hard links); remove the file first");
         fs::remove_file(&path).expect("removed");
         fs::write(&path, "text").expect("written");
         chown(&path, Some(Uid::from_raw(12345)), None).expect("needs root");
         let error = write(&path).expect_err("another user's").to_string();
-        assert_eq!(error, "owned by UID 12345; expected root: remove it first");
+        assert_eq!(error, "owned by UID 12345; expected root; remove the file first");
         assert_eq!(fs::read(&path).expect("read"), b"text", "it is as it was");
     }
     for found in [|from: &Path, to: &Path| symlink(from, to), |from: &Path, to: &Path| fs::hard_link(from, to)] {

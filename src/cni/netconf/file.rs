@@ -1,6 +1,6 @@
 //! Configuration files: one plugin, or a plugin list that contains one of this plugin.
 
-use super::NetConf;
+use super::net_conf::NetConf;
 use super::sub_plugins::OWN_TYPES;
 use crate::cni::error::{Code, Error};
 use crate::cni::request::CniCommand;

@@ -181,10 +181,10 @@ fn array<'a>(keys: &BlockReader<'a>, key: &'static str, expected: &str) -> Resul
 /// Returns the result of a plugin that creates no interface: the configuration's `prevResult` with all its keys, or
 /// without one an empty result, in the version of the configuration.
 ///
-/// Versions of one shape have the same shape, so that another version is another label.
+/// Versions with the same result format differ only in `cniVersion`.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: `prevResult` is no object or speaks a version of another shape.
+/// [`Code::InvalidConfig`]: `prevResult` is not an object or has a version with another result format.
 pub fn passed_through(conf: &NetConf) -> Result<Value, Error> {
     let Some(previous) = &conf.prev_result else { return Ok(empty(&conf.cni_version)) };
     let Value::Object(previous) = previous else {

@@ -1,30 +1,17 @@
 //! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
-mod file;
-mod keys;
-mod kubernetes;
-mod primary;
-mod sub_plugins;
-mod unknown;
-
-pub use file::configuration;
-pub use keys::LogLevel;
-pub(super) use keys::{absolute, delegate_timeout};
-pub(super) use kubernetes::ISTIO_KUBECONFIG;
-pub use kubernetes::Kubernetes;
-pub(super) use primary::is_primary;
-pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
-pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};
-pub(super) use sub_plugins::{default_chain, kind};
-
-use super::block::{Block, BlockReader};
-use super::document::Document;
-use super::error::{Code, Error};
-use super::list::wrong_type;
-use super::names::is_identifier;
-use super::request::CniCommand;
-use super::version;
-use keys::text;
+use super::keys::{LogLevel, absolute, delegate_timeout, text};
+use super::kubernetes::Kubernetes;
+use super::primary::Primary;
+use super::sub_plugins::{blocks, kind};
+use super::unknown;
+use crate::cni::block::{Block, BlockReader};
+use crate::cni::document::Document;
+use crate::cni::error::{Code, Error};
+use crate::cni::list::wrong_type;
+use crate::cni::names::is_identifier;
+use crate::cni::request::CniCommand;
+use crate::cni::version;
 use serde_json::{Map, Value};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -140,7 +127,7 @@ impl NetConf {
             log_file,
             kubernetes,
             dialect: RuleFormatSetting::read(&keys)?,
-            chain: if has_chain { sub_plugins::blocks(&keys, &kind)? } else { Vec::new() },
+            chain: if has_chain { blocks(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
             delegate_timeout: delegate_timeout(&keys)?,
