@@ -121,7 +121,7 @@ mod tests {
             (args("istio-redirect", json!({"proxy_port": "x"})), "args.cni.istio-redirect.proxy_port"),
             (args("uid-exclude", json!({"uids": ["x"]})), "args.cni.uid-exclude.uids"),
             (args("dns-exclude", json!({"portz": []})), "args.cni.dns-exclude.portz"),
-            (json!({"prevResult": 5}), "prevResult: an object is needed"),
+            (json!({"prevResult": 5}), "prevResult: expected an object"),
             (
                 json!({"delegates": [{"type": "ovn"}, {"type": "detour", "chain": [{"type": "uid-exclude", "uids": "x"}]}]}),
                 "delegates[1]: chain[0].uids",

@@ -59,12 +59,12 @@ fn an_invalid_log_file_is_not_written_and_the_call_succeeds() {
     give_away(&foreign.0);
     let up = Path::new("/var/log/../..").join(precious.strip_prefix("/").expect("absolute"));
     for (file, why) in [
-        (precious.clone(), "accepted: a path below /var/log"),
-        (up, "accepted: a path below /var/log"),
-        (node.fifo("fifo"), "accepted: a path below /var/log"),
+        (precious.clone(), "expected a path below /var/log"),
+        (up, "expected a path below /var/log"),
+        (node.fifo("fifo"), "expected a path below /var/log"),
         (link.0.clone(), "a symbolic link"),
         (directory.0.join("precious"), "Not a directory"),
-        (hard.0.clone(), "2 names"),
+        (hard.0.clone(), "got 2 (hard links)"),
         (foreign.0.clone(), "owned by UID 12345"),
     ] {
         let output = logged("log_file", &file);

@@ -108,7 +108,7 @@ mod tests {
     fn what_is_none_is_refused() {
         for text in ["app in web", "=x", "app>1", "a b", "app like (x)", "app=(x"] {
             let why = text.parse::<Selector>().expect_err(text);
-            assert!(why.contains("accepted: KEY=VALUE"), "{why}");
+            assert!(why.contains("expected KEY=VALUE"), "{why}");
         }
     }
 }

@@ -271,7 +271,7 @@ mod tests {
             (json!([]), "result: invalid value []; expected an object"),
             (json!({"ips": {}}), "result.ips: invalid value {}; expected an array of objects"),
             (json!({"ips": [7]}), "result.ips[0]: invalid value 7; expected an object"),
-            (json!({"ips": [{}]}), "result.ips[0].address: missing; expected: an address with its prefix"),
+            (json!({"ips": [{}]}), "result.ips[0].address: missing; expected an address with its prefix"),
             (json!({"ips": [{"address": "10.0.0.1"}]}), r#"result.ips[0].address: invalid value "10.0.0.1""#),
             (json!({"ips": [{"address": "::/0", "gateway": "x"}]}), r#"result.ips[0].gateway: invalid value "x""#),
             (json!({"ips": [{"address": "::/0", "interface": "0"}]}), r#"result.ips[0].interface: invalid value "0""#),
