@@ -3,7 +3,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, chown, mkfifo};
 use std::fs::Permissions;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -148,7 +148,6 @@ fn writers_do_not_follow_links_or_write_to_files_of_other_users() {
 
 #[test]
 fn append_below_accepts_only_paths_without_links_below_the_directory() {
-    use std::io::Write;
     let directory = Directory::new("below");
     let log = directory.0.join("log");
     fs::create_dir_all(log.join("deep")).expect("created");
@@ -192,4 +191,19 @@ fn removed_files_and_files_of_proc_can_be_read() {
     assert_eq!(read_with_owner(&file, LIMIT).expect("read"), (b"text".to_vec(), 12345));
     fs::write(&file, [0xff]).expect("written");
     assert_eq!(read_text(&file, LIMIT).expect_err("no text").kind(), ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_failed_replacement_leaves_the_old_file_and_no_temporary_file() {
+    let directory = Directory::new("atomic");
+    let path = directory.0.join("a/b/file");
+    for durability in [Durability::Volatile, Durability::OldOrNew, Durability::New] {
+        replace_file(&path, ".temporary", durability, |file| file.write_all(b"old")).expect("written");
+        assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o600);
+        let fail = |file: &mut File| file.write_all(b"new").and(Err(ErrorKind::StorageFull.into()));
+        let error = replace_file(&path, ".temporary", durability, fail).expect_err("a full disk");
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        assert_eq!(fs::read(&path).expect("read"), b"old");
+        assert_eq!(fs::read_dir(directory.0.join("a/b")).expect("read").count(), 1);
+    }
 }
