@@ -92,7 +92,7 @@ pub fn start(
 /// Checks that the plugin may append its log to this file.
 ///
 /// # Errors
-/// The path is invalid; the error has the expected form.
+/// The path is not below `/var/log`; the message has the expected form.
 pub fn accepted(file: &Path) -> Result<(), String> {
     let within = file.strip_prefix(DIRECTORY).ok().filter(|within| within.iter().next().is_some());
     let plain = |within: &Path| within.components().all(|part| matches!(part, Component::Normal(_)));

@@ -8,7 +8,7 @@ use std::hash::Hash;
 /// The maximum number of items of a list: of an annotation, of `args.cni`, or of a key of the configuration.
 pub const LIST_ITEMS: usize = 2000;
 /// The maximum length of the text of a list, in bytes.
-const LIST_BYTES: usize = 64 * 1024;
+const MAX_LIST_BYTES: usize = 64 * 1024;
 /// The maximum length of a value in an error message, in characters.
 const MAX_QUOTED_CHARACTERS: usize = 80;
 /// The accepted JSON forms of a list, for error messages.
@@ -38,7 +38,7 @@ impl ItemList {
     /// As [`Self::from_text`].
     pub fn split(place: impl Into<String>, text: &str, separator: char) -> Result<Self, Error> {
         let place = place.into();
-        at_most(LIST_BYTES, "bytes", &place, text.len())?;
+        at_most(MAX_LIST_BYTES, "bytes", &place, text.len())?;
         let items = || text.split(separator).map(str::trim).filter(|item| !item.is_empty());
         at_most(LIST_ITEMS, "items", &place, items().count())?;
         Ok(Self { place, items: items().map(Into::into).collect() })
@@ -153,13 +153,13 @@ mod tests {
                 Error::new(Code::InvalidConfig, wanted)
             );
         }
-        let error = ItemList::from_text("k", &",".repeat(LIST_BYTES + 1)).expect_err("too long");
+        let error = ItemList::from_text("k", &",".repeat(MAX_LIST_BYTES + 1)).expect_err("too long");
         assert_eq!(error.msg, "k: expected at most 65536 bytes, got 65537");
     }
 
     #[test]
     fn a_long_invalid_item_is_quoted_in_part() {
-        let list = ItemList::from_text("k", &"x".repeat(LIST_BYTES)).expect("one item");
+        let list = ItemList::from_text("k", &"x".repeat(MAX_LIST_BYTES)).expect("one item");
         let error = list.distinct("numbers", |_| None::<u32>).expect_err("no number");
         assert!(error.msg.len() < 200 && error.msg.contains("xxx…\"; expected numbers"), "{error}");
     }

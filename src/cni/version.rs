@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn each_version_has_one_result_format() {
         for version in SUPPORTED {
-            let shape = ResultShape::of(version).expect("a shape");
+            let shape = ResultShape::of(version).expect("a result format");
             assert!(shape.versions().contains(&version));
         }
         assert_eq!(ResultShape::of("0.2.0"), Some(ResultShape::V0_1));

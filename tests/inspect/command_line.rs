@@ -49,7 +49,11 @@ fn wrong_input_is_code_2() {
     for (arguments, stdin, said) in [
         (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
-        (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
+        (
+            &["explain", "-f", "-", "--config", &list],
+            POD,
+            "expected one plugin of type detour, istio-cni, excludedns, got 0",
+        ),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
         (&["rules", "no-such-name"], "", "a pod is named as -n NS no-such-name"),
         (&["rules", "/no/such/netns"], "", "/no/such/netns"),

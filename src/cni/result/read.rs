@@ -43,7 +43,7 @@ impl AddResult {
     }
 }
 
-/// Parses a result up to 0.2.0: one address of each shape, with its routes.
+/// Parses a result up to 0.2.0: one address of each address family, with its routes.
 fn single_addresses(keys: &BlockReader<'_>) -> Result<AddResult, Error> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {

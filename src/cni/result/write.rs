@@ -36,7 +36,7 @@ impl AddResult {
         Ok(with_others(object, &self.others))
     }
 
-    /// Adds the first address of each shape with the shape's routes; interfaces are dropped.
+    /// Adds the first address of each address family with the family's routes; interfaces are dropped.
     fn single_addresses(&self, cni_version: &str, object: &mut Map<String, Value>) -> Result<(), Error> {
         for (key, is_ours) in [("ip4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("ip6", IpAddr::is_ipv6)] {
             let Some(first) = self.ips.iter().find(|ip| is_ours(&ip.address.addr())) else { continue };
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(converted(&newest(), "1.1.0"), newest());
         let mut older = newest();
         older["cniVersion"] = json!("1.0.0");
-        assert_eq!(converted(&newest(), "1.0.0"), older, "one shape, one shape");
+        assert_eq!(converted(&newest(), "1.0.0"), older, "versions with the same format");
     }
 
     #[test]
