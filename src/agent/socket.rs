@@ -4,7 +4,7 @@
 use super::facts::Answers;
 use super::health::{Busy, Connections};
 use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, LONGEST_QUESTION, RequestKind};
-use crate::trusted_file::{create_directories, open_lock};
+use crate::trusted_file::{FileId, create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{DirBuilder, File, Permissions};
 use std::future::pending;
@@ -48,8 +48,8 @@ impl OpenConnections {
 struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode, which distinguish the file from another one of the same name.
-    file: (u64, u64),
+    /// Identifies the socket file, because another agent may replace it under the same name.
+    file: FileId,
 }
 
 /// Answers requests on `path` until the future is dropped. A socket that can't be bound is retried. A socket that a
@@ -189,9 +189,8 @@ fn lock_file(socket: &Path) -> PathBuf {
     socket.with_file_name("agent.lock")
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let metadata = fs::symlink_metadata(path)?;
-    Ok((metadata.dev(), metadata.ino()))
+fn identity(path: &Path) -> io::Result<FileId> {
+    Ok(FileId::of(&fs::symlink_metadata(path)?))
 }
 
 /// Reads one request and answers it.

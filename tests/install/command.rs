@@ -249,7 +249,7 @@ fn invalid_input_is_reported_before_any_change() {
     for (arguments, part) in [
         (vec![config("bad.json")], "log_level"),
         (vec![config("type.json")], "add --name excludedns"),
-        (vec![config("uids.json")], "chain[0].uids: \"x\" is not accepted"),
+        (vec![config("uids.json")], "chain[0].uids: invalid value \"x\""),
         (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
         (vec![config("nowhere.json")], "can't be read"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
@@ -408,7 +408,7 @@ fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
     for (keys, why) in [
         (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
         (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
-        (json!({"prevResult": 5}), "prevResult: an object is needed"),
+        (json!({"prevResult": 5}), "prevResult: expected an object"),
         (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
     ] {
         scene.write("config.json", &keys.to_string());

@@ -14,7 +14,7 @@ use crate::cni::{NetConf, configuration};
 use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
 use crate::sub_plugins::SubPlugin;
-use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
+use crate::trusted_file::{self, FileId, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -413,7 +413,7 @@ fn open(reached: &Path) -> io::Result<File> {
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let own = file.metadata()?;
     match fs::metadata(path) {
-        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Ok(found) => Ok(FileId::of(&found) == FileId::of(&own)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }

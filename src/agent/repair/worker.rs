@@ -11,8 +11,8 @@ use crate::cluster::ServiceAccount;
 use crate::host_path::HostPath;
 use crate::plugin;
 use crate::state::ROOT;
+use crate::trusted_file::FileId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -164,7 +164,7 @@ fn check_state_directory(node: &NodeFiles) -> Result<(), String> {
     let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
     // It does not exist before the plugin's first call.
     let _ = fs::create_dir_all(directory);
-    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| FileId::of(&metadata));
     let of_node = HostPath::new(directory).and_then(|path| node.reach(&path).ok()).and_then(|path| identity(&path));
     let is_same = of_node.is_some() && of_node == identity(directory);
     is_same.then_some(()).ok_or_else(|| {
