@@ -168,7 +168,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
         let is_refusal = |event: &Value| {
             let message = event["message"].as_str().expect("text");
-            event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: \"verbose\"")
+            event["reason"] == "DetourConfigurationRefused" && message.contains("log_level: invalid value \"verbose\"")
         };
         plane.until(|_| admin.list(&kind).expect("allowed").iter().any(is_refusal));
         assert!(agent.end().0.success());

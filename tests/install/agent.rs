@@ -414,7 +414,7 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
         assert_eq!(event["involvedObject"], object);
         let message = event["message"].as_str().expect("text");
         assert!(
-            message.contains(&format!("chain[0].uids: \"{uid}\"")) && message.contains("stays in use"),
+            message.contains(&format!("chain[0].uids: invalid value \"{uid}\"")) && message.contains("stays in use"),
             "{message}"
         );
         // Another iteration of the agent with the same configuration.
