@@ -1,6 +1,8 @@
-//! The default routes of the namespace that the calling thread is in.
+//! Moves the default routes of the calling thread's network namespace to other gateways.
 
-use super::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone, unless_there};
+use super::rtnetlink::{
+    AF_INET, AF_INET6, HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, accept_existing, accept_missing, failed, open,
+};
 use crate::cni::Error;
 use crate::netlink::attributes::{Attributes, find};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
@@ -8,8 +10,6 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use std::net::IpAddr;
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// linux/rtnetlink.h.
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
@@ -33,9 +33,9 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         for family in [AF_INET, AF_INET6] {
             for route in socket.list(RTM_GETROUTE, &header(family))? {
                 let Some(rest) = without(&route, index) else { continue };
-                unless_gone(socket.request(RTM_DELROUTE, 0, &route, &[]))?;
+                accept_missing(socket.request(RTM_DELROUTE, 0, &route, &[]))?;
                 if let RemainingPaths::Paths(rest) = rest {
-                    unless_there(socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &rest, &[]))?;
+                    accept_existing(socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &rest, &[]))?;
                 }
             }
         }

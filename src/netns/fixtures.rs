@@ -1,13 +1,11 @@
-//! What rules need of the namespace besides themselves: set before the rules, harmless without
-//! them, taken away when nothing needs it any more.
-//!
-//! TPROXY's routing: packets with the mark are delivered to this namespace, whatever address they
-//! are for (the kernel's Documentation/networking/tproxy.rst).
+//! Fixtures: what firewall rules need in the network namespace besides themselves, that is an address on lo and
+//! TPROXY's policy routing. Fixtures are added before the rules, have no effect without them, and are removed when
+//! no attachment needs them.
 
 use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
-use super::{
-    HEADER, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE, failed, open,
-    unless_gone, unless_there,
+use super::rtnetlink::{
+    AF_INET, AF_INET6, HEADER, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
+    accept_existing, accept_missing, failed, open,
 };
 use crate::cni::Error;
 use crate::netlink::attributes::{Attributes, find};
@@ -15,7 +13,7 @@ use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 
-/// What is needed, or was added.
+/// The fixtures that rules need, or that were added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Fixtures {
@@ -26,22 +24,22 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
-    /// Adds what `other` holds.
+    /// Adds the fixtures of `other`.
     pub fn extend(&mut self, other: &Self) {
         self.proxy_loopback |= other.proxy_loopback;
         self.routing.extend(&other.routing);
     }
 
-    /// Forgets all but what `needed` names.
+    /// Drops the fixtures that are not in `needed`.
     pub fn retain(&mut self, needed: &Self) {
         self.proxy_loopback &= needed.proxy_loopback;
         self.routing.retain(|routing| needed.routing.contains(routing));
     }
 
-    /// What of this is not in the namespace.
+    /// Returns the fixtures that are missing in the namespace.
     ///
     /// # Errors
-    /// The kernel does not list what there is.
+    /// The kernel does not list policy rules or routes.
     pub fn missing(&self, addresses: OwnFamilies) -> Result<Self, Error> {
         let mut routing = BTreeSet::new();
         for needed in &self.routing {
@@ -52,11 +50,11 @@ impl Fixtures {
         Ok(Self { proxy_loopback: self.proxy_loopback && !addresses.proxy_loopback, routing })
     }
 
-    /// Adds all of it.
+    /// Adds the fixtures to the namespace.
     ///
     /// # Errors
-    /// The kernel refuses something. Where the pod has no IPv6 address, IPv6 may be off on lo and
-    /// then nothing needs an address there: that is logged.
+    /// The kernel refuses a fixture. A refused address is only logged if the pod has no IPv6 address: then IPv6 may
+    /// be disabled on lo, and no rule uses the address.
     pub fn add(&self, addresses: OwnFamilies) -> Result<(), Error> {
         if self.proxy_loopback {
             match add_proxy_loopback() {
@@ -67,10 +65,10 @@ impl Fixtures {
         self.routing.iter().try_for_each(|routing| routing.add())
     }
 
-    /// Removes all of it but what `needed` names.
+    /// Removes the fixtures from the namespace, except those in `needed`.
     ///
     /// # Errors
-    /// The kernel refuses something.
+    /// The kernel refuses a removal.
     pub fn remove_but(&self, needed: &Self) -> Result<(), Error> {
         if self.proxy_loopback && !needed.proxy_loopback {
             remove_proxy_loopback()?;
@@ -78,10 +76,10 @@ impl Fixtures {
         self.routing.difference(&needed.routing).try_for_each(|routing| routing.remove_but(&needed.routing))
     }
 
-    /// What of this is not there, one line each.
+    /// Describes each missing fixture in one line.
     ///
     /// # Errors
-    /// The kernel does not list what there is.
+    /// The kernel does not list addresses, policy rules or routes.
     pub fn drift(&self) -> Result<Vec<String>, Error> {
         if self == &Self::default() {
             return Ok(Vec::new());
@@ -89,7 +87,7 @@ impl Fixtures {
         let addresses = own_families()?;
         let missing = self.missing(addresses)?;
         let mut lines = Vec::new();
-        // Where the pod has no IPv6 address, lo may not have been able to take one.
+        // Without an IPv6 address in the pod, `add` may have failed to add it to lo.
         if missing.proxy_loopback && addresses.ip6 {
             lines.push("missing: address ::6/128 on lo".to_owned());
         }
@@ -100,8 +98,6 @@ impl Fixtures {
     }
 }
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// linux/rtnetlink.h.
 const RTA_OIF: u16 = 4;
 const RTA_TABLE: u16 = 15;
@@ -117,14 +113,16 @@ const FRA_FWMASK: u16 = 16;
 const FRA_OIFNAME: u16 = 17;
 const FR_ACT_TO_TBL: u8 = 1;
 
-/// A policy rule `fwmark MARK lookup TABLE` and a route `local default dev lo table TABLE`.
+/// TPROXY's routing: the policy rule `fwmark MARK lookup TABLE` and the route `local default dev lo table TABLE`.
+/// They deliver packets with the mark locally, whatever their destination (the kernel's
+/// Documentation/networking/tproxy.rst).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Routing {
-    /// The mark.
+    /// The firewall mark.
     pub mark: u32,
     /// The routing table.
     pub table: u32,
-    /// For IPv6 too.
+    /// Whether IPv6 is routed too.
     #[serde(default)]
     pub ip6: bool,
 }
@@ -134,7 +132,7 @@ impl Routing {
         [Some(AF_INET), self.ip6.then_some(AF_INET6)].into_iter().flatten()
     }
 
-    /// The policy rules and routes that do not exist, one line each.
+    /// Describes each missing policy rule and route in one line.
     ///
     /// # Errors
     /// The kernel does not list them.
@@ -155,7 +153,7 @@ impl Routing {
         missing().map_err(|e: Errno| failed("listing the pod's policy rules and routes failed", &e))
     }
 
-    /// Adds the rules and routes that do not exist, and replaces another default route of the table.
+    /// Adds the missing policy rules and routes; replaces another default route of the table.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -167,7 +165,7 @@ impl Routing {
             }
             Ok(())
         };
-        add().map_err(|e: Errno| failed(&format!("the route for packets with mark {} can't be added", self.mark), &e))
+        add().map_err(|e: Errno| failed(&format!("adding the route for packets with mark {} failed", self.mark), &e))
     }
 
     fn add_to(self, socket: &mut NetlinkSocket, family: u8) -> Result<(), Errno> {
@@ -177,12 +175,12 @@ impl Routing {
         }
         if self.find_rule(socket, family)?.is_none() {
             let flags = NLM_F_CREATE | NLM_F_EXCL;
-            unless_there(socket.request(RTM_NEWRULE, flags, &rule(family), self.rule_attributes().as_bytes()))?;
+            accept_existing(socket.request(RTM_NEWRULE, flags, &rule(family), self.rule_attributes().as_bytes()))?;
         }
         Ok(())
     }
 
-    /// Removes the rules and routes that none of `needed` has; a missing one is not an error.
+    /// Removes the policy rules and routes, except those that a routing in `needed` shares. Missing ones are no error.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -196,25 +194,25 @@ impl Routing {
                 if !is_needed(family, &|other| (other.mark, other.table) == (self.mark, self.table))
                     && let Some(rule) = self.find_rule(&mut socket, family)?
                 {
-                    unless_gone(socket.request(RTM_DELRULE, 0, &rule, &[]))?;
+                    accept_missing(socket.request(RTM_DELRULE, 0, &rule, &[]))?;
                 }
                 if !is_needed(family, &|other| other.table == self.table) {
                     let attributes = self.route_attributes();
-                    unless_gone(socket.request(RTM_DELROUTE, 0, &route(family), attributes.as_bytes()))?;
+                    accept_missing(socket.request(RTM_DELROUTE, 0, &route(family), attributes.as_bytes()))?;
                 }
             }
             Ok(())
         };
         remove()
-            .map_err(|e: Errno| failed(&format!("the route for packets with mark {} can't be removed", self.mark), &e))
+            .map_err(|e: Errno| failed(&format!("removing the route for packets with mark {} failed", self.mark), &e))
     }
 
-    /// The policy rule as the kernel lists it.
+    /// Returns the policy rule as the kernel lists it.
     fn find_rule(self, socket: &mut NetlinkSocket, family: u8) -> Result<Option<Vec<u8>>, Errno> {
         Ok(socket.list(RTM_GETRULE, &rule(family))?.into_iter().find(|body| self.is_rule(body)))
     }
 
-    /// Whether the rule selects packets by the mark alone.
+    /// Reports whether `body` is the policy rule, with the mark as its only condition.
     fn is_rule(self, body: &[u8]) -> bool {
         let Some((header, attributes)) = body.split_first_chunk::<HEADER>() else { return false };
         let [_, to, from, tos, _, _, _, action, flags, ..] = *header;
@@ -248,12 +246,12 @@ impl Routing {
     }
 }
 
-/// `struct fib_rule_hdr`.
+/// Returns the `struct fib_rule_hdr` of the policy rule.
 const fn rule(family: u8) -> [u8; HEADER] {
     [family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
 }
 
-/// `struct rtmsg`.
+/// Returns the `struct rtmsg` of the route.
 const fn route(family: u8) -> [u8; HEADER] {
     [family, 0, 0, 0, 0, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0]
 }

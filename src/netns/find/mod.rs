@@ -5,7 +5,9 @@
 mod processes;
 mod results;
 
-use super::{NetNs, NetnsId, own_addresses};
+use super::addresses::own_addresses;
+use super::lock::NetnsId;
+use super::namespace::NetNs;
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
 use processes::{ContainerProcess, NetnsProcess, contained};

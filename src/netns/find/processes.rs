@@ -11,7 +11,7 @@
 //! containerd without its systemd driver, below kubelet with it, writes `…-podUID.slice:cri-containerd:ID`.
 
 use crate::cni::{Code, Error};
-use crate::netns::NetNs;
+use crate::netns::namespace::NetNs;
 use crate::trusted_file::read_text;
 use std::collections::HashMap;
 use std::fs;
