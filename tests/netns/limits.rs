@@ -46,7 +46,7 @@ fn holds_too_much(output: &PluginOutput) {
     assert_eq!(output.expect_code(), 107);
     let msg = output.stdout["msg"].as_str().expect("text");
     assert!(
-        msg.contains("expected at most 20000 objects and 16 MiB") && msg.contains("; got more; remove rules"),
+        msg.contains("expected at most 20000 objects and 16 MiB") && msg.contains(", got more; remove rules"),
         "{msg}"
     );
 }
@@ -109,7 +109,7 @@ fn rules_that_go_to_its_chains_cost_no_more() {
     let output = soon(&world, "ADD", &configuration);
     assert_eq!(output.expect_code(), 107);
     let msg = output.stdout["msg"].as_str().expect("text");
-    assert!(msg.contains("expected at most 256 rules of another tool that go to detour's chains"), "{msg}");
+    assert!(msg.contains("expected at most 256 rules of another tool that jump to detour's chains"), "{msg}");
     soon(&world, "DEL", &configuration).expect_success();
     assert_eq!(world.iptables_save(Family::V4).chain("nat", "ISTIO_OUTPUT"), [""; 0]);
     assert!(!state_of(&world));
