@@ -4,7 +4,7 @@
 use super::expression::Counter;
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, native_table_of};
-use super::native::rule::table_name;
+use super::native::rule::{NativeAction, table_name};
 use super::nfnetlink::{NfError, NfSocket, Verb};
 use super::rule::{Family, NFPROTO_INET, Rule, Table, is_redirection_chain};
 use crate::cni;
@@ -210,11 +210,20 @@ impl LiveRuleset {
         }
     }
 
-    /// Reports whether detour's native tables redirect traffic, and whether they use TPROXY.
+    /// Reports whether detour's native tables redirect traffic.
     #[must_use]
-    pub fn native_redirection(&self) -> (bool, bool) {
-        let has = |name: &str| self.native.values().any(|chains| chains.contains_key(name));
-        (has("ISTIO_OUTPUT"), has("ISTIO_TPROXY"))
+    pub fn redirects_natively(&self) -> bool {
+        self.native.values().any(|chains| chains.contains_key("ISTIO_OUTPUT"))
+    }
+
+    /// Returns the mark that the rules of detour's native tables set on packets for TPROXY.
+    #[must_use]
+    pub fn native_tproxy_mark(&self) -> Option<u32> {
+        let chains = self.native.values().flat_map(BTreeMap::values);
+        chains.flat_map(|chain| chain.rules.iter().flatten()).find_map(|rule| match rule.action {
+            NativeAction::Tproxy { mark, .. } => Some(mark),
+            _ => None,
+        })
     }
 
     /// Returns a chain's rules; an empty slice if the chain does not exist.

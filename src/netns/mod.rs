@@ -24,6 +24,6 @@ pub use addresses::{
 };
 pub use connections::{OpenConnection, open_connections};
 pub use default_route::replace_default_routes;
-pub use fixtures::{Fixtures, Routing};
+pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 pub use lock::{NetnsId, remove_stale_locks};
 pub use namespace::{LockMode, NetNs};

@@ -94,7 +94,7 @@ pub struct Facts {
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
 /// The name of the proxy's container, fixed by Istio's injector.
-const PROXY_CONTAINER: &str = "istio-proxy";
+pub const PROXY_CONTAINER: &str = "istio-proxy";
 
 impl Pod {
     /// Whether this is the pod that `wanted` speaks of: the same UID, a static pod's by its hash.

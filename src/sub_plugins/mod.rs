@@ -36,11 +36,12 @@ pub use decision::{ConsideredRule, Decision, SkipReason, considered};
 pub use ids::namespace_uids;
 pub use note::{Note, Severity};
 pub use note::{Origins, SettingSource};
+pub use secondary::own_addresses;
 pub use sub_plugin::SubPlugin;
 pub use unknown_annotations::{Ignored, ignored};
 
 use crate::cni::{Block, BlockReader, Code, Error, at_most};
-use crate::pod::Facts;
+use crate::pod::{Container, Facts, PROXY_CONTAINER, Pod};
 use crate::policy::{Conflict, Exclusion, Interception, Policy};
 use asked::RequestedExclusions;
 use context::{ListAuthor, PodContext, SOURCES};
@@ -113,12 +114,30 @@ pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
     foreign.filter_map(|block| Some((block.keys.get("type")?.as_str()?, block)))
 }
 
-/// Checks the blocks of `chain` as far as that is possible without a pod and without the host's groups.
+/// Checks the blocks of `chain` and of `args`, each alone and together, as far as that is possible without a pod
+/// and without the host's groups.
 ///
 /// # Errors
-/// A block is wrong ([`Code::InvalidConfig`]); the message has its path and the accepted values.
-pub fn check(chain: &[Block]) -> Result<(), Error> {
-    ParsedChain::parse(chain, &|_| Some(0)).map(drop)
+/// A block is wrong, or two contradict each other ([`Code::InvalidConfig`]); the message has its path and the
+/// accepted values.
+pub fn check(chain: &[Block], args: &Map<String, Value>) -> Result<(), Error> {
+    let group_id = |_: &str| Some(0);
+    let chain = ParsedChain::parse(chain, &group_id)?;
+    // What a pod with a sidecar and nothing of its own gets.
+    let pod = Pod {
+        containers: vec![Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() }],
+        ..Pod::default()
+    };
+    let facts = Facts { pod, namespace: None };
+    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id: &group_id };
+    interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
+    if chain.uid_excludes.iter().any(|entry| entry.pod_overrides) {
+        argument(SubPlugin::UidExclude, &input, |r| UidExclude::parse(r, ListAuthor::Pod))?;
+    }
+    if chain.dns_excludes.iter().any(|entry| entry.pod_overrides) {
+        argument(SubPlugin::DnsExclude, &input, |r| DnsExclude::parse(r, ListAuthor::Pod))?;
+    }
+    Ok(())
 }
 
 /// Runs the sub-plugins in `chain`; executables are passed over.

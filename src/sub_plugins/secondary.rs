@@ -6,6 +6,7 @@ use crate::networks::{interface_names, networks};
 use crate::pod::Pod;
 use serde::Deserialize;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 /// What Multus writes down of each interface (the NetworkAttachmentDefinition client's
 /// `NetworkStatus`).
@@ -17,14 +18,27 @@ struct NetworkStatusItem {
     interface: String,
     #[serde(default)]
     default: bool,
+    #[serde(default)]
+    ips: Vec<String>,
+}
+
+/// The pod's own addresses: those of its status, and those of all its networks that Multus wrote down.
+#[must_use]
+pub fn own_addresses(pod: &Pod) -> Vec<IpAddr> {
+    let all = written_down(pod).into_iter().flat_map(|status| status.ips).filter_map(|ip| ip.parse().ok());
+    let addresses: BTreeSet<IpAddr> = pod.addresses.iter().copied().chain(all).collect();
+    addresses.into_iter().collect()
+}
+
+fn written_down(pod: &Pod) -> Vec<NetworkStatusItem> {
+    let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
+    serde_json::from_str(status).unwrap_or_default()
 }
 
 /// Their names. An annotation that can't be understood names none: Multus has refused it.
 pub(super) fn interfaces(pod: &Pod) -> Vec<String> {
     let mut names: BTreeSet<String> = selected(pod).into_iter().collect();
-    let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
-    let status: Vec<NetworkStatusItem> = serde_json::from_str(status).unwrap_or_default();
-    names.extend(status.into_iter().filter(|s| !s.default).map(|s| s.interface));
+    names.extend(written_down(pod).into_iter().filter(|s| !s.default).map(|s| s.interface));
     names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_interface_of_rules(name)).collect()
 }
 
@@ -53,6 +67,20 @@ mod tests {
         assert_eq!(of(&selected), ["data0", "net1", "net2"]);
         assert!(of(&[]).is_empty());
         assert!(of(&[("k8s.v1.cni.cncf.io/networks", "a//b")]).is_empty());
+    }
+
+    #[test]
+    fn a_pods_own_addresses_are_those_of_all_its_networks() {
+        let of = |status: &str| {
+            let annotations = [(NETWORK_STATUS.to_owned(), status.to_owned())].into();
+            let addresses = vec!["10.0.0.2".parse().expect("an address")];
+            let own = own_addresses(&Pod { annotations, addresses, ..Pod::default() });
+            own.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let status = r#"[{"name": "ovn", "interface": "eth0", "ips": ["10.0.0.2", "fd00::2"], "default": true},
+            {"name": "a", "interface": "net1", "ips": ["192.168.7.2", "no address"]}, {"name": "b"}]"#;
+        assert_eq!(of(status), ["10.0.0.2", "192.168.7.2", "fd00::2"]);
+        assert_eq!(of("no JSON"), ["10.0.0.2"]);
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn without_a_sidecar_nothing_is_excluded_and_no_annotation_is_read() {
 fn exclusions_hold_for_a_sidecar_whoever_redirects_it() {
     let expected = ["uid 5", "uid 6 udp 53"];
     for (reason, change) in [
-        (SkipReason::IstioInit, (|pod| pod.containers[0].name = "istio-init".into()) as fn(&mut crate::pod::Pod)),
+        (SkipReason::IstioInit, (|pod| pod.containers[0].name = "istio-init".into()) as fn(&mut Pod)),
         (SkipReason::EnvoyDisabled, |pod| pod.containers[1].env.push(("DISABLE_ENVOY".into(), "true".into()))),
         (SkipReason::NotASidecar("router".into()), |pod| pod.containers[1].args[1] = "router".into()),
         (SkipReason::InjectionRefused, |pod| drop(pod.labels.insert("sidecar.istio.io/inject".into(), "false".into()))),

@@ -7,7 +7,7 @@ use super::report::CheckTarget;
 use super::report::{Check, CheckVerdict, Results};
 use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
 use crate::host_path::HostPath;
-use crate::plugin::node;
+use crate::plugin::{node, validate};
 use crate::trusted_file::read_nofollow;
 use serde_json::Value;
 use std::fs;
@@ -76,7 +76,8 @@ pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configur
     let ours: Vec<&RuntimeFile> = files.iter().filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for RuntimeFile { path, text, .. } in &ours {
-        match effective(case, path.as_path(), text) {
+        let effective = effective(case, path.as_path(), text);
+        match effective.and_then(|conf| accepted(&conf).map(|()| conf)) {
             Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
             Err(error) => wrong.push(error.to_string()),
         }
@@ -99,6 +100,11 @@ pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configur
         }
     });
     valid
+}
+
+/// Whether an ADD would accept it. An ADD does not fail for the log file, and executables are another check.
+fn accepted(conf: &NetConf) -> Result<(), Error> {
+    validate(&NetConf { log_file: None, ..conf.clone() }, &|_| Some(true)).map(drop)
 }
 
 fn described(configured: &Configured) -> String {

@@ -181,13 +181,7 @@ pub(super) fn examine_rights(inquiry: Option<&ApiProbe>, conf: Option<&NetConf>,
         let why = checkup.obstacle(&USABLE).unwrap_or_else(|| "because there is no kubeconfig".to_owned());
         return checkup.add(&API, CheckVerdict::not_checked(why));
     };
-    checkup.after(&USABLE, &API, || match inquiry.version() {
-        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
-        Err(error) => CheckVerdict::fail(
-            error.to_string(),
-            "see whether the server runs and whether this node reaches it; a firewall or a wrong address are usual",
-        ),
-    });
+    checkup.after(&USABLE, &API, || reachable(inquiry));
     for (check, right) in rights(conf) {
         checkup.after(&[&API], check, || match inquiry.may(&right) {
             Ok(true) => CheckVerdict::pass(right.to_string()),
@@ -197,6 +191,24 @@ pub(super) fn examine_rights(inquiry: Option<&ApiProbe>, conf: Option<&NetConf>,
             ),
             Err(error) => CheckVerdict::not_checked(error.to_string()),
         });
+    }
+}
+
+/// Asks with the kubeconfig that the user names, where the plugin itself reads files and asks no API.
+pub(super) fn examine_api_of_user(inquiry: &ApiProbe, conf: Option<&NetConf>, checkup: &mut Results) {
+    checkup.add(&API, reachable(inquiry));
+    for (check, _) in conf.map(rights).unwrap_or_default() {
+        checkup.add(check, CheckVerdict::not_checked("the plugin needs no right: kubernetes.manifests_dir is set"));
+    }
+}
+
+fn reachable(inquiry: &ApiProbe) -> CheckVerdict {
+    match inquiry.version() {
+        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
+        Err(error) => CheckVerdict::fail(
+            error.to_string(),
+            "see whether the server runs and whether this node reaches it; a firewall or a wrong address are usual",
+        ),
     }
 }
 

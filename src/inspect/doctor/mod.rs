@@ -82,8 +82,14 @@ fn node(case: &CheckTarget, checkup: &mut Results) -> Examination {
     program::examine(case, &kinds, checkup);
     let kubeconfig = credentials::examine_kubeconfig(case, conf, checkup);
     program::examine_installation(case, checkup);
-    let inquiry = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&case.mount, path.clone()));
-    credentials::examine_rights(inquiry.as_ref(), conf, checkup);
+    let reads_files = conf.is_some_and(|conf| conf.kubernetes.manifests_dir.is_some());
+    match case.kubeconfig.as_ref().filter(|_| reads_files) {
+        Some(path) => credentials::examine_api_of_user(&ApiProbe::of_user(path.clone()), conf, checkup),
+        None => {
+            let inquiry = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&case.mount, path.clone()));
+            credentials::examine_rights(inquiry.as_ref(), conf, checkup);
+        }
+    }
     credentials::examine_agent(case, conf, checkup);
     kernel::examine(conf, checkup);
     let checklist = Checklist::of(Vec::new());
