@@ -1,4 +1,4 @@
-//! `rules` and `trace` of a pod that is named, on its node and elsewhere.
+//! `rules` and `trace` for a pod given by name, on its node and on another machine.
 
 use crate::Pod;
 use crate::node::{Node, scene, uid};
@@ -9,10 +9,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// What is kept of the pod's attachment.
+/// The saved state of the pod's attachment.
 const FILE: &str = "istio-cni@eth0.json";
 
-/// A node, a pod that runs on it, and the cluster's word of pods.
+/// A node, a pod that runs on it, and the API's pods.
 struct Scene<'a> {
     node: &'a Node,
     pod: Pod,
@@ -33,7 +33,7 @@ fn manifest(name: &str, uid: &str, node: &str, host_network: bool) -> String {
 }
 
 impl<'a> Scene<'a> {
-    /// The pod `web` runs here and has its rules; `away` runs elsewhere, `host` on its node's network.
+    /// The pod `web` runs here with rules; `away` runs on another node, `host` uses its node's network.
     fn new(node: &'a Node) -> Self {
         node.keep_state();
         let pod = Pod::new(node).kept(node);
@@ -86,7 +86,7 @@ impl<'a> Scene<'a> {
 }
 
 #[test]
-fn the_rules_of_a_pod_are_found_by_whatever_names_it() {
+fn rules_accepts_a_pod_by_name_container_pid_or_path() {
     scene(|node| {
         let scene = Scene::new(node);
         for whose in [
@@ -107,7 +107,7 @@ fn the_rules_of_a_pod_are_found_by_whatever_names_it() {
 }
 
 #[test]
-fn what_a_pod_without_a_del_left_is_not_that_of_a_later_one_with_its_namespaces_number() {
+fn saved_state_of_an_earlier_pod_with_the_same_inode_is_ignored() {
     scene(|node| {
         let scene = Scene::new(node);
         let own = Path::new(ROOT).join(&scene.pod.sandbox);
@@ -123,7 +123,7 @@ fn what_a_pod_without_a_del_left_is_not_that_of_a_later_one_with_its_namespaces_
 }
 
 #[test]
-fn a_packet_is_traced_through_the_rules_that_are_found() {
+fn trace_uses_the_live_rules_of_the_pod() {
     scene(|node| {
         let scene = Scene::new(node);
         let packet = ["--from", "uid=1000", "--to", "198.51.100.7:443/tcp"];
@@ -143,7 +143,7 @@ fn a_packet_is_traced_through_the_rules_that_are_found() {
 }
 
 #[test]
-fn elsewhere_the_command_to_run_there_is_told() {
+fn on_another_machine_the_command_for_the_pods_node_is_printed() {
     scene(|node| {
         let scene = Scene::new(node);
         let away = ["-n", "shop", "away", "--config", &scene.conf];

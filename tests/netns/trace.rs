@@ -1,4 +1,4 @@
-//! What `trace` says of a packet is what a packet does, whatever the policy; and `rules` sees it.
+//! `trace` predicts what real packets do, for any policy; and `rules` shows the rules that they pass.
 
 use crate::dialect::Dialect;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
@@ -17,12 +17,12 @@ use serde_json::{Map, Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-/// How many policies; each has a world of its own and meets some seventy packets.
+/// The number of policies; each has its own world and is tested with about seventy packets.
 const POLICIES: usize = 20;
 
 const OTHER: Process = Process { uid: 5, gid: 7 };
 
-/// A policy as an administrator and a pod's author write it.
+/// A policy as an administrator and a pod's author configure it.
 #[derive(Debug, Clone)]
 struct Written {
     dns: bool,
@@ -31,7 +31,7 @@ struct Written {
     chain: Value,
 }
 
-/// One of `values`, or the key is left out.
+/// One of `values`, or an absent key.
 fn maybe(key: &'static str, values: &'static [&'static str]) -> impl Strategy<Value = Option<(String, Value)>> {
     prop::option::weighted(
         0.2,
@@ -88,7 +88,7 @@ fn written() -> impl Strategy<Value = Written> {
     )
 }
 
-/// What is sent, to whom, and by whom; `None` is somebody outside.
+/// Protocol, destination and sender of a packet; `None` is a sender outside.
 fn packets(family: Family) -> Vec<(Option<Process>, Protocol, SocketAddr)> {
     let mut packets = Vec::new();
     for process in [APP_PROCESS, PROXY, VAULT_INIT, OTHER] {
@@ -112,7 +112,7 @@ fn packets(family: Family) -> Vec<(Option<Process>, Protocol, SocketAddr)> {
     packets
 }
 
-/// The name that `trace` has for where it arrived.
+/// Returns the name that `trace` uses for an arrival.
 fn named(arrival: &Arrival) -> String {
     match arrival {
         Arrival::Sidecar { port, .. } => format!("sidecar:{port}"),
@@ -147,7 +147,7 @@ fn policy_of(text: &Value, pod: &str) -> policy::Policy {
 }
 
 #[test]
-fn what_it_says_is_what_a_packet_does() {
+fn trace_predicts_where_packets_arrive() {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let strategy = written();
@@ -197,7 +197,7 @@ fn what_it_says_is_what_a_packet_does() {
 }
 
 #[test]
-fn rules_shows_what_is_there_and_what_it_counted() {
+fn rules_shows_live_rules_with_counters() {
     let world = World::new(Families::Both);
     let pod = pod::manifest(true, PROXY, &[]);
     let configuration = configured(&world, &pod, json!([{"type": "istio-redirect"}]));
@@ -219,7 +219,7 @@ fn rules_shows_what_is_there_and_what_it_counted() {
 }
 
 #[test]
-fn rules_marks_what_is_missing_extra_and_foreign() {
+fn rules_marks_missing_extra_and_foreign_rules() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[]);
     world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
@@ -270,7 +270,7 @@ fn rules_marks_what_is_missing_extra_and_foreign() {
 }
 
 #[test]
-fn rules_names_routes_that_are_missing() {
+fn rules_shows_missing_routes() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
     world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
@@ -283,7 +283,7 @@ fn rules_names_routes_that_are_missing() {
 }
 
 #[test]
-fn native_rules_are_shown_and_marked_the_same_way() {
+fn native_rules_are_shown_and_marked_alike() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[]);
     world.add(&Dialect::Nftables.of(configured(&world, &pod, json!([{"type": "istio-redirect"}]))));
