@@ -4,15 +4,13 @@
 //! The chain must accept: after a `RETURN`, the packet would continue to `ISTIO_OUTPUT`.
 
 use super::istio::{DNS_PORT, PROXY_ZONE};
-use super::rule::{Family, Hook, Match, Rule, Ruleset, Table, Target, is, not};
+use super::rule::{Family, Hook, MULTIPORT_SLOTS, Match, Rule, Ruleset, Table, Target, is, not};
 use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Protocol, TrafficOwner};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 
 /// The chain of the exclusions, in nat and in raw.
 pub(super) const OUTPUT: &str = "DETOUR_OUTPUT";
-/// The number of slots in `-m multiport` (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`).
-pub(super) const MULTIPORT_SLOTS: usize = 15;
 
 /// Adds the rules for `exclusions`, those of `policy` that are in effect, for one family.
 pub(super) fn write(policy: &Policy, exclusions: &BTreeSet<Exclusion>, family: Family, ruleset: &mut Ruleset) {

@@ -1,9 +1,9 @@
 //! From a policy to rules: builds the ruleset, and computes an upper bound of its size before it is built, since the
 //! lists of a policy multiply.
 
-use super::exclusions::{self, MULTIPORT_SLOTS, captured, covers_dns_port, protocols};
+use super::exclusions::{self, captured, covers_dns_port, protocols};
 use super::istio;
-use super::rule::{Family, Rule, Ruleset};
+use super::rule::{Family, MULTIPORT_SLOTS, Rule, Ruleset};
 use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
 
 /// The maximum number of rules that an ADD writes for a pod, both families together.

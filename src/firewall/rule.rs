@@ -16,6 +16,9 @@ pub(super) const NFPROTO_INET: u8 = 1;
 /// `NF_ACCEPT` (linux/netfilter.h).
 pub(super) const NF_ACCEPT: u32 = 1;
 
+/// The number of slots in `-m multiport` (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`); a range takes two.
+pub(super) const MULTIPORT_SLOTS: usize = 15;
+
 /// An IP family; iptables has separate tables for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Family {

@@ -119,8 +119,8 @@ fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
     }
 }
 
-/// Returns the paths of a route (`struct rtnexthop` with its attributes), each with its interface. Clears flags that the
-/// kernel does not accept in a new route, such as `RTNH_F_DEAD`.
+/// Returns the paths of a route (`struct rtnexthop` with its attributes), each with its interface. Clears flags
+/// that the kernel does not accept in a new route, such as `RTNH_F_DEAD`.
 fn paths(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Vec<u8>)> {
     std::iter::from_fn(move || {
         let ([low, high, flags, hops, a, b, c, d], _) = bytes.split_first_chunk::<8>()?;

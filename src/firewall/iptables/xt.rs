@@ -1,9 +1,8 @@
 //! The C structures of xtables matches and targets as bytes: each has a name, a revision and an info block
 //! (linux/netfilter/xt_*.h), padded to eight bytes as by `XT_ALIGN`.
 
-use crate::firewall::exclusions::MULTIPORT_SLOTS;
 use crate::firewall::expression::Extension;
-use crate::firewall::rule::{CtState, Family, Is, Match, Target};
+use crate::firewall::rule::{CtState, Family, Is, MULTIPORT_SLOTS, Match, Target};
 use crate::policy::{IdRange, PortRange};
 
 /// A C structure being written, field by field in the order of its declaration.

@@ -32,7 +32,7 @@ pub struct NativeLiveChain {
 pub type NativeLiveTables = BTreeMap<Table, BTreeMap<String, NativeLiveChain>>;
 
 /// Returns which of detour's native tables has this name in family `family` (`NFPROTO_…`).
-pub(in crate::firewall) fn native_table_of(family: u8, name: Option<&str>) -> Option<Table> {
+pub(crate) fn native_table_of(family: u8, name: Option<&str>) -> Option<Table> {
     Table::ALL.into_iter().find(|table| family == NFPROTO_INET && Some(table_name(*table)) == name)
 }
 
@@ -41,12 +41,12 @@ const MAX_ELEMENTS: usize = 100_000;
 
 /// The sets of detour's native tables, read before the rules that look them up.
 #[derive(Debug, Default)]
-pub(in crate::firewall) struct Sets(BTreeMap<Table, BTreeMap<String, LiveSet>>);
+pub(crate) struct Sets(BTreeMap<Table, BTreeMap<String, LiveSet>>);
 
 impl Sets {
     /// Reads the anonymous sets of `tables`, which belong to one rule each. A process in the pod can add other sets,
     /// which are skipped.
-    pub(in crate::firewall) fn read(socket: &mut NfSocket, tables: &NativeLiveTables) -> Result<Self, NfError> {
+    pub(crate) fn read(socket: &mut NfSocket, tables: &NativeLiveTables) -> Result<Self, NfError> {
         // A listed table or set may have been deleted since.
         let changed = |error| if error == NfError::Socket(Errno::ENOENT) { NfError::Changed } else { error };
         let (mut sets, mut elements) = (Self::default(), 0);
@@ -69,7 +69,7 @@ impl Sets {
 }
 
 /// Adds a chain as the kernel lists it.
-pub(in crate::firewall) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: &[u8]) {
+pub(crate) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: &[u8]) {
     let table = native_table_of(family, find_text(body, 1));
     if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
         let chain = NativeLiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
@@ -87,7 +87,7 @@ fn hook(table: Table, body: &[u8]) -> Result<Option<Hook>, NotOurs> {
 }
 
 /// Adds a rule as the kernel lists it.
-pub(in crate::firewall) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family: u8, body: &[u8]) {
+pub(crate) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family: u8, body: &[u8]) {
     let Some(table) = native_table_of(family, find_text(body, 1)) else { return };
     let chain = tables.get_mut(&table).and_then(|chains| chains.get_mut(find_text(body, 2)?));
     if let Some(chain) = chain {

@@ -142,7 +142,7 @@ pub const fn table_name(table: Table) -> &'static str {
 }
 
 /// Returns the type of a base chain.
-pub(in crate::firewall) const fn chain_type(table: Table, hook: Hook) -> &'static str {
+pub(crate) const fn chain_type(table: Table, hook: Hook) -> &'static str {
     match (table, hook) {
         (Table::Nat, _) => "nat",
         (Table::Mangle, Hook::Output) => "route",

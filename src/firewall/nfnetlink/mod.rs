@@ -1,8 +1,8 @@
 //! The netlink protocol of netfilter: dumps and transactions of nf_tables, and tracked connections. It knows nothing
 //! about rules.
 //!
-//! The encoding is our own code: the libraries on crates.io either link libnftnl (C), start `nft`, or lack what the
-//! plugin depends on: compat expressions, transactions bound to a generation, and limits on dumps.
+//! The encoding is our own code: no library encodes the expressions `redir`, `match` and `target`, unless it links C or
+//! starts `nft`.
 
 mod conntrack;
 mod socket;
