@@ -137,6 +137,14 @@ pub(super) fn is_own_chain(name: &str) -> bool {
     name.starts_with(OWN_PREFIX)
 }
 
+/// Returns the IP protocol number.
+pub(super) const fn protocol_number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+    }
+}
+
 /// A value in a condition, possibly negated (`!`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Is<T> {

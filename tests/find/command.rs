@@ -36,7 +36,7 @@ impl<'a> Scene<'a> {
     /// The pod `web` runs here with rules; `away` runs on another node, `host` uses its node's network.
     fn new(node: &'a Node) -> Self {
         node.keep_state();
-        let pod = Pod::new(node).kept(node);
+        let pod = Pod::new(node).with_cached_result(node);
         let pods = [
             manifest("web", &pod.uid, "here", false),
             manifest("away", &uid(), "worker-7", false),

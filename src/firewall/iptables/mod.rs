@@ -8,7 +8,7 @@ mod text;
 mod xt;
 
 use super::expression::{Base, Expression, Meta, NftVerdict};
-use super::rule::{Family, Is, Match, Rule, Target};
+use super::rule::{Family, Is, Match, Rule, Target, protocol_number};
 use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -45,13 +45,6 @@ pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>
     let rule = expressions.as_ref().and_then(|all| Some((all, Decoder { family, left: all }.rule()?)));
     // Rules that are equal as values must be equal in the kernel.
     rule.filter(|(all, rule)| encode(rule, family) == **all).map(|(_, rule)| rule).ok_or(jump_target)
-}
-
-const fn protocol_number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-    }
 }
 
 fn encode(rule: &Rule, family: Family) -> Vec<Expression> {

@@ -17,8 +17,8 @@ use super::rule::{Condition, Key, NativeAction, NativeChain, NativeRule, NativeT
 use super::set::{Span, Spans};
 use crate::firewall::exclusions::OUTPUT as EXCLUSIONS;
 use crate::firewall::rule;
-use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target};
-use crate::policy::{IdRange, PortRange, Protocol};
+use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target, protocol_number};
+use crate::policy::{IdRange, PortRange};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
@@ -196,13 +196,6 @@ fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
     }
     all.sort_by_key(|condition| condition.key);
     all
-}
-
-const fn protocol_number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-    }
 }
 
 fn ports(list: &[PortRange]) -> Spans {
