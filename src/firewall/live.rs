@@ -5,7 +5,7 @@ use super::expression::Counter;
 use super::iptables;
 use super::native::live::{NativeLiveTables, Sets, add_native_chain, add_native_rule, native_table_of};
 use super::native::rule::{NativeAction, table_name};
-use super::nfnetlink::{NfError, NfSocket, Verb};
+use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::rule::{Family, NFPROTO_INET, Rule, Table, is_redirection_chain};
 use crate::cni;
 use crate::cni::Code;
@@ -36,7 +36,8 @@ pub struct LiveRule {
 impl LiveRule {
     /// Decodes a rule as the kernel lists it.
     pub(super) fn read(body: &[u8], family: Family) -> Option<Self> {
-        let (handle, expressions) = (find_be64(body, 3)?, find(body, 4).unwrap_or_default());
+        let (handle, expressions) =
+            (find_be64(body, nfta::RULE_HANDLE)?, find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default());
         Some(Self { handle, rule: iptables::decode(expressions, family), counter: Counter::read(expressions) })
     }
 
@@ -160,7 +161,7 @@ impl LiveRuleset {
         let mut live = Self { generation, ..Self::default() };
         let mut has_other_tables = false;
         socket.dump(Verb::GetTable, |family, body| {
-            let name = find_text(body, 1);
+            let name = find_text(body, nfta::TABLE);
             if let Some(key) = table_of(family, name) {
                 live.tables.entry(key).or_default();
             } else if let Some(table) = native_table_of(family, name) {
@@ -176,9 +177,9 @@ impl LiveRuleset {
 
     fn read_chains(&mut self, socket: &mut NfSocket) -> Result<(), NfError> {
         socket.dump(Verb::GetChain, |family, body| {
-            let table = table_of(family, find_text(body, 1)).and_then(|key| self.tables.get_mut(&key));
-            if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
-                table.entry(name.to_owned()).or_default().built_in = find(body, 4).is_some();
+            let table = table_of(family, find_text(body, nfta::TABLE)).and_then(|key| self.tables.get_mut(&key));
+            if let (Some(table), Some(name)) = (table, find_text(body, nfta::CHAIN_NAME)) {
+                table.entry(name.to_owned()).or_default().built_in = find(body, nfta::CHAIN_HOOK).is_some();
             }
             add_native_chain(&mut self.native, family, body);
         })
@@ -194,19 +195,19 @@ impl LiveRuleset {
         let native = self.native.keys().map(|table| (NFPROTO_INET, table_name(*table)));
         let istio = self.native_istio.map(|_| (NFPROTO_INET, ISTIO_RAW));
         let all = iptables.chain(native).chain(istio);
-        all.map(|(family, table)| (family, Attributes::new().text(1, table))).collect()
+        all.map(|(family, table)| (family, Attributes::new().text(nfta::TABLE, table))).collect()
     }
 
     /// Adds a rule as the kernel lists it.
     fn add_rule(&mut self, sets: &Sets, number: u8, body: &[u8]) {
-        let key = table_of(number, find_text(body, 1));
-        let chain = key.and_then(|key| self.tables.get_mut(&key)?.get_mut(find_text(body, 2)?));
+        let key = table_of(number, find_text(body, nfta::TABLE));
+        let chain = key.and_then(|key| self.tables.get_mut(&key)?.get_mut(find_text(body, nfta::RULE_CHAIN)?));
         if let (Some(chain), Some((family, _))) = (chain, key) {
             chain.rules.extend(LiveRule::read(body, family));
         }
         add_native_rule(&mut self.native, sets, number, body);
         if let Some(istio) = self.native_istio.as_mut().filter(|_| number == NFPROTO_INET) {
-            istio.captures_dns |= find_text(body, 1) == Some(ISTIO_RAW);
+            istio.captures_dns |= find_text(body, nfta::TABLE) == Some(ISTIO_RAW);
         }
     }
 

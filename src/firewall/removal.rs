@@ -4,7 +4,7 @@
 use super::expression::Counter;
 use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::table_name;
-use super::nfnetlink::{Message, NfError, NfSocket, Verb};
+use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
 use super::rule::{Family, Hook, NFPROTO_INET, Ruleset, Table, is_own_chain, is_redirection_chain};
 use super::rule_format::RuleFormat;
@@ -53,10 +53,10 @@ fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, 
                     || rule.rule.as_ref().is_ok_and(|rule| own_rules.contains(rule))
             };
             let mut has_others = false;
-            let which = Attributes::new().text(1, table.name()).text(2, name);
+            let which = Attributes::new().text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, name);
             socket.allow(MAX_READ_PER_CHAIN);
             let read = socket.dump_of(Verb::GetRule, family.number(), which, |_, body| {
-                let of_chain = find_text(body, 2) == Some(name);
+                let of_chain = find_text(body, nfta::RULE_CHAIN) == Some(name);
                 match LiveRule::read(body, *family).filter(|_| of_chain) {
                     Some(rule) if is_ours(&rule) => chain.rules.push(rule),
                     _ => has_others = true,
@@ -88,13 +88,17 @@ fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Message> {
     match format {
         RuleFormat::Iptables => {
             let flush = |family: Family, table: Table, chain: &str| {
-                message(Verb::DelRule, family.number(), Attributes::new().text(1, table.name()).text(2, chain))
+                message(
+                    Verb::DelRule,
+                    family.number(),
+                    Attributes::new().text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, chain),
+                )
             };
             let tables = own.tables.iter();
             tables.flat_map(|((f, t), rules)| rules.chains.iter().map(|(chain, _)| flush(*f, *t, chain))).collect()
         }
         RuleFormat::Nftables => Table::ALL
-            .map(|table| message(Verb::DelTable, NFPROTO_INET, Attributes::new().text(1, table_name(table))))
+            .map(|table| message(Verb::DelTable, NFPROTO_INET, Attributes::new().text(nfta::TABLE, table_name(table))))
             .into(),
     }
 }

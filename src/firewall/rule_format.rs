@@ -4,10 +4,10 @@
 
 use super::drift::{Drift, drift, native_drift};
 use super::live::LiveRuleset;
-use super::native::rule::chain_type;
-use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb};
+use super::native::live::attached_to_hook;
+use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
-use super::rule::{Family, Hook, NF_ACCEPT, Rule, Ruleset, Table, is_own_chain};
+use super::rule::{Family, Hook, Rule, Ruleset, Table, is_own_chain};
 use super::{iptables, native};
 use crate::netlink::NLM_F_CREATE;
 use crate::netlink::attributes::Attributes;
@@ -160,21 +160,23 @@ fn commit(socket: &mut NfSocket, live: &LiveRuleset, changes: &[PlannedStep]) ->
 }
 
 fn message(family: Family, table: Table, step: &Step) -> Message {
-    let named = || Attributes::new().text(1, table.name());
+    let named = || Attributes::new().text(nfta::TABLE, table.name());
     let (verb, flags, attributes) = match step {
         Step::Table => (Verb::NewTable, NLM_F_CREATE, named()),
         Step::Hook(hook) => (Verb::NewChain, NLM_F_CREATE, built_in(named(), table, *hook)),
-        Step::Chain(name) => (Verb::NewChain, NLM_F_CREATE, named().text(3, name)),
+        Step::Chain(name) => (Verb::NewChain, NLM_F_CREATE, named().text(nfta::CHAIN_NAME, name)),
         Step::Rule { chain, before, rule } => {
-            let attributes = with_rule(named().text(2, chain), rule, family);
+            let attributes = with_rule(named().text(nfta::RULE_CHAIN, chain), rule, family);
             match before {
-                Some(handle) => (Verb::NewRule, NLM_F_CREATE, attributes.be64(6, *handle)),
+                Some(handle) => (Verb::NewRule, NLM_F_CREATE, attributes.be64(nfta::RULE_POSITION, *handle)),
                 None => (Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, attributes),
             }
         }
-        Step::DeleteRule { chain, handle } => (Verb::DelRule, 0, named().text(2, chain).be64(3, *handle)),
-        Step::Flush(chain) => (Verb::DelRule, 0, named().text(2, chain)),
-        Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(3, name)),
+        Step::DeleteRule { chain, handle } => {
+            (Verb::DelRule, 0, named().text(nfta::RULE_CHAIN, chain).be64(nfta::RULE_HANDLE, *handle))
+        }
+        Step::Flush(chain) => (Verb::DelRule, 0, named().text(nfta::RULE_CHAIN, chain)),
+        Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(nfta::CHAIN_NAME, name)),
         Step::DeleteTable => (Verb::DelTable, 0, named()),
     };
     Message { verb, flags, family: family.number(), attributes }
@@ -187,15 +189,13 @@ fn built_in(attributes: Attributes, table: Table, hook: Hook) -> Attributes {
         Table::Mangle => -150,
         Table::Nat => -100,
     };
-    let kind = chain_type(table, hook);
-    let attached = Attributes::new().be32(1, hook.number()).bytes(2, &priority.to_be_bytes());
-    attributes.text(3, hook.chain()).nested(4, &attached).be32(5, NF_ACCEPT).text(7, kind)
+    attached_to_hook(attributes.text(nfta::CHAIN_NAME, hook.chain()), table, hook, priority)
 }
 
 fn with_rule(attributes: Attributes, rule: &Rule, family: Family) -> Attributes {
-    let attributes = attributes.nested(4, &iptables::expressions(rule, family));
+    let attributes = attributes.nested(nfta::RULE_EXPRESSIONS, &iptables::expressions(rule, family));
     match iptables::compat(rule) {
-        Some(compat) => attributes.nested(5, &compat),
+        Some(compat) => attributes.nested(nfta::RULE_COMPAT, &compat),
         None => attributes,
     }
 }

@@ -80,8 +80,8 @@ impl<'a> Scene<'a> {
     fn refused(&self, arguments: &[&str], parts: &[&str]) {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        let report = String::from_utf8_lossy(&output.stderr);
+        assert!(parts.iter().all(|part| report.contains(part)), "{report}");
     }
 }
 
@@ -89,19 +89,19 @@ impl<'a> Scene<'a> {
 fn rules_accepts_a_pod_by_name_container_pid_or_path() {
     scene(|node| {
         let scene = Scene::new(node);
-        for whose in [
+        for selector in [
             &["-n", "shop", "web", "--config", &scene.conf][..],
             &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox[..40]],
         ] {
-            let said = scene.json(&[&["rules"], whose].concat());
-            assert_eq!((&said["as_asked"], &said["dialect"]), (&json!(true), &json!("nftables")), "{said}");
-            assert_eq!(said["netns"], json!(node.root.join("run/netns").join(&scene.pod.sandbox)));
-            assert!(said["found_by"].as_str().is_some_and(|by| by.contains("/var/lib/cni/results/")), "{said}");
+            let report = scene.json(&[&["rules"], selector].concat());
+            assert_eq!((&report["as_asked"], &report["dialect"]), (&json!(true), &json!("nftables")), "{report}");
+            assert_eq!(report["netns"], json!(node.root.join("run/netns").join(&scene.pod.sandbox)));
+            assert!(report["found_by"].as_str().is_some_and(|by| by.contains("/var/lib/cni/results/")), "{report}");
         }
-        for whose in [&["--pid", &scene.pod.pause.pid().to_string()][..], &[&scene.pod.sandbox]] {
-            let said = scene.json(&[&["rules"], whose].concat());
-            assert_eq!((&said["as_asked"], &said["found_by"]), (&json!(true), &Value::Null), "{said}");
+        for selector in [&["--pid", &scene.pod.pause.pid().to_string()][..], &[&scene.pod.sandbox]] {
+            let report = scene.json(&[&["rules"], selector].concat());
+            assert_eq!((&report["as_asked"], &report["found_by"]), (&json!(true), &Value::Null), "{report}");
         }
     });
 }
@@ -116,9 +116,9 @@ fn saved_state_of_an_earlier_pod_with_the_same_inode_is_ignored() {
         record["netns"] = "/run/netns/gone".into();
         fs::create_dir(&old).expect("made");
         fs::write(old.join(FILE), record.to_string()).expect("written");
-        let said = scene.json(&["rules", &scene.pod.sandbox]);
+        let report = scene.json(&["rules", &scene.pod.sandbox]);
         let attachment = format!("attachment istio-cni/eth0 of container {}", scene.pod.sandbox);
-        assert_eq!(said["attachments"], json!([attachment]));
+        assert_eq!(report["attachments"], json!([attachment]));
     });
 }
 
@@ -127,17 +127,17 @@ fn trace_uses_the_live_rules_of_the_pod() {
     scene(|node| {
         let scene = Scene::new(node);
         let packet = ["--from", "uid=1000", "--to", "198.51.100.7:443/tcp"];
-        for whose in [
+        for selector in [
             &["--live", "-n", "shop", "web", "--config", &scene.conf][..],
             &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox],
             &["--pid", &scene.pod.pause.pid().to_string()],
             &["--netns", &scene.pod.sandbox],
         ] {
-            let said = scene.json(&[&["trace"], whose, &packet].concat());
-            assert_eq!(said["arrives_at"], "sidecar:15001");
-            let table = said["decided_by"]["table"].as_str();
-            assert_eq!(table, Some("detour-nat"), "the rules of the kernel, not those of the configuration: {said}");
+            let report = scene.json(&[&["trace"], selector, &packet].concat());
+            assert_eq!(report["arrives_at"], "sidecar:15001");
+            let table = report["decided_by"]["table"].as_str();
+            assert_eq!(table, Some("detour-nat"), "the rules of the kernel, not those of the configuration: {report}");
         }
     });
 }

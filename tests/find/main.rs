@@ -85,7 +85,7 @@ fn a_pod_is_found_by_cached_result_or_process_alone() {
         is_in(&by_process, &pod.pause);
         assert_eq!(by_process.container_id.as_deref(), Some(pod.sandbox.as_str()));
         let pod = pod.with_cached_result(node);
-        let other = node.process("cat", "detour-find-nobody", Where::With(&pod.pause));
+        let other = node.process("cat", "detour-find-no-pod", Where::With(&pod.pause));
         pod.pause.end();
         let by_result = found(node, &pod.uid);
         is_in(&by_result, &other);
@@ -123,7 +123,7 @@ fn a_cached_result_that_contradicts_the_process_is_an_error() {
 fn of_two_sandboxes_the_one_with_a_process_is_current() {
     scene(|node| {
         let pod = Pod::new(node).with_cached_result(node);
-        let (old, before) = (id("c"), node.process("cat", "detour-find-nobody", Where::New));
+        let (old, before) = (id("c"), node.process("cat", "detour-find-no-pod", Where::New));
         node.pin(&old, &before);
         node.keep("results", ("cluster", "eth0"), &old, &pod.uid, &old);
         is_in(&found(node, &pod.uid), &pod.pause);

@@ -19,7 +19,7 @@ fn rules(world: &World) -> Vec<Ruleset> {
 }
 
 /// Returns all rules as text, for comparison.
-fn written(world: &World, dialect: Dialect) -> Vec<String> {
+fn rules_text(world: &World, dialect: Dialect) -> Vec<String> {
     match dialect {
         Dialect::Iptables => rules(world).iter().map(ToString::to_string).collect(),
         Dialect::Nftables => world.native_tables(),
@@ -29,7 +29,7 @@ fn written(world: &World, dialect: Dialect) -> Vec<String> {
 fn one_chain(dialect: Dialect) -> Vec<String> {
     let (world, manifests) = world();
     world.add(&dialect.of(exclude_1337(&manifests)));
-    written(&world, dialect)
+    rules_text(&world, dialect)
 }
 
 in_both_dialects! {
@@ -37,7 +37,7 @@ in_both_dialects! {
         let (world, manifests) = world();
         world.call("ADD", &dialect.of(istio_cni(&manifests))).interface("net1").run().expect_success();
         world.call("ADD", &dialect.of(excludedns())).interface("net2").run().expect_success();
-        assert_eq!(written(&world, dialect), one_chain(dialect));
+        assert_eq!(rules_text(&world, dialect), one_chain(dialect));
         dns_is_direct(&world, VAULT_INIT, RESOLVER);
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
     }
@@ -46,16 +46,16 @@ in_both_dialects! {
         let (world, manifests) = world();
         world.call("ADD", &dialect.of(excludedns())).interface("net1").run().expect_success();
         world.call("ADD", &dialect.of(istio_cni(&manifests))).interface("net2").run().expect_success();
-        assert_eq!(written(&world, dialect), one_chain(dialect));
+        assert_eq!(rules_text(&world, dialect), one_chain(dialect));
         a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
     }
 
     fn a_repeated_add_changes_nothing(dialect) {
         let (world, manifests) = world();
         world.add(&dialect.of(exclude_1337(&manifests)));
-        let first = written(&world, dialect);
+        let first = rules_text(&world, dialect);
         world.add(&dialect.of(exclude_1337(&manifests)));
-        assert_eq!(written(&world, dialect), first);
+        assert_eq!(rules_text(&world, dialect), first);
     }
 }
 

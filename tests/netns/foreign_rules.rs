@@ -67,7 +67,7 @@ fn the_proxys_own_query_leaves_one_replied_entry() {
 
 /// On OpenShift, the proxy has another UID, so UID 1337 is captured.
 #[test]
-fn istio_captures_uid_1337_where_the_proxy_is_another() {
+fn istio_captures_uid_1337_if_the_proxy_has_another_uid() {
     let world = redirected_world(Dns::Captured);
     tcp_is_captured(&world, VAULT_INIT);
     dns_is_captured(&world, VAULT_INIT, RESOLVER);
@@ -107,7 +107,7 @@ fn an_exclusion_in_nat_alone_leaves_two_unreplied_entries() {
 }
 
 #[test]
-fn an_exemption_in_nat_and_zone_1_in_raw_leaves_one_replied_entry() {
+fn an_exclusion_in_nat_and_zone_1_in_raw_leaves_one_replied_entry() {
     let world = redirected_world(Dns::Captured);
     for &family in world.families() {
         exempt_in_nat(&world, family);

@@ -57,7 +57,7 @@ fn del_removes_all_tables() {
 }
 
 #[test]
-fn ipv6_is_left_alone_where_only_ipv4_is_redirected() {
+fn ipv6_passes_if_only_ipv4_is_redirected() {
     let world = World::new(Families::Both);
     let off = json!([{ "type": "istio-redirect", "enable_ipv6": false }, { "type": "uid-exclude", "uids": [1337] }]);
     world.add(&Dialect::Nftables.of(chain(&story(&world, Dns::Captured, &[]), off)));

@@ -24,7 +24,7 @@ const OTHER: Process = Process { uid: 5, gid: 7 };
 
 /// A policy as an administrator and a pod's author configure it.
 #[derive(Debug, Clone)]
-struct Written {
+struct ConfiguredPolicy {
     dns: bool,
     tproxy: bool,
     native: bool,
@@ -46,7 +46,7 @@ fn block(kind: &'static str, keys: Vec<BoxedStrategy<Option<(String, Value)>>>) 
     })
 }
 
-fn written() -> impl Strategy<Value = Written> {
+fn configured_policy() -> impl Strategy<Value = ConfiguredPolicy> {
     let redirect = block(
         "istio-redirect",
         vec![
@@ -79,7 +79,7 @@ fn written() -> impl Strategy<Value = Written> {
         ],
     );
     ((prop::bool::weighted(0.7), prop::bool::weighted(0.3), any::<bool>()), redirect, uids, dns).prop_map(
-        |((dns, tproxy, native), redirect, uid, exclude)| Written {
+        |((dns, tproxy, native), redirect, uid, exclude)| ConfiguredPolicy {
             dns,
             tproxy,
             native,
@@ -150,15 +150,15 @@ fn policy_of(text: &Value, pod: &str) -> policy::Policy {
 fn trace_predicts_where_packets_arrive() {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    let strategy = written();
+    let strategy = configured_policy();
     let mut seen = std::collections::BTreeMap::<String, usize>::new();
     for _ in 0..POLICIES {
-        let written = strategy.new_tree(&mut runner).expect("a policy").current();
+        let policy = strategy.new_tree(&mut runner).expect("a policy").current();
         let mode = [("sidecar.istio.io/interceptionMode", "TPROXY")];
-        let pod = pod::manifest(written.dns, PROXY, if written.tproxy { &mode } else { &[] });
+        let pod = pod::manifest(policy.dns, PROXY, if policy.tproxy { &mode } else { &[] });
         let world = World::new(Families::Both);
-        let dialect = if written.native { Dialect::Nftables } else { Dialect::Iptables };
-        let configuration = dialect.of(configured(&world, &pod, written.chain.clone()));
+        let dialect = if policy.native { Dialect::Nftables } else { Dialect::Iptables };
+        let configuration = dialect.of(configured(&world, &pod, policy.chain.clone()));
         world.add(&configuration);
         let asked = Rulebook::of_policy(&policy_of(&configuration, &pod));
         let found = live(&world);
@@ -175,19 +175,27 @@ fn trace_predicts_where_packets_arrive() {
                     Protocol::Udp => policy::Protocol::Udp,
                 };
                 let destination = Destination { address: to, protocol: over };
-                let said = trace(&asked, from, destination, &own_addresses(&world), "eth0");
-                let said_of_live = trace(&held, from, destination, &found.addresses, "eth0");
+                let predicted = trace(&asked, from, destination, &own_addresses(&world), "eth0");
+                let predicted_live = trace(&held, from, destination, &found.addresses, "eth0");
                 let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.caveats.clone());
-                assert_eq!(in_short(&said), in_short(&said_of_live), "{written:#?}\n{said:#?}\n{said_of_live:#?}");
-                if !written.native {
-                    assert_eq!(said, said_of_live);
+                assert_eq!(
+                    in_short(&predicted),
+                    in_short(&predicted_live),
+                    "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
+                );
+                if !policy.native {
+                    assert_eq!(predicted, predicted_live);
                 }
                 let arrival = match process {
                     Some(process) => world.pod_sends(process, protocol, to),
                     None => world.outside_sends(protocol, to),
                 };
-                assert_eq!(named(&arrival), said.arrives_at, "{written:#?}\n{from:?} {destination:?}\n{said:#?}");
-                *seen.entry(said.arrives_at).or_default() += 1;
+                assert_eq!(
+                    named(&arrival),
+                    predicted.arrives_at,
+                    "{policy:#?}\n{from:?} {destination:?}\n{predicted:#?}"
+                );
+                *seen.entry(predicted.arrives_at).or_default() += 1;
             }
         }
     }

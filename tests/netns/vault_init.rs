@@ -16,7 +16,7 @@ fn world(families: Families, dns: Dns, dialect: Dialect) -> World {
 }
 
 #[track_caller]
-fn everyone_gets_where_they_must(world: &World) {
+fn traffic_is_redirected_except_excluded(world: &World) {
     tcp_is_captured(world, APP_PROCESS);
     dns_is_captured(world, APP_PROCESS, RESOLVER);
     tcp_is_direct(world, PROXY);
@@ -33,15 +33,15 @@ fn everyone_gets_where_they_must(world: &World) {
 
 in_both_dialects! {
     fn exclusions_work_in_a_dual_stack_pod(dialect) {
-        everyone_gets_where_they_must(&world(Families::Both, Dns::Captured, dialect));
+        traffic_is_redirected_except_excluded(&world(Families::Both, Dns::Captured, dialect));
     }
 
     fn exclusions_work_in_an_ipv4_pod(dialect) {
-        everyone_gets_where_they_must(&world(Families::V4, Dns::Captured, dialect));
+        traffic_is_redirected_except_excluded(&world(Families::V4, Dns::Captured, dialect));
     }
 
     fn exclusions_work_in_an_ipv6_pod(dialect) {
-        everyone_gets_where_they_must(&world(Families::V6, Dns::Captured, dialect));
+        traffic_is_redirected_except_excluded(&world(Families::V6, Dns::Captured, dialect));
     }
 
     fn a_query_of_1337_leaves_one_replied_entry(dialect) {

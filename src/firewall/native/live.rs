@@ -5,7 +5,7 @@ use super::nft_set::LiveSet;
 use super::rule::{NativeChain, NativeRule, NativeTables, chain_type, priority, table_name};
 use super::wire::{decode, encode};
 use crate::firewall::expression::Counter;
-use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb};
+use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Table};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
 use crate::netlink::{Allowance, NLM_F_CREATE};
@@ -51,12 +51,14 @@ impl Sets {
         let changed = |error| if error == NfError::Socket(Errno::ENOENT) { NfError::Changed } else { error };
         let (mut sets, mut elements) = (Self::default(), 0);
         for table in tables.keys() {
-            let of_table = || Attributes::new().text(1, table_name(*table));
+            let of_table = || Attributes::new().text(nfta::TABLE, table_name(*table));
             let found = sets.0.entry(*table).or_default();
-            let set = |_, body: &[u8]| found.extend(find_text(body, 2).map(str::to_owned).zip(LiveSet::parse(body)));
+            let set = |_, body: &[u8]| {
+                found.extend(find_text(body, nfta::SET_NAME).map(str::to_owned).zip(LiveSet::parse(body)))
+            };
             socket.dump_of(Verb::GetSet, NFPROTO_INET, of_table(), set).map_err(changed)?;
             for (name, set) in found {
-                let which = of_table().text(2, name);
+                let which = of_table().text(nfta::ELEMENTS_SET, name);
                 let read = |_, body: &[u8]| elements += set.read_elements(body, MAX_ELEMENTS - elements);
                 socket.dump_of(Verb::GetSetElements, NFPROTO_INET, which, read).map_err(changed)?;
                 if elements == MAX_ELEMENTS {
@@ -70,29 +72,32 @@ impl Sets {
 
 /// Adds a chain as the kernel lists it.
 pub(crate) fn add_native_chain(tables: &mut NativeLiveTables, family: u8, body: &[u8]) {
-    let table = native_table_of(family, find_text(body, 1));
-    if let (Some(table), Some(name)) = (table, find_text(body, 3)) {
+    let table = native_table_of(family, find_text(body, nfta::TABLE));
+    if let (Some(table), Some(name)) = (table, find_text(body, nfta::CHAIN_NAME)) {
         let chain = NativeLiveChain { hook: hook(table, body), rules: Vec::new(), counters: Vec::new() };
         tables.entry(table).or_default().insert(name.to_owned(), chain);
     }
 }
 
 fn hook(table: Table, body: &[u8]) -> Result<Option<Hook>, NotOurs> {
-    let Some(attached) = find(body, 4) else { return Ok(None) };
-    let hook = Hook::ALL.into_iter().find(|hook| find_be32(attached, 1) == Some(hook.number())).ok_or(NotOurs)?;
-    let is_ours = find(attached, 2) == Some(&priority(table).to_be_bytes())
-        && find_text(body, 7) == Some(chain_type(table, hook))
-        && find_be32(body, 5) == Some(NF_ACCEPT);
+    let Some(attached) = find(body, nfta::CHAIN_HOOK) else { return Ok(None) };
+    let hook = Hook::ALL
+        .into_iter()
+        .find(|hook| find_be32(attached, nfta::HOOK_NUMBER) == Some(hook.number()))
+        .ok_or(NotOurs)?;
+    let is_ours = find(attached, nfta::HOOK_PRIORITY) == Some(&priority(table).to_be_bytes())
+        && find_text(body, nfta::CHAIN_TYPE) == Some(chain_type(table, hook))
+        && find_be32(body, nfta::CHAIN_POLICY) == Some(NF_ACCEPT);
     if is_ours { Ok(Some(hook)) } else { Err(NotOurs) }
 }
 
 /// Adds a rule as the kernel lists it.
 pub(crate) fn add_native_rule(tables: &mut NativeLiveTables, sets: &Sets, family: u8, body: &[u8]) {
-    let Some(table) = native_table_of(family, find_text(body, 1)) else { return };
-    let chain = tables.get_mut(&table).and_then(|chains| chains.get_mut(find_text(body, 2)?));
+    let Some(table) = native_table_of(family, find_text(body, nfta::TABLE)) else { return };
+    let chain = tables.get_mut(&table).and_then(|chains| chains.get_mut(find_text(body, nfta::RULE_CHAIN)?));
     if let Some(chain) = chain {
         let no_sets = BTreeMap::new();
-        let expressions = find(body, 4).unwrap_or_default();
+        let expressions = find(body, nfta::RULE_EXPRESSIONS).unwrap_or_default();
         chain.rules.push(decode(expressions, sets.0.get(&table).unwrap_or(&no_sets)));
         chain.counters.push(Counter::read(expressions));
     }
@@ -182,14 +187,14 @@ impl NativeChange {
     /// Returns the messages of the change; numbers its sets from `next_set` and advances it.
     fn messages(&self, next_set: &mut u32) -> Vec<Message> {
         let table = table_name(self.table());
-        let named = || Attributes::new().text(1, table);
+        let named = || Attributes::new().text(nfta::TABLE, table);
         let message = |verb, flags, attributes| Message { verb, flags, family: NFPROTO_INET, attributes };
         match self {
             Self::DeleteTable(_) => vec![message(Verb::DelTable, 0, named())],
             Self::Table(_) => vec![message(Verb::NewTable, NLM_F_CREATE, named())],
             Self::Chain { table, name, hook } => {
-                let chain = named().text(3, name);
-                let chain = hook.map_or(chain.clone(), |hook| with_hook(chain, *table, hook));
+                let chain = named().text(nfta::CHAIN_NAME, name);
+                let chain = hook.map_or(chain.clone(), |hook| attached_to_hook(chain, *table, hook, priority(*table)));
                 vec![message(Verb::NewChain, NLM_F_CREATE, chain)]
             }
             Self::Rule { chain, rule, .. } => {
@@ -202,7 +207,7 @@ impl NativeChange {
                     *next_set += 1;
                 }
                 let list = encoded.expressions.iter().fold(Attributes::new(), |list, e| e.write(list));
-                let rule = named().text(2, chain).nested(4, &list);
+                let rule = named().text(nfta::RULE_CHAIN, chain).nested(nfta::RULE_EXPRESSIONS, &list);
                 all.push(message(Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, rule));
                 all
             }
@@ -210,9 +215,12 @@ impl NativeChange {
     }
 }
 
-fn with_hook(chain: Attributes, table: Table, hook: Hook) -> Attributes {
-    let attached = Attributes::new().be32(1, hook.number()).bytes(2, &priority(table).to_be_bytes());
-    chain.nested(4, &attached).be32(5, NF_ACCEPT).text(7, chain_type(table, hook))
+/// Adds hook, priority, policy and type of a base chain to its attributes.
+pub(crate) fn attached_to_hook(chain: Attributes, table: Table, hook: Hook, priority: i32) -> Attributes {
+    let attached = Attributes::new().be32(nfta::HOOK_NUMBER, hook.number());
+    let attached = attached.bytes(nfta::HOOK_PRIORITY, &priority.to_be_bytes());
+    let chain = chain.nested(nfta::CHAIN_HOOK, &attached).be32(nfta::CHAIN_POLICY, NF_ACCEPT);
+    chain.text(nfta::CHAIN_TYPE, chain_type(table, hook))
 }
 
 impl Display for NativeChange {

@@ -3,6 +3,7 @@
 
 use super::rule::Key;
 use super::set::{Span, Spans};
+use crate::firewall::nfnetlink::nfta;
 use crate::firewall::rule::Family;
 use crate::netlink::attributes::{self, Attributes, find, find_be32};
 
@@ -72,10 +73,11 @@ impl Set {
         let flags = ANONYMOUS | CONSTANT | if self.interval { INTERVAL } else { 0 };
         let count = u32::try_from(self.elements().len()).unwrap_or(u32::MAX);
         let width = u32::try_from(self.key.width()).unwrap_or_default();
-        let all = Attributes::new().text(1, table).text(2, NEW_SET).be32(3, flags);
-        let all = all.be32(4, self.key.data_type()).be32(5, width);
+        let all = Attributes::new().text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET).be32(nfta::SET_FLAGS, flags);
+        let all = all.be32(nfta::SET_KEY_TYPE, self.key.data_type()).be32(nfta::SET_KEY_LENGTH, width);
         let order = [&KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
-        all.nested(9, &Attributes::new().be32(1, count)).be32(10, self.id).bytes(13, &order)
+        let size = Attributes::new().be32(nfta::SET_SIZE, count);
+        all.nested(nfta::SET_DESCRIPTION, &size).be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
     }
 
     /// Returns the attributes that fill the set, one list for each message (`NFTA_SET_ELEM_LIST_…`).
@@ -83,7 +85,8 @@ impl Set {
         let elements = self.elements();
         let message = |elements: &[Attributes]| {
             let list = elements.iter().fold(Attributes::new(), |list, element| list.nested(LIST_ELEMENT, element));
-            Attributes::new().text(1, table).text(2, NEW_SET).be32(4, self.id).nested(3, &list)
+            let set = Attributes::new().text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET);
+            set.be32(nfta::ELEMENTS_SET_ID, self.id).nested(nfta::ELEMENTS, &list)
         };
         elements.chunks(MAX_ELEMENTS_PER_MESSAGE).map(message).collect()
     }
@@ -119,14 +122,14 @@ pub(super) struct LiveSet {
 impl LiveSet {
     /// Parses a set as the kernel lists it, without elements; `None` if it is not anonymous.
     pub(super) fn parse(set: &[u8]) -> Option<Self> {
-        let flags = find_be32(set, 3).unwrap_or_default();
+        let flags = find_be32(set, nfta::SET_FLAGS).unwrap_or_default();
         (flags & ANONYMOUS != 0).then(|| Self { interval: flags & INTERVAL != 0, elements: Vec::new() })
     }
 
     /// Adds the elements in a message, up to `limit`; returns how many were added.
     pub(super) fn read_elements(&mut self, message: &[u8], limit: usize) -> usize {
         let before = self.elements.len();
-        let list = find(message, 3).unwrap_or_default();
+        let list = find(message, nfta::ELEMENTS).unwrap_or_default();
         for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).take(limit) {
             let ends = find_be32(element, ELEMENT_FLAGS).unwrap_or_default() & INTERVAL_END != 0;
             if let Some(value) = find(element, ELEMENT_KEY).and_then(|key| find(key, VALUE)) {

@@ -5,6 +5,7 @@
 //! starts `nft`.
 
 mod conntrack;
+pub(crate) mod nfta;
 mod socket;
 
 pub use conntrack::Connection;

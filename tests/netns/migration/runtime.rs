@@ -53,7 +53,7 @@ impl Node {
     pub(super) fn new_pod(&self) -> World {
         let world = World::new(Families::Both);
         let plugins = self.plugins();
-        assert!(!plugins.is_empty(), "nobody would redirect it");
+        assert!(!plugins.is_empty(), "no plugin would redirect the pod");
         self.call(&world, "ADD", plugins);
         world
     }

@@ -42,7 +42,7 @@ impl Ruleset {
                 assert!(rules.is_empty() && !policy.starts_with("DROP"), "{line}");
             } else if let Some(rule) = line.strip_prefix("-A ") {
                 let chain = rule.split(' ').next().expect("split yields at least one");
-                let chains = tables.get_mut(&table).expect("a rule stands in a table");
+                let chains = tables.get_mut(&table).expect("a rule is in a table");
                 chains.get_mut(chain).expect("chains come first").push(rule.to_owned());
             }
         }

@@ -80,7 +80,7 @@ impl Place {
     }
 
     pub(super) fn wait_until_ready(&mut self) {
-        let stdout = self.listener.as_mut().and_then(|l| l.stdout.as_mut()).expect("it was told to listen");
+        let stdout = self.listener.as_mut().and_then(|l| l.stdout.as_mut()).expect("the listener has been started");
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).expect("read from probe");
         assert_eq!(line.trim(), "ready", "{}: probe could not listen, see its stderr", self.name);
@@ -88,7 +88,7 @@ impl Place {
 
     /// Returns the PID of the listener.
     pub(super) fn pid(&self) -> u32 {
-        self.listener.as_ref().expect("it was told to listen").id()
+        self.listener.as_ref().expect("the listener has been started").id()
     }
 
     pub(super) fn send(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
