@@ -1,5 +1,5 @@
 //! The rule model: a pod's firewall rules as values, in the vocabulary of iptables. Both rule formats write it into
-//! the kernel and decode the kernel's rules back into it.
+//! the kernel and decode the kernel's rules back into it. In `firewall`, a chain is a netfilter chain.
 
 use crate::policy::{IdRange, PortRange, Protocol};
 use ipnet::IpNet;

@@ -119,9 +119,18 @@ impl Transaction {
     #[must_use]
     pub fn describe(&self, index: usize) -> Option<String> {
         match self {
-            Self::Iptables(changes) => changes.get(index).map(|((family, table), step)| match step {
-                Step::Rule { chain, rule, .. } => format!("{} {} -A {chain} {rule}", family.name(), table.name()),
-                step => format!("{} {} {step:?}", family.name(), table.name()),
+            Self::Iptables(changes) => changes.get(index).map(|((family, table), step)| {
+                let step = match step {
+                    Step::Table => "create the table".to_owned(),
+                    Step::Hook(hook) => format!("create chain {}", hook.chain()),
+                    Step::Chain(name) => format!("create chain {name}"),
+                    Step::Rule { chain, rule, .. } => format!("-A {chain} {rule}"),
+                    Step::DeleteRule { chain, handle } => format!("delete rule with handle {handle} of chain {chain}"),
+                    Step::Flush(name) => format!("flush chain {name}"),
+                    Step::DeleteChain(name) => format!("delete chain {name}"),
+                    Step::DeleteTable => "delete the table".to_owned(),
+                };
+                format!("{} {} {step}", family.name(), table.name())
             }),
             Self::Nftables(changes) => changes.get(index).map(ToString::to_string),
         }

@@ -1,7 +1,8 @@
 //! Addresses and interfaces of the calling thread's network namespace.
 
 use super::rtnetlink::{
-    AF_INET6, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing, failed, open,
+    AF_INET6, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing,
+    failed, failed_with_hint, open,
 };
 use crate::cni::{DEFAULT_INTERFACE, Error, is_interface_of_rules};
 use crate::netlink::attributes::{Attributes, find, find_text};
@@ -137,7 +138,7 @@ fn list(kind: u16, header: &[u8], each: impl FnMut(&[u8])) -> Result<(), Errno> 
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
     // Without IFA_F_NODAD, the proxy can't bind to the address until duplicate address detection has finished.
     accept_existing(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
-        .map_err(|e| failed("adding the address ::6 to lo failed (is IPv6 disabled on lo by sysctl?)", &e))
+        .map_err(|e| failed_with_hint("adding the address ::6 to lo failed", &e, IP6_HINT))
 }
 
 /// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.

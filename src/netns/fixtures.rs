@@ -4,8 +4,8 @@
 
 use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
 use super::rtnetlink::{
-    HEADER, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE, accept_existing,
-    accept_missing, failed, open,
+    HEADER, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
+    accept_existing, accept_missing, failed, failed_with_hint, open,
 };
 use crate::cni::Error;
 use crate::netlink::attributes::{Attributes, find};
@@ -170,13 +170,11 @@ impl Fixture {
         };
         added.map_err(|e| {
             let hint = match e {
-                Errno::EACCES | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP if self.is_ip6() => {
-                    " (is IPv6 disabled on lo by sysctl?)"
-                }
-                Errno::ENETDOWN => " (is lo down?)",
+                Errno::EACCES | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP if self.is_ip6() => IP6_HINT,
+                Errno::ENETDOWN => "; check that lo is up",
                 _ => "",
             };
-            failed(&format!("adding the {self} failed{hint}"), &e)
+            failed_with_hint(&format!("adding the {self} failed"), &e, hint)
         })
     }
 

@@ -27,6 +27,9 @@ pub(super) const AF_INET6: u8 = 10;
 /// The length of `struct rtmsg` and of `struct fib_rule_hdr` (linux/rtnetlink.h, linux/fib_rules.h).
 pub(super) const HEADER: usize = 12;
 
+/// The next step after IPv6 is refused on lo.
+pub(super) const IP6_HINT: &str = "; check that sysctl does not disable IPv6 on lo";
+
 /// Opens a routing socket in the calling thread's network namespace.
 pub(super) fn open() -> Result<NetlinkSocket, Errno> {
     NetlinkSocket::open(SockProtocol::NetlinkRoute)
@@ -47,6 +50,13 @@ fn accept(result: Result<(), Errno>, accepted: &[Errno]) -> Result<(), Errno> {
         Err(errno) if accepted.contains(&errno) => Ok(()),
         other => other,
     }
+}
+
+/// Returns the error of a failed request, like [`failed`], with a hint at the next step.
+pub(super) fn failed_with_hint(what: &str, errno: &Errno, hint: &str) -> Error {
+    let mut error = failed(what, errno);
+    error.msg.push_str(hint);
+    error
 }
 
 /// Returns the error of a failed request: [`Code::ForeignRules`] if the namespace contains too many objects,

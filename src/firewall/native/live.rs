@@ -228,8 +228,8 @@ impl Display for NativeChange {
         let table = table_name(self.table());
         match self {
             Self::DeleteTable(_) => write!(f, "delete table inet {table}"),
-            Self::Table(_) => write!(f, "table inet {table}"),
-            Self::Chain { name, .. } => write!(f, "inet {table} chain {name}"),
+            Self::Table(_) => write!(f, "create table inet {table}"),
+            Self::Chain { name, .. } => write!(f, "inet {table} create chain {name}"),
             Self::Rule { chain, rule, .. } => write!(f, "inet {table} {chain} {rule}"),
         }
     }
