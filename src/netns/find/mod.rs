@@ -50,7 +50,7 @@ impl FoundNetns {
     /// It no longer exists, or can't be opened.
     pub fn open(&self) -> Result<NetNs, Error> {
         let netns = NetNs::open(&self.netns)?.filter(|netns| netns.id() == self.id);
-        netns.ok_or_else(|| invalid(format!("network namespace {}: it no longer exists", self.netns.display())))
+        netns.ok_or_else(|| invalid(format!("network namespace {}: no longer exists", self.netns.display())))
     }
 
     /// Reports whether an interface in the namespace has one of `addresses`, the pod's. Waits up to `timeout` for a
