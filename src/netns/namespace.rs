@@ -118,7 +118,7 @@ impl NetNs {
             Err(LockError::Io(_, error)) if mode == LockMode::Read && error.kind() == ErrorKind::NotFound => Ok(None),
             Err(LockError::Io(path, error)) => {
                 let msg = format!(
-                    "network namespace {shown}: can't be locked: {}: {error}; check that root can create files there",
+                    "network namespace {shown}: can't lock it: {}: {error}; check that root can create files there",
                     path.display()
                 );
                 if mode == LockMode::Change {

@@ -55,7 +55,7 @@ fn without_locks_nothing_is_added_and_all_is_removed() {
         fs::write(locks(), "").expect("writable");
         let before = Kernel::of(&without);
         let error = without.add(STORY).refused(5);
-        assert!(error.contains("can't be locked: /run/detour/locks"), "{error}");
+        assert!(error.contains("can't lock it: /run/detour/locks"), "{error}");
         Kernel::of(&without).assert_is(&before, "an ADD that was refused");
         with.check(STORY).done();
         with.del(STORY).done();

@@ -98,8 +98,8 @@ impl Default for Tried {
 }
 
 /// On a thread that ends there.
-#[expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
 fn try_all() -> Tried {
+    #![expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
         let why = if errno == Errno::EPERM { "EPERM".to_owned() } else { errno.to_string() };
         return Tried { netns: Err(why), ..Tried::default() };
