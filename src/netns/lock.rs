@@ -16,21 +16,7 @@ const MAX_ATTEMPTS: u32 = 10;
 const POLL_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// The identity of a network namespace, whatever path it is opened by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct NetnsId {
-    /// The device of the namespace file system.
-    pub device: u64,
-    /// The namespace's inode.
-    pub inode: u64,
-}
-
-impl NetnsId {
-    /// Returns the identity of an open namespace file.
-    pub(super) fn of(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
-    }
-}
+pub use crate::trusted_file::FileId as NetnsId;
 
 /// A lock that this process holds. Dropping it removes the lock file.
 #[derive(Debug)]

@@ -58,7 +58,8 @@ impl NetNs {
         if kind != NSFS_MAGIC {
             return Ok(None);
         }
-        let id = NetnsId::of(&file).map_err(|e| failed(format!("can't be examined: {e}")))?;
+        let metadata = file.metadata().map_err(|e| failed(format!("can't be examined: {e}")))?;
+        let id = NetnsId::of(&metadata);
         Ok(Some(Self { path: path.to_owned(), file, id }))
     }
 
@@ -177,7 +178,7 @@ mod tests {
     }
 
     fn current() -> NetnsId {
-        NetnsId::of(&File::open(OWN_NETNS).expect("readable")).expect("readable")
+        NetnsId::of(&std::fs::metadata(OWN_NETNS).expect("readable"))
     }
 
     #[test]
