@@ -1,5 +1,5 @@
-//! Rules in a real kernel: what is committed over netlink is what iptables itself would have made
-//! of the same rules, and is read back as it was meant.
+//! The rule format `iptables` in a real kernel: committed rules equal those that iptables itself writes for the same
+//! text, and are read back as the same values.
 
 mod support;
 
@@ -34,13 +34,13 @@ fn restore_text(ruleset: &Ruleset, family: Family) -> String {
     text
 }
 
-/// Rules only, without comments, counters and built-in chains that the tool makes in passing.
+/// Returns rules only, without comments, counters, and built-in chains that the tool creates as a side effect.
 fn saved(v6: bool) -> Vec<String> {
     let text = tool(if v6 { "ip6tables-save" } else { "iptables-save" }, &[], "");
     text.lines().filter(|l| !l.starts_with('#') && !l.contains(" ACCEPT [")).map(str::to_owned).collect()
 }
 
-fn converge(previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) {
+fn commit(previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) {
     let mut socket = NfSocket::open().expect("nfnetlink");
     let live = LiveRuleset::read(&mut socket).expect("readable");
     plan(&live, previous, desired, made).commit(&mut socket, &live).expect("accepted");
@@ -62,7 +62,7 @@ fn chains(live: &LiveRuleset) -> Chains {
     all.filter(|(_, _, name, rules)| !rules.is_empty() || name.contains('_')).collect()
 }
 
-fn holds_what_iptables_would_have_made(name: &str, policy: &Policy) {
+fn assert_equals_iptables(name: &str, policy: &Policy) {
     let ruleset = Ruleset::of(policy, &Family::ALL);
     let [v4, v6] = Family::ALL.map(|family| restore_text(&ruleset, family));
     let expected = in_new_netns(move || {
@@ -71,7 +71,7 @@ fn holds_what_iptables_would_have_made(name: &str, policy: &Policy) {
         (chains(&live()), saved(false), saved(true))
     });
     let found = in_new_netns(move || {
-        converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
+        commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
         (chains(&live()), saved(false), saved(true))
     });
     assert_eq!(found.1, expected.1, "{name}");
@@ -81,13 +81,13 @@ fn holds_what_iptables_would_have_made(name: &str, policy: &Policy) {
 }
 
 #[test]
-fn the_kernel_holds_what_iptables_would_have_made_of_the_same_rules() {
-    policies().iter().for_each(|(name, policy)| holds_what_iptables_would_have_made(name, policy));
+fn committed_rules_equal_those_that_iptables_writes() {
+    policies().iter().for_each(|(name, policy)| assert_equals_iptables(name, policy));
 }
 
 proptest! {
     #[test]
-    fn no_policy_needs_more_rules_than_are_counted_before(policy in drawn::any()) {
+    fn the_size_limit_is_an_upper_bound_for_any_policy(policy in drawn::any()) {
         let ruleset = Ruleset::of(&policy, &Family::ALL);
         let of_table = |rules: &TableRules| {
             rules.chains.iter().map(|(_, rules)| rules).chain(rules.hooks.values()).map(Vec::len).sum::<usize>()
@@ -101,8 +101,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn and_so_it_does_of_any_others(policy in drawn::any()) {
-        holds_what_iptables_would_have_made("drawn", &policy);
+    fn committed_rules_equal_those_that_iptables_writes_for_any_policy(policy in drawn::any()) {
+        assert_equals_iptables("random", &policy);
     }
 }
 
@@ -111,7 +111,7 @@ fn rules_of_other_tables_are_not_read() {
     let (_, policy) = policies().into_iter().next_back().expect("a policy");
     let ruleset = Ruleset::of(&policy, &Family::ALL);
     in_new_netns(move || {
-        converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
+        commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
         let alone = chains(&live());
         let rules: String = (0..500).map(|_| "add rule inet mine c accept\n").collect();
         tool("nft", &["-f", "-"], &format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
@@ -122,7 +122,7 @@ fn rules_of_other_tables_are_not_read() {
 }
 
 #[test]
-fn a_socket_can_be_used_after_it_has_read_too_much() {
+fn a_socket_can_be_used_after_a_dump_exceeded_its_limit() {
     in_new_netns(|| {
         let rules: String = (0..5000).map(|_| "add rule ip nat OUTPUT accept\n").collect();
         tool("nft", &["-f", "-"], &format!("table ip nat {{ chain OUTPUT {{ }}\n}}\n{rules}"));
@@ -137,13 +137,13 @@ fn a_socket_can_be_used_after_it_has_read_too_much() {
     });
 }
 
-/// Chains of ours that hold many rules more are emptied first.
+/// A chain of detour with many extra rules is flushed and written again.
 #[test]
-fn a_chain_with_many_extra_rules_becomes_what_it_should_be() {
+fn chains_with_many_extra_rules_are_corrected() {
     let (_, policy) = policies().into_iter().next_back().expect("a policy");
     let ruleset = Ruleset::of(&policy, &Family::ALL);
     in_new_netns(move || {
-        converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
+        commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
         let fresh = chains(&live());
         for ((family, table), rules) in &ruleset.tables {
             let extra = |(name, _): &(String, _)| format!("add rule {} {} {name} drop\n", family.name(), table.name());
@@ -153,13 +153,13 @@ fn a_chain_with_many_extra_rules_becomes_what_it_should_be() {
         assert_ne!(chains(&live()), fresh);
         let steps = plan(&live(), &ruleset, &ruleset, &CreatedTables::default()).len();
         assert!(steps < 300, "{steps} steps");
-        converge(&ruleset, &ruleset, &CreatedTables::default());
+        commit(&ruleset, &ruleset, &CreatedTables::default());
         assert_eq!(chains(&live()), fresh);
     });
 }
 
 #[test]
-fn any_policy_turns_into_any_other_and_back_to_nothing() {
+fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
     let all = policies();
     in_new_netns(move || {
         let rulesets: Vec<Ruleset> = all.iter().map(|(_, p)| Ruleset::of(p, &Family::ALL)).collect();
@@ -168,7 +168,7 @@ fn any_policy_turns_into_any_other_and_back_to_nothing() {
             .map(|ruleset| {
                 let ruleset = ruleset.clone();
                 in_new_netns(move || {
-                    converge(&Ruleset::default(), &ruleset, &CreatedTables::default());
+                    commit(&Ruleset::default(), &ruleset, &CreatedTables::default());
                     chains(&live())
                 })
             })
@@ -179,14 +179,14 @@ fn any_policy_turns_into_any_other_and_back_to_nothing() {
         for step in 0..rulesets.len() * 3 {
             let next = (step * 7) % rulesets.len();
             made.add(&CreatedTables::by(&rulesets[next], &live()));
-            converge(&previous, &rulesets[next], &made);
+            commit(&previous, &rulesets[next], &made);
             assert_eq!(chains(&live()), fresh[next], "to {}", all[next].0);
             let again = live();
             let left = plan(&again, &previous, &rulesets[next], &made);
             assert!(left.is_empty(), "{} is final: {left:?}", all[next].0);
             previous = rulesets[next].clone();
         }
-        converge(&previous, &nothing, &made);
+        commit(&previous, &nothing, &made);
         assert!(live().tables.is_empty(), "{:?}", live());
     });
 }

@@ -1,5 +1,5 @@
-//! Native rules in a real kernel: what is committed over netlink is what `nft` itself makes of
-//! the same rules in words, and is read back as it was meant.
+//! The rule format `nftables` in a real kernel: committed rules equal those that `nft` writes for the same text, and
+//! are read back as the same values.
 
 mod support;
 
@@ -22,14 +22,14 @@ fn plan(live: &LiveRuleset, desired: &Ruleset) -> Transaction {
     RuleFormat::Nftables.plan(live, &Ruleset::default(), desired, &CreatedTables::default())
 }
 
-fn converge(desired: &Ruleset) {
+fn commit(desired: &Ruleset) {
     let mut socket = NfSocket::open().expect("nfnetlink");
     let live = LiveRuleset::read(&mut socket).expect("readable");
     let plan = plan(&live, desired);
     plan.commit(&mut socket, &live).unwrap_or_else(|e| panic!("{e}: {plan:#?}"));
 }
 
-/// What is in the kernel, as the values that were meant.
+/// Returns the live native tables as values.
 fn found(live: &LiveRuleset) -> NativeTables {
     let chain = |chain: &native::NativeLiveChain| native::rule::NativeChain {
         hook: chain.hook.expect("a hook of ours"),
@@ -47,7 +47,7 @@ fn listed() -> String {
 }
 
 #[test]
-fn the_kernel_holds_what_nft_makes_of_the_same_rules() {
+fn committed_rules_equal_those_that_nft_writes() {
     for families in [&Family::ALL[..], &[Family::Ip]] {
         for (name, policy) in policies() {
             let ruleset = Ruleset::of(&policy, families);
@@ -58,7 +58,7 @@ fn the_kernel_holds_what_nft_makes_of_the_same_rules() {
                 (found(&live()), listed())
             });
             let by_us = in_new_netns(move || {
-                converge(&ruleset);
+                commit(&ruleset);
                 let live = live();
                 assert!(plan(&live, &ruleset).is_empty(), "what is there is final");
                 assert!(RuleFormat::Nftables.drift(&live, &ruleset).is_empty());
@@ -74,22 +74,22 @@ fn the_kernel_holds_what_nft_makes_of_the_same_rules() {
 }
 
 #[test]
-fn any_policy_turns_into_any_other_and_back_to_nothing() {
+fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
     in_new_netns(|| {
         let rulesets: Vec<Ruleset> = policies().iter().map(|(_, p)| Ruleset::of(p, &Family::ALL)).collect();
         for step in 0..rulesets.len() * 3 {
             let next = &rulesets[(step * 7) % rulesets.len()];
-            converge(next);
+            commit(next);
             assert_eq!(found(&live()), translate(next));
         }
-        converge(&Ruleset::default());
+        commit(&Ruleset::default());
         assert_eq!(listed(), "");
     });
 }
 
-/// Istio's native rules lack this: there, IPv6 is caught in a pod where it should pass.
+/// Istio's native rules capture IPv6 in such a pod by mistake.
 #[test]
-fn rules_for_ipv4_only_catch_no_ipv6() {
+fn rules_for_ipv4_only_do_not_match_ipv6() {
     for (name, policy) in policies() {
         for chains in translate(&Ruleset::of(&policy, &[Family::Ip])).values() {
             let entered = chains.values().filter(|chain| chain.hook.is_some()).flat_map(|chain| &chain.rules);
@@ -156,10 +156,10 @@ fn the_number_of_rules_does_not_grow_with_the_lists() {
 }
 
 #[test]
-fn the_kernel_takes_long_lists_and_gives_them_back() {
+fn long_lists_are_committed_and_read_back() {
     in_new_netns(|| {
         let ruleset = Ruleset::of(&long(3000), &Family::ALL);
-        converge(&ruleset);
+        commit(&ruleset);
         assert_eq!(found(&live()), translate(&ruleset));
     });
 }
@@ -168,7 +168,7 @@ fn the_kernel_takes_long_lists_and_gives_them_back() {
 fn drift_names_the_rule_as_nft_writes_it() {
     in_new_netns(|| {
         let ruleset = Ruleset::of(&on(Redirect::default()), &Family::ALL);
-        converge(&ruleset);
+        commit(&ruleset);
         tool(
             "nft",
             &["-f", "-"],
@@ -184,7 +184,7 @@ fn drift_names_the_rule_as_nft_writes_it() {
             "missing: inet detour-nat ISTIO_REDIRECT meta l4proto tcp counter redirect to :15001",
         ];
         assert_eq!(lines, expected);
-        converge(&ruleset);
+        commit(&ruleset);
         assert!(RuleFormat::Nftables.drift(&live(), &ruleset).is_empty());
     });
 }

@@ -1,5 +1,4 @@
-//! TPROXY's routing in a real kernel, as the library rtnetlink reads it: the plugin's own messages and the
-//! library's must mean the same.
+//! TPROXY's routing in a real kernel: what detour adds is what the library rtnetlink reads.
 
 mod support;
 
@@ -14,10 +13,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use support::new_netns as scratch;
 
 const MARK: u32 = 1337;
-/// More than the 255 that fit into the header's field.
+/// Greater than 255, so that it does not fit into the header's field.
 const TABLE: u32 = 1330;
 
-/// Policy rules and routes that mention the mark or the table, in both families.
+/// Returns the policy rules with the mark and the routes of the table, in both families.
 fn found() -> (Vec<RuleMessage>, Vec<RouteMessage>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
     runtime.block_on(async {

@@ -1,35 +1,37 @@
-//! How the kernel differs from what it should hold, in words; and what is there besides.
+//! Drift: how live rules differ from desired ones, in words, for both rule formats; and the rules of other tools in
+//! the built-in chains.
 
 use super::live::{LiveRule, LiveRuleset};
+use super::native::live::{NativeLiveChain, NativeLiveTables};
+use super::native::rule::{NativeChain, NativeTables, table_name};
 use super::plan::{CreatedTables, Step, check_steps};
-use super::rule::Ruleset;
-use super::rule::{Family, Hook, Table};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use super::rule::{Family, Hook, Ruleset, Table};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
-/// One difference.
+/// One difference between live and desired rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drift {
-    /// In which table, with its family: `ip nat`, `inet detour-nat`.
+    /// The table with its family: `ip nat`, `inet detour-nat`.
     pub place: String,
-    /// What differs.
+    /// The difference.
     pub what: Difference,
 }
 
-/// What differs.
+/// The kinds of difference. A rule is written with its chain, as the tool of its rule format prints it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    /// There is no such chain.
+    /// A desired chain is missing.
     NoChain(String),
-    /// A chain of ours that nobody asked for.
+    /// A chain of detour exists that is not desired.
     ExtraChain(String),
-    /// A chain is not entered from where it should be.
+    /// A chain is attached to another hook or priority than desired.
     OtherHook(String),
-    /// A rule, with its chain and as its dialect's tool writes it, is not there.
+    /// A desired rule is missing.
     Missing(String),
-    /// A rule is there that nobody asked for.
+    /// A rule exists that is not desired.
     Extra(String),
-    /// A rule is there, but not in its place.
+    /// A desired rule exists in another place.
     Moved(String),
 }
 
@@ -47,8 +49,28 @@ impl fmt::Display for Drift {
     }
 }
 
-/// How `live` differs from `desired`: in our chains in every rule and its place, in the built-in
-/// chains in our rules and the order among them. Foreign rules between them are no difference.
+/// Lists the rules in the built-in chains that are not detour's, one line each.
+#[must_use]
+pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<String> {
+    let mut found = Vec::new();
+    for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
+        let ours = desired.tables.get(&(family, table));
+        let hook = Hook::of_chain(name);
+        let is_ours = |rule: &LiveRule| {
+            ours.is_some_and(|ours| {
+                let enters_ours = rule.jump_target().is_some_and(|to| ours.chains.iter().any(|(chain, _)| chain == to));
+                let desired = hook.and_then(|hook| ours.hooks.get(&hook));
+                enters_ours || desired.is_some_and(|rules| rule.rule.as_ref().is_ok_and(|r| rules.contains(r)))
+            })
+        };
+        let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
+        found.extend(foreign.map(|rule| format!("{} {} -A {name} {rule}", family.name(), table.name())));
+    }
+    found
+}
+
+/// Returns how the tables of iptables differ from `desired`. In detour's chains, every rule and its place counts; in
+/// the built-in chains, only detour's rules and their order count. Foreign rules between them are allowed.
 #[must_use]
 pub(super) fn drift(live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
     let mut found = Vec::new();
@@ -85,46 +107,78 @@ fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step
         extra.extend(rules.map(|rule| format!("-A {chain} {rule}")));
     }
     let (paired, extra) = pair(missing, extra);
-    let difference = |(rule, is_there)| if is_there { Difference::Moved(rule) } else { Difference::Missing(rule) };
+    let difference = |(rule, is_present)| if is_present { Difference::Moved(rule) } else { Difference::Missing(rule) };
     found.extend(paired.into_iter().map(difference));
     found.extend(extra.into_iter().map(Difference::Extra));
     found
 }
 
-/// Each of `wanted` with whether it is among `there`, and what else is there. Of equal rules, each counts
-/// once.
-pub(super) fn pair(wanted: Vec<String>, there: Vec<String>) -> (Vec<(String, bool)>, Vec<String>) {
-    let mut places: HashMap<&str, VecDeque<usize>> = HashMap::new();
-    for (at, rule) in there.iter().enumerate() {
-        places.entry(rule).or_default().push_back(at);
-    }
-    let mut is_extra = vec![true; there.len()];
-    let mut is_there = |rule: &str| {
-        let at = places.get_mut(rule).and_then(VecDeque::pop_front);
-        at.inspect(|at| is_extra[*at] = false).is_some()
-    };
-    let paired = wanted.into_iter().map(|rule| (is_there(&rule), rule)).map(|(is_there, rule)| (rule, is_there));
-    let paired = paired.collect();
-    let extra = there.into_iter().zip(is_extra).filter_map(|(rule, is_extra)| is_extra.then_some(rule));
-    (paired, extra.collect())
-}
-
-/// Rules in the built-in chains that are none of ours, one line each.
+/// Returns how detour's native tables differ from `desired`. All their chains and rules are detour's, so every
+/// difference is drift.
 #[must_use]
-pub fn foreign_rules(live: &LiveRuleset, desired: &Ruleset) -> Vec<String> {
+pub(super) fn native_drift(live: &NativeLiveTables, desired: &NativeTables) -> Vec<Drift> {
+    let (no_live, no_desired) = (BTreeMap::new(), BTreeMap::new());
     let mut found = Vec::new();
-    for (family, table, name, chain) in live.chains().filter(|(_, _, _, chain)| chain.built_in) {
-        let ours = desired.tables.get(&(family, table));
-        let hook = Hook::ALL.into_iter().find(|hook| hook.chain() == name);
-        let is_ours = |rule: &LiveRule| {
-            ours.is_some_and(|ours| {
-                let into_ours = rule.goes_to().is_some_and(|to| ours.chains.iter().any(|(chain, _)| chain == to));
-                let asked_for = hook.and_then(|hook| ours.hooks.get(&hook));
-                into_ours || asked_for.is_some_and(|rules| rule.rule.as_ref().is_ok_and(|r| rules.contains(r)))
-            })
-        };
-        let foreign = chain.rules.iter().filter(|rule| !is_ours(rule));
-        found.extend(foreign.map(|rule| format!("{} {} -A {name} {rule}", family.name(), table.name())));
+    for table in Table::ALL {
+        let (live, desired) = (live.get(&table).unwrap_or(&no_live), desired.get(&table).unwrap_or(&no_desired));
+        let place = format!("inet {}", table_name(table));
+        found.extend(native_differences(live, desired).into_iter().map(|what| Drift { place: place.clone(), what }));
     }
     found
+}
+
+fn native_differences(
+    live: &BTreeMap<String, NativeLiveChain>,
+    desired: &BTreeMap<String, NativeChain>,
+) -> Vec<Difference> {
+    let mut found = Vec::new();
+    for (name, chain) in desired {
+        match live.get(name) {
+            Some(live) => found.extend(differences_of_chain(name, live, chain)),
+            None => found.push(Difference::NoChain(name.clone())),
+        }
+    }
+    found.extend(live.keys().filter(|name| !desired.contains_key(*name)).cloned().map(Difference::ExtraChain));
+    found
+}
+
+fn differences_of_chain(name: &str, live: &NativeLiveChain, desired: &NativeChain) -> Vec<Difference> {
+    let mut found = Vec::new();
+    if live.hook != Ok(desired.hook) {
+        found.push(Difference::OtherHook(name.to_owned()));
+    }
+    let text = |rule: &dyn ToString| format!("{name} {}", rule.to_string());
+    let rules = live.rules.iter();
+    let present = rules.map(|rule| rule.as_ref().map_or_else(|| format!("{name} (a foreign rule)"), |rule| text(rule)));
+    let desired = desired.rules.iter().map(|rule| text(rule));
+    let (paired, extra) = pair(desired.collect(), present.collect());
+    let (present, missing): (Vec<_>, Vec<_>) = paired.into_iter().partition(|(_, is_present)| *is_present);
+    let present: Vec<String> = present.into_iter().map(|(rule, _)| rule).collect();
+    found.extend(missing.into_iter().map(|(rule, _)| Difference::Missing(rule)));
+    let live_order: Vec<String> = live.rules.iter().flatten().map(|rule| text(rule)).collect();
+    let is_out_of_order = found.is_empty() && extra.is_empty() && live_order != present;
+    found.extend(extra.into_iter().map(Difference::Extra));
+    if is_out_of_order {
+        let moved = live_order.into_iter().zip(present).filter(|(live, desired)| live != desired);
+        found.extend(moved.map(|(_, desired)| Difference::Moved(desired)));
+    }
+    found
+}
+
+/// Pairs each of `desired` with whether it is among `present`, and returns the rest of `present`. Equal rules count
+/// as often as they occur.
+fn pair(desired: Vec<String>, present: Vec<String>) -> (Vec<(String, bool)>, Vec<String>) {
+    let mut indexes: HashMap<&str, VecDeque<usize>> = HashMap::new();
+    for (index, rule) in present.iter().enumerate() {
+        indexes.entry(rule).or_default().push_back(index);
+    }
+    let mut is_extra = vec![true; present.len()];
+    let mut take = |rule: &str| {
+        let index = indexes.get_mut(rule).and_then(VecDeque::pop_front);
+        index.inspect(|index| is_extra[*index] = false).is_some()
+    };
+    let paired = desired.into_iter().map(|rule| (take(&rule), rule)).map(|(is_present, rule)| (rule, is_present));
+    let paired = paired.collect();
+    let extra = present.into_iter().zip(is_extra).filter_map(|(rule, is_extra)| is_extra.then_some(rule));
+    (paired, extra.collect())
 }

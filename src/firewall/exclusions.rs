@@ -1,30 +1,27 @@
-//! The exclusions in the `iptables` dialect: one chain that stands before the redirection and
-//! accepts what must leave untouched, and, where DNS is captured, one before the zones.
+//! The rules for a policy's exclusions: in `nat`, a chain before the redirection that accepts excluded traffic, and,
+//! if DNS is captured, a chain in `raw` that sets the zones of excluded queries.
 //!
-//! `RETURN` in a chain of our own would not do: the packet would go on to `ISTIO_OUTPUT`.
+//! The chain must accept: after a `RETURN`, the packet would continue to `ISTIO_OUTPUT`.
 
 use super::istio::{DNS_PORT, PROXY_ZONE};
-use super::rule::Ruleset;
-use super::rule::{Family, Hook, Match, Rule, Table, Target, is, not};
+use super::rule::{Family, Hook, MULTIPORT_SLOTS, Match, Rule, Ruleset, Table, Target, is, not};
 use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Protocol, TrafficOwner};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 
-/// The chain that accepts what is exempt, in nat and in raw.
+/// The chain of the exclusions, in nat and in raw.
 pub(super) const OUTPUT: &str = "DETOUR_OUTPUT";
-/// `-m multiport` has this many places (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`).
-const MULTIPORT_PLACES: usize = 15;
 
-/// Writes `exclusions`, those of `policy` that are in effect, for one family.
+/// Adds the rules for `exclusions`, those of `policy` that are in effect, for one family.
 pub(super) fn write(policy: &Policy, exclusions: &BTreeSet<Exclusion>, family: Family, ruleset: &mut Ruleset) {
     let capture = captured(policy);
     let exclusions = || exclusions.iter().filter(|e| e.destination.is_none_or(|net| family.has(&net)));
-    let leaves: Vec<Rule> = exclusions().flat_map(|e| leaves_untouched(e, &capture)).collect();
-    // What goes over lo first: so each of the two kinds is one run.
-    let (mut zones, behind): (Vec<Rule>, Vec<Rule>) =
-        exclusions().flat_map(|e| zone_of_queries(e, family, &capture)).partition(|rule| rule.target == Target::Accept);
-    zones.extend(behind);
-    for (table, rules) in [(Table::Nat, leaves), (Table::Raw, zones)] {
+    let accepts: Vec<Rule> = exclusions().flat_map(|e| accept_rules(e, &capture)).collect();
+    // All ACCEPT rules first: the native format merges neighbors with the same target.
+    let (mut zones, set_zone): (Vec<Rule>, Vec<Rule>) =
+        exclusions().flat_map(|e| zone_rules(e, family, &capture)).partition(|rule| rule.target == Target::Accept);
+    zones.extend(set_zone);
+    for (table, rules) in [(Table::Nat, accepts), (Table::Raw, zones)] {
         if !rules.is_empty() {
             let table = ruleset.table(family, table);
             table.rules_of(OUTPUT).extend(rules);
@@ -35,8 +32,8 @@ pub(super) fn write(policy: &Policy, exclusions: &BTreeSet<Exclusion>, family: F
     }
 }
 
-/// Which queries whoever redirects this pod captures. Nobody asks to exempt queries where none are
-/// captured, so where nothing tells, all are: istio-init comes only after every attachment.
+/// Returns which DNS queries the pod's redirection captures, which may be another tool's. If that is unknown,
+/// assumes all: istio-init runs after every attachment, and only captured queries are ever excluded.
 pub(super) fn captured(policy: &Policy) -> DnsCapture {
     match (policy.redirect(), policy.dns_captured_elsewhere) {
         (Some(redirect), _) => redirect.dns.clone(),
@@ -45,8 +42,9 @@ pub(super) fn captured(policy: &Policy) -> DnsCapture {
     }
 }
 
-/// What goes out of the pod; over lo only DNS, and only where it would be captured there.
-fn leaves_untouched(exclusion: &Exclusion, capture: &DnsCapture) -> Vec<Rule> {
+/// Returns the rules that accept traffic leaving the pod. Traffic over lo is accepted only if it is DNS that would
+/// be captured there.
+fn accept_rules(exclusion: &Exclusion, capture: &DnsCapture) -> Vec<Rule> {
     let mut rules = Vec::new();
     for rule in with_ports(exclusion) {
         rules.push(to_destination(exclusion, rule).out_interface(not("lo")));
@@ -60,9 +58,9 @@ fn leaves_untouched(exclusion: &Exclusion, capture: &DnsCapture) -> Vec<Rule> {
     rules
 }
 
-/// Where queries are captured, an exempt one stands in the zone of the proxy's own, as the answer
-/// will; over lo the answer meets no zone, so the query must not either.
-fn zone_of_queries(exclusion: &Exclusion, family: Family, capture: &DnsCapture) -> Vec<Rule> {
+/// Returns the rules that put excluded queries into the zone of the proxy's own queries, to which the resolver's
+/// answer will belong. Over lo, the answer is in no zone, so the query must not be in one either.
+fn zone_rules(exclusion: &Exclusion, family: Family, capture: &DnsCapture) -> Vec<Rule> {
     if !covers_dns_port(exclusion) || !protocols(exclusion).contains(&Protocol::Udp) {
         return Vec::new();
     }
@@ -79,7 +77,7 @@ fn zone_of_queries(exclusion: &Exclusion, family: Family, capture: &DnsCapture) 
     rules
 }
 
-/// Where an exempt query that would be captured can go to.
+/// Returns the destinations of excluded queries that would be captured; `None` stands for every destination.
 fn captured_destinations(exclusion: &Exclusion, family: Family, capture: &DnsCapture) -> Vec<Option<IpNet>> {
     let servers: Vec<IpNet> = match capture {
         DnsCapture::Off => return Vec::new(),
@@ -92,18 +90,18 @@ fn captured_destinations(exclusion: &Exclusion, family: Family, capture: &DnsCap
     servers.into_iter().filter(|s| exclusion.destination.is_none_or(|net| net.contains(s))).map(Some).collect()
 }
 
-/// Whether it exempts queries.
+/// Reports whether the exclusion applies to DNS queries.
 pub(super) fn covers_dns_port(exclusion: &Exclusion) -> bool {
     let within = |p: &PortRange| p.first <= DNS_PORT.first && DNS_PORT.last <= p.last;
     exclusion.ports.is_empty() || exclusion.ports.iter().any(within)
 }
 
-/// The protocols that it exempts.
+/// Returns the protocols that the exclusion applies to.
 pub(super) fn protocols(exclusion: &Exclusion) -> Vec<Protocol> {
     exclusion.protocol.map_or_else(|| vec![Protocol::Udp, Protocol::Tcp], |p| vec![p])
 }
 
-/// One rule for each protocol and each 15 ports; one for everything where no port is named.
+/// Returns one rule for each protocol and `multiport`; one rule for everything if the exclusion names no port.
 fn with_ports(exclusion: &Exclusion) -> Vec<Rule> {
     let accept = || Rule::new(Target::Accept);
     if exclusion.ports.is_empty() {
@@ -112,7 +110,7 @@ fn with_ports(exclusion: &Exclusion) -> Vec<Rule> {
     }
     let mut rules = Vec::new();
     for protocol in protocols(exclusion) {
-        for ports in places(&exclusion.ports) {
+        for ports in multiports(&exclusion.ports) {
             let condition = match ports.as_slice() {
                 [one] => Match::DestinationPort(is(*one)),
                 _ => Match::DestinationPorts(is(ports)),
@@ -123,15 +121,15 @@ fn with_ports(exclusion: &Exclusion) -> Vec<Rule> {
     rules
 }
 
-/// Ports in groups that fit one `multiport`.
-fn places(ports: &[PortRange]) -> Vec<Vec<PortRange>> {
+/// Groups ports so that each group fits into one `multiport`.
+fn multiports(ports: &[PortRange]) -> Vec<Vec<PortRange>> {
     let mut groups: Vec<Vec<PortRange>> = Vec::new();
     let mut free = 0;
     for &port in ports {
         let needed = if port.first == port.last { 1 } else { 2 };
         if needed > free {
             groups.push(Vec::new());
-            free = MULTIPORT_PLACES;
+            free = MULTIPORT_SLOTS;
         }
         if let Some(group) = groups.last_mut() {
             group.push(port);

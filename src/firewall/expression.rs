@@ -1,8 +1,8 @@
-//! nf_tables expressions (linux/netfilter/nf_tables.h) as far as the two dialects use them, between
-//! values and attributes.
+//! The nf_tables expressions that the two rule formats use (linux/netfilter/nf_tables.h), written as netlink attributes
+//! and read back. Reading is strict: an expression with any other field than detour writes is unknown, because rules
+//! that are equal as values must be equal in the kernel.
 
-use super::iptables::Extension;
-use super::nfnetlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
+use crate::netlink::attributes::{self, Attributes, find, find_be32, find_be64, find_text};
 
 /// `NFTA_LIST_ELEM`.
 const LIST_ELEMENT: u16 = 1;
@@ -14,7 +14,7 @@ const VALUE: u16 = 1;
 const VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
-/// The one register that all expressions of a rule use.
+/// The register that all expressions of a rule use.
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 /// `NFT_CMP_GTE`, `NFT_CMP_LTE`.
@@ -24,28 +24,28 @@ const AT_MOST: u32 = 3;
 const HOST_TO_NETWORK: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
 const DESTINATION_NAT: u32 = 1;
-/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel
-/// sets them itself where a register is given, and lists them.
+/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h): the kernel sets these flags
+/// itself if a register is given, and lists them.
 const ADDRESS_GIVEN: u32 = 1;
 const PORT_GIVEN: u32 = 2;
 
-/// What is loaded from beside the packet (`enum nft_meta_keys`).
+/// Packet metadata (`enum nft_meta_keys`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Meta {
     /// The packet's mark.
     Mark = 3,
-    /// The interface that it came in by.
+    /// The input interface.
     InInterface = 6,
-    /// The interface that it goes out by.
+    /// The output interface.
     OutInterface = 7,
-    /// The UID of the process that sends it, as the owner of the network namespace counts.
+    /// The UID of the sending process, in the user namespace that owns the network namespace.
     Uid = 10,
-    /// The GID of that process.
+    /// The GID of the sending process.
     Gid = 11,
-    /// IPv4 or IPv6.
+    /// The IP family.
     Family = 15,
-    /// TCP, UDP, …
+    /// The transport protocol.
     Protocol = 16,
 }
 
@@ -53,39 +53,39 @@ impl Meta {
     const ALL: [Self; 7] =
         [Self::Mark, Self::InInterface, Self::OutInterface, Self::Uid, Self::Gid, Self::Family, Self::Protocol];
 
-    fn numbered(number: u32) -> Option<Self> {
+    fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|key| *key as u32 == number)
     }
 }
 
-/// What connection tracking knows of the packet (`enum nft_ct_keys`).
+/// A packet's connection tracking data (`enum nft_ct_keys`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Ct {
-    /// A bit for what the packet is to its connection.
+    /// The connection state, one bit for each state.
     State = 0,
-    /// The connection's mark.
+    /// The mark of the connection.
     Mark = 3,
-    /// In which zone it is looked up.
+    /// The zone in which the connection is looked up.
     Zone = 17,
 }
 
 impl Ct {
-    fn numbered(number: u32) -> Option<Self> {
+    fn from_number(number: u32) -> Option<Self> {
         [Self::State, Self::Mark, Self::Zone].into_iter().find(|key| *key as u32 == number)
     }
 }
 
-/// A set that a rule brings with it.
+/// A reference to an anonymous set, which belongs to one rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SetName {
-    /// In a transaction, which of its sets; the kernel lists none.
+    /// The number of the set within a transaction; 0 in rules that the kernel lists.
     pub id: u32,
-    /// By which the kernel lists it; until then a pattern.
+    /// The name that the kernel lists; in a transaction, the pattern for it.
     pub name: String,
 }
 
-/// Where in the packet the offset counts from (`enum nft_payload_bases`).
+/// The header from which an offset counts (`enum nft_payload_bases`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Base {
@@ -95,7 +95,7 @@ pub(super) enum Base {
     Transport = 2,
 }
 
-/// What ends a rule.
+/// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NftVerdict {
     /// `NF_DROP`.
@@ -110,50 +110,60 @@ pub(super) enum NftVerdict {
     Return,
 }
 
-/// One expression.
+/// An xtables match or target (linux/netfilter/nf_tables_compat.h).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Extension {
+    /// The name: `owner`, `REDIRECT`, …
+    pub name: String,
+    /// The version of the structure.
+    pub revision: u32,
+    /// The C structure of the extension.
+    pub info: Vec<u8>,
+}
+
+/// An nf_tables expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Expression {
     /// Loads metadata.
     Meta(Meta),
     /// Loads bytes of the packet.
     Payload {
-        /// From where.
+        /// The header that contains the bytes.
         base: Base,
-        /// How far behind.
+        /// The offset of the first byte in the header.
         offset: u32,
-        /// How many.
+        /// The number of bytes.
         length: u32,
     },
-    /// Clears bits of what was loaded.
+    /// Keeps these bits of the register and clears the others.
     Mask(Vec<u8>),
-    /// Goes on only if what was loaded is this, or is not.
+    /// Continues only if the register equals a value, or does not.
     Compare {
-        /// Is not.
+        /// Whether the comparison is negated.
         not: bool,
-        /// This.
+        /// The value.
         value: Vec<u8>,
     },
-    /// Goes on only if what was loaded lies between, or does not.
+    /// Continues only if the register is within a range, or is not.
     Range {
-        /// Does not.
+        /// Whether the comparison is negated.
         not: bool,
-        /// The first that does.
+        /// The first value of the range.
         from: Vec<u8>,
-        /// The last that does.
+        /// The last value of the range.
         to: Vec<u8>,
     },
-    /// Goes on only if what was loaded is at least this: the lower half of what `nft` makes of a
-    /// range.
+    /// Continues only if the register is at least this value; `nft` writes a range as this and [`Self::AtMost`].
     AtLeast(Vec<u8>),
-    /// Goes on only if what was loaded is at most this.
+    /// Continues only if the register is at most this value.
     AtMost(Vec<u8>),
-    /// Loads what connection tracking knows.
+    /// Loads connection tracking data.
     Ct(Ct),
-    /// Turns the four bytes of what was loaded into network order.
+    /// Converts the four bytes of the register to network byte order.
     NetworkOrder,
-    /// Goes on only if what was loaded is in a set, or is not.
+    /// Continues only if the register is in a set, or is not.
     Lookup {
-        /// Is not.
+        /// Whether the lookup is negated.
         not: bool,
         /// The set.
         set: SetName,
@@ -162,18 +172,17 @@ pub(super) enum Expression {
     Counter,
     /// Loads a constant.
     Constant(Vec<u8>),
-    /// Sets metadata to what was loaded.
+    /// Sets metadata to the register.
     SetMeta(Meta),
-    /// Sets what connection tracking knows to what was loaded.
+    /// Sets connection tracking data to the register.
     SetCt(Ct),
-    /// Sends the packet to the port that was loaded, on this machine.
+    /// Redirects the packet to the local port in the register.
     Redirect,
-    /// Hands the packet to whoever listens on the port that was loaded; only of this family
-    /// (`NFPROTO_…`), or of both (0).
+    /// Assigns the packet to the listener on the port in the register, for one family (`NFPROTO_…`) or both (0).
     Tproxy(u32),
-    /// Sends the packet to the address that was loaded; only of this family (`NFPROTO_…`).
+    /// Changes the destination to the address in the register, of this family (`NFPROTO_…`).
     DestinationNat(u32),
-    /// Ends the rule.
+    /// Ends the rule with a verdict.
     Verdict(NftVerdict),
     /// An xtables match.
     Match(Extension),
@@ -182,7 +191,7 @@ pub(super) enum Expression {
 }
 
 impl Expression {
-    /// Appends it to a rule's list.
+    /// Appends the expression to a rule's list.
     #[must_use]
     pub(super) fn write(&self, list: Attributes) -> Attributes {
         let new = Attributes::new;
@@ -231,14 +240,13 @@ impl Expression {
         list.nested(LIST_ELEMENT, &new().text(NAME, name).nested(DATA, &data))
     }
 
-    /// The expressions of a rule as the kernel lists them; `None` stands for one that is not
-    /// used here.
+    /// Reads the expressions of a rule as the kernel lists them; `None` for an unknown expression.
     pub(super) fn read_all(list: &[u8]) -> impl Iterator<Item = Option<Self>> {
         attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).map(|(_, element)| Self::read(element))
     }
 
-    /// Packets and bytes of a rule's first counter (`NFTA_COUNTER_PACKETS`, `NFTA_COUNTER_BYTES`).
-    pub(super) fn counted(list: &[u8]) -> Option<(u64, u64)> {
+    /// Reads packets and bytes of a rule's first counter (`NFTA_COUNTER_PACKETS`, `NFTA_COUNTER_BYTES`).
+    fn counted(list: &[u8]) -> Option<(u64, u64)> {
         let elements = attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT);
         let mut counters = elements.filter(|(_, element)| find_text(element, NAME) == Some("counter"));
         let data = find(counters.next()?.1, DATA)?;
@@ -254,17 +262,17 @@ impl Expression {
             _ => None,
         };
         let in_register = |kind| (find_be32(data, kind)? == REGISTER).then_some(());
-        let absent_or = |kind, usual: u32| (find_be32(data, kind).unwrap_or(usual) == usual).then_some(());
+        let absent_or = |kind, value: u32| (find_be32(data, kind).unwrap_or(value) == value).then_some(());
         Some(match find_text(element, NAME)? {
             "meta" => {
-                let key = Meta::numbered(find_be32(data, 2)?)?;
+                let key = Meta::from_number(find_be32(data, 2)?)?;
                 match find(data, 3) {
                     None => in_register(1).map(|()| Self::Meta(key))?,
                     Some(_) => in_register(3).map(|()| Self::SetMeta(key))?,
                 }
             }
             "ct" => {
-                let key = Ct::numbered(find_be32(data, 2)?)?;
+                let key = Ct::from_number(find_be32(data, 2)?)?;
                 match (find(data, 3), find(data, 4)) {
                     (None, None) => in_register(1).map(|()| Self::Ct(key))?,
                     (None, Some(_)) => in_register(4).map(|()| Self::SetCt(key))?,
@@ -384,3 +392,27 @@ impl Extension {
         Some(Self { name, revision: find_be32(data, 2)?, info: find(data, 3)?.to_vec() })
     }
 }
+
+/// A rule's counter. All counters compare as equal, because traffic does not make rules different.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counter {
+    /// The number of matching packets.
+    pub packets: u64,
+    /// The number of bytes in them.
+    pub bytes: u64,
+}
+
+impl Counter {
+    /// Reads the counter from a rule's expressions as the kernel lists them.
+    pub(super) fn read(expressions: &[u8]) -> Self {
+        Expression::counted(expressions).map(|(packets, bytes)| Self { packets, bytes }).unwrap_or_default()
+    }
+}
+
+impl PartialEq for Counter {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Counter {}

@@ -1,15 +1,14 @@
-//! The redirection in the `iptables` dialect: chain for chain and rule for rule what Istio's own
-//! tool makes (istio/istio, `tools/istio-iptables/pkg/capture`), so that whoever knows that finds
-//! the same. Deviations, each because the original is wrong:
+//! The rules for a policy's redirection: chain for chain and rule for rule what Istio's own tool writes (istio/istio,
+//! `tools/istio-iptables/pkg/capture`), so that people who know Istio's rules recognize them. Deviations, each of
+//! which corrects an error of the original:
 //!
-//! * Several proxy UIDs or GIDs: the original's `not the first UID → RETURN` on lo hides the rules
-//!   of all others. With more than one UID or GID one rule asks for all of them.
-//! * TPROXY: the tunnel port is exempt in mangle; the original's exemption stands in a nat chain
-//!   that nothing jumps to in this mode.
+//! * Several proxy UIDs or GIDs: the original's `not the first UID → RETURN` on lo makes the rules of all other UIDs
+//!   unreachable. With more than one UID or GID, detour writes one rule that checks all of them.
+//! * TPROXY: the original exempts the tunnel port in a nat chain to which no rule jumps in this mode; detour exempts
+//!   it in mangle.
 //! * `*` as an excluded port or range is a rule without that condition; the original fails.
 
-use super::rule::Ruleset;
-use super::rule::{CtState, Family, Hook, Is, Match, Rule, Table, Target, is, not};
+use super::rule::{CtState, Family, Hook, Is, Match, Rule, Ruleset, Table, Target, is, not};
 use crate::policy::{DnsCapture, Groups, IdRange, InterceptionMode, PortRange, Ports, Ranges, Redirect};
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -23,18 +22,18 @@ const DIVERT: &str = "ISTIO_DIVERT";
 const TPROXY: &str = "ISTIO_TPROXY";
 const DROP: &str = "ISTIO_DROP";
 
-/// Where the proxy answers captured DNS queries.
-pub(super) const DNS_PROXY_PORT: u16 = 15053;
-/// Where DNS queries go to.
+/// The proxy's port for captured DNS queries.
+const DNS_PROXY_PORT: u16 = 15053;
+/// The port of DNS resolvers.
 pub(super) const DNS_PORT: PortRange = PortRange::one(53);
-/// The connection tracking zone of the proxy's own queries and of resolvers' answers.
+/// The connection tracking zone of the proxy's own queries and of the resolvers' answers.
 pub(super) const PROXY_ZONE: u16 = 1;
 /// The connection tracking zone of captured queries and of the proxy's answers.
 const CAPTURED_ZONE: u16 = 2;
-/// TPROXY: the mark of what the proxy sends to its own pod.
+/// TPROXY: the mark of packets that the proxy sends to its own pod.
 const OUTBOUND_MARK: u32 = 1338;
 
-/// Writes `redirect` for one family.
+/// Adds the rules for `redirect` for one family.
 pub(super) fn write(redirect: &Redirect, family: Family, ruleset: &mut Ruleset) {
     let writer = Writer { redirect, family };
     writer.interfaces(ruleset);
@@ -47,7 +46,7 @@ pub(super) fn write(redirect: &Redirect, family: Family, ruleset: &mut Ruleset) 
     }
 }
 
-/// An address with the family's full prefix.
+/// Returns a network of one address.
 fn host(address: impl Into<IpAddr>) -> IpNet {
     IpNet::from(address.into())
 }
@@ -69,7 +68,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Where the proxy sends inbound connections from that it passes on as they are.
+    /// Returns the source address of inbound connections that the proxy forwards unchanged.
     fn passthrough(&self) -> IpNet {
         match self.family {
             Family::Ip => host([127, 0, 0, 6]),
@@ -82,7 +81,8 @@ impl Writer<'_> {
         ranges.iter().copied().filter(move |net| family.has(net))
     }
 
-    /// The resolvers whose queries are captured: all, or these of this family.
+    /// Returns the resolvers whose queries are captured, of this family: `Some([None])` for all, `None` if no query
+    /// is captured.
     fn captured_resolvers(&self) -> Option<Vec<Option<IpNet>>> {
         let hosts: Vec<IpNet> = match (&self.redirect.dns, self.family) {
             (DnsCapture::Off, _) => return None,
@@ -101,7 +101,7 @@ impl Writer<'_> {
         self.redirect.proxy_gid.iter().map(|id| Match::Gid(is(IdRange::one(*id))))
     }
 
-    /// Interfaces that are left alone and such as lead to virtual machines.
+    /// Adds rules for excluded interfaces and for interfaces of virtual machines.
     fn interfaces(&self, ruleset: &mut Ruleset) {
         let nat = ruleset.table(self.family, Table::Nat);
         let virtual_interfaces = || self.redirect.reroute_virtual_interfaces.iter().rev();
@@ -161,8 +161,8 @@ impl Writer<'_> {
         };
         rules.hook(Hook::Prerouting, Rule::jump(INBOUND).tcp());
         let capture: Vec<Rule> = if self.tproxy() {
-            let known = Match::CtState(CtState::RelatedOrEstablished);
-            vec![Rule::jump(DIVERT).tcp().matching(known), Rule::jump(TPROXY).tcp()]
+            let established = Match::CtState(CtState::RelatedOrEstablished);
+            vec![Rule::jump(DIVERT).tcp().matching(established), Rule::jump(TPROXY).tcp()]
         } else {
             vec![Rule::jump(IN_REDIRECT).tcp()]
         };
@@ -180,7 +180,7 @@ impl Writer<'_> {
         }
     }
 
-    /// TPROXY: what must not be taken twice.
+    /// TPROXY: adds rules that prevent a packet from being captured twice.
     fn tproxy_loops(&self, inbound: &mut Vec<Rule>) {
         let back = || Rule::new(Target::Return).tcp();
         inbound.push(back().matching(Match::Mark(is(self.redirect.inbound_tproxy_mark))));
@@ -199,7 +199,7 @@ impl Writer<'_> {
             }
         }
         output.push(back().source(is(self.passthrough())).out_interface(is("lo")));
-        self.proxy_itself(&mut output);
+        self.proxy_traffic(&mut output);
         self.owner_groups(&mut output);
         if let Some(resolvers) = self.captured_resolvers().filter(|r| !r.is_empty()) {
             output.push(Rule::jump(OUTPUT_DNS));
@@ -227,26 +227,26 @@ impl Writer<'_> {
         nat.rules_of(OUTPUT).extend(output);
     }
 
-    /// What the proxy sends leaves; what it sends to its own pod comes in again; what others send
-    /// to their own pod stays.
-    fn proxy_itself(&self, output: &mut Vec<Rule>) {
+    /// Adds rules for the proxy's own traffic: it leaves the pod; if it is sent to the pod itself, it enters the
+    /// proxy as inbound traffic. Other processes' traffic over lo is not redirected.
+    fn proxy_traffic(&self, output: &mut Vec<Rule>) {
         if self.redirect.proxy_uid.len() <= 1 && self.redirect.proxy_gid.len() <= 1 {
             for (owner, by_uid) in self.uids().map(|m| (m, true)).chain(self.gids().map(|m| (m, false))) {
-                output.push(self.comes_in_again(owner.clone(), by_uid));
-                output.extend(self.stays(vec![turned(&owner)]));
+                output.push(self.back_to_inbound(owner.clone(), by_uid));
+                output.extend(self.local_traffic(vec![negated(&owner)]));
                 output.push(Rule::new(Target::Return).matching(owner));
             }
             return;
         }
-        output.extend(self.uids().map(|owner| self.comes_in_again(owner, true)));
-        output.extend(self.gids().map(|owner| self.comes_in_again(owner, false)));
-        output.extend(self.stays(self.uids().chain(self.gids()).map(|owner| turned(&owner)).collect()));
+        output.extend(self.uids().map(|owner| self.back_to_inbound(owner, true)));
+        output.extend(self.gids().map(|owner| self.back_to_inbound(owner, false)));
+        output.extend(self.local_traffic(self.uids().chain(self.gids()).map(|owner| negated(&owner)).collect()));
         output.extend(self.uids().chain(self.gids()).map(|owner| Rule::new(Target::Return).matching(owner)));
     }
 
-    fn comes_in_again(&self, owner: Match, by_uid: bool) -> Rule {
+    fn back_to_inbound(&self, owner: Match, by_uid: bool) -> Rule {
         let tunnel = PortRange::one(self.redirect.inbound_tunnel_port);
-        // With DNS capture the proxy's own queries are left out, in the original by UID only.
+        // With DNS capture, the proxy's own queries are excepted; the original does so by UID only.
         let ports = if by_uid && self.redirect.dns != DnsCapture::Off {
             Match::DestinationPorts(not(vec![DNS_PORT, tunnel]))
         } else {
@@ -256,8 +256,9 @@ impl Writer<'_> {
         rule.tcp().matching(ports).matching(owner)
     }
 
-    /// Nothing where the pod's own loopback is among the captured ranges.
-    fn stays(&self, not_the_proxy: Vec<Match>) -> Option<Rule> {
+    /// Returns the rule that exempts traffic over lo of processes other than the proxy; `None` if the captured ranges
+    /// include a loopback address.
+    fn local_traffic(&self, not_the_proxy: Vec<Match>) -> Option<Rule> {
         let captured = match &self.redirect.outbound_ip_ranges_include {
             Ranges::All => false,
             Ranges::List(list) => list.iter().any(|net| net.addr().is_loopback()),
@@ -278,14 +279,14 @@ impl Writer<'_> {
                 output.extend(excluded.map(|gid| back().matching(Match::Gid(is(IdRange::one(*gid))))));
             }
             Groups::List(list) => {
-                let none_of = list.iter().map(|gid| Match::Gid(not(IdRange::one(*gid)))).collect();
-                output.push(Rule { matches: none_of, ..back() });
+                let not_included = list.iter().map(|gid| Match::Gid(not(IdRange::one(*gid)))).collect();
+                output.push(Rule { matches: not_included, ..back() });
             }
         }
     }
 
-    /// Captured queries and the proxy's own are the same connection to connection tracking, but
-    /// for the zone.
+    /// Adds rules that put captured queries and the proxy's own into different zones: without zones, connection
+    /// tracking would take them for the same connection.
     fn dns_zones(&self, ruleset: &mut Ruleset) {
         let Some(resolvers) = self.captured_resolvers() else { return };
         let raw = ruleset.table(self.family, Table::Raw);
@@ -327,7 +328,7 @@ impl Writer<'_> {
     }
 }
 
-/// `--dport` for each port of a list; one rule without it for `*`.
+/// Returns `--dport` for each port of a list; one `None` for `*`.
 fn each_port(ports: &Ports) -> Vec<Option<Match>> {
     match ports {
         Ports::All => vec![None],
@@ -345,7 +346,7 @@ fn with_port_first(rule: &Rule, port: PortRange) -> Rule {
     rule
 }
 
-fn turned(owner: &Match) -> Match {
+fn negated(owner: &Match) -> Match {
     match owner {
         Match::Uid(Is { not, value }) => Match::Uid(Is { not: !not, value: *value }),
         Match::Gid(Is { not, value }) => Match::Gid(Is { not: !not, value: *value }),

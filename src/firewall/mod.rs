@@ -1,9 +1,22 @@
-//! From a policy to the kernel: policy → rules as values → the fewest changes → one netlink
-//! transaction; and back, for CHECK. Nothing here forks or needs a tool on the host.
+//! Firewall: a policy becomes rules as values, is compared with the live rules in the kernel, and the smallest
+//! difference is committed as one netlink transaction. It starts no process and needs no tool on the host.
+//!
+//! * `rule`: the rule model, shared by both rule formats
+//! * `from_policy`, with `istio` (the redirection) and `exclusions`: a policy as rules
+//! * `live`: reads the live rules
+//! * `plan`: the changes from live to desired rules, in iptables' tables
+//! * `drift`: how live rules differ from desired ones, in words
+//! * `rule_format`: plan, commit and drift for either rule format
+//! * `removal`: removes rules without reading all of them
+//! * `expression`: nf_tables expressions, shared by both rule formats
+//! * `iptables`: the format `iptables`, as iptables-nft writes it
+//! * `native`: the format `nftables`, in tables of its own
+//! * `nfnetlink`: the netlink protocol of nf_tables and connection tracking
 
 mod drift;
 mod exclusions;
 mod expression;
+mod from_policy;
 mod iptables;
 mod istio;
 mod live;
@@ -13,13 +26,12 @@ mod plan;
 mod removal;
 pub mod rule;
 mod rule_format;
-mod text;
 
 pub use drift::{Difference, Drift, foreign_rules};
-pub use live::{Counter, LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
-pub use live::{MOST_RULES, most_rules};
+pub use expression::Counter;
+pub use from_policy::{MOST_RULES, most_rules};
+pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
 pub use plan::{CreatedTables, PlannedStep, Step};
 pub use removal::remove;
 pub use rule::{Ruleset, TableRules};
-pub use rule_format::legacy_tables;
-pub use rule_format::{RuleFormat, Transaction};
+pub use rule_format::{RuleFormat, Transaction, legacy_tables};

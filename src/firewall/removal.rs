@@ -1,104 +1,111 @@
-//! Removal of rules from a network namespace that holds more than is read: by names, and by what each
-//! built-in chain begins with.
+//! Removes detour's rules from a network namespace that contains too many rules to be read: reads only the beginning
+//! of each built-in chain, and otherwise flushes detour's chains by name.
 
-use super::live::{Counter, LiveRule, LiveRuleset};
+use super::expression::Counter;
+use super::live::{LiveRule, LiveRuleset};
 use super::native::rule::table_name;
-use super::nfnetlink::attributes::{Attributes, find_text};
-use super::nfnetlink::{Message, NfError, NfSocket, Verb};
+use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
-use super::rule::Ruleset;
-use super::rule::{Family, Hook, Table};
+use super::rule::{Family, Hook, NFPROTO_INET, Ruleset, Table, is_own_chain, is_redirection_chain};
 use super::rule_format::RuleFormat;
 use crate::netlink::Allowance;
+use crate::netlink::attributes::{Attributes, find_text};
 use nix::errno::Errno;
 
-/// `NFPROTO_INET`.
-const INET: u8 = 1;
-/// How often a transaction is sent again because another process changed the rules meanwhile.
-const TRIES: usize = 10;
-/// How much of each built-in chain is read: the plugin's rules come first, unless a tool inserted others.
-const BEGINNING: Allowance = Allowance { objects: 5000, bytes: 4 << 20 };
+/// How often a transaction is repeated because another process changed the rules in the meantime.
+const MAX_ATTEMPTS: usize = 10;
+/// How much of each built-in chain is read. Detour's rules come first, unless another tool inserted rules.
+const MAX_READ_PER_CHAIN: Allowance = Allowance { objects: 5000, bytes: 4 << 20 };
 
-/// Removes the chains of `known`, the rules that go to them and what was `made` for them. If those rules
-/// can't be found, the chains are emptied: then they have no effect.
+/// Removes the chains of `own`, the rules that jump to them, and the tables and chains that detour `made`. If those
+/// rules can't be found, flushes the chains, which then have no effect.
 ///
 /// # Errors
-/// The kernel refuses that too.
-pub fn remove(dialect: RuleFormat, known: &Ruleset, made: &CreatedTables) -> Result<(), NfError> {
+/// The kernel refuses to flush the chains or to delete the native tables.
+pub fn remove(format: RuleFormat, own: &Ruleset, made: &CreatedTables) -> Result<(), NfError> {
     let mut socket = NfSocket::open()?;
-    if dialect == RuleFormat::Iptables {
-        let live = beginnings(&mut socket, known);
+    if format == RuleFormat::Iptables {
+        let live = read_beginnings(&mut socket, own);
         let removed = live.and_then(|live| {
-            let plan = dialect.plan(&live, known, &Ruleset::default(), made);
+            let plan = format.plan(&live, own, &Ruleset::default(), made);
             plan.commit(&mut socket, &live)
         });
         match removed {
             Ok(()) => return Ok(()),
-            Err(error) => tracing::debug!("the chains are only emptied: {error}"),
+            Err(error) => tracing::debug!("removing the rules failed: {error}; flushing detour's chains instead"),
         }
     }
-    // Each by itself: one that does not exist would take the others with it.
-    emptying(dialect, known).iter().try_for_each(|message| send(&mut socket, message))
+    // One transaction for each: a missing chain or table would fail all others with it.
+    flushes(format, own).iter().try_for_each(|message| send(&mut socket, message))
 }
 
-/// What the kernel holds, as far as removal needs it: of each built-in chain, the rules that are known or go to
-/// chains of ours, and one in place of all others.
-fn beginnings(socket: &mut NfSocket, known: &Ruleset) -> Result<LiveRuleset, NfError> {
+/// Reads the live rules as far as removal needs them: of each built-in chain, the rules of `own` and those that jump to
+/// detour's chains, and one placeholder for all others.
+fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, NfError> {
     let mut live = LiveRuleset::without_rules(socket)?;
     for (key @ (family, table), chains) in &mut live.tables {
-        let hooks = known.tables.get(key).map(|rules| &rules.hooks);
+        let hooks = own.tables.get(key).map(|rules| &rules.hooks);
         for (name, chain) in chains.iter_mut().filter(|(_, chain)| chain.built_in) {
-            let hook = Hook::ALL.into_iter().find(|hook| hook.chain() == name);
-            let own = hook.and_then(|hook| hooks?.get(&hook)).map_or(&[][..], Vec::as_slice);
+            let own_rules = Hook::of_chain(name).and_then(|hook| hooks?.get(&hook)).map_or(&[][..], Vec::as_slice);
             let is_ours = |rule: &LiveRule| {
-                let into_ours = |chain: &str| chain.starts_with("ISTIO_") || chain.starts_with("DETOUR_");
-                rule.goes_to().is_some_and(into_ours) || rule.rule.as_ref().is_ok_and(|rule| own.contains(rule))
+                let is_our_chain = |chain: &str| is_redirection_chain(chain) || is_own_chain(chain);
+                rule.jump_target().is_some_and(is_our_chain)
+                    || rule.rule.as_ref().is_ok_and(|rule| own_rules.contains(rule))
             };
-            let mut others = false;
-            let which = Attributes::new().text(1, table.name()).text(2, name);
-            socket.allow(BEGINNING);
+            let mut has_others = false;
+            let which = Attributes::new().text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, name);
+            socket.allow(MAX_READ_PER_CHAIN);
             let read = socket.dump_of(Verb::GetRule, family.number(), which, |_, body| {
-                let of_chain = find_text(body, 2) == Some(name);
+                let of_chain = find_text(body, nfta::RULE_CHAIN) == Some(name);
                 match LiveRule::read(body, *family).filter(|_| of_chain) {
                     Some(rule) if is_ours(&rule) => chain.rules.push(rule),
-                    _ => others = true,
+                    _ => has_others = true,
                 }
             });
             match read {
-                Err(NfError::TooMany(_)) => others = true,
+                Err(NfError::TooMany(_)) => has_others = true,
                 other => other?,
             }
-            if others {
-                chain.rules.push(LiveRule { handle: 0, rule: Err(None), counter: Counter::default() });
+            if has_others {
+                chain.rules.push(placeholder());
             }
         }
-        // What they hold does not matter, but that they may hold something.
+        // Not read: with a placeholder, the plan flushes the chain before it deletes it.
         for chain in chains.values_mut().filter(|chain| !chain.built_in) {
-            chain.rules.push(LiveRule { handle: 0, rule: Err(None), counter: Counter::default() });
+            chain.rules.push(placeholder());
         }
     }
     Ok(live)
 }
 
-/// Deletes the rules of each chain in `known`, or detour's native tables.
-fn emptying(dialect: RuleFormat, known: &Ruleset) -> Vec<Message> {
+fn placeholder() -> LiveRule {
+    LiveRule { handle: 0, rule: Err(None), counter: Counter::default() }
+}
+
+/// Returns the messages that flush each chain of `own`, or delete detour's native tables.
+fn flushes(format: RuleFormat, own: &Ruleset) -> Vec<Message> {
     let message = |verb, family, attributes| Message { verb, flags: 0, family, attributes };
-    match dialect {
+    match format {
         RuleFormat::Iptables => {
             let flush = |family: Family, table: Table, chain: &str| {
-                message(Verb::DelRule, family.number(), Attributes::new().text(1, table.name()).text(2, chain))
+                message(
+                    Verb::DelRule,
+                    family.number(),
+                    Attributes::new().text(nfta::TABLE, table.name()).text(nfta::RULE_CHAIN, chain),
+                )
             };
-            let tables = known.tables.iter();
+            let tables = own.tables.iter();
             tables.flat_map(|((f, t), rules)| rules.chains.iter().map(|(chain, _)| flush(*f, *t, chain))).collect()
         }
-        RuleFormat::Nftables => {
-            Table::ALL.map(|table| message(Verb::DelTable, INET, Attributes::new().text(1, table_name(table)))).into()
-        }
+        RuleFormat::Nftables => Table::ALL
+            .map(|table| message(Verb::DelTable, NFPROTO_INET, Attributes::new().text(nfta::TABLE, table_name(table))))
+            .into(),
     }
 }
 
+/// Sends one message as a transaction; a missing chain or table is no error.
 fn send(socket: &mut NfSocket, message: &Message) -> Result<(), NfError> {
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let generation = socket.generation()?;
         match socket.transact(std::slice::from_ref(message), generation) {
             Err(NfError::Changed) => {}

@@ -1,14 +1,25 @@
-//! One rule of the `iptables` dialect as a value, in the vocabulary of iptables itself.
-//!
-//! All rules of one pod as a value: what [`super::istio`] and [`super::detour`] write a policy as.
+//! The rule model: a pod's firewall rules as values, in the vocabulary of iptables. Both rule formats write it into
+//! the kernel and decode the kernel's rules back into it. In `firewall`, a chain is a netfilter chain.
 
-use super::{exclusions, istio};
-use crate::policy::{IdRange, Policy, PortRange, Protocol};
+use crate::policy::{IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 
-/// The two families, each with its own tables.
+/// The prefix of the netfilter chains of an Istio redirection, made by detour or another tool.
+const REDIRECTION_PREFIX: &str = "ISTIO_";
+/// The prefix of all other netfilter chains of detour.
+const OWN_PREFIX: &str = "DETOUR_";
+
+/// `NFPROTO_INET` (linux/netfilter.h), the family of native tables.
+pub(super) const NFPROTO_INET: u8 = 1;
+/// `NF_ACCEPT` (linux/netfilter.h).
+pub(super) const NF_ACCEPT: u32 = 1;
+
+/// The number of slots in `-m multiport` (linux/netfilter/xt_multiport.h, `XT_MULTI_PORTS`); a range takes two.
+pub(super) const MULTIPORT_SLOTS: usize = 15;
+
+/// An IP family; iptables has separate tables for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
@@ -18,10 +29,18 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both, in the order in which they are written.
+    /// Both families, in the order in which rules are written.
     pub const ALL: [Self; 2] = [Self::Ip, Self::Ip6];
 
-    /// The name in the kernel.
+    /// Returns `NFPROTO_…` (linux/netfilter.h).
+    pub(super) const fn number(self) -> u8 {
+        match self {
+            Self::Ip => 2,
+            Self::Ip6 => 10,
+        }
+    }
+
+    /// Returns the name of the family in nftables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -30,7 +49,7 @@ impl Family {
         }
     }
 
-    /// How many bits an address has.
+    /// Returns the number of bits of an address.
     #[must_use]
     pub const fn bits(self) -> u32 {
         match self {
@@ -39,29 +58,29 @@ impl Family {
         }
     }
 
-    /// Whether `net` belongs to it.
+    /// Reports whether `net` is of this family.
     #[must_use]
     pub const fn has(self, net: &IpNet) -> bool {
         matches!((self, net), (Self::Ip, IpNet::V4(_)) | (Self::Ip6, IpNet::V6(_)))
     }
 }
 
-/// The tables that are written to.
+/// A table that detour writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Table {
-    /// Before connection tracking.
+    /// `raw`: before connection tracking; sets zones.
     Raw,
-    /// Marks.
+    /// `mangle`: sets marks.
     Mangle,
-    /// Where connections go to.
+    /// `nat`: redirects connections.
     Nat,
 }
 
 impl Table {
-    /// All three, in the order in which the kernel passes them.
+    /// All tables, in the order in which the kernel evaluates them.
     pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
 
-    /// The name in the kernel.
+    /// Returns the name of the table in iptables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,20 +91,20 @@ impl Table {
     }
 }
 
-/// The hooks that are used, as iptables' built-in chains.
+/// A netfilter hook that detour uses, as a built-in chain of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Hook {
-    /// What comes in.
+    /// Incoming packets.
     Prerouting,
-    /// What the pod's own processes send.
+    /// Packets that the pod's processes send.
     Output,
 }
 
 impl Hook {
-    /// Both.
+    /// Both hooks.
     pub const ALL: [Self; 2] = [Self::Prerouting, Self::Output];
 
-    /// The built-in chain's name.
+    /// Returns the name of the built-in chain.
     #[must_use]
     pub const fn chain(self) -> &'static str {
         match self {
@@ -93,28 +112,59 @@ impl Hook {
             Self::Output => "OUTPUT",
         }
     }
+
+    /// Returns the hook whose built-in chain has this name.
+    pub(super) fn of_chain(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|hook| hook.chain() == name)
+    }
+
+    /// Returns `NF_INET_…` (linux/netfilter.h).
+    pub(super) const fn number(self) -> u32 {
+        match self {
+            Self::Prerouting => 0,
+            Self::Output => 3,
+        }
+    }
 }
 
-/// A condition's value, or what it must not be (`!`).
+/// Reports whether a chain belongs to an Istio redirection, made by detour or another tool.
+pub(super) fn is_redirection_chain(name: &str) -> bool {
+    name.starts_with(REDIRECTION_PREFIX)
+}
+
+/// Reports whether only detour makes chains of this name.
+pub(super) fn is_own_chain(name: &str) -> bool {
+    name.starts_with(OWN_PREFIX)
+}
+
+/// Returns the IP protocol number.
+pub(super) const fn protocol_number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+    }
+}
+
+/// A value in a condition, possibly negated (`!`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Is<T> {
-    /// Whether the condition is turned round.
+    /// Whether the condition is negated.
     pub not: bool,
     /// The value.
     pub value: T,
 }
 
-/// What it must be.
+/// Returns a condition on this value.
 pub const fn is<T>(value: T) -> Is<T> {
     Is { not: false, value }
 }
 
-/// What it must not be.
+/// Returns a negated condition on this value.
 pub const fn not<T>(value: T) -> Is<T> {
     Is { not: true, value }
 }
 
-/// States of connection tracking that rules ask for.
+/// The connection tracking states that rules match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CtState {
     /// `INVALID`.
@@ -123,14 +173,14 @@ pub enum CtState {
     RelatedOrEstablished,
 }
 
-/// A condition that an iptables extension checks, in the order in which they were written.
+/// A condition that an iptables extension checks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Match {
     /// `--dport`; needs a protocol.
     DestinationPort(Is<PortRange>),
     /// `--sport`; needs a protocol.
     SourcePort(Is<PortRange>),
-    /// `-m multiport --dports`; needs a protocol; 15 places, a range takes two.
+    /// `-m multiport --dports`; needs a protocol; has 15 slots, and a range takes two.
     DestinationPorts(Is<Vec<PortRange>>),
     /// `-m owner --uid-owner`.
     Uid(Is<IdRange>),
@@ -144,16 +194,16 @@ pub enum Match {
     Connmark(u32),
 }
 
-/// What happens to a packet that meets all conditions.
+/// The action on a packet that meets all conditions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// `ACCEPT`: nothing more in this table's hook.
+    /// `ACCEPT`: ends the evaluation of this table in this hook.
     Accept,
-    /// `RETURN`: back to the calling chain.
+    /// `RETURN`: continues in the calling chain.
     Return,
     /// `DROP`.
     Drop,
-    /// To a chain and, if that does not decide, back.
+    /// `-j CHAIN`: evaluates a chain, which may return.
     Jump(String),
     /// `REDIRECT --to-ports`.
     Redirect(u16),
@@ -174,7 +224,7 @@ pub enum Target {
     RestoreMark,
 }
 
-/// A rule: conditions and what follows.
+/// A rule: conditions and a target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// `-s`.
@@ -194,7 +244,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule without conditions.
+    /// Returns a rule without conditions.
     #[must_use]
     pub const fn new(target: Target) -> Self {
         Self {
@@ -208,111 +258,111 @@ impl Rule {
         }
     }
 
-    /// A rule without conditions that goes to a chain.
+    /// Returns a rule without conditions that jumps to a chain.
     #[must_use]
     pub fn jump(chain: &str) -> Self {
         Self::new(Target::Jump(chain.to_owned()))
     }
 
-    /// The chain that it goes to, where it goes to one.
+    /// Returns the chain that the rule jumps to, if its target is a chain.
     #[must_use]
-    pub fn goes_to(&self) -> Option<&str> {
+    pub fn jump_target(&self) -> Option<&str> {
         match &self.target {
             Target::Jump(chain) => Some(chain),
             _ => None,
         }
     }
 
-    /// Whether it goes to a chain of an Istio redirection, whoever made that.
+    /// Reports whether the rule jumps into an Istio redirection, made by detour or another tool.
     #[must_use]
     pub fn enters_redirection(&self) -> bool {
-        self.goes_to().is_some_and(|chain| chain.starts_with("ISTIO_"))
+        self.jump_target().is_some_and(is_redirection_chain)
     }
 
-    /// Leaves out addresses that are every address: iptables prints none, the kernel checks none.
+    /// Removes conditions on addresses that match every address (`/0`), as iptables does.
     pub fn drop_empty_conditions(&mut self) {
-        let every = |net: &mut Is<IpNet>| !net.not && net.value.prefix_len() == 0;
-        self.source.take_if(every);
-        self.destination.take_if(every);
+        let matches_all = |net: &mut Is<IpNet>| !net.not && net.value.prefix_len() == 0;
+        self.source.take_if(matches_all);
+        self.destination.take_if(matches_all);
     }
 
-    /// With `-s`.
+    /// Adds `-s`.
     #[must_use]
     pub fn source(mut self, net: Is<IpNet>) -> Self {
         self.source = Some(net);
         self
     }
 
-    /// With `-d`.
+    /// Adds `-d`.
     #[must_use]
     pub fn destination(mut self, net: Is<IpNet>) -> Self {
         self.destination = Some(net);
         self
     }
 
-    /// With `-i`.
+    /// Adds `-i`.
     #[must_use]
     pub fn in_interface(mut self, name: &str) -> Self {
         self.in_interface = Some(is(name.to_owned()));
         self
     }
 
-    /// With `-o`.
+    /// Adds `-o`.
     #[must_use]
     pub fn out_interface(mut self, name: Is<&str>) -> Self {
         self.out_interface = Some(Is { not: name.not, value: name.value.to_owned() });
         self
     }
 
-    /// With `-p`.
+    /// Adds `-p`.
     #[must_use]
     pub const fn protocol(mut self, protocol: Protocol) -> Self {
         self.protocol = Some(protocol);
         self
     }
 
-    /// With another `-m`.
+    /// Adds an `-m`.
     #[must_use]
     pub fn matching(mut self, condition: Match) -> Self {
         self.matches.push(condition);
         self
     }
 
-    /// With `-p tcp`.
+    /// Adds `-p tcp`.
     #[must_use]
     pub const fn tcp(self) -> Self {
         self.protocol(Protocol::Tcp)
     }
 
-    /// With `-p udp`.
+    /// Adds `-p udp`.
     #[must_use]
     pub const fn udp(self) -> Self {
         self.protocol(Protocol::Udp)
     }
 
-    /// With `--dport`.
+    /// Adds `--dport`.
     #[must_use]
     pub fn to_port(self, ports: PortRange) -> Self {
         self.matching(Match::DestinationPort(is(ports)))
     }
 }
 
-/// The rules in one table of one family.
+/// The rules of a pod in one table of one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableRules {
-    /// Chains of our own, in the order in which they are made.
+    /// Detour's chains, in the order in which they are created.
     pub chains: Vec<(String, Vec<Rule>)>,
-    /// Our rules in the built-in chains.
+    /// Detour's rules in the built-in chains.
     pub hooks: BTreeMap<Hook, Vec<Rule>>,
 }
 
 impl TableRules {
-    /// Adds a rule to a chain of our own.
+    /// Appends a rule to one of detour's chains.
     pub fn append(&mut self, chain: &str, rule: Rule) {
         self.rules_of(chain).push(rule);
     }
 
-    /// A chain of our own, made where it isn't there yet.
+    /// Returns the rules of one of detour's chains; adds the chain if it is missing.
     pub fn rules_of(&mut self, chain: &str) -> &mut Vec<Rule> {
         let index = self.chains.iter().position(|(name, _)| name == chain).unwrap_or_else(|| {
             self.chains.push((chain.to_owned(), Vec::new()));
@@ -321,46 +371,30 @@ impl TableRules {
         &mut self.chains[index].1
     }
 
-    /// Adds a rule to a built-in chain.
+    /// Appends a rule to a built-in chain.
     pub fn hook(&mut self, hook: Hook, rule: Rule) {
         self.hooks.entry(hook).or_default().push(rule);
     }
 }
 
-/// All rules of one pod.
+/// All rules of a pod. [`Ruleset::of`] builds it from a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ruleset {
-    /// By family and table; one that needs nothing is absent.
+    /// The rules by family and table; tables without rules are absent.
     pub tables: BTreeMap<(Family, Table), TableRules>,
 }
 
 impl Ruleset {
-    /// The rules that `policy` needs in `families`.
-    #[must_use]
-    pub fn of(policy: &Policy, families: &[Family]) -> Self {
-        let mut ruleset = Self::default();
-        if !policy.is_empty() {
-            let exclusions = policy.exclusions_in_effect();
-            for &family in families {
-                if let Some(redirect) = policy.redirect() {
-                    istio::write(redirect, family, &mut ruleset);
-                }
-                exclusions::write(policy, &exclusions, family, &mut ruleset);
-            }
-        }
-        ruleset.rules_mut().for_each(Rule::drop_empty_conditions);
-        ruleset
-    }
-
-    fn rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
+    /// Returns all rules of all tables.
+    pub(super) fn rules_mut(&mut self) -> impl Iterator<Item = &mut Rule> {
         self.tables.values_mut().flat_map(|table| {
             let chains = table.chains.iter_mut().map(|(_, rules)| rules);
             chains.chain(table.hooks.values_mut()).flatten()
         })
     }
 
-    /// Adds the chains and built-in rules of `other`, to know them as ours by; the rules of a
-    /// chain that both have stay those of `self`.
+    /// Adds the chains and built-in rules of `other`, so that they count as detour's. If both have a chain, its rules
+    /// are those of `self`.
     pub fn know_also(&mut self, other: &Self) {
         for (key, theirs) in &other.tables {
             let ours = self.tables.entry(*key).or_default();
@@ -370,26 +404,26 @@ impl Ruleset {
                 }
             }
             for (hook, rules) in &theirs.hooks {
-                let known = ours.hooks.entry(*hook).or_default();
-                let there: HashSet<&Rule> = known.iter().collect();
-                let new: Vec<Rule> = rules.iter().filter(|rule| !there.contains(rule)).cloned().collect();
-                known.extend(new);
+                let own = ours.hooks.entry(*hook).or_default();
+                let present: HashSet<&Rule> = own.iter().collect();
+                let new: Vec<Rule> = rules.iter().filter(|rule| !present.contains(rule)).cloned().collect();
+                own.extend(new);
             }
         }
     }
 
-    /// A table's rules, made where they aren't there yet.
+    /// Returns the rules of a table; adds the table if it is missing.
     pub fn table(&mut self, family: Family, table: Table) -> &mut TableRules {
         self.tables.entry((family, table)).or_default()
     }
 
-    /// Whether a chain of this name is among them.
+    /// Reports whether the table has a chain of this name.
     #[must_use]
     pub fn has_chain(&self, family: Family, table: Table, chain: &str) -> bool {
         self.tables.get(&(family, table)).is_some_and(|t| t.chains.iter().any(|(name, _)| name == chain))
     }
 
-    /// Whether there is nothing to write.
+    /// Reports whether there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()

@@ -1,44 +1,41 @@
-//! The two ways to write the same rules into the kernel. Both read, plan, commit and compare;
-//! which one a pod gets is decided where pods are known.
-//!
-//! Tables of the older iptables, which are no part of nf_tables.
-//!
-//! Changes as netlink messages, sent as one transaction.
+//! The two rule formats in which the same rules can be written into the kernel: plan, commit and drift for either.
+//! `plugin` decides which format a pod gets. Also: detection of active tables of iptables-legacy, which are not part
+//! of nf_tables.
 
-use super::drift::{Drift, drift};
+use super::drift::{Drift, drift, native_drift};
 use super::live::LiveRuleset;
-use super::native::rule::chain_type;
-use super::nfnetlink::attributes::Attributes;
-use super::nfnetlink::{Message, NLM_F_APPEND, NLM_F_CREATE, NfError, NfSocket, Verb};
-use super::plan::{BY_HANDLE, CreatedTables, PlannedStep, Step, changes};
-use super::rule::Ruleset;
-use super::rule::{Family, Hook, Rule, Table};
+use super::native::live::attached_to_hook;
+use super::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
+use super::plan::{CreatedTables, MAX_DELETIONS, PlannedStep, Step, changes};
+use super::rule::{Family, Hook, Rule, Ruleset, Table, is_own_chain};
 use super::{iptables, native};
+use crate::netlink::NLM_F_CREATE;
+use crate::netlink::attributes::Attributes;
 use crate::trusted_file::read_text;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// How the rules of a pod are written; never both ways at once.
+/// The format in which a pod's rules are written; a pod never has both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RuleFormat {
-    /// What iptables-nft itself would write, in its tables.
+    /// The rules that iptables-nft itself would write, in its tables.
     #[default]
     Iptables,
-    /// Native rules, in tables of family `inet` of our own.
+    /// Native rules, in detour's own tables of family `inet`.
     Nftables,
 }
 
-/// A transaction in one of the two.
+/// A transaction in one of the rule formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transaction {
-    /// In iptables' tables.
+    /// Changes in the tables of iptables.
     Iptables(Vec<PlannedStep>),
-    /// In our own.
+    /// Changes in detour's native tables.
     Nftables(Vec<native::NativeChange>),
 }
 
 impl RuleFormat {
-    /// The name, as configurations have it.
+    /// Returns the name as in the configuration key `dialect`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,9 +44,9 @@ impl RuleFormat {
         }
     }
 
-    /// The changes that lead from `live` to `desired`. `previous` is what was asked for before,
-    /// and `made` what was not there before us; only iptables' tables, which are not ours alone,
-    /// need the two.
+    /// Returns the changes that lead from `live` to `desired`. `previous` are the rules desired before, and `made` the
+    /// tables and chains that detour created; they matter only in the tables of iptables, which detour shares with
+    /// other tools.
     #[must_use]
     pub fn plan(self, live: &LiveRuleset, previous: &Ruleset, desired: &Ruleset, made: &CreatedTables) -> Transaction {
         match self {
@@ -58,24 +55,23 @@ impl RuleFormat {
         }
     }
 
-    /// How `live` differs from `desired`. Foreign rules are no difference where they may be.
+    /// Returns how `live` differs from `desired`. Foreign rules in places where they are allowed don't count.
     #[must_use]
     pub fn drift(self, live: &LiveRuleset, desired: &Ruleset) -> Vec<Drift> {
         match self {
             Self::Iptables => drift(live, desired),
-            Self::Nftables => native::drift(&live.native, &native::translate(desired)),
+            Self::Nftables => native_drift(&live.native, &native::translate(desired)),
         }
     }
 }
 
 impl LiveRuleset {
-    /// In which dialect the kernel holds rules of ours: native tables are always ours, iptables'
-    /// where one of their chains is among those of `previous` or is called like ours.
+    /// Returns the format of detour's live rules, if there are any. Native tables always are detour's; the tables of
+    /// iptables contain detour's rules if a chain is in `previous` or has a name that only detour uses.
     #[must_use]
     pub fn dialect(&self, previous: &Ruleset) -> Option<RuleFormat> {
-        let ours = |(family, table, name, _): (_, _, &str, _)| {
-            name.starts_with("DETOUR_") || previous.has_chain(family, table, name)
-        };
+        let ours =
+            |(family, table, name, _): (_, _, &str, _)| is_own_chain(name) || previous.has_chain(family, table, name);
         match (self.native.is_empty(), self.chains().any(ours)) {
             (false, _) => Some(RuleFormat::Nftables),
             (true, true) => Some(RuleFormat::Iptables),
@@ -85,7 +81,7 @@ impl LiveRuleset {
 }
 
 impl Transaction {
-    /// How many changes it has.
+    /// Returns the number of changes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -94,24 +90,24 @@ impl Transaction {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Reports whether there is nothing to change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Commits it, all or nothing, on top of what `live` has read.
+    /// Commits the transaction atomically, provided that the rules are still those of `live`.
     ///
     /// # Errors
-    /// The kernel refuses, where `index` is that of a change, or somebody changed the rules since.
+    /// The kernel refuses ([`NfError::Refused`] with the index of the change), or another process changed the rules.
     pub fn commit(&self, socket: &mut NfSocket, live: &LiveRuleset) -> Result<(), NfError> {
         match self {
             Self::Iptables(changes) => commit(socket, live, changes),
             Self::Nftables(changes) => {
-                let (places, messages): (Vec<usize>, Vec<Message>) = native::messages(changes).into_iter().unzip();
+                let (indexes, messages): (Vec<usize>, Vec<Message>) = native::messages(changes).into_iter().unzip();
                 socket.transact(&messages, live.generation).map_err(|error| match error {
                     NfError::Refused { index, errno } => {
-                        NfError::Refused { index: index.and_then(|index| places.get(index).copied()), errno }
+                        NfError::Refused { index: index.and_then(|index| indexes.get(index).copied()), errno }
                     }
                     other => other,
                 })
@@ -119,25 +115,33 @@ impl Transaction {
         }
     }
 
-    /// One of its changes, in words.
+    /// Describes one of the changes.
     #[must_use]
     pub fn describe(&self, index: usize) -> Option<String> {
         match self {
-            Self::Iptables(changes) => changes.get(index).map(|((family, table), step)| match step {
-                Step::Rule { chain, rule, .. } => format!("{} {} -A {chain} {rule}", family.name(), table.name()),
-                step => format!("{} {} {step:?}", family.name(), table.name()),
+            Self::Iptables(changes) => changes.get(index).map(|((family, table), step)| {
+                let step = match step {
+                    Step::Table => "create the table".to_owned(),
+                    Step::Hook(hook) => format!("create chain {}", hook.chain()),
+                    Step::Chain(name) => format!("create chain {name}"),
+                    Step::Rule { chain, rule, .. } => format!("-A {chain} {rule}"),
+                    Step::DeleteRule { chain, handle } => format!("delete rule with handle {handle} of chain {chain}"),
+                    Step::Flush(name) => format!("flush chain {name}"),
+                    Step::DeleteChain(name) => format!("delete chain {name}"),
+                    Step::DeleteTable => "delete the table".to_owned(),
+                };
+                format!("{} {} {step}", family.name(), table.name())
             }),
             Self::Nftables(changes) => changes.get(index).map(ToString::to_string),
         }
     }
 }
 
-/// There is a handful of tables, each with a name of at most 32 bytes.
-const LARGEST: u64 = 64 << 10;
+/// The most that is read of a list of table names. There are few tables, with names of at most 32 bytes.
+const MAX_NAMES_FILE: u64 = 64 << 10;
 
-/// The tables of `iptables-legacy` that are active in the calling thread's namespace; a kernel
-/// without them has none. The kernel tells their names, not what is in them
-/// (net/netfilter/x_tables.c, `xt_table_seq_ops`).
+/// Returns the tables of iptables-legacy that are active in the calling thread's network namespace; none if the
+/// kernel does not support them. The kernel lists only their names (net/netfilter/x_tables.c, `xt_table_seq_ops`).
 #[must_use]
 pub fn legacy_tables() -> Vec<(Family, String)> {
     let names = |family: Family| {
@@ -145,68 +149,62 @@ pub fn legacy_tables() -> Vec<(Family, String)> {
             Family::Ip => "/proc/thread-self/net/ip_tables_names",
             Family::Ip6 => "/proc/thread-self/net/ip6_tables_names",
         };
-        let text = read_text(Path::new(file), LARGEST).unwrap_or_default();
+        let text = read_text(Path::new(file), MAX_NAMES_FILE).unwrap_or_default();
         text.lines().map(|name| (family, name.to_owned())).collect::<Vec<_>>()
     };
     Family::ALL.into_iter().flat_map(names).collect()
 }
 
-/// Commits `changes`, all or nothing, on top of what `live` has read.
-///
-/// # Errors
-/// The kernel refuses, another process changed the rules since, or more rules of a chain would be deleted
-/// one by one than [`BY_HANDLE`].
-pub(super) fn commit(socket: &mut NfSocket, live: &LiveRuleset, changes: &[PlannedStep]) -> Result<(), NfError> {
-    let deletes_alike = |a: &PlannedStep, b: &PlannedStep| match (a, b) {
+/// Commits changes in the tables of iptables; refuses to delete more than [`MAX_DELETIONS`] rules of a chain.
+fn commit(socket: &mut NfSocket, live: &LiveRuleset, changes: &[PlannedStep]) -> Result<(), NfError> {
+    let delete_in_same_chain = |a: &PlannedStep, b: &PlannedStep| match (a, b) {
         ((a, Step::DeleteRule { chain: from, .. }), (b, Step::DeleteRule { chain, .. })) => (a, from) == (b, chain),
         _ => false,
     };
-    if let Some(run) = changes.chunk_by(deletes_alike).find(|run| run.len() > BY_HANDLE) {
-        return Err(NfError::TooManyDeletions { count: run.len(), limit: BY_HANDLE });
+    if let Some(run) = changes.chunk_by(delete_in_same_chain).find(|run| run.len() > MAX_DELETIONS) {
+        return Err(NfError::TooManyDeletions { count: run.len(), limit: MAX_DELETIONS });
     }
     let messages: Vec<Message> = changes.iter().map(|((family, table), step)| message(*family, *table, step)).collect();
     socket.transact(&messages, live.generation)
 }
 
 fn message(family: Family, table: Table, step: &Step) -> Message {
-    let named = || Attributes::new().text(1, table.name());
+    let named = || Attributes::new().text(nfta::TABLE, table.name());
     let (verb, flags, attributes) = match step {
         Step::Table => (Verb::NewTable, NLM_F_CREATE, named()),
         Step::Hook(hook) => (Verb::NewChain, NLM_F_CREATE, built_in(named(), table, *hook)),
-        Step::Chain(name) => (Verb::NewChain, NLM_F_CREATE, named().text(3, name)),
+        Step::Chain(name) => (Verb::NewChain, NLM_F_CREATE, named().text(nfta::CHAIN_NAME, name)),
         Step::Rule { chain, before, rule } => {
-            let attributes = with_rule(named().text(2, chain), rule, family);
+            let attributes = with_rule(named().text(nfta::RULE_CHAIN, chain), rule, family);
             match before {
-                Some(handle) => (Verb::NewRule, NLM_F_CREATE, attributes.be64(6, *handle)),
+                Some(handle) => (Verb::NewRule, NLM_F_CREATE, attributes.be64(nfta::RULE_POSITION, *handle)),
                 None => (Verb::NewRule, NLM_F_CREATE | NLM_F_APPEND, attributes),
             }
         }
-        Step::DeleteRule { chain, handle } => (Verb::DelRule, 0, named().text(2, chain).be64(3, *handle)),
-        Step::Flush(chain) => (Verb::DelRule, 0, named().text(2, chain)),
-        Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(3, name)),
+        Step::DeleteRule { chain, handle } => {
+            (Verb::DelRule, 0, named().text(nfta::RULE_CHAIN, chain).be64(nfta::RULE_HANDLE, *handle))
+        }
+        Step::Flush(chain) => (Verb::DelRule, 0, named().text(nfta::RULE_CHAIN, chain)),
+        Step::DeleteChain(name) => (Verb::DelChain, 0, named().text(nfta::CHAIN_NAME, name)),
         Step::DeleteTable => (Verb::DelTable, 0, named()),
     };
     Message { verb, flags, family: family.number(), attributes }
 }
 
-/// What iptables-nft gives its built-in chains: hook, priority (linux/netfilter_ipv4.h), policy
-/// and type.
+/// Adds name, hook, priority (linux/netfilter_ipv4.h), policy and type of a built-in chain, as iptables-nft sets them.
 fn built_in(attributes: Attributes, table: Table, hook: Hook) -> Attributes {
-    const NF_ACCEPT: u32 = 1;
     let priority: i32 = match table {
         Table::Raw => -300,
         Table::Mangle => -150,
         Table::Nat => -100,
     };
-    let kind = chain_type(table, hook);
-    let where_to = Attributes::new().be32(1, hook.number()).bytes(2, &priority.to_be_bytes());
-    attributes.text(3, hook.chain()).nested(4, &where_to).be32(5, NF_ACCEPT).text(7, kind)
+    attached_to_hook(attributes.text(nfta::CHAIN_NAME, hook.chain()), table, hook, priority)
 }
 
 fn with_rule(attributes: Attributes, rule: &Rule, family: Family) -> Attributes {
-    let attributes = attributes.nested(4, &iptables::expressions(rule, family));
+    let attributes = attributes.nested(nfta::RULE_EXPRESSIONS, &iptables::expressions(rule, family));
     match iptables::compat(rule) {
-        Some(compat) => attributes.nested(5, &compat),
+        Some(compat) => attributes.nested(nfta::RULE_COMPAT, &compat),
         None => attributes,
     }
 }

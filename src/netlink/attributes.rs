@@ -1,32 +1,32 @@
 //! Netlink attributes: type, length, value, padded to four bytes (linux/netlink.h, `struct nlattr`).
 
-/// The bit that marks an attribute that holds attributes.
+/// `NLA_F_NESTED`: the value is a list of attributes.
 const NESTED: u16 = 0x8000;
-/// The attribute's type without the bits that say how it is encoded.
+/// `NLA_TYPE_MASK`: the type without the flags for nesting and byte order.
 const TYPE_MASK: u16 = 0x3fff;
 const HEADER: usize = 4;
 
-/// Attributes being written.
+/// A list of attributes being written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// None yet.
+    /// Returns an empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// As they go into a message.
+    /// Returns the list as bytes of a message.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// A value as it is.
+    /// Appends an attribute with these bytes as its value.
     #[must_use]
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        // A value of 64 KiB can't be written; the kernel then refuses the message for its length.
+        // An attribute ends at 64 KiB. The kernel refuses a message with a wrong length.
         let length = u16::try_from(HEADER + value.len()).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -35,7 +35,7 @@ impl Attributes {
         self
     }
 
-    /// A string with its end marked.
+    /// Appends a string that ends with a zero byte.
     #[must_use]
     pub fn text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
@@ -43,32 +43,32 @@ impl Attributes {
         self.bytes(kind, &bytes)
     }
 
-    /// A number in the machine's order.
+    /// Appends a 32-bit number in host byte order.
     #[must_use]
     pub fn ne32(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// A number in network order.
+    /// Appends a 32-bit number in network byte order.
     #[must_use]
     pub fn be32(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// A long number in network order.
+    /// Appends a 64-bit number in network byte order.
     #[must_use]
     pub fn be64(self, kind: u16, value: u64) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Attributes within.
+    /// Appends an attribute whose value is the list `inner`.
     #[must_use]
     pub fn nested(self, kind: u16, inner: &Self) -> Self {
         self.bytes(kind | NESTED, &inner.0)
     }
 }
 
-/// The attributes in `bytes`, as type and value; ends at the first that is malformed.
+/// Returns the attributes in `bytes` as (type, value); stops at the first malformed one.
 pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk::<2>()?;
@@ -80,25 +80,25 @@ pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The value of the first attribute of a type.
+/// Returns the value of the first attribute of type `kind`.
 #[must_use]
 pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     parse(bytes).find(|(k, _)| *k == kind).map(|(_, value)| value)
 }
 
-/// A number in network order.
+/// Returns the first attribute of type `kind` as a 32-bit number in network byte order.
 #[must_use]
 pub fn find_be32(bytes: &[u8], kind: u16) -> Option<u32> {
     find(bytes, kind)?.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// A long number in network order.
+/// Returns the first attribute of type `kind` as a 64-bit number in network byte order.
 #[must_use]
 pub fn find_be64(bytes: &[u8], kind: u16) -> Option<u64> {
     find(bytes, kind)?.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// A string, up to its end mark.
+/// Returns the first attribute of type `kind` as a string without the zero byte at its end.
 #[must_use]
 pub fn find_text(bytes: &[u8], kind: u16) -> Option<&str> {
     std::str::from_utf8(find(bytes, kind)?).ok().map(|s| s.trim_end_matches('\0'))
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_attributes_are_read_back() {
         let inner = Attributes::new().text(1, "ab").be32(2, 7);
         let outer = Attributes::new().nested(3, &inner).be64(4, 1 << 40).bytes(5, &[9]);
         let bytes = outer.as_bytes();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_length_ends_the_reading() {
+    fn parsing_stops_at_a_malformed_length() {
         assert_eq!(parse(&[2, 0, 1, 0]).count(), 0);
         assert_eq!(parse(&[200, 0, 1, 0, 5]).count(), 0);
         assert_eq!(parse(&[5]).count(), 0);

@@ -1,29 +1,29 @@
-//! Messages as they are on the wire (linux/netlink.h).
+//! Netlink messages as bytes: written into a datagram, and split out of one (linux/netlink.h).
 
-/// `struct nlmsghdr`.
+/// The length of `struct nlmsghdr`.
 const HEADER: usize = 16;
 
-/// On a request.
+/// Marks a request.
 pub const NLM_F_REQUEST: u16 = 1;
-/// On a request: acknowledge it.
+/// On a request: the kernel acknowledges it.
 pub const NLM_F_ACK: u16 = 4;
-/// On a request: list all objects.
+/// On a request: the kernel lists all objects.
 pub(super) const NLM_F_DUMP: u16 = 0x300;
-/// On an answer to a dump: the objects changed while they were listed.
+/// On a reply to a dump: the objects changed while the kernel listed them.
 pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
-/// On NEW: replace an object in the same place.
+/// On a request that adds an object: replace an existing one.
 pub const NLM_F_REPLACE: u16 = 0x100;
-/// On NEW: fail if it exists.
+/// On a request that adds an object: fail if it exists.
 pub const NLM_F_EXCL: u16 = 0x200;
-/// On NEW: create it.
+/// On a request that adds an object: create it if it does not exist.
 pub const NLM_F_CREATE: u16 = 0x400;
 
-/// An acknowledgement, or an error.
+/// The type of an acknowledgement or error.
 pub const NLMSG_ERROR: u16 = 2;
-/// The end of a dump.
+/// The type of the message that ends a dump.
 pub(super) const NLMSG_DONE: u16 = 3;
 
-/// Appends a message: its header, the protocol's own header, its attributes.
+/// Appends a message to `out`: the netlink header, the protocol's own header, the attributes.
 pub fn put(out: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, [header, attributes]: [&[u8]; 2]) {
     let length = u32::try_from(HEADER + header.len() + attributes.len()).unwrap_or(u32::MAX);
     out.extend(length.to_ne_bytes());
@@ -38,25 +38,25 @@ pub fn put(out: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, [header, att
 /// A message from the kernel.
 #[derive(Debug)]
 pub struct Received<'a> {
-    /// Its type.
+    /// The message type.
     pub kind: u16,
-    /// Its flags.
+    /// The `NLM_F_…` flags.
     pub flags: u16,
-    /// That of the request that it answers.
+    /// The sequence number of the request that it answers.
     pub sequence: u32,
     /// The protocol's own header and the attributes.
     pub body: &'a [u8],
 }
 
 impl Received<'_> {
-    /// The error number of an [`NLMSG_ERROR`] or of the end of a dump; 0 for success.
+    /// Returns the error number of an [`NLMSG_ERROR`] or of the end of a dump; 0 means success.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.body.first_chunk::<4>().map_or(0, |b| i32::from_ne_bytes(*b).saturating_neg())
     }
 }
 
-/// The messages in one datagram.
+/// Splits a datagram into its messages.
 pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     std::iter::from_fn(move || {
         let header = bytes.get(..HEADER)?;

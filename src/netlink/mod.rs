@@ -1,5 +1,10 @@
-//! Netlink, the kernel's socket protocol (netlink(7)): attributes, messages, and a socket that talks to
-//! the kernel alone. It knows neither rules nor routes.
+//! Netlink, the kernel's socket protocol (netlink(7)): attributes, messages, and a synchronous socket that talks
+//! only to the kernel. It knows neither firewall rules nor routes. It is our own code: the library `rtnetlink` needs an
+//! asynchronous runtime, which the plugin does not start.
+//!
+//! * `attributes`: writes and reads attributes
+//! * `message`: writes and reads messages
+//! * `socket`: sends requests and dumps, and limits how much a dump may return
 
 pub mod attributes;
 mod message;
@@ -9,5 +14,4 @@ pub use attributes::Attributes;
 pub use message::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR, Received, put, split,
 };
-pub use socket::{Allowance, TOO_MANY};
-pub use socket::{NetlinkSocket, again};
+pub use socket::{Allowance, NetlinkSocket, TOO_MANY, again};

@@ -1,6 +1,5 @@
-//! A netlink socket of the network namespace in which it is opened.
-//!
-//! How much is read of what a network namespace holds: a process with `CAP_NET_ADMIN` in it decides that.
+//! A synchronous netlink socket of the network namespace in which it is opened, and the limit on what its dumps
+//! may return: a process with `CAP_NET_ADMIN` in a pod decides how many objects the pod's namespace contains.
 
 use super::attributes::Attributes;
 use super::message::{
@@ -16,14 +15,17 @@ use std::fmt;
 use std::fmt::{Display, Formatter};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// More than the largest part of a dump (linux/netlink.c sends 32 KiB at most).
+/// The size of the receive buffer; one part of a dump has at most 32 KiB (linux/netlink.c).
 const READ_BUFFER: usize = 1 << 16;
-/// The kernel answers during the call that sends the request; this is only a guard against waiting forever.
-const ANSWER_SECONDS: i64 = 10;
-/// How often a dump is repeated because the objects changed while they were listed.
-const DUMPS: usize = 10;
+/// Requests up to this size fit into the default send buffer of about 200 KiB.
+const MAX_UNBUFFERED: usize = 64 * 1024;
+/// How long to wait for a reply. The kernel replies during the call that sends the request, so this only prevents
+/// waiting forever.
+const REPLY_TIMEOUT_SECONDS: i64 = 10;
+/// How often a dump is repeated because the objects changed during it.
+const MAX_DUMP_ATTEMPTS: usize = 10;
 
-/// Repeats a system call that a signal interrupted before it did anything.
+/// Repeats a system call that a signal interrupted (`EINTR`).
 ///
 /// # Errors
 /// Those of `call`, except `EINTR`.
@@ -36,8 +38,8 @@ pub fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> 
     }
 }
 
-/// A socket that is connected to the kernel: no process of the network namespace can send to it, not even
-/// with `CAP_NET_ADMIN` (`netlink_getsockbyportid` of linux/netlink.c).
+/// A netlink socket that is connected to the kernel. No process of the network namespace can send to it, not even
+/// with `CAP_NET_ADMIN` (`netlink_getsockbyportid` in linux/netlink.c).
 #[derive(Debug)]
 pub struct NetlinkSocket {
     fd: OwnedFd,
@@ -45,50 +47,49 @@ pub struct NetlinkSocket {
     sequence: u32,
     buffer: Vec<u8>,
     allowance: Allowance,
-    left: Allowance,
+    remaining: Allowance,
 }
 
 impl NetlinkSocket {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel does not have the protocol, or no file descriptor is left.
+    /// The kernel does not support the protocol, or no file descriptor is left.
     pub fn open(protocol: SockProtocol) -> Result<Self, Errno> {
-        let (allowance, left) = (Allowance::USUAL, Allowance::USUAL);
-        Ok(Self { fd: to_kernel(protocol)?, protocol, sequence: 0, buffer: Vec::new(), allowance, left })
+        let (allowance, remaining) = (Allowance::USUAL, Allowance::USUAL);
+        Ok(Self { fd: connect_to_kernel(protocol)?, protocol, sequence: 0, buffer: Vec::new(), allowance, remaining })
     }
 
-    /// Limits what the next dumps may return, all together; without it, [`Allowance::USUAL`].
+    /// Limits how much all following dumps together may return; the default is [`Allowance::USUAL`].
     pub fn allow(&mut self, allowance: Allowance) {
-        (self.allowance, self.left) = (allowance, allowance);
+        (self.allowance, self.remaining) = (allowance, allowance);
     }
 
-    /// What the dumps may return.
+    /// Returns the limit on dumps.
     #[must_use]
     pub fn allowance(&self) -> Allowance {
         self.allowance
     }
 
-    /// The number of the next message.
+    /// Returns the sequence number for the next message.
     pub fn next_sequence(&mut self) -> u32 {
         self.sequence += 1;
         self.sequence
     }
 
-    /// Sends one datagram, however long (the default buffer ends at 200 KiB).
+    /// Sends one datagram of any length, with a larger send buffer if needed.
     ///
     /// # Errors
     /// The socket fails.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), Errno> {
-        const USUAL: usize = 64 * 1024;
-        if bytes.len() > USUAL {
+        if bytes.len() > MAX_UNBUFFERED {
             setsockopt(&self.fd, sockopt::SndBufForce, &(2 * bytes.len()))?;
             setsockopt(&self.fd, sockopt::RcvBufForce, &(2 * bytes.len()))?;
         }
         again(|| send(self.fd.as_raw_fd(), bytes, MsgFlags::empty())).map(drop)
     }
 
-    /// The messages of the next datagram.
+    /// Receives the next datagram and returns its messages.
     ///
     /// # Errors
     /// The socket fails; `EAGAIN` if no datagram arrives within 10 s.
@@ -98,18 +99,18 @@ impl NetlinkSocket {
         Ok(split(self.buffer.get(..read).unwrap_or_default()))
     }
 
-    /// Sends a request and waits until the kernel has done it.
+    /// Sends a request and waits for the kernel's acknowledgement.
     ///
     /// # Errors
-    /// The kernel's refusal, or the socket fails: without an acknowledgement nothing counts as done.
+    /// The kernel refuses the request, or the socket fails before the acknowledgement arrives.
     pub fn request(&mut self, kind: u16, flags: u16, header: &[u8], attributes: &[u8]) -> Result<(), Errno> {
         let sequence = self.next_sequence();
         let mut request = Vec::new();
         put(&mut request, kind, NLM_F_REQUEST | NLM_F_ACK | flags, sequence, [header, attributes]);
         self.send(&request)?;
         loop {
-            let mut answers = self.receive()?.filter(|m| m.sequence == sequence && m.kind == NLMSG_ERROR);
-            match answers.next().map(|answer| answer.errno()) {
+            let mut replies = self.receive()?.filter(|m| m.sequence == sequence && m.kind == NLMSG_ERROR);
+            match replies.next().map(|reply| reply.errno()) {
                 None => {}
                 Some(0) => return Ok(()),
                 Some(errno) => return Err(Errno::from_raw(errno)),
@@ -117,10 +118,11 @@ impl NetlinkSocket {
         }
     }
 
-    /// Lists objects; `each` gets the body of a message. Returns whether the list is of one moment.
+    /// Lists objects and passes the body of each message to `each`. Returns `false` if the objects changed during
+    /// the dump.
     ///
     /// # Errors
-    /// The kernel's refusal, or the socket fails; [`TOO_MANY`] if there are more than is allowed.
+    /// The kernel refuses the request, or the socket fails; [`TOO_MANY`] if the dump exceeds [`Self::allow`].
     pub fn dump(
         &mut self,
         kind: u16,
@@ -132,43 +134,43 @@ impl NetlinkSocket {
         let mut request = Vec::new();
         put(&mut request, kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, [header, attributes.as_bytes()]);
         self.send(&request)?;
-        let (mut consistent, mut left) = (true, self.left);
-        let ended = loop {
-            let mut ended = None;
+        let (mut consistent, mut remaining) = (true, self.remaining);
+        let outcome = loop {
+            let mut outcome = None;
             for message in self.receive()?.filter(|m| m.sequence == sequence) {
                 consistent &= message.flags & NLM_F_DUMP_INTR == 0;
-                ended = match (message.kind, message.errno(), left.less(1, message.body.len())) {
+                outcome = match (message.kind, message.errno(), remaining.subtract(1, message.body.len())) {
                     (NLMSG_DONE, 0, _) => Some(Ok(consistent)),
-                    // A dump that fails halfway ends with its error (`netlink_dump_done` of linux/netlink.c).
+                    // A dump that fails halfway ends with NLMSG_DONE and an error (`netlink_dump_done`).
                     (NLMSG_DONE | NLMSG_ERROR, errno, _) => Some(Err(Errno::from_raw(errno))),
                     (_, _, None) => Some(Err(TOO_MANY)),
                     (_, _, Some(rest)) => {
-                        left = rest;
+                        remaining = rest;
                         each(message.body);
                         continue;
                     }
                 };
                 break;
             }
-            if let Some(ended) = ended {
-                break ended;
+            if let Some(outcome) = outcome {
+                break outcome;
             }
         };
-        self.left = left;
-        if ended == Err(TOO_MANY) {
-            // The kernel ends a dump that is not read to its end when the socket is closed.
-            self.fd = to_kernel(self.protocol)?;
+        self.remaining = remaining;
+        if outcome == Err(TOO_MANY) {
+            // Closing the socket makes the kernel abandon the unread rest of the dump.
+            self.fd = connect_to_kernel(self.protocol)?;
         }
-        ended
+        outcome
     }
 
-    /// The bodies of all objects of one kind at one moment.
+    /// Lists all objects of one kind as a consistent snapshot; repeats the dump while they change.
     ///
     /// # Errors
     /// As [`Self::dump`]; `EBUSY` if they keep changing.
     pub fn list(&mut self, kind: u16, header: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
-        for _ in 0..DUMPS {
-            self.left = self.allowance;
+        for _ in 0..MAX_DUMP_ATTEMPTS {
+            self.remaining = self.allowance;
             let mut bodies = Vec::new();
             if self.dump(kind, header, &Attributes::new(), |body| bodies.push(body.to_vec()))? {
                 return Ok(bodies);
@@ -178,35 +180,35 @@ impl NetlinkSocket {
     }
 }
 
-/// A socket that only the kernel can send to.
-fn to_kernel(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
+/// Opens a socket to which only the kernel can send.
+fn connect_to_kernel(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
     let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
-    setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_SECONDS, 0))?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(REPLY_TIMEOUT_SECONDS, 0))?;
     again(|| connect(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)))?;
     Ok(fd)
 }
 
-/// The error of a dump that returns more than is allowed.
+/// The error of a dump that exceeds its [`Allowance`].
 pub const TOO_MANY: Errno = Errno::E2BIG;
 
-/// How much the dumps of a socket may return, all together.
+/// How much all dumps of a socket together may return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
-    /// Messages; each is about one object.
+    /// The number of messages; each describes one object.
     pub objects: usize,
-    /// Bytes.
+    /// The number of bytes in all messages.
     pub bytes: usize,
 }
 
 impl Allowance {
-    /// Enough for any network namespace that is not meant to be costly. The kernel walks its lists from the
-    /// start for each 32 KiB of a dump, so that the cost of more is quadratic.
+    /// The default, enough for every ordinary network namespace. For each 32 KiB of a dump, the kernel walks its
+    /// lists from the start, so the cost of a dump is quadratic.
     pub const USUAL: Self = Self { objects: 20_000, bytes: 16 << 20 };
-    /// For what the kernel limits itself.
+    /// No limit, for objects whose number the kernel itself limits.
     pub const UNLIMITED: Self = Self { objects: usize::MAX, bytes: usize::MAX };
 
-    /// What is left after this many objects and bytes; `None` if they are more.
-    pub(super) fn less(self, objects: usize, bytes: usize) -> Option<Self> {
+    /// Subtracts objects and bytes from the allowance; `None` if it is exceeded.
+    fn subtract(self, objects: usize, bytes: usize) -> Option<Self> {
         Some(Self { objects: self.objects.checked_sub(objects)?, bytes: self.bytes.checked_sub(bytes)? })
     }
 }
@@ -222,9 +224,9 @@ mod tests {
     use super::*;
     use nix::sys::socket::{getsockname, sendto};
 
-    /// A process in a pod can have `CAP_NET_ADMIN` there, and port and sequence numbers can be guessed.
+    /// A process in a pod can have `CAP_NET_ADMIN` there and guess port and sequence numbers.
     #[test]
-    fn only_the_kernel_can_send_to_it() {
+    fn only_the_kernel_can_send_to_the_socket() {
         let own = NetlinkSocket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
         let other = NetlinkSocket::open(SockProtocol::NetlinkNetFilter).expect("needs root");
         let address: NetlinkAddr = getsockname(own.fd.as_raw_fd()).expect("it is bound");
@@ -234,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_call_is_repeated() {
+    fn an_interrupted_system_call_is_repeated() {
         let mut answers = [Err(Errno::EINTR), Err(Errno::EINTR), Ok(7)].into_iter();
         assert_eq!(again(|| answers.next().expect("no fourth call")), Ok(7));
         assert_eq!(again(|| Err::<(), _>(Errno::EIO)), Err(Errno::EIO));
     }
 
     #[test]
-    fn a_dump_that_ends_with_an_error_is_no_list() {
+    fn the_error_at_the_end_of_a_dump_is_read() {
         let mut bytes = Vec::new();
         put(&mut bytes, NLMSG_DONE, 0, 1, [&(-(Errno::ENOMEM as i32)).to_ne_bytes(), &[]]);
         let errno = split(&bytes).next().expect("a message").errno();

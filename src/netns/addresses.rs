@@ -1,6 +1,9 @@
-//! Addresses of the namespace that the calling thread is in.
+//! Addresses and interfaces of the calling thread's network namespace.
 
-use super::{LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, failed, open, unless_gone, unless_there};
+use super::rtnetlink::{
+    AF_INET6, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing,
+    failed, failed_with_hint, open,
+};
 use crate::cni::{DEFAULT_INTERFACE, Error, is_interface_of_rules};
 use crate::netlink::attributes::{Attributes, find, find_text};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
@@ -8,11 +11,10 @@ use nix::errno::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The IPv6 address that the proxy sends from when it passes an inbound connection on as it is.
-/// For IPv4 it is 127.0.0.6, which lo has anyway; of IPv6 lo has `::1` only.
+/// The IPv6 source address of inbound connections that the proxy forwards unchanged (Istio's passthrough cluster).
+/// For IPv4 it is 127.0.0.6, which belongs to lo's 127.0.0.0/8; for IPv6 lo has only `::1`.
 pub const PROXY_LOOPBACK: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
-const AF_INET6: u8 = 10;
 /// linux/if_addr.h.
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
@@ -21,30 +23,30 @@ const IFA_F_DADFAILED: u8 = 8;
 /// linux/if_link.h.
 const IFLA_IFNAME: u16 = 3;
 
-/// Whether the pod has addresses of its own, neither loopback nor link-local, of either family.
+/// The address families in which the pod has an address that is neither loopback nor link-local.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OwnFamilies {
-    /// An IPv4 address.
+    /// The pod has an IPv4 address.
     pub ip: bool,
-    /// An IPv6 address.
+    /// The pod has an IPv6 address.
     pub ip6: bool,
-    /// [`PROXY_LOOPBACK`] is there.
+    /// An interface has the address [`PROXY_LOOPBACK`].
     pub proxy_loopback: bool,
 }
 
-/// The addresses of the pod's own, neither loopback nor link-local.
+/// Lists the pod's addresses that are neither loopback nor link-local.
 ///
 /// # Errors
-/// The kernel does not list them; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many.
+/// The request fails; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many addresses.
 pub fn own_addresses() -> Result<Vec<IpAddr>, Error> {
     let mut own = Vec::new();
     each_address(|interface, address, _| own.extend(Some(address).filter(|address| is_own(interface, *address))))?;
     Ok(own)
 }
 
-/// The pod's own IPv6 addresses, each with the name of its interface, in the order of their names. An address
-/// that is still checked for duplicates counts, for the kernel uses it within a second; one that another host
-/// has does not, for the kernel never uses it.
+/// Lists the pod's IPv6 addresses that are neither loopback nor link-local, with their interfaces, sorted by
+/// interface name. It includes tentative addresses, which the kernel uses after duplicate address detection
+/// (about a second), but not addresses that failed it, which the kernel never uses.
 ///
 /// # Errors
 /// As [`own_addresses`].
@@ -58,12 +60,12 @@ pub fn own_ip6_addresses() -> Result<Vec<(String, Ipv6Addr)>, Error> {
         return Ok(Vec::new());
     }
     let links = links()?;
-    // An interface that is gone took its addresses with it.
+    // If the interface was deleted after the first dump, so were its addresses.
     let named = found.into_iter().filter_map(|(index, address)| Some((links.get(&index)?.clone(), address)));
     Ok(named.collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// Looks at every interface.
+/// Returns the address families in which the pod has addresses.
 ///
 /// # Errors
 /// As [`own_addresses`].
@@ -87,13 +89,13 @@ fn is_own(interface: u32, address: IpAddr) -> bool {
     interface != LO && !address.is_loopback() && !link_local
 }
 
-/// Calls `each` with the index of the interface, the address and its flags.
+/// Calls `each` with the interface index, the address and its flags.
 fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
     list(RTM_GETADDR, &[0; 8], |body| {
         // struct ifaddrmsg { family, prefixlen, flags, scope, index }
         let Some((header, attributes)) = body.split_first_chunk::<8>() else { return };
         let [_, _, flags, _, a, b, c, d] = *header;
-        // Where both are given, the other one is the peer's.
+        // On a point-to-point interface, IFA_ADDRESS is the peer's address.
         let address = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS)).unwrap_or_default();
         let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
         let address = v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from));
@@ -102,7 +104,7 @@ fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
     .map_err(|e| failed("listing the pod's addresses failed", &e))
 }
 
-/// The interfaces that are there besides lo and [`DEFAULT_INTERFACE`], as far as rules can name them.
+/// Returns the interfaces other than lo and [`DEFAULT_INTERFACE`] whose names can be used in rules.
 ///
 /// # Errors
 /// As [`own_addresses`].
@@ -112,8 +114,8 @@ pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
     Ok(links()?.into_iter().filter(is_other).map(|(_, name)| name).collect())
 }
 
-/// The names of all interfaces by index. An alias such as `eth0:7` is a label of an address and no interface,
-/// so that it is not among them.
+/// Returns the names of all interfaces by index. Aliases such as `eth0:7` are not included: they are labels of
+/// addresses, not interfaces.
 fn links() -> Result<BTreeMap<u32, String>, Error> {
     let mut links = BTreeMap::new();
     let listed = list(RTM_GETLINK, &[0; 16], |body| {
@@ -127,34 +129,28 @@ fn links() -> Result<BTreeMap<u32, String>, Error> {
     Ok(links)
 }
 
-/// Objects that come or go while they are listed may be among them or not.
+/// Lists objects; those that are added or removed during the dump may be included or missing.
 fn list(kind: u16, header: &[u8], each: impl FnMut(&[u8])) -> Result<(), Errno> {
     open()?.dump(kind, header, &Attributes::new(), each).map(drop)
 }
 
-/// Gives lo the address [`PROXY_LOOPBACK`].
-///
-/// # Errors
-/// The kernel refuses; that it has the address already is none.
+/// Adds the address [`PROXY_LOOPBACK`] to lo, unless lo has it already.
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
-    // Else it can't be bound to for the first milliseconds, until the kernel has thought of duplicates.
-    unless_there(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
-        .map_err(|e| failed("lo can't be given the address ::6 (is IPv6 off by sysctl on lo?)", &e))
+    // Without IFA_F_NODAD, the proxy can't bind to the address until duplicate address detection has finished.
+    accept_existing(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
+        .map_err(|e| failed_with_hint("adding the address ::6 to lo failed", &e, IP6_HINT))
 }
 
-/// Takes [`PROXY_LOOPBACK`] from lo.
-///
-/// # Errors
-/// The kernel refuses; that there is no such address is none.
+/// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.
 pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
-    // Where IPv6 is off, lo has no addresses of it at all.
+    // If IPv6 is disabled, lo has no IPv6 addresses.
     match proxy_loopback(RTM_DELADDR, 0, 0) {
         Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
-        other => unless_gone(other).map_err(|e| failed("the address ::6 can't be taken from lo", &e)),
+        other => accept_missing(other).map_err(|e| failed("removing the address ::6 from lo failed", &e)),
     }
 }
 
-/// A request for this address, with `struct ifaddrmsg` as its header.
+/// Sends a request about [`PROXY_LOOPBACK`] on lo, with a `struct ifaddrmsg` as header.
 fn proxy_loopback(kind: u16, flags: u16, address_flags: u8) -> Result<(), Errno> {
     let [a, b, c, d] = LO.to_ne_bytes();
     let header = [AF_INET6, 128, address_flags, 0, a, b, c, d];

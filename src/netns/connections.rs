@@ -1,6 +1,6 @@
-//! The TCP connections of the namespace that the calling thread is in (linux/inet_diag.h, sock_diag(7)).
+//! The established TCP connections of the calling thread's network namespace (sock_diag(7), linux/inet_diag.h).
 
-use super::failed;
+use super::rtnetlink::{AF_INET, AF_INET6, failed};
 use crate::cni::Error;
 use crate::netlink::NetlinkSocket;
 use crate::netlink::attributes::Attributes;
@@ -9,27 +9,25 @@ use nix::sys::socket::SockProtocol;
 use std::net::{IpAddr, SocketAddr};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// The bit of `TCP_ESTABLISHED` (net/tcp_states.h).
+/// `TCPF_ESTABLISHED` (net/tcp_states.h).
 const ESTABLISHED: u32 = 1 << 1;
 
 /// An established TCP connection of a process in the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenConnection {
-    /// The address and port of the pod's side.
+    /// The address and port of the pod.
     pub local: SocketAddr,
-    /// The address and port of the other side.
+    /// The address and port of the peer.
     pub remote: SocketAddr,
-    /// The UID of the process that made the socket.
+    /// The UID of the process that created the socket.
     pub uid: u32,
 }
 
-/// Lists the established TCP connections, of IPv4 and IPv6.
+/// Lists the established TCP connections over IPv4 and IPv6.
 ///
 /// # Errors
-/// The kernel does not list them; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many.
+/// The request fails; [`Code::ForeignRules`](crate::cni::Code::ForeignRules) if there are too many connections.
 pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
     let list = || -> Result<Vec<OpenConnection>, Errno> {
         let mut socket = NetlinkSocket::open(SockProtocol::NetlinkSockDiag)?;
@@ -43,7 +41,7 @@ pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
     list().map_err(|errno| failed("listing the pod's TCP connections failed", &errno))
 }
 
-/// `struct inet_diag_req_v2`: every connection of this family.
+/// Returns a `struct inet_diag_req_v2` that selects all established TCP connections of a family.
 fn request(family: u8) -> [u8; 56] {
     let mut request = [0; 56];
     request[..4].copy_from_slice(&[family, IPPROTO_TCP, 0, 0]);
@@ -51,12 +49,12 @@ fn request(family: u8) -> [u8; 56] {
     request
 }
 
-/// Reads `struct inet_diag_msg`.
+/// Parses a `struct inet_diag_msg`; `None` if it is truncated.
 fn connection(body: &[u8]) -> Option<OpenConnection> {
     let port = |at: usize| body.get(at..at + 2)?.try_into().ok().map(u16::from_be_bytes);
     let address = |at: usize| match *body.first()? {
         AF_INET => <[u8; 4]>::try_from(body.get(at..at + 4)?).ok().map(IpAddr::from),
-        // A socket for both families has IPv4 addresses within IPv6 ones.
+        // A dual-stack socket has IPv4-mapped IPv6 addresses.
         _ => <[u8; 16]>::try_from(body.get(at..at + 16)?).ok().map(|octets| IpAddr::from(octets).to_canonical()),
     };
     Some(OpenConnection {
@@ -72,7 +70,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn connections_of_both_families_are_listed_with_their_owner() {
+    fn connections_of_both_families_are_listed_with_their_uid() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(host).expect("a listener");
             let own = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
@@ -86,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_none() {
+    fn a_truncated_message_is_ignored() {
         assert_eq!(connection(&[AF_INET; 40]), None);
         assert_eq!(connection(&[]), None);
     }

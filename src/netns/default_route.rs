@@ -1,6 +1,8 @@
-//! The default routes of the namespace that the calling thread is in.
+//! Moves the default routes of the calling thread's network namespace to other gateways.
 
-use super::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone, unless_there};
+use super::rtnetlink::{
+    AF_INET, AF_INET6, HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, accept_existing, accept_missing, failed, open,
+};
 use crate::cni::Error;
 use crate::netlink::attributes::{Attributes, find, parse};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
@@ -8,8 +10,6 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use std::net::IpAddr;
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// linux/rtnetlink.h.
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
@@ -25,21 +25,21 @@ const RTPROT_STATIC: u8 = 4;
 const RTN_UNICAST: u8 = 1;
 const RTNH_F_ONLINK: u8 = 4;
 
-/// Removes the default routes of both families over this interface and adds those over these gateways. A route over
-/// several interfaces keeps its other paths. Other routing tables stay as they are.
+/// Replaces the default routes of both families over `interface` by routes to `gateways`. A route over several
+/// interfaces keeps its other paths. Other routing tables are not changed.
 ///
 /// # Errors
-/// There is no such interface, or the kernel refuses.
+/// The interface does not exist, or the kernel refuses a change.
 pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<(), Error> {
     let replace = || {
         let index = if_nametoindex(interface)?;
         let mut socket = open()?;
         for family in [AF_INET, AF_INET6] {
             for route in socket.list(RTM_GETROUTE, &header(family))? {
-                let Some(rest) = without(&route, index) else { continue };
-                unless_gone(socket.request(RTM_DELROUTE, 0, &by_nexthop(route), &[]))?;
-                if let RemainingPaths::Paths(rest) = rest {
-                    unless_there(socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &rest, &[]))?;
+                let Some(remaining) = without_interface(&route, index) else { continue };
+                accept_missing(socket.request(RTM_DELROUTE, 0, &by_nexthop(route), &[]))?;
+                if let RemainingPaths::Paths(route) = remaining {
+                    accept_existing(socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &route, &[]))?;
                 }
             }
         }
@@ -53,16 +53,16 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         }
         Ok(())
     };
-    replace().map_err(|e: Errno| failed(&format!("the default route of {interface} can't be moved"), &e))
+    replace().map_err(|e: Errno| failed(&format!("replacing the default route of {interface} failed"), &e))
 }
 
-/// `struct rtmsg`.
+/// Returns the `struct rtmsg` of a default route in the main table.
 const fn header(family: u8) -> [u8; HEADER] {
     [family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, RTN_UNICAST, 0, 0, 0, 0]
 }
 
-/// The route as a request names it. The kernel lists a route over a nexthop object with the object and its paths, and
-/// accepts only one of them (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
+/// Converts a listed route to the form that a request accepts. The kernel lists a route over a nexthop object with the
+/// object and its paths, but accepts only one of the two (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
 fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
     let Some((header, attributes)) = route.split_first_chunk::<HEADER>() else { return route };
     if find(attributes, RTA_NH_ID).is_none() {
@@ -74,7 +74,7 @@ fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
     [header, others.as_bytes()].concat()
 }
 
-/// What is left of a default route without its paths over one interface.
+/// The rest of a default route without its paths over one interface.
 #[derive(Debug, PartialEq, Eq)]
 enum RemainingPaths {
     Nothing,
@@ -82,9 +82,9 @@ enum RemainingPaths {
     Paths(Vec<u8>),
 }
 
-/// What is left of a default route of the main table without its paths over this interface; `None` for any other
-/// route, or if it has no path over this interface.
-fn without(route: &[u8], interface: u32) -> Option<RemainingPaths> {
+/// Removes the paths over `interface` from a default route of the main table. Returns `None` for any other route, and
+/// for one without such a path.
+fn without_interface(route: &[u8], interface: u32) -> Option<RemainingPaths> {
     let (header, attributes) = route.split_first_chunk::<HEADER>()?;
     let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
     let [family, destination_length, _, _, table, _, _, kind, ..] = *header;
@@ -110,17 +110,17 @@ fn without(route: &[u8], interface: u32) -> Option<RemainingPaths> {
         (true, true) => Some(RemainingPaths::Nothing),
         (true, false) => {
             let priority = find(attributes, RTA_PRIORITY).unwrap_or_default();
-            let kept =
+            let attributes =
                 if priority.is_empty() { Attributes::new() } else { Attributes::new().bytes(RTA_PRIORITY, priority) };
-            let mut left = self::header(family).to_vec();
-            left.extend(kept.bytes(RTA_MULTIPATH, &rest).as_bytes());
-            Some(RemainingPaths::Paths(left))
+            let mut route = self::header(family).to_vec();
+            route.extend(attributes.bytes(RTA_MULTIPATH, &rest).as_bytes());
+            Some(RemainingPaths::Paths(route))
         }
     }
 }
 
-/// The paths of a route (`struct rtnexthop` with its attributes), each with its interface. Flags that the kernel does
-/// not accept in a new route, such as `RTNH_F_DEAD`, are cleared.
+/// Returns the paths of a route (`struct rtnexthop` with its attributes), each with its interface. Clears flags
+/// that the kernel does not accept in a new route, such as `RTNH_F_DEAD`.
 fn paths(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Vec<u8>)> {
     std::iter::from_fn(move || {
         let ([low, high, flags, hops, a, b, c, d], _) = bytes.split_first_chunk::<8>()?;

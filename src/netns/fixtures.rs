@@ -1,13 +1,11 @@
-//! What rules need of the namespace besides themselves: set before the rules, harmless without
-//! them, taken away when nothing needs it any more.
-//!
-//! TPROXY's routing: packets with the mark are delivered to this namespace, whatever address they
-//! are for (the kernel's Documentation/networking/tproxy.rst).
+//! Fixtures: what firewall rules need in the network namespace besides themselves, that is an address on lo and
+//! TPROXY's policy routing. Fixtures are added before the rules, have no effect without them, and are removed when
+//! no attachment needs them.
 
 use super::addresses::{OwnFamilies, add_proxy_loopback, own_families, remove_proxy_loopback};
-use super::{
-    HEADER, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE, failed, open,
-    unless_gone, unless_there,
+use super::rtnetlink::{
+    HEADER, IP6_HINT, LO, RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE,
+    accept_existing, accept_missing, failed, failed_with_hint, open,
 };
 use crate::cni::Error;
 use crate::netlink::attributes::{Attributes, find};
@@ -16,7 +14,25 @@ use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What is needed, or was added.
+/// linux/rtnetlink.h.
+const RTA_OIF: u16 = 4;
+const RTA_PRIORITY: u16 = 6;
+const RTA_TABLE: u16 = 15;
+const RTPROT_BOOT: u8 = 3;
+const RT_SCOPE_HOST: u8 = 254;
+const RTN_LOCAL: u8 = 2;
+/// linux/ipv6_route.h, `IP6_RT_PRIO_USER`: the metric of an IPv6 route that is added without one.
+const IP6_METRIC: u32 = 1024;
+/// linux/fib_rules.h.
+const FIB_RULE_INVERT: u8 = 2;
+const FRA_IIFNAME: u16 = 3;
+const FRA_FWMARK: u16 = 10;
+const FRA_TABLE: u16 = 15;
+const FRA_FWMASK: u16 = 16;
+const FRA_OIFNAME: u16 = 17;
+const FR_ACT_TO_TBL: u8 = 1;
+
+/// The fixtures that rules need, or that were added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Fixtures {
@@ -26,7 +42,98 @@ pub struct Fixtures {
     pub routing: BTreeSet<Routing>,
 }
 
-/// One object in the namespace, in the order in which they are added.
+impl Fixtures {
+    /// Adds the fixtures of `other`.
+    pub fn extend(&mut self, other: &Self) {
+        self.proxy_loopback |= other.proxy_loopback;
+        self.routing.extend(&other.routing);
+    }
+
+    /// Keeps only the fixtures that have an object in common with `needed`.
+    pub fn retain(&mut self, needed: &Self) {
+        let own = self.objects();
+        *self = needed.those_with(&own);
+    }
+
+    /// Returns those of these fixtures that have an object in `fixtures`.
+    #[must_use]
+    pub fn those_with(&self, fixtures: &BTreeSet<Fixture>) -> Self {
+        let has = |(route, rule)| {
+            [Kind::Route(route), Kind::Rule(rule)].iter().any(|kind| fixtures.contains(&Fixture(*kind)))
+        };
+        Self {
+            proxy_loopback: self.proxy_loopback && fixtures.contains(&Fixture(Kind::ProxyLoopback)),
+            routing: self.routing.iter().copied().filter(|routing| routing.parts().any(has)).collect(),
+        }
+    }
+
+    /// Returns the objects of the fixtures.
+    fn objects(&self) -> BTreeSet<Fixture> {
+        let routing = self.routing.iter().flat_map(|routing| routing.parts());
+        let kinds = routing.flat_map(|(route, rule)| [Kind::Route(route), Kind::Rule(rule)]);
+        kinds.chain(self.proxy_loopback.then_some(Kind::ProxyLoopback)).map(Fixture).collect()
+    }
+
+    /// Returns the objects that are missing in the namespace, or have no effect.
+    ///
+    /// # Errors
+    /// The kernel does not list policy rules or routes.
+    pub fn missing(&self, addresses: OwnFamilies) -> Result<BTreeSet<Fixture>, Error> {
+        let mut missing = self.objects();
+        let mut find = || {
+            // Most pods need no routing, and therefore no socket.
+            let mut socket = if self.routing.is_empty() { None } else { Some(open()?) };
+            let mut failure = Ok(());
+            missing.retain(|fixture| {
+                let exists = match (fixture.0, &mut socket) {
+                    (Kind::Route(route), Some(socket)) => route.is_in_effect(socket),
+                    (Kind::Rule(rule), Some(socket)) => rule.exists(socket),
+                    _ => Ok(addresses.proxy_loopback),
+                };
+                !exists.unwrap_or_else(|error| {
+                    failure = Err(error);
+                    false
+                })
+            });
+            failure
+        };
+        find().map_err(|e| failed("listing the pod's policy rules and routes failed", &e))?;
+        Ok(missing)
+    }
+
+    /// Adds the missing objects.
+    ///
+    /// # Errors
+    /// As [`Self::missing`] and [`add_fixtures`].
+    pub fn add(&self, addresses: OwnFamilies) -> Result<(), Error> {
+        add_fixtures(&self.missing(addresses)?, addresses)
+    }
+
+    /// Removes the objects of these fixtures that `needed` does not have.
+    ///
+    /// # Errors
+    /// The kernel refuses a removal.
+    pub fn remove_but(&self, needed: &Self) -> Result<(), Error> {
+        remove_fixtures(&(&self.objects() - &needed.objects()))
+    }
+
+    /// Describes each missing object in one line.
+    ///
+    /// # Errors
+    /// The kernel does not list addresses, policy rules or routes.
+    pub fn drift(&self) -> Result<Vec<String>, Error> {
+        if self == &Self::default() {
+            return Ok(Vec::new());
+        }
+        let addresses = own_families()?;
+        let mut missing = self.missing(addresses)?;
+        // Without an IPv6 address in the pod, `add_fixtures` may have failed to add IPv6 objects.
+        missing.retain(|fixture| addresses.ip6 || !fixture.is_ip6());
+        Ok(missing.iter().map(|fixture| format!("missing: {fixture}")).collect())
+    }
+}
+
+/// A single object in the namespace; fixtures are sorted in the order in which they are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fixture(Kind);
 
@@ -62,14 +169,12 @@ impl Fixture {
             Kind::Rule(rule) => rule.add(socket),
         };
         added.map_err(|e| {
-            let why = match e {
-                Errno::EACCES | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP if self.is_ip6() => {
-                    " (is IPv6 off by sysctl on lo?)"
-                }
-                Errno::ENETDOWN => " (is lo down?)",
+            let hint = match e {
+                Errno::EACCES | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP if self.is_ip6() => IP6_HINT,
+                Errno::ENETDOWN => "; check that lo is up",
                 _ => "",
             };
-            failed(&format!("{self} can't be added{why}"), &e)
+            failed_with_hint(&format!("adding the {self} failed"), &e, hint)
         })
     }
 
@@ -79,15 +184,15 @@ impl Fixture {
             Kind::Route(route) => route.remove(socket),
             Kind::Rule(rule) => rule.remove(socket),
         };
-        removed.map_err(|e| failed(&format!("{self} can't be removed"), &e))
+        removed.map_err(|e| failed(&format!("removing the {self} failed"), &e))
     }
 }
 
-/// Adds these.
+/// Adds fixtures.
 ///
 /// # Errors
-/// The kernel refuses one. Where the pod has no IPv6 address, IPv6 may be off on lo and then nothing
-/// needs it there: that is logged.
+/// The kernel refuses a fixture. If the pod has no IPv6 address, a refused IPv6 fixture is only logged: IPv6 may be
+/// disabled on lo, and no rule needs the fixture.
 pub fn add_fixtures(fixtures: &BTreeSet<Fixture>, addresses: OwnFamilies) -> Result<(), Error> {
     if fixtures.is_empty() {
         return Ok(());
@@ -102,10 +207,10 @@ pub fn add_fixtures(fixtures: &BTreeSet<Fixture>, addresses: OwnFamilies) -> Res
     })
 }
 
-/// Removes these; a missing one is not an error.
+/// Removes fixtures; a missing one is no error.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refuses a removal.
 pub fn remove_fixtures(fixtures: &BTreeSet<Fixture>) -> Result<(), Error> {
     if fixtures.is_empty() {
         return Ok(());
@@ -118,129 +223,22 @@ fn socket() -> Result<NetlinkSocket, Error> {
     open().map_err(|e| failed("opening a routing socket in the pod failed", &e))
 }
 
-impl Fixtures {
-    /// Adds what `other` holds.
-    pub fn extend(&mut self, other: &Self) {
-        self.proxy_loopback |= other.proxy_loopback;
-        self.routing.extend(&other.routing);
-    }
-
-    /// Forgets all but what `needed` names.
-    pub fn retain(&mut self, needed: &Self) {
-        let own = self.each();
-        *self = needed.those_with(&own);
-    }
-
-    /// Returns what of this has an object among `fixtures`.
-    #[must_use]
-    pub fn those_with(&self, fixtures: &BTreeSet<Fixture>) -> Self {
-        let has = |(route, rule)| {
-            [Kind::Route(route), Kind::Rule(rule)].iter().any(|kind| fixtures.contains(&Fixture(*kind)))
-        };
-        Self {
-            proxy_loopback: self.proxy_loopback && fixtures.contains(&Fixture(Kind::ProxyLoopback)),
-            routing: self.routing.iter().copied().filter(|routing| routing.parts().any(has)).collect(),
-        }
-    }
-
-    /// Each object.
-    fn each(&self) -> BTreeSet<Fixture> {
-        let routing = self.routing.iter().flat_map(|routing| routing.parts());
-        let kinds = routing.flat_map(|(route, rule)| [Kind::Route(route), Kind::Rule(rule)]);
-        kinds.chain(self.proxy_loopback.then_some(Kind::ProxyLoopback)).map(Fixture).collect()
-    }
-
-    /// The objects that are not in the namespace.
-    ///
-    /// # Errors
-    /// The kernel does not list what there is.
-    pub fn missing(&self, addresses: OwnFamilies) -> Result<BTreeSet<Fixture>, Error> {
-        let mut missing = self.each();
-        let mut find = || {
-            // Most pods need no routing, and then no socket.
-            let mut socket = if self.routing.is_empty() { None } else { Some(open()?) };
-            let mut failure = Ok(());
-            missing.retain(|fixture| {
-                let exists = match (fixture.0, &mut socket) {
-                    (Kind::Route(route), Some(socket)) => route.is_in_effect(socket),
-                    (Kind::Rule(rule), Some(socket)) => rule.exists(socket),
-                    _ => Ok(addresses.proxy_loopback),
-                };
-                !exists.unwrap_or_else(|error| {
-                    failure = Err(error);
-                    false
-                })
-            });
-            failure
-        };
-        find().map_err(|e| failed("listing the pod's policy rules and routes failed", &e))?;
-        Ok(missing)
-    }
-
-    /// Adds what is missing.
-    ///
-    /// # Errors
-    /// As [`Self::missing`] and [`add_fixtures`].
-    pub fn add(&self, addresses: OwnFamilies) -> Result<(), Error> {
-        add_fixtures(&self.missing(addresses)?, addresses)
-    }
-
-    /// Removes all of it but what `needed` names.
-    ///
-    /// # Errors
-    /// The kernel refuses something.
-    pub fn remove_but(&self, needed: &Self) -> Result<(), Error> {
-        remove_fixtures(&(&self.each() - &needed.each()))
-    }
-
-    /// What of this is not there, one line each.
-    ///
-    /// # Errors
-    /// The kernel does not list what there is.
-    pub fn drift(&self) -> Result<Vec<String>, Error> {
-        if self == &Self::default() {
-            return Ok(Vec::new());
-        }
-        let addresses = own_families()?;
-        let mut missing = self.missing(addresses)?;
-        // Where the pod has no IPv6 address, lo may not have been able to take one, or a route.
-        missing.retain(|fixture| addresses.ip6 || !fixture.is_ip6());
-        Ok(missing.iter().map(|fixture| format!("missing: {fixture}")).collect())
-    }
-}
-
-/// linux/rtnetlink.h.
-const RTA_OIF: u16 = 4;
-const RTA_PRIORITY: u16 = 6;
-const RTA_TABLE: u16 = 15;
-const RTPROT_BOOT: u8 = 3;
-const RT_SCOPE_HOST: u8 = 254;
-const RTN_LOCAL: u8 = 2;
-/// linux/ipv6_route.h, `IP6_RT_PRIO_USER`: the metric of an IPv6 route that is added without one.
-const IP6_METRIC: u32 = 1024;
-/// linux/fib_rules.h.
-const FIB_RULE_INVERT: u8 = 2;
-const FRA_IIFNAME: u16 = 3;
-const FRA_FWMARK: u16 = 10;
-const FRA_TABLE: u16 = 15;
-const FRA_FWMASK: u16 = 16;
-const FRA_OIFNAME: u16 = 17;
-const FR_ACT_TO_TBL: u8 = 1;
-
-/// A policy rule `fwmark MARK lookup TABLE` and a route `local default dev lo table TABLE`.
+/// TPROXY's routing: the policy rule `fwmark MARK lookup TABLE` and the route `local default dev lo table TABLE`.
+/// They deliver packets with the mark locally, whatever their destination (the kernel's
+/// Documentation/networking/tproxy.rst).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Routing {
-    /// The mark.
+    /// The firewall mark.
     pub mark: u32,
     /// The routing table.
     pub table: u32,
-    /// For IPv6 too.
+    /// Whether IPv6 is routed too.
     #[serde(default)]
     pub ip6: bool,
 }
 
 impl Routing {
-    /// Finds the routing of a mark, by the first policy rule of each family.
+    /// Finds the routing of a mark from the first policy rule for it in each family.
     ///
     /// # Errors
     /// The kernel does not list the policy rules.
@@ -257,15 +255,15 @@ impl Routing {
         find().map_err(|e: Errno| failed("listing the pod's policy rules failed", &e))
     }
 
-    /// Returns the routes and policy rules of which it consists.
-    pub(super) fn parts(self) -> impl Iterator<Item = (Route, Rule)> {
+    /// Returns the route and the policy rule of each family.
+    fn parts(self) -> impl Iterator<Item = (Route, Rule)> {
         let families = [Some(Family::Ip), self.ip6.then_some(Family::Ip6)];
         let Self { mark, table, .. } = self;
         families.into_iter().flatten().map(move |family| (Route { family, table }, Rule { family, table, mark }))
     }
 }
 
-/// An address family; the number is the kernel's.
+/// An address family with the kernel's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Family {
@@ -296,7 +294,7 @@ impl fmt::Display for Route {
 }
 
 impl Route {
-    /// Whether the table's first default route is this one: a later one has no effect.
+    /// Reports whether this is the first default route of the table; a later one has no effect.
     ///
     /// # Errors
     /// The kernel does not list the routes.
@@ -305,7 +303,7 @@ impl Route {
         Ok(first.is_some_and(|body| is_local(&body)))
     }
 
-    /// Adds the route. Default routes of the table that precede it, or have its metric, are removed.
+    /// Adds the route, and removes default routes of the table that precede it or have its metric.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -314,21 +312,21 @@ impl Route {
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
         socket.request(RTM_NEWROUTE, flags, &header, self.attributes().as_bytes())?;
         for other in self.defaults(socket)?.into_iter().take_while(|body| !is_local(body)) {
-            unless_gone(socket.request(RTM_DELROUTE, 0, &other, &[]))?;
+            accept_missing(socket.request(RTM_DELROUTE, 0, &other, &[]))?;
         }
         Ok(())
     }
 
-    /// Removes the route; a missing one is not an error.
+    /// Removes the route; a missing one is no error.
     ///
     /// # Errors
     /// The kernel refuses.
     pub(super) fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
-        unless_gone(socket.request(RTM_DELROUTE, 0, &self.header(), self.attributes().as_bytes()))
+        accept_missing(socket.request(RTM_DELROUTE, 0, &self.header(), self.attributes().as_bytes()))
     }
 
-    /// Returns the table's default routes as the kernel lists them, in the order in which they take effect: those for
-    /// one type of service first, then by metric.
+    /// Returns the table's default routes as the kernel lists them, in the order in which the kernel prefers them:
+    /// routes for a type of service first, then by metric.
     fn defaults(self, socket: &mut NetlinkSocket) -> Result<Vec<Vec<u8>>, Errno> {
         let rank = |body: &Vec<u8>| {
             let ([family, to, from, tos, table, ..], attributes) = body.split_first_chunk::<HEADER>()?;
@@ -342,19 +340,19 @@ impl Route {
         Ok(defaults)
     }
 
-    /// `struct rtmsg`.
+    /// Returns the `struct rtmsg` of the route.
     const fn header(self) -> [u8; HEADER] {
         [self.family as u8, 0, 0, 0, 0, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0]
     }
 
     fn attributes(self) -> Attributes {
         let attributes = Attributes::new().ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table);
-        // Without a metric, IPv6 removes any route of the table over lo.
+        // Without a metric, a removal for IPv6 matches any route of the table over lo.
         if self.family == Family::Ip6 { attributes.ne32(RTA_PRIORITY, IP6_METRIC) } else { attributes }
     }
 }
 
-/// Whether a default route delivers packets to this namespace.
+/// Reports whether a default route delivers packets locally.
 fn is_local(body: &[u8]) -> bool {
     let Some(([.., kind, _, _, _, _], attributes)) = body.split_first_chunk::<HEADER>() else { return false };
     *kind == RTN_LOCAL && number(attributes, RTA_OIF) == Some(LO)
@@ -375,7 +373,7 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// Whether the kernel has the rule.
+    /// Reports whether the policy rule exists.
     ///
     /// # Errors
     /// The kernel does not list the rules.
@@ -383,48 +381,48 @@ impl Rule {
         self.find(socket).map(|found| found.is_some())
     }
 
-    /// Adds the rule; that it exists already is not an error.
+    /// Adds the policy rule; an existing one is no error.
     ///
     /// # Errors
     /// The kernel refuses.
     pub(super) fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
         let attributes = Attributes::new().ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table);
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        unless_there(socket.request(RTM_NEWRULE, flags, &rule_header(self.family), attributes.as_bytes()))
+        accept_existing(socket.request(RTM_NEWRULE, flags, &rule_header(self.family), attributes.as_bytes()))
     }
 
-    /// Removes the rule; a missing one is not an error.
+    /// Removes the policy rule; a missing one is no error.
     ///
     /// # Errors
     /// The kernel refuses.
     pub(super) fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
         match self.find(socket)? {
-            Some(rule) => unless_gone(socket.request(RTM_DELRULE, 0, &rule, &[])),
+            Some(rule) => accept_missing(socket.request(RTM_DELRULE, 0, &rule, &[])),
             None => Ok(()),
         }
     }
 
-    /// The rule as the kernel lists it.
+    /// Returns the policy rule as the kernel lists it.
     fn find(self, socket: &mut NetlinkSocket) -> Result<Option<Vec<u8>>, Errno> {
         let rules = socket.list(RTM_GETRULE, &rule_header(self.family))?;
         Ok(rules.into_iter().find(|body| by_mark(body) == Some((self.mark, self.table))))
     }
 }
 
-/// `struct fib_rule_hdr`.
+/// Returns the `struct fib_rule_hdr` of a policy rule.
 const fn rule_header(family: Family) -> [u8; HEADER] {
     [family as u8, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
 }
 
-/// The mark and the table of a rule that selects packets by a mark alone.
+/// Returns mark and table of a policy rule whose only condition is a mark.
 fn by_mark(body: &[u8]) -> Option<(u32, u32)> {
     let (header, attributes) = body.split_first_chunk::<HEADER>()?;
     let [_, to, from, tos, _, _, _, action, flags, ..] = *header;
     let is_narrower = [FRA_IIFNAME, FRA_OIFNAME].iter().any(|kind| find(attributes, *kind).is_some());
-    let is_by_mark = (to, from, tos, action, flags & FIB_RULE_INVERT) == (0, 0, 0, FR_ACT_TO_TBL, 0)
+    let has_only_mark = (to, from, tos, action, flags & FIB_RULE_INVERT) == (0, 0, 0, FR_ACT_TO_TBL, 0)
         && number(attributes, FRA_FWMASK).is_none_or(|mask| mask == u32::MAX)
         && !is_narrower;
-    Some((number(attributes, FRA_FWMARK)?, number(attributes, FRA_TABLE)?)).filter(|_| is_by_mark)
+    Some((number(attributes, FRA_FWMARK)?, number(attributes, FRA_TABLE)?)).filter(|_| has_only_mark)
 }
 
 fn number(attributes: &[u8], kind: u16) -> Option<u32> {

@@ -1,7 +1,6 @@
-//! The lock of a network namespace: a file that root alone can open. The namespace's own file is no lock:
-//! every user can open it where it is mounted, and every process in it has it in `/proc/self/ns`.
+//! The lock of a network namespace: a file that only root can open. The namespace file itself can't be the lock:
+//! every user can open it where it is mounted, and every process inside has it in `/proc/self/ns`.
 
-use super::NetnsId;
 use crate::trusted_file;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -9,46 +8,50 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the locks are, one file for each namespace that is in use now: `DEVICE-INODE`.
+/// The directory of the lock files: one file `DEVICE-INODE` for each namespace in use.
 pub(super) const DIRECTORY: &str = "/run/detour/locks";
-/// How often the directory is created again because another process removes it.
-const TRIES: u32 = 10;
+/// How often the directory is created again if another process removes it.
+const MAX_ATTEMPTS: u32 = 10;
+/// The first and the longest interval between two attempts to take the lock.
+const POLL_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A lock that this process holds. Its file is removed with it.
+/// The identity of a network namespace, whatever path it is opened by.
+pub use crate::trusted_file::FileId as NetnsId;
+
+/// A lock that this process holds. Dropping it removes the lock file.
 #[derive(Debug)]
 pub(super) struct NetnsLock {
     path: PathBuf,
-    /// The lock ends when this is closed, after the file was removed.
+    /// Closing it releases the lock, after the file is removed.
     _file: File,
 }
 
-/// Why there is no lock.
+/// Why the lock could not be taken.
 #[derive(Debug)]
 pub(super) enum LockError {
     /// Another process holds it.
     Busy,
-    /// The file can't be used.
+    /// The lock file or its directory can't be used.
     Io(PathBuf, io::Error),
 }
 
 impl NetnsLock {
-    /// Waits for the lock of a namespace, up to `patience`. Creates the directory if `create` is set.
-    pub(super) fn acquire(directory: &Path, id: NetnsId, create: bool, patience: Duration) -> Result<Self, LockError> {
+    /// Takes the lock of a namespace; waits up to `timeout`. Creates the directory if `create` is set.
+    pub(super) fn acquire(directory: &Path, id: NetnsId, create: bool, timeout: Duration) -> Result<Self, LockError> {
         let path = directory.join(format!("{}-{}", id.device, id.inode));
-        let mut left = TRIES;
+        let mut attempts_left = MAX_ATTEMPTS;
         let mut open = || loop {
             let opened = trusted_file::open(&path, OpenOptions::new().write(true).create(true).mode(0o600));
             match opened {
-                Err(error) if error.kind() == ErrorKind::NotFound && create && left > 0 => {
-                    left -= 1;
-                    // The parent as the state's, whatever the umask is: a runtime's may be 0.
+                Err(error) if error.kind() == ErrorKind::NotFound && create && attempts_left > 0 => {
+                    attempts_left -= 1;
                     create_directory(directory).map_err(|e| LockError::Io(directory.to_owned(), e))?;
                 }
                 other => return other.map_err(|e| LockError::Io(path.clone(), e)),
             }
         };
-        let deadline = Instant::now() + patience;
-        let mut pause = Duration::from_millis(1);
+        let deadline = Instant::now() + timeout;
+        let [mut interval, longest] = POLL_INTERVALS;
         loop {
             if let Some(lock) = Self::try_acquire(&path, open()?).map_err(|e| LockError::Io(path.clone(), e))? {
                 return Ok(lock);
@@ -56,13 +59,13 @@ impl NetnsLock {
             if Instant::now() >= deadline {
                 return Err(LockError::Busy);
             }
-            // flock has no deadline of its own; a signal to end it would need one thread more.
-            std::thread::park_timeout(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
+            // flock has no timeout; interrupting it by a signal would need another thread.
+            std::thread::park_timeout(interval);
+            interval = (interval * 2).min(longest);
         }
     }
 
-    /// The lock, unless another process holds it or has removed its file meanwhile.
+    /// Takes the lock, unless another process holds it or has removed its file in the meantime.
     fn try_acquire(path: &Path, file: File) -> io::Result<Option<Self>> {
         match file.try_lock() {
             Ok(()) => {}
@@ -77,12 +80,12 @@ impl NetnsLock {
 
 impl Drop for NetnsLock {
     fn drop(&mut self) {
-        // One that stays is used by the next call in this namespace, or removed as stale.
+        // If this fails, the next call in this namespace uses the file, or `remove_stale_locks` removes it.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Removes the files that killed calls left behind. It waits for none that is in use.
+/// Removes the lock files of killed calls; skips files in use without waiting for them.
 pub fn remove_stale_locks() {
     remove_stale_locks_in(Path::new(DIRECTORY));
 }
@@ -91,12 +94,14 @@ fn remove_stale_locks_in(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         if let Ok(file) = trusted_file::open(&path, OpenOptions::new().write(true)) {
-            // To hold it for a moment removes it.
+            // Dropping the lock removes the file.
             let _ = NetnsLock::try_acquire(&path, file);
         }
     }
 }
 
+/// Creates the directory for root only. Its parent is shared with the saved state, so it gets explicit permissions:
+/// a runtime's umask may be 0.
 fn create_directory(path: &Path) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
@@ -115,7 +120,7 @@ mod tests {
     const ID: NetnsId = NetnsId { device: 4, inode: 4_026_531_840 };
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A directory of locks that does not exist yet, below one that does not either.
+    /// A lock directory that does not exist yet, and neither does its parent.
     struct Directory(PathBuf);
 
     impl Directory {
@@ -125,8 +130,8 @@ mod tests {
             Self(root.join("detour/locks"))
         }
 
-        fn acquire(&self, patience: Duration) -> Result<NetnsLock, LockError> {
-            NetnsLock::acquire(&self.0, ID, true, patience)
+        fn acquire(&self, timeout: Duration) -> Result<NetnsLock, LockError> {
+            NetnsLock::acquire(&self.0, ID, true, timeout)
         }
 
         fn files(&self) -> Vec<PathBuf> {
@@ -141,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_for_root_alone_and_leaves_no_file() {
+    fn only_root_can_open_a_lock_and_its_file_is_removed() {
         let directory = Directory::new("modes");
         assert!(
             matches!(NetnsLock::acquire(&directory.0, ID, false, LONG), Err(LockError::Io(_, e)) if e.kind() == ErrorKind::NotFound)
@@ -157,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_is_an_error_that_names_it() {
+    fn a_file_in_place_of_the_directory_is_an_error() {
         let directory = Directory::new("file");
         fs::create_dir_all(directory.0.parent().expect("a parent")).expect("created");
         fs::write(&directory.0, "").expect("written");
@@ -165,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn one_holds_it_at_a_time_however_many_come() {
+    fn one_thread_at_a_time_holds_the_lock() {
         let directory = Directory::new("many");
         let (inside, rounds) = (std::sync::atomic::AtomicU32::new(0), 50);
         std::thread::scope(|scope| {
@@ -184,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_no_call_uses_are_stale() {
+    fn stale_locks_are_removed_and_held_locks_stay() {
         let directory = Directory::new("stale");
         let lock = directory.acquire(LONG).expect("acquired");
         for inode in 0..1000 {

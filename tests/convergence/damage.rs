@@ -299,7 +299,7 @@ fn a_failed_add_keeps_the_routing_of_an_earlier_one() {
             let before = Kernel::of(&pod);
             pod.check(attachment).refused(103);
             let error = pod.add(attachment).refused(102);
-            assert!(error.contains("on lo?)") || error.contains("is lo down?)"), "{error}");
+            assert!(error.contains("disable IPv6 on lo") || error.contains("check that lo is up"), "{error}");
             Kernel::of(&pod).assert_is(&before, damage);
             pod.tool(repair_program, &words(repair), "");
             pod.add(attachment).done();

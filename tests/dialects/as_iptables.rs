@@ -1,62 +1,62 @@
-//! What iptables' rules do to a packet (iptables(8), iptables-extensions(8)).
+//! Evaluates iptables rules for a packet (iptables(8), iptables-extensions(8)).
 
-use crate::packet::{Fate, Packet};
+use crate::packet::{Outcome, Packet};
 use detour_cni::firewall::rule::{CtState, Is, Match, Rule, Table, Target};
 use detour_cni::firewall::{Ruleset, TableRules};
 use detour_cni::policy::{IdRange, PortRange, Protocol};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
-pub(crate) fn fate(ruleset: &Ruleset, packet: &Packet) -> Fate {
-    let mut fate = Fate::of(packet);
+pub(crate) fn outcome(ruleset: &Ruleset, packet: &Packet) -> Outcome {
+    let mut outcome = Outcome::of(packet);
     for table in Table::ALL {
         if let Some(rules) = ruleset.tables.get(&(packet.family, table)) {
             let entered = rules.hooks.get(&packet.hook).map_or(&[][..], Vec::as_slice);
-            pass(rules, entered, packet, &mut fate);
-            if fate.dropped {
+            pass(rules, entered, packet, &mut outcome);
+            if outcome.dropped {
                 break;
             }
         }
     }
-    fate.settled()
+    outcome.normalized()
 }
 
-/// Whether a verdict ended the table.
-fn pass(table: &TableRules, rules: &[Rule], packet: &Packet, fate: &mut Fate) -> bool {
+/// Evaluates a chain; returns whether a verdict ended the table.
+fn pass(table: &TableRules, rules: &[Rule], packet: &Packet, outcome: &mut Outcome) -> bool {
     for rule in rules {
-        if !meets(rule, packet, fate) {
+        if !meets(rule, packet, outcome) {
             continue;
         }
         match &rule.target {
             Target::Return => return false,
             Target::Accept => return true,
-            Target::Drop => fate.dropped = true,
-            Target::Redirect(port) => fate.redirected_to = Some(*port),
-            Target::Tproxy { port, mark } if packet.is_listened_for => {
-                (fate.handed_to, fate.mark) = (Some(*port), *mark);
+            Target::Drop => outcome.dropped = true,
+            Target::Redirect(port) => outcome.redirected_to = Some(*port),
+            Target::Tproxy { port, mark } if packet.has_listener => {
+                (outcome.assigned_to, outcome.mark) = (Some(*port), *mark);
             }
-            Target::Tproxy { .. } => fate.dropped = true,
+            Target::Tproxy { .. } => outcome.dropped = true,
             Target::Jump(chain) => {
                 let rules = table.chains.iter().find(|(name, _)| name == chain).map_or(&[][..], |(_, rules)| rules);
-                if pass(table, rules, packet, fate) {
+                if pass(table, rules, packet, outcome) {
                     return true;
                 }
                 continue;
             }
             Target::Zone(zone) => {
-                fate.zone.get_or_insert(*zone);
+                outcome.zone.get_or_insert(*zone);
                 continue;
             }
             Target::SetMark(mark) => {
-                fate.mark = *mark;
+                outcome.mark = *mark;
                 continue;
             }
             Target::SaveMark => {
-                fate.connection_mark = fate.mark;
+                outcome.connection_mark = outcome.mark;
                 continue;
             }
             Target::RestoreMark => {
-                fate.mark = fate.connection_mark;
+                outcome.mark = outcome.connection_mark;
                 continue;
             }
         }
@@ -65,7 +65,7 @@ fn pass(table: &TableRules, rules: &[Rule], packet: &Packet, fate: &mut Fate) ->
     false
 }
 
-fn meets(rule: &Rule, packet: &Packet, fate: &Fate) -> bool {
+fn meets(rule: &Rule, packet: &Packet, outcome: &Outcome) -> bool {
     let net = |condition: &Option<Is<IpNet>>, address: IpAddr| {
         condition.as_ref().is_none_or(|is| is.value.contains(&address) != is.not)
     };
@@ -86,12 +86,12 @@ fn meets(rule: &Rule, packet: &Packet, fate: &Fate) -> bool {
         && interface(&rule.in_interface, !outgoing)
         && interface(&rule.out_interface, outgoing)
         && protocol
-        && rule.matches.iter().all(|condition| holds(condition, packet, fate))
+        && rule.matches.iter().all(|condition| holds(condition, packet, outcome))
 }
 
-fn holds(condition: &Match, packet: &Packet, fate: &Fate) -> bool {
+fn holds(condition: &Match, packet: &Packet, outcome: &Outcome) -> bool {
     let port = |range: &PortRange, port: u16| range.first <= port && port <= range.last;
-    // Nobody sends what comes in: then no owner is met, and `!` does not help (owner_mt).
+    // An incoming packet has no owner: the match fails, negated or not (owner_mt).
     let id = |is: &Is<IdRange>, id: u32| id != u32::MAX && (is.value.first <= id && id <= is.value.last) != is.not;
     match condition {
         Match::DestinationPort(is) => port(&is.value, packet.destination_port) != is.not,
@@ -101,7 +101,7 @@ fn holds(condition: &Match, packet: &Packet, fate: &Fate) -> bool {
         Match::Gid(is) => id(is, packet.gid),
         Match::CtState(CtState::Invalid) => packet.state == 1,
         Match::CtState(CtState::RelatedOrEstablished) => [2, 4].contains(&packet.state),
-        Match::Mark(is) => (fate.mark == is.value) != is.not,
-        Match::Connmark(mark) => fate.connection_mark == *mark,
+        Match::Mark(is) => (outcome.mark == is.value) != is.not,
+        Match::Connmark(mark) => outcome.connection_mark == *mark,
     }
 }

@@ -1,69 +1,69 @@
-//! What native rules do to a packet (nft(8)).
+//! Evaluates native rules for a packet (nft(8)).
 
-use crate::packet::{Fate, Packet};
+use crate::packet::{Outcome, Packet};
 use detour_cni::firewall::native::NativeTables;
 use detour_cni::firewall::native::rule::{Condition, Key, NativeAction, NativeChain, NativeRule};
 use detour_cni::firewall::rule::{Family, Hook};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-pub(crate) fn fate(tables: &NativeTables, packet: &Packet) -> Fate {
-    let mut fate = Fate::of(packet);
+pub(crate) fn outcome(tables: &NativeTables, packet: &Packet) -> Outcome {
+    let mut outcome = Outcome::of(packet);
     for chains in tables.values() {
         for base in chains.values().filter(|chain| chain.hook == Some(packet.hook)) {
-            pass(chains, base, packet, &mut fate);
+            pass(chains, base, packet, &mut outcome);
         }
-        if fate.dropped {
+        if outcome.dropped {
             break;
         }
     }
-    fate.settled()
+    outcome.normalized()
 }
 
-/// Whether a verdict ended the base chain.
-fn pass(chains: &BTreeMap<String, NativeChain>, chain: &NativeChain, packet: &Packet, fate: &mut Fate) -> bool {
+/// Evaluates a chain; returns whether a verdict ended the base chain.
+fn pass(chains: &BTreeMap<String, NativeChain>, chain: &NativeChain, packet: &Packet, outcome: &mut Outcome) -> bool {
     for rule in &chain.rules {
-        if !meets(rule, packet, fate) {
+        if !meets(rule, packet, outcome) {
             continue;
         }
         match &rule.action {
             NativeAction::Return => return false,
             NativeAction::Accept | NativeAction::KeepDestination => return true,
             NativeAction::Drop => {
-                fate.dropped = true;
+                outcome.dropped = true;
                 return true;
             }
             NativeAction::Redirect(port) => {
-                fate.redirected_to = Some(*port);
+                outcome.redirected_to = Some(*port);
                 return true;
             }
-            NativeAction::Tproxy { port, mark } if packet.is_listened_for => {
-                (fate.handed_to, fate.mark) = (Some(*port), *mark);
+            NativeAction::Tproxy { port, mark } if packet.has_listener => {
+                (outcome.assigned_to, outcome.mark) = (Some(*port), *mark);
                 return true;
             }
             NativeAction::Tproxy { .. } => {}
             NativeAction::Jump(to) => {
-                if pass(chains, &chains[to], packet, fate) {
+                if pass(chains, &chains[to], packet, outcome) {
                     return true;
                 }
             }
-            NativeAction::Zone(zone) => drop(fate.zone.get_or_insert(*zone)),
-            NativeAction::SetMark(mark) => fate.mark = *mark,
-            NativeAction::SaveMark => fate.connection_mark = fate.mark,
-            NativeAction::RestoreMark => fate.mark = fate.connection_mark,
+            NativeAction::Zone(zone) => drop(outcome.zone.get_or_insert(*zone)),
+            NativeAction::SetMark(mark) => outcome.mark = *mark,
+            NativeAction::SaveMark => outcome.connection_mark = outcome.mark,
+            NativeAction::RestoreMark => outcome.mark = outcome.connection_mark,
         }
     }
     false
 }
 
-fn meets(rule: &NativeRule, packet: &Packet, fate: &Fate) -> bool {
+fn meets(rule: &NativeRule, packet: &Packet, outcome: &Outcome) -> bool {
     rule.family.is_none_or(|family| family == packet.family)
-        && rule.conditions.iter().all(|condition| holds(condition, packet, fate))
+        && rule.conditions.iter().all(|condition| holds(condition, packet, outcome))
 }
 
-/// What can't be loaded meets no condition, turned round or not (`NFT_BREAK`).
-fn holds(condition: &Condition, packet: &Packet, fate: &Fate) -> bool {
-    let Some(value) = loaded(condition.key, packet, fate) else { return false };
+/// A property that can't be loaded meets no condition, negated or not (`NFT_BREAK`).
+fn holds(condition: &Condition, packet: &Packet, outcome: &Outcome) -> bool {
+    let Some(value) = loaded(condition.key, packet, outcome) else { return false };
     let spans = condition.values.as_slice();
     if condition.key == Key::CtState {
         return spans.iter().any(|span| span.first & value != 0) != condition.not;
@@ -71,7 +71,7 @@ fn holds(condition: &Condition, packet: &Packet, fate: &Fate) -> bool {
     spans.iter().any(|span| span.first <= value && value <= span.last) != condition.not
 }
 
-fn loaded(key: Key, packet: &Packet, fate: &Fate) -> Option<u128> {
+fn loaded(key: Key, packet: &Packet, outcome: &Outcome) -> Option<u128> {
     let has_ports = packet.protocol == 6 || packet.protocol == 17;
     let address = |family: Family, address: IpAddr| match address {
         IpAddr::V4(a) => (family == Family::Ip).then_some(u128::from(u32::from(a))),
@@ -95,7 +95,7 @@ fn loaded(key: Key, packet: &Packet, fate: &Fate) -> Option<u128> {
         Key::Uid => (packet.uid != u32::MAX).then_some(packet.uid.into())?,
         Key::Gid => (packet.gid != u32::MAX).then_some(packet.gid.into())?,
         Key::CtState => packet.state.into(),
-        Key::Mark => fate.mark.into(),
-        Key::CtMark => fate.connection_mark.into(),
+        Key::Mark => outcome.mark.into(),
+        Key::CtMark => outcome.connection_mark.into(),
     })
 }

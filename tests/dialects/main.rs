@@ -1,5 +1,5 @@
-//! Both dialects say the same: whatever the policy, a packet fares alike under the rules as iptables
-//! knows them and under the native ones. No kernel is asked; rules and packets are values.
+//! Both rule formats are equivalent: for any policy, a packet has the same outcome under the iptables rules and the
+//! native ones. Rules and packets are values here; the kernel is not involved.
 
 mod as_iptables;
 mod as_nftables;
@@ -13,20 +13,20 @@ use detour_cni::firewall::native::{text, translate};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native::NativeTables};
 use detour_cni::policy::{DnsCapture, Exclusion, IdRange, Interception, Policy, Redirect, TrafficOwner};
-use packet::{Fate, Packet};
+use packet::{Outcome, Packet};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
 
-fn fares_alike(ruleset: &Ruleset, tables: &NativeTables, packet: &Packet) -> (Fate, Fate) {
-    (as_iptables::fate(ruleset, packet), as_nftables::fate(tables, packet))
+fn outcomes(ruleset: &Ruleset, tables: &NativeTables, packet: &Packet) -> (Outcome, Outcome) {
+    (as_iptables::outcome(ruleset, packet), as_nftables::outcome(tables, packet))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_packet_fares_alike_in_both(
+    fn a_packet_has_the_same_outcome_in_both_formats(
         policy in policy::any(),
         packets in prop::collection::vec(packet::any(), 1..100),
         both in any::<bool>(),
@@ -34,15 +34,15 @@ proptest! {
         let ruleset = Ruleset::of(&policy, if both { &Family::ALL } else { &[Family::Ip] });
         let tables = translate(&ruleset);
         for packet in &packets {
-            let (iptables, nftables) = fares_alike(&ruleset, &tables, packet);
+            let (iptables, nftables) = outcomes(&ruleset, &tables, packet);
             prop_assert_eq!(iptables, nftables, "{:?}\n{}", packet, text(&tables));
         }
     }
 }
 
-/// The packets that are drawn do meet rules: every fate is met.
+/// The random packets do match rules.
 #[test]
-fn every_fate_is_met() {
+fn every_kind_of_outcome_occurs() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut met: BTreeMap<&str, u32> = BTreeMap::new();
     for _ in 0..200 {
@@ -50,8 +50,8 @@ fn every_fate_is_met() {
         let ruleset = Ruleset::of(&tree.current(), &Family::ALL);
         for _ in 0..50 {
             let packet = packet::any().new_tree(&mut runner).expect("a packet").current();
-            let fate = as_iptables::fate(&ruleset, &packet);
-            for (name, is_met) in fate.names() {
+            let outcome = as_iptables::outcome(&ruleset, &packet);
+            for (name, is_met) in outcome.names() {
                 *met.entry(name).or_default() += u32::from(is_met);
             }
         }
@@ -59,9 +59,9 @@ fn every_fate_is_met() {
     assert!(met.values().all(|count| *count > 5), "{met:?}");
 }
 
-/// How the story's rules read: the proxy is 1000659999, and 1337 goes around it.
+/// The proxy has UID 1000659999, and UID 1337 is excluded.
 #[test]
-fn the_storys_rules_read_as_they_should() {
+fn the_rules_of_the_readme_example_match_the_golden_file() {
     let redirect = Redirect {
         proxy_uid: vec![1_000_659_999],
         proxy_gid: vec![1_000_659_999],

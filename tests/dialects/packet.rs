@@ -1,4 +1,4 @@
-//! A packet, who sends it, and what becomes of it.
+//! A packet with its sender, and the outcome of the rules for it.
 
 use detour_cni::firewall::rule::{Family, Hook};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ pub(crate) struct Packet {
     pub(crate) interface: &'static str,
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
-    /// 6 and 17 have ports.
+    /// 6 (TCP) and 17 (UDP) have ports.
     pub(crate) protocol: u8,
     pub(crate) source_port: u16,
     pub(crate) destination_port: u16,
@@ -21,29 +21,29 @@ pub(crate) struct Packet {
     pub(crate) state: u32,
     pub(crate) mark: u32,
     pub(crate) connection_mark: u32,
-    /// Whether anybody listens where TPROXY sends it.
-    pub(crate) is_listened_for: bool,
+    /// Whether a process listens on the port of TPROXY.
+    pub(crate) has_listener: bool,
 }
 
-/// What became of a packet.
+/// The outcome of the rules for a packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Fate {
+pub(crate) struct Outcome {
     pub(crate) dropped: bool,
     pub(crate) redirected_to: Option<u16>,
-    pub(crate) handed_to: Option<u16>,
-    /// The first that was set; 0 is none.
+    pub(crate) assigned_to: Option<u16>,
+    /// The first zone that was set; 0 is the default zone.
     pub(crate) zone: Option<u16>,
     pub(crate) mark: u32,
     pub(crate) connection_mark: u32,
 }
 
-impl Fate {
+impl Outcome {
     pub(crate) fn of(packet: &Packet) -> Self {
         Self { mark: packet.mark, connection_mark: packet.connection_mark, ..Self::default() }
     }
 
-    /// To be in no zone is to be in zone 0; what is dropped goes nowhere.
-    pub(crate) fn settled(mut self) -> Self {
+    /// Normalizes: zone 0 equals no zone, and a dropped packet has no other outcome.
+    pub(crate) fn normalized(mut self) -> Self {
         self.zone = self.zone.filter(|zone| *zone != 0);
         if self.dropped { Self { dropped: true, ..Self::default() } } else { self }
     }
@@ -54,14 +54,14 @@ impl Fate {
             ("redirected outbound", self.redirected_to == Some(15001)),
             ("redirected inbound", self.redirected_to == Some(15006)),
             ("redirected DNS", self.redirected_to == Some(15053)),
-            ("handed over", self.handed_to.is_some()),
+            ("assigned to a listener", self.assigned_to.is_some()),
             ("in a zone", self.zone.is_some()),
-            ("left alone", *self == Self { mark: self.mark, connection_mark: self.connection_mark, ..Self::default() }),
+            ("unchanged", *self == Self { mark: self.mark, connection_mark: self.connection_mark, ..Self::default() }),
         ]
     }
 }
 
-/// Addresses inside, at the edges and outside of what policies speak of.
+/// Addresses inside, at the edges of, and outside the ranges of the random policies.
 fn address(family: Family) -> BoxedStrategy<IpAddr> {
     let of = |list: &'static [&'static str]| prop::sample::select(list).prop_map(|a| a.parse().expect("an address"));
     match family {
@@ -101,12 +101,12 @@ pub(crate) fn any() -> impl Strategy<Value = Packet> {
         protocol: flow.0,
         source_port: flow.1,
         destination_port: flow.2,
-        // What comes in has no sender here.
+        // An incoming packet has no local sender.
         uid: if origin.0 == Hook::Output { origin.2 } else { u32::MAX },
         gid: if origin.0 == Hook::Output { origin.3 } else { u32::MAX },
         state: tracked.0,
         mark: tracked.1,
         connection_mark: tracked.2,
-        is_listened_for: tracked.3,
+        has_listener: tracked.3,
     })
 }

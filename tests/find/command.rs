@@ -1,4 +1,4 @@
-//! `rules` and `trace` of a pod that is named, on its node and elsewhere.
+//! `rules` and `trace` for a pod given by name, on its node and on another machine.
 
 use crate::Pod;
 use crate::node::{Node, scene, uid};
@@ -9,10 +9,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// What is kept of the pod's attachment.
+/// The saved state of the pod's attachment.
 const FILE: &str = "istio-cni@eth0.json";
 
-/// A node, a pod that runs on it, and the cluster's word of pods.
+/// A node, a pod that runs on it, and the API's pods.
 struct Scene<'a> {
     node: &'a Node,
     pod: Pod,
@@ -33,10 +33,10 @@ fn manifest(name: &str, uid: &str, node: &str, host_network: bool) -> String {
 }
 
 impl<'a> Scene<'a> {
-    /// The pod `web` runs here and has its rules; `away` runs elsewhere, `host` on its node's network.
+    /// The pod `web` runs here with rules; `away` runs on another node, `host` uses its node's network.
     fn new(node: &'a Node) -> Self {
         node.keep_state();
-        let pod = Pod::new(node).kept(node);
+        let pod = Pod::new(node).with_cached_result(node);
         let pods = [
             manifest("web", &pod.uid, "here", false),
             manifest("away", &uid(), "worker-7", false),
@@ -80,34 +80,34 @@ impl<'a> Scene<'a> {
     fn refused(&self, arguments: &[&str], parts: &[&str]) {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        let report = String::from_utf8_lossy(&output.stderr);
+        assert!(parts.iter().all(|part| report.contains(part)), "{report}");
     }
 }
 
 #[test]
-fn the_rules_of_a_pod_are_found_by_whatever_names_it() {
+fn rules_accepts_a_pod_by_name_container_pid_or_path() {
     scene(|node| {
         let scene = Scene::new(node);
-        for whose in [
+        for selector in [
             &["-n", "shop", "web", "--config", &scene.conf][..],
             &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox[..40]],
         ] {
-            let said = scene.json(&[&["rules"], whose].concat());
-            assert_eq!((&said["as_asked"], &said["dialect"]), (&json!(true), &json!("nftables")), "{said}");
-            assert_eq!(said["netns"], json!(node.root.join("run/netns").join(&scene.pod.sandbox)));
-            assert!(said["found_by"].as_str().is_some_and(|by| by.contains("/var/lib/cni/results/")), "{said}");
+            let report = scene.json(&[&["rules"], selector].concat());
+            assert_eq!((&report["as_asked"], &report["dialect"]), (&json!(true), &json!("nftables")), "{report}");
+            assert_eq!(report["netns"], json!(node.root.join("run/netns").join(&scene.pod.sandbox)));
+            assert!(report["found_by"].as_str().is_some_and(|by| by.contains("/var/lib/cni/results/")), "{report}");
         }
-        for whose in [&["--pid", &scene.pod.pause.pid().to_string()][..], &[&scene.pod.sandbox]] {
-            let said = scene.json(&[&["rules"], whose].concat());
-            assert_eq!((&said["as_asked"], &said["found_by"]), (&json!(true), &Value::Null), "{said}");
+        for selector in [&["--pid", &scene.pod.pause.pid().to_string()][..], &[&scene.pod.sandbox]] {
+            let report = scene.json(&[&["rules"], selector].concat());
+            assert_eq!((&report["as_asked"], &report["found_by"]), (&json!(true), &Value::Null), "{report}");
         }
     });
 }
 
 #[test]
-fn what_a_pod_without_a_del_left_is_not_that_of_a_later_one_with_its_namespaces_number() {
+fn saved_state_of_an_earlier_pod_with_the_same_inode_is_ignored() {
     scene(|node| {
         let scene = Scene::new(node);
         let own = Path::new(ROOT).join(&scene.pod.sandbox);
@@ -116,34 +116,34 @@ fn what_a_pod_without_a_del_left_is_not_that_of_a_later_one_with_its_namespaces_
         record["netns"] = "/run/netns/gone".into();
         fs::create_dir(&old).expect("made");
         fs::write(old.join(FILE), record.to_string()).expect("written");
-        let said = scene.json(&["rules", &scene.pod.sandbox]);
+        let report = scene.json(&["rules", &scene.pod.sandbox]);
         let attachment = format!("attachment istio-cni/eth0 of container {}", scene.pod.sandbox);
-        assert_eq!(said["attachments"], json!([attachment]));
+        assert_eq!(report["attachments"], json!([attachment]));
     });
 }
 
 #[test]
-fn a_packet_is_traced_through_the_rules_that_are_found() {
+fn trace_uses_the_live_rules_of_the_pod() {
     scene(|node| {
         let scene = Scene::new(node);
         let packet = ["--from", "uid=1000", "--to", "198.51.100.7:443/tcp"];
-        for whose in [
+        for selector in [
             &["--live", "-n", "shop", "web", "--config", &scene.conf][..],
             &["--pod-uid", &scene.pod.uid],
             &["--container", &scene.pod.sandbox],
             &["--pid", &scene.pod.pause.pid().to_string()],
             &["--netns", &scene.pod.sandbox],
         ] {
-            let said = scene.json(&[&["trace"], whose, &packet].concat());
-            assert_eq!(said["arrives_at"], "sidecar:15001");
-            let table = said["decided_by"]["table"].as_str();
-            assert_eq!(table, Some("detour-nat"), "the rules of the kernel, not those of the configuration: {said}");
+            let report = scene.json(&[&["trace"], selector, &packet].concat());
+            assert_eq!(report["arrives_at"], "sidecar:15001");
+            let table = report["decided_by"]["table"].as_str();
+            assert_eq!(table, Some("detour-nat"), "the rules of the kernel, not those of the configuration: {report}");
         }
     });
 }
 
 #[test]
-fn elsewhere_the_command_to_run_there_is_told() {
+fn on_another_machine_the_command_for_the_pods_node_is_printed() {
     scene(|node| {
         let scene = Scene::new(node);
         let away = ["-n", "shop", "away", "--config", &scene.conf];

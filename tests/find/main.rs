@@ -1,5 +1,5 @@
-//! A pod's and a container's network namespace is found by what the node knows, or not at all. Needs
-//! root, control groups that can be made, `ip` and `unshare`.
+//! Finding the network namespace of a pod or container on a simulated node. Needs root, writable control groups, `ip`
+//! and `unshare`.
 
 mod command;
 #[path = "../support/mod.rs"]
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::time::Duration;
 
-/// A pod as containerd runs it: its sandbox's process, and what is kept of its ADD.
+/// A pod as containerd runs it: its pause process and the cached result of its ADD.
 struct Pod {
     uid: String,
     sandbox: String,
@@ -34,7 +34,7 @@ impl Pod {
         Self { uid, sandbox, pause }
     }
 
-    fn kept(self, node: &Node) -> Self {
+    fn with_cached_result(self, node: &Node) -> Self {
         node.pin(&self.sandbox, &self.pause);
         node.keep("results", ("cluster", "eth0"), &self.sandbox, &self.uid, &self.sandbox);
         self
@@ -59,9 +59,9 @@ fn refused(result: Result<Option<FoundNetns>, detour_cni::cni::Error>, parts: &[
 }
 
 #[test]
-fn what_is_kept_and_who_runs_agree() {
+fn a_pod_is_found_by_cached_result_and_process() {
     scene(|node| {
-        let pod = Pod::new(node).kept(node);
+        let pod = Pod::new(node).with_cached_result(node);
         node.keep("multus/results", ("istio-cni", "net1"), &pod.sandbox, &pod.uid, &pod.sandbox);
         node.keep("results", ("a-loopback", "lo"), &pod.sandbox, &pod.uid, &pod.sandbox);
         let found = found(node, &pod.uid);
@@ -78,14 +78,14 @@ fn what_is_kept_and_who_runs_agree() {
 }
 
 #[test]
-fn either_alone_is_enough() {
+fn a_pod_is_found_by_cached_result_or_process_alone() {
     scene(|node| {
         let pod = Pod::new(node);
         let by_process = found(node, &pod.uid);
         is_in(&by_process, &pod.pause);
         assert_eq!(by_process.container_id.as_deref(), Some(pod.sandbox.as_str()));
-        let pod = pod.kept(node);
-        let other = node.process("cat", "detour-find-nobody", Where::With(&pod.pause));
+        let pod = pod.with_cached_result(node);
+        let other = node.process("cat", "detour-find-no-pod", Where::With(&pod.pause));
         pod.pause.end();
         let by_result = found(node, &pod.uid);
         is_in(&by_result, &other);
@@ -95,71 +95,75 @@ fn either_alone_is_enough() {
 }
 
 #[test]
-fn a_process_that_went_elsewhere_does_not_mislead() {
+fn processes_that_entered_another_namespace_are_ignored() {
     scene(|node| {
-        let (pod, other) = (Pod::new(node), Pod::new(node).kept(node));
+        let (pod, other) = (Pod::new(node), Pod::new(node).with_cached_result(node));
         let app = group(&pod.uid, &id("b"));
         let _own = node.process("app", &app, Where::With(&pod.pause));
-        let _gone_elsewhere = node.process("nsenter", &app, Where::With(&other.pause));
+        let _in_another_pod = node.process("nsenter", &app, Where::With(&other.pause));
         let _on_the_node = node.process("nsenter", &app, Where::Node);
         is_in(&found(node, &pod.uid), &pod.pause);
     });
 }
 
 #[test]
-fn where_they_disagree_nothing_is_found() {
+fn a_cached_result_that_contradicts_the_process_is_an_error() {
     scene(|node| {
         let (pod, other) = (Pod::new(node), Pod::new(node));
         node.pin("other", &other.pause);
         node.keep("results", ("cluster", "eth0"), &pod.sandbox, &pod.uid, "other");
-        refused(of_pod(&node.root, &pod.uid), &[&pod.uid, "run/netns/other", "(pause), the oldest", "in another one"]);
+        refused(
+            of_pod(&node.root, &pod.uid),
+            &[&pod.uid, "run/netns/other", "its oldest process", "(pause) is in another network namespace"],
+        );
     });
 }
 
 #[test]
-fn of_two_sandboxes_the_one_counts_in_which_the_pod_runs() {
+fn of_two_sandboxes_the_one_with_a_process_is_current() {
     scene(|node| {
-        let pod = Pod::new(node).kept(node);
-        let (old, before) = (id("c"), node.process("cat", "detour-find-nobody", Where::New));
+        let pod = Pod::new(node).with_cached_result(node);
+        let (old, before) = (id("c"), node.process("cat", "detour-find-no-pod", Where::New));
         node.pin(&old, &before);
         node.keep("results", ("cluster", "eth0"), &old, &pod.uid, &old);
         is_in(&found(node, &pod.uid), &pod.pause);
         assert_eq!(of_container(&node.root, &old).expect("no error"), None);
         pod.pause.end();
-        refused(of_pod(&node.root, &pod.uid), &[&old, &pod.sandbox, "no process tells which counts"]);
+        refused(of_pod(&node.root, &pod.uid), &[&old, &pod.sandbox, "no running process shows which one is current"]);
     });
 }
 
 #[test]
-fn a_pod_is_found_by_its_name_as_long_as_one_pod_has_it() {
+fn a_pod_is_found_by_its_name_if_the_name_is_unique() {
     scene(|node| {
         let by_name = |namespace| of_name(&node.root, namespace, "web-0");
         assert_eq!(by_name("shop"), Ok(None));
-        let pod = Pod::new(node).kept(node);
+        let pod = Pod::new(node).with_cached_result(node);
         is_in(&by_name("shop").expect("no error").expect("found"), &pod.pause);
         assert_eq!(by_name("bank"), Ok(None));
-        let other = Pod::new(node).kept(node);
+        let other = Pod::new(node).with_cached_result(node);
         refused(by_name("shop"), &["shop/web-0", &pod.uid, &other.uid]);
     });
 }
 
 #[test]
-fn a_namespace_that_has_gone_is_none() {
+fn a_namespace_that_no_longer_exists_is_not_found() {
     scene(|node| {
         let pod = Pod::new(node);
-        std::fs::write(node.root.join("run/netns/gone"), "").expect("what a bind mount leaves behind");
+        // The mount point that remains when a bind mount is gone.
+        std::fs::write(node.root.join("run/netns/gone"), "").expect("written");
         node.keep("results", ("cluster", "eth0"), &id("d"), &pod.uid, "gone");
         let found = found(node, &pod.uid);
         is_in(&found, &pod.pause);
         assert!(found.attachments.is_empty() && found.open().is_ok(), "{found:?}");
         pod.pause.end();
-        assert!(found.open().expect_err("it has ended").msg.contains("gone meanwhile"));
+        assert!(found.open().expect_err("it has ended").msg.contains("no longer exists"));
         assert_eq!(of_pod(&node.root, &pod.uid).expect("no error"), None);
     });
 }
 
 #[test]
-fn the_nodes_own_network_is_no_pods() {
+fn the_nodes_own_network_namespace_is_refused() {
     scene(|node| {
         let uid = uid();
         let host = node.process("pause", &group(&uid, &id("a")), Where::Node);
@@ -171,7 +175,7 @@ fn the_nodes_own_network_is_no_pods() {
 }
 
 #[test]
-fn crio_s_monitor_is_not_looked_at() {
+fn the_monitor_of_crio_is_ignored() {
     scene(|node| {
         let (uid, container) = (uid(), id("e"));
         let pod = format!("kubepods/burstable/pod{uid}");
@@ -184,25 +188,25 @@ fn crio_s_monitor_is_not_looked_at() {
 }
 
 #[test]
-fn a_pod_with_its_own_users_is_found_and_its_addresses_are_told() {
+fn a_pod_in_its_own_user_namespace_is_found_with_its_addresses() {
     scene(|node| {
         let (uid, sandbox) = (uid(), id("f"));
         let pause = node.process("pause", &group(&uid, &sandbox), Where::OwnUsers);
-        let patience = Duration::from_secs(10);
+        let timeout = Duration::from_secs(10);
         let found = wait_for(|| of_pod(&node.root, &uid).ok().flatten());
         is_in(&found, &pause);
-        let added = found.open().expect("open").enter(patience, || {
+        let added = found.open().expect("open").enter(timeout, || {
             let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().expect("run ip").success();
             Ok(ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "other"])
                 && ip(&["addr", "add", "10.9.8.7/24", "dev", "eth0"]))
         });
         assert!(added.expect("entered"));
-        let holds = |address: &str| found.holds(&[address.parse::<IpAddr>().expect("an address")], patience);
+        let holds = |address: &str| found.holds(&[address.parse::<IpAddr>().expect("an address")], timeout);
         assert_eq!((holds("10.9.8.7"), holds("10.9.8.8")), (Ok(true), Ok(false)));
     });
 }
 
-/// `unshare` is on the node's network until it has made its own.
+/// Retries: `unshare` is in the node's network namespace until it has created its own.
 fn wait_for(attempt: impl Fn() -> Option<FoundNetns>) -> FoundNetns {
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     loop {
@@ -215,9 +219,9 @@ fn wait_for(attempt: impl Fn() -> Option<FoundNetns>) -> FoundNetns {
 }
 
 #[test]
-fn a_container_is_found_by_its_id_or_the_beginning_of_it() {
+fn a_container_is_found_by_its_id_or_a_unique_prefix() {
     scene(|node| {
-        let pod = Pod::new(node).kept(node);
+        let pod = Pod::new(node).with_cached_result(node);
         let container = id("b");
         let _app = node.process("app", &group(&pod.uid, &container), Where::With(&pod.pause));
         let of = |id: &str| of_container(&node.root, id);
@@ -236,11 +240,11 @@ fn a_container_is_found_by_its_id_or_the_beginning_of_it() {
 }
 
 #[test]
-fn a_container_outside_of_its_pods_namespace_is_none() {
+fn a_container_outside_its_pods_namespace_is_refused() {
     scene(|node| {
-        let pod = Pod::new(node).kept(node);
+        let pod = Pod::new(node).with_cached_result(node);
         let container = id("b");
         let _app = node.process("app", &group(&pod.uid, &container), Where::New);
-        refused(of_container(&node.root, &container), &[&container, "(app) is not in its pod's namespace"]);
+        refused(of_container(&node.root, &container), &[&container, "(app) is not in its pod's network namespace"]);
     });
 }

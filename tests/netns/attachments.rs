@@ -1,4 +1,4 @@
-//! Several attachments of one pod, in any order and any number of times.
+//! Several attachments of one pod, added in any order and repeatedly.
 
 use crate::configuration::{exclude_1337, excludedns, istio_cni, story};
 use crate::dialect::Dialect;
@@ -18,8 +18,8 @@ fn rules(world: &World) -> Vec<Ruleset> {
     world.families().iter().map(|&family| world.iptables_save(family)).collect()
 }
 
-/// All rules, so that they can be compared.
-fn written(world: &World, dialect: Dialect) -> Vec<String> {
+/// Returns all rules as text, for comparison.
+fn rules_text(world: &World, dialect: Dialect) -> Vec<String> {
     match dialect {
         Dialect::Iptables => rules(world).iter().map(ToString::to_string).collect(),
         Dialect::Nftables => world.native_tables(),
@@ -29,38 +29,38 @@ fn written(world: &World, dialect: Dialect) -> Vec<String> {
 fn one_chain(dialect: Dialect) -> Vec<String> {
     let (world, manifests) = world();
     world.add(&dialect.of(exclude_1337(&manifests)));
-    written(&world, dialect)
+    rules_text(&world, dialect)
 }
 
 in_both_dialects! {
-    fn istio_cni_then_excludedns_is_what_one_chain_is(dialect) {
+    fn istio_cni_then_excludedns_equals_one_sub_plugin_chain(dialect) {
         let (world, manifests) = world();
         world.call("ADD", &dialect.of(istio_cni(&manifests))).interface("net1").run().expect_success();
         world.call("ADD", &dialect.of(excludedns())).interface("net2").run().expect_success();
-        assert_eq!(written(&world, dialect), one_chain(dialect));
+        assert_eq!(rules_text(&world, dialect), one_chain(dialect));
         dns_is_direct(&world, VAULT_INIT, RESOLVER);
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
     }
 
-    fn excludedns_then_istio_cni_is_what_one_chain_is(dialect) {
+    fn excludedns_then_istio_cni_equals_one_sub_plugin_chain(dialect) {
         let (world, manifests) = world();
         world.call("ADD", &dialect.of(excludedns())).interface("net1").run().expect_success();
         world.call("ADD", &dialect.of(istio_cni(&manifests))).interface("net2").run().expect_success();
-        assert_eq!(written(&world, dialect), one_chain(dialect));
+        assert_eq!(rules_text(&world, dialect), one_chain(dialect));
         a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
     }
 
-    fn adding_again_changes_nothing(dialect) {
+    fn a_repeated_add_changes_nothing(dialect) {
         let (world, manifests) = world();
         world.add(&dialect.of(exclude_1337(&manifests)));
-        let first = written(&world, dialect);
+        let first = rules_text(&world, dialect);
         world.add(&dialect.of(exclude_1337(&manifests)));
-        assert_eq!(written(&world, dialect), first);
+        assert_eq!(rules_text(&world, dialect), first);
     }
 }
 
 #[test]
-fn del_of_one_takes_its_part() {
+fn del_of_one_attachment_removes_only_its_rules() {
     let (world, manifests) = world();
     world.call("ADD", &istio_cni(&manifests)).interface("net1").run().expect_success();
     world.call("ADD", &excludedns()).interface("net2").run().expect_success();
@@ -73,7 +73,7 @@ fn del_of_one_takes_its_part() {
 }
 
 #[test]
-fn check_is_content_until_a_rule_is_gone() {
+fn check_succeeds_until_a_rule_is_removed() {
     let (world, manifests) = world();
     let configuration = exclude_1337(&manifests);
     world.add(&configuration);
@@ -84,7 +84,7 @@ fn check_is_content_until_a_rule_is_gone() {
 }
 
 #[test]
-fn an_excluded_namespace_needs_no_facts() {
+fn a_pod_in_an_excluded_namespace_is_skipped_without_facts() {
     let world = World::new(Families::Both);
     let nowhere = PathBuf::from("/nonexistent");
     let arguments = "IgnoreUnknown=1;K8S_POD_NAMESPACE=kube-system;K8S_POD_NAME=web-0";
@@ -92,7 +92,7 @@ fn an_excluded_namespace_needs_no_facts() {
     assert!(rules(&world).iter().all(Ruleset::is_empty), "{:?}", rules(&world));
 }
 
-/// As Multus needs it: an empty result in the version of the call (SPEC.md, "Success").
+/// Multus requires an empty result in the version of the call (SPEC.md, "Success").
 #[test]
 fn without_a_prev_result_the_result_is_empty() {
     let (world, manifests) = world();
@@ -102,7 +102,7 @@ fn without_a_prev_result_the_result_is_empty() {
 }
 
 #[test]
-fn an_add_warns_of_a_misspelled_annotation() {
+fn add_warns_about_a_misspelled_annotation() {
     let world = World::new(Families::V4);
     let manifests = story(&world, Dns::Captured, &[("detour.io/exclude-uid", "7"), ("sidecar.istio.io/proxyCPU", "1")]);
     let output = world.call("ADD", &istio_cni(&manifests)).run().expect_success();

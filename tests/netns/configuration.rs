@@ -1,4 +1,4 @@
-//! Configurations that plugins are called with.
+//! Plugin configurations for the tests.
 
 use crate::istio::Dns;
 use crate::pod;
@@ -6,7 +6,7 @@ use crate::world::World;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// `detour` with this chain, and facts from manifests.
+/// Returns a configuration of `detour` with this sub-plugin chain and facts from manifests.
 pub(crate) fn chain(manifests: &Path, chain: Value) -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -17,7 +17,7 @@ pub(crate) fn chain(manifests: &Path, chain: Value) -> Value {
     })
 }
 
-/// The chain that solves the story: 1337 and its DNS go around the sidecar.
+/// Replaces the sub-plugin chain by one that excludes UID 1337 with its DNS.
 pub(crate) fn exclude_1337(manifests: &Path) -> Value {
     let sub_plugins = json!([
         { "type": "istio-redirect" },
@@ -27,7 +27,7 @@ pub(crate) fn exclude_1337(manifests: &Path) -> Value {
     chain(manifests, sub_plugins)
 }
 
-/// What istio-cni's agent writes on OpenShift, with facts from manifests.
+/// Returns the configuration that istio-cni's agent writes on OpenShift, with facts from manifests.
 pub(crate) fn istio_cni(manifests: &Path) -> Value {
     json!({
         "cniVersion": "0.3.1",
@@ -39,7 +39,7 @@ pub(crate) fn istio_cni(manifests: &Path) -> Value {
     })
 }
 
-/// The file of the home-made plugin that this one replaces: no cniVersion, no source of facts.
+/// Returns the configuration of the shell plugin that detour replaces: no cniVersion, no source of facts.
 pub(crate) fn excludedns() -> Value {
     json!({
         "kubernetes": { "cni_bin_dir": "/var/lib/cni/bin", "exclude_namespaces": ["istio-system", "kube-system"] },
@@ -48,7 +48,7 @@ pub(crate) fn excludedns() -> Value {
     })
 }
 
-/// The manifests of the story's pod, with more annotations than the injector's.
+/// Writes the manifests of the example pod, with annotations in addition to the injector's.
 pub(crate) fn story(world: &World, dns: Dns, annotations: &[(&str, &str)]) -> std::path::PathBuf {
     let pod = pod::manifest(dns == Dns::Captured, pod::PROXY, annotations);
     world.manifests(&[pod::NAMESPACE, &pod])

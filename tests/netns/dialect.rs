@@ -1,8 +1,8 @@
-//! Scenarios that must hold whichever way the rules are written.
+//! Tests that run in both rule formats.
 
 use serde_json::{Value, json};
 
-/// The configuration's `dialect`.
+/// The configuration key `dialect`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Iptables,
@@ -10,7 +10,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// The configuration with this dialect.
+    /// Returns the configuration with this dialect.
     pub(crate) fn of(self, mut configuration: Value) -> Value {
         configuration["dialect"] = match self {
             Self::Iptables => json!("iptables"),
@@ -20,7 +20,7 @@ impl Dialect {
     }
 }
 
-/// Makes two tests of each function.
+/// Makes two tests of each function, one for each rule format.
 macro_rules! in_both_dialects {
     ($($(#[$doc:meta])* fn $name:ident($dialect:ident) $scenario:block)+) => { $(
         $(#[$doc])*

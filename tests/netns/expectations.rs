@@ -1,8 +1,8 @@
-//! What must be seen on the wire of a redirected pod, said once for everyone who redirects.
+//! Assertions on the traffic of a redirected pod, for redirections of any tool.
 
 use crate::world::*;
 
-/// `process`'s TCP connections arrive at the sidecar with their original destination.
+/// Asserts that TCP connections of `process` reach the sidecar with their original destination.
 #[track_caller]
 pub(crate) fn tcp_is_captured(world: &World, process: Process) {
     for &family in world.families() {
@@ -11,7 +11,7 @@ pub(crate) fn tcp_is_captured(world: &World, process: Process) {
     }
 }
 
-/// `process`'s TCP connections leave untouched.
+/// Asserts that TCP connections of `process` bypass the sidecar.
 #[track_caller]
 pub(crate) fn tcp_is_direct(world: &World, process: Process) {
     for &family in world.families() {
@@ -20,7 +20,7 @@ pub(crate) fn tcp_is_direct(world: &World, process: Process) {
     }
 }
 
-/// `process`'s queries to `resolver` arrive at the sidecar's resolver, over UDP and TCP.
+/// Asserts that queries of `process` to `resolver` reach the sidecar's resolver, over UDP and TCP.
 #[track_caller]
 pub(crate) fn dns_is_captured(world: &World, process: Process, resolver: Host) {
     for &family in world.families() {
@@ -30,7 +30,7 @@ pub(crate) fn dns_is_captured(world: &World, process: Process, resolver: Host) {
     }
 }
 
-/// `process`'s queries reach `resolver` itself, over UDP and TCP.
+/// Asserts that queries of `process` reach `resolver` itself, over UDP and TCP.
 #[track_caller]
 pub(crate) fn dns_is_direct(world: &World, process: Process, resolver: Host) {
     for &family in world.families() {
@@ -41,7 +41,7 @@ pub(crate) fn dns_is_direct(world: &World, process: Process, resolver: Host) {
     }
 }
 
-/// One query leaves one conntrack entry for `resolver`, and that one has seen the answer.
+/// Asserts that a query leaves one conntrack entry for `resolver`, which has seen the answer.
 #[track_caller]
 pub(crate) fn a_query_leaves_one_replied_entry(world: &World, process: Process, resolver: Host) {
     for &family in world.families() {
@@ -53,7 +53,7 @@ pub(crate) fn a_query_leaves_one_replied_entry(world: &World, process: Process, 
     }
 }
 
-/// What comes in arrives at the sidecar, except at the ports that Istio leaves alone.
+/// Asserts that inbound connections reach the sidecar, except to the ports that Istio excludes.
 #[track_caller]
 pub(crate) fn inbound_is_captured(world: &World) {
     for &family in world.families() {
@@ -66,7 +66,7 @@ pub(crate) fn inbound_is_captured(world: &World) {
     }
 }
 
-/// What is neither TCP nor DNS leaves untouched, and so does TCP to the port that Istio excludes.
+/// Asserts that traffic other than TCP and DNS bypasses the sidecar, and so does TCP to the port that Istio excludes.
 #[track_caller]
 pub(crate) fn the_rest_is_direct(world: &World, process: Process) {
     for &family in world.families() {
@@ -77,8 +77,8 @@ pub(crate) fn the_rest_is_direct(world: &World, process: Process) {
     }
 }
 
-/// On loopback, an app reaches the pod's own address directly, and the proxy comes back to itself
-/// as inbound traffic, so that an app's call to its own service is seen.
+/// Asserts that on loopback, an app reaches the pod's own address directly, and the proxy's connections return to it
+/// as inbound traffic, so that an app's call to its own service passes the proxy.
 #[track_caller]
 pub(crate) fn loopback_is_as_istio_has_it(world: &World, app: Process, proxy: Process) {
     for &family in world.families() {

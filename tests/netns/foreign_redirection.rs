@@ -1,5 +1,5 @@
-//! Where istio-init or the real istio-cni redirects the pod, before this plugin's call or after
-//! it, exclusions work, and go away alone.
+//! Exclusions for pods that istio-init or the real istio-cni redirects, before or after detour's call; removing the
+//! exclusions leaves the redirection unchanged.
 
 use crate::configuration::{chain, exclude_1337, excludedns, story};
 use crate::expectations::*;
@@ -8,7 +8,7 @@ use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use serde_json::{Value, json};
 
-/// Exclusions alone, with facts of the pod.
+/// Returns a configuration with exclusions only, and with facts about the pod.
 fn exclusions(world: &World, dns: Dns) -> Value {
     let sub_plugins = json!([{ "type": "uid-exclude", "uids": [1337] }, { "type": "dns-exclude", "uids": [1337] }]);
     chain(&story(world, dns, &[]), sub_plugins)
@@ -38,7 +38,7 @@ fn is_excluded(world: &World, dns: Dns) {
     inbound_is_captured(world);
 }
 
-/// Exclusions directly before the first jump into the redirection, wherever that stands.
+/// Asserts that the exclusions are directly before the first jump into the redirection.
 #[track_caller]
 fn stands_before_the_redirection(world: &World) {
     for &family in world.families() {
@@ -64,18 +64,18 @@ fn added_to_a_redirected_world(dns: Dns, configuration: impl Fn(&World) -> Value
 }
 
 #[test]
-fn exclusions_without_facts_beside_a_redirection() {
+fn exclusions_without_facts_work_for_another_tools_redirection() {
     added_to_a_redirected_world(Dns::Left, |_| excludedns());
 }
 
 #[test]
-fn exclusions_without_facts_beside_a_redirection_with_dns() {
+fn exclusions_without_facts_work_for_another_tools_redirection_with_dns() {
     added_to_a_redirected_world(Dns::Captured, |_| excludedns());
 }
 
-/// The other redirection stays, and ours is not written a second time.
+/// The other tool's redirection stays, and detour does not add a second one.
 #[test]
-fn a_chain_with_a_redirection_of_its_own_beside_one_that_is_there() {
+fn an_existing_redirection_is_not_duplicated() {
     added_to_a_redirected_world(Dns::Captured, |world| exclude_1337(&story(world, Dns::Captured, &[])));
 }
 
@@ -95,19 +95,19 @@ fn redirected_after_exclusions(dns: Dns) {
 }
 
 #[test]
-fn exclusions_before_a_redirection() {
+fn exclusions_work_for_a_later_redirection() {
     redirected_after_exclusions(Dns::Left);
 }
 
 #[test]
-fn exclusions_before_a_redirection_with_dns() {
+fn exclusions_work_for_a_later_redirection_with_dns() {
     redirected_after_exclusions(Dns::Captured);
 }
 
-/// Where the pod says that DNS is left and it is captured all the same, exempt queries get through;
-/// that each is tracked as one is what the next ADD sees to, and CHECK warns of it.
+/// The pod disables DNS capture, but the other tool captures DNS. Excluded queries get through; the next ADD adds
+/// zones so that each is tracked as one connection, and CHECK warns about it.
 #[test]
-fn a_redirection_that_captures_dns_against_what_the_pod_says() {
+fn exclusions_work_if_dns_is_captured_against_the_pods_annotation() {
     const WARNING: &str = "add this attachment after the redirection";
     let world = World::new(Families::Both);
     let configuration = exclusions(&world, Dns::Left);

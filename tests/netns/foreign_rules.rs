@@ -1,5 +1,5 @@
-//! The world proves itself: Istio's own rules, loaded by iptables-restore, do what is known of
-//! them. No plugin is called here.
+//! Tests of the test setup: Istio's own rules, loaded by iptables-restore, have their known effects. No plugin is
+//! called here.
 
 use crate::expectations::*;
 use crate::istio::{DEFAULT_OWNER, Dns, redirected_world, rules, ruleset};
@@ -20,7 +20,7 @@ fn without_rules_everything_is_direct() {
 }
 
 #[test]
-fn a_family_that_a_world_lacks_is_lost() {
+fn packets_of_a_missing_family_are_lost() {
     let world = World::new(Families::V4);
     let to = SERVER.at(Family::V6, HTTPS);
     assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::Lost("unreachable".to_owned()));
@@ -29,7 +29,7 @@ fn a_family_that_a_world_lacks_is_lost() {
 }
 
 #[test]
-fn the_golden_rules_are_as_iptables_save_prints_them() {
+fn the_golden_rules_equal_the_output_of_iptables_save() {
     for dns in [Dns::Captured, Dns::Left] {
         let world = World::new(Families::Both);
         for &family in world.families() {
@@ -65,17 +65,17 @@ fn the_proxys_own_query_leaves_one_replied_entry() {
     a_query_leaves_one_replied_entry(&redirected_world(Dns::Captured), PROXY, RESOLVER);
 }
 
-/// The story: on OpenShift 1337 is nobody in particular.
+/// On OpenShift, the proxy has another UID, so UID 1337 is captured.
 #[test]
-fn istio_captures_uid_1337_where_the_proxy_is_another() {
+fn istio_captures_uid_1337_if_the_proxy_has_another_uid() {
     let world = redirected_world(Dns::Captured);
     tcp_is_captured(&world, VAULT_INIT);
     dns_is_captured(&world, VAULT_INIT, RESOLVER);
 }
 
-/// A RETURN ends a chain of one's own, not the chain that it was called from.
+/// A RETURN ends its own netfilter chain, not the calling one.
 #[test]
-fn a_return_in_a_chain_of_its_own_exempts_nobody() {
+fn a_return_in_a_separate_chain_does_not_exclude() {
     let world = redirected_world(Dns::Left);
     for &family in world.families() {
         let owner = format!("-m owner --uid-owner {}", VAULT_INIT.uid);
@@ -91,9 +91,9 @@ fn a_return_in_a_chain_of_its_own_exempts_nobody() {
     tcp_is_direct(&world, APP_PROCESS);
 }
 
-/// An exemption in nat alone lets the query through, but its two directions are tracked apart.
+/// An exclusion in nat alone lets the query through, but its two directions are tracked as two connections.
 #[test]
-fn an_exemption_in_nat_alone_leaves_two_unreplied_entries() {
+fn an_exclusion_in_nat_alone_leaves_two_unreplied_entries() {
     let world = redirected_world(Dns::Captured);
     for &family in world.families() {
         exempt_in_nat(&world, family);
@@ -107,7 +107,7 @@ fn an_exemption_in_nat_alone_leaves_two_unreplied_entries() {
 }
 
 #[test]
-fn an_exemption_in_nat_and_zone_1_in_raw_leaves_one_replied_entry() {
+fn an_exclusion_in_nat_and_zone_1_in_raw_leaves_one_replied_entry() {
     let world = redirected_world(Dns::Captured);
     for &family in world.families() {
         exempt_in_nat(&world, family);

@@ -1,5 +1,5 @@
-//! A shell plugin that inserts a RETURN of its own at the head of nat OUTPUT, as people run beside
-//! Istio today, works whether it runs before this one or after it.
+//! A shell plugin that inserts its own RETURN at the head of nat OUTPUT, as some clusters run with Istio today, works
+//! before and after detour.
 
 use crate::configuration::{exclude_1337, story};
 use crate::expectations::*;
@@ -30,7 +30,7 @@ fn its_rule_is_first_and_works(world: &World) {
 }
 
 #[test]
-fn after_this_one() {
+fn a_shell_plugin_works_after_detour() {
     let world = World::new(Families::Both);
     world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
     insert_its_rule(&world);
@@ -38,7 +38,7 @@ fn after_this_one() {
 }
 
 #[test]
-fn before_this_one() {
+fn a_shell_plugin_works_before_detour() {
     let world = World::new(Families::Both);
     insert_its_rule(&world);
     world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
@@ -46,7 +46,7 @@ fn before_this_one() {
 }
 
 #[test]
-fn its_rule_is_what_del_leaves() {
+fn del_keeps_the_rule_of_the_shell_plugin() {
     let world = World::new(Families::Both);
     let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
     insert_its_rule(&world);

@@ -1,4 +1,4 @@
-//! What people see who debug a pod with the iptables tools.
+//! A pod's rules as the iptables tools show them.
 
 use crate::configuration::{chain, exclude_1337, istio_cni, story};
 use crate::istio::{DEFAULT_OWNER, Dns, ruleset};
@@ -17,17 +17,17 @@ fn the_rules_are_istios(dns: Dns, proxy: Process) {
 }
 
 #[test]
-fn rule_for_rule_what_istio_cni_makes() {
+fn rules_equal_those_of_istio_cni() {
     the_rules_are_istios(Dns::Left, Process { uid: DEFAULT_OWNER, gid: DEFAULT_OWNER });
 }
 
 #[test]
-fn rule_for_rule_what_istio_cni_makes_with_dns_capture() {
+fn rules_equal_those_of_istio_cni_with_dns_capture() {
     the_rules_are_istios(Dns::Captured, Process { uid: DEFAULT_OWNER, gid: DEFAULT_OWNER });
 }
 
 #[test]
-fn rule_for_rule_what_istio_cni_makes_on_openshift() {
+fn rules_equal_those_of_istio_cni_on_openshift() {
     the_rules_are_istios(Dns::Captured, PROXY);
 }
 
@@ -39,10 +39,10 @@ fn a_pod_with_ipv4_only_gets_no_ipv6_rules() {
     assert!(world.iptables_save(Family::V6).is_empty(), "{}", world.iptables_save(Family::V6));
 }
 
-/// Exclusions stand in chains of their own, directly before the jump into Istio's; Istio's own
-/// chains are as they are without.
+/// Exclusions are in detour's own chains, directly before the jump into Istio's; Istio's chains are the same as
+/// without exclusions.
 #[test]
-fn exclusions_leave_istios_chains_alone() {
+fn exclusions_do_not_change_istios_chains() {
     let world = World::new(Families::Both);
     world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
     for &family in world.families() {
@@ -82,7 +82,7 @@ fn iptables_finds_every_rule() {
 }
 
 #[test]
-fn the_listing_counts_what_went_by() {
+fn rule_counters_count_packets() {
     let world = World::new(Families::Both);
     world.add(&exclude_1337(&story(&world, Dns::Captured, &[])));
     for &family in world.families() {

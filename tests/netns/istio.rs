@@ -1,10 +1,10 @@
-//! The rules that istio-cni makes for a pod without annotations (istio 86c9f01fd735, `iptables`
-//! backend), as iptables-save prints them.
+//! The rules that istio-cni writes for a pod without annotations (istio 86c9f01fd735, backend `iptables`), as
+//! iptables-save prints them.
 
 use crate::pod::PROXY;
 use crate::world::{Families, Family, Ruleset, World};
 
-/// Istio's own proxy UID and GID, where the injector says nothing else.
+/// Istio's default proxy UID and GID.
 pub(crate) const DEFAULT_OWNER: u32 = 1337;
 
 /// Whether Istio captures the pod's DNS.
@@ -14,7 +14,7 @@ pub(crate) enum Dns {
     Left,
 }
 
-/// The rules of one family for a proxy whose UID and GID are both `owner`.
+/// Returns the rules of one family for a proxy whose UID and GID are both `owner`.
 pub(crate) fn rules(family: Family, dns: Dns, owner: u32) -> String {
     let golden = match (family, dns) {
         (Family::V4, Dns::Left) => include_str!("../golden/istio.v4.rules"),
@@ -25,12 +25,12 @@ pub(crate) fn rules(family: Family, dns: Dns, owner: u32) -> String {
     golden.replace(&format!("-owner {DEFAULT_OWNER}"), &format!("-owner {owner}"))
 }
 
-/// The same, to compare with what is in a pod.
+/// Returns the same rules, for comparison with a pod's.
 pub(crate) fn ruleset(family: Family, dns: Dns, owner: u32) -> Ruleset {
     Ruleset::parse(&rules(family, dns, owner))
 }
 
-/// A world whose pod somebody else has redirected as istio-cni does, to an OpenShift proxy.
+/// Creates a world whose pod another tool has redirected like istio-cni, to an OpenShift proxy.
 pub(crate) fn redirected_world(dns: Dns) -> World {
     let world = World::new(Families::Both);
     for &family in world.families() {

@@ -1,4 +1,4 @@
-//! Istio's own init container redirects the pod, after every attachment has run.
+//! Istio's init container redirects the pod after all attachments have been added.
 
 use crate::configuration::{chain, excludedns, story};
 use crate::expectations::*;
@@ -23,16 +23,16 @@ fn captured_queries_of_1337_are_exempt(world: &World) {
     tcp_is_captured(world, APP_PROCESS);
 }
 
-/// Nothing tells yet whether DNS will be captured; that somebody excludes it does.
+/// It is unknown whether DNS will be captured; an exclusion of DNS implies it.
 #[test]
-fn without_facts() {
+fn exclusions_without_facts_work() {
     let world = World::new(Families::Both);
     redirected_after(&world, Dns::Captured, &excludedns());
     captured_queries_of_1337_are_exempt(&world);
 }
 
 #[test]
-fn with_facts() {
+fn exclusions_with_facts_work() {
     let world = World::new(Families::Both);
     let sub_plugins = json!([{ "type": "uid-exclude", "uids": 1337 }]);
     redirected_after(&world, Dns::Captured, &chain(&story(&world, Dns::Captured, &[]), sub_plugins));
@@ -40,7 +40,7 @@ fn with_facts() {
 }
 
 #[test]
-fn with_facts_where_dns_is_not_captured() {
+fn exclusions_with_facts_work_without_dns_capture() {
     let world = World::new(Families::Both);
     let sub_plugins = json!([{ "type": "uid-exclude", "uids": 1337 }]);
     redirected_after(&world, Dns::Left, &chain(&story(&world, Dns::Left, &[]), sub_plugins));

@@ -1,4 +1,4 @@
-//! IPv6 that comes after ADD: CHECK finds it, and a second ADD redirects it.
+//! IPv6 addresses that are added after ADD: CHECK reports them, and a second ADD redirects them.
 
 use crate::configuration::{chain, story};
 use crate::istio::Dns;
@@ -6,7 +6,7 @@ use crate::pod::APP_PROCESS;
 use crate::world::*;
 use serde_json::{Value, json};
 
-/// A world whose pod has lost its IPv6 address, but not the way outside.
+/// Creates a world whose pod has no IPv6 address, but a route for it.
 fn without_ip6() -> World {
     let world = World::new(Families::Both);
     world.ip(&["-6", "addr", "del", "fd88::2/64", "dev", "eth0"]);
@@ -62,14 +62,14 @@ fn an_address_after_add_is_found_by_check_and_redirected_by_a_second_add() {
             Arrival::captured(INBOUND, POD.at(Family::V6, APP)),
             "{dialect}"
         );
-        // What ADD has done once stays, even if the address does not.
+        // The redirection stays, even if the address does not.
         world.ip(&["-6", "addr", "del", "fd88::2/64", "dev", "eth0"]);
         check_is_fine(&world, &configuration);
     }
 }
 
 #[test]
-fn exclusions_without_a_redirection_of_their_own_are_for_both_families_too() {
+fn exclusions_without_a_redirection_apply_to_both_families() {
     let world = without_ip6();
     let configuration =
         chain(&story(&world, Dns::Left, &[]), json!([{ "type": "uid-exclude", "uids": [APP_PROCESS.uid] }]));
@@ -81,19 +81,19 @@ fn exclusions_without_a_redirection_of_their_own_are_for_both_families_too() {
 }
 
 #[test]
-fn an_address_that_is_checked_for_duplicates_counts_and_a_duplicate_does_not() {
+fn a_tentative_address_counts_and_a_duplicate_does_not() {
     let world = without_ip6();
     let configuration = redirect(&world, json!({}), "auto");
     world.add(&configuration);
     world.ip(&["link", "add", "data0", "type", "veth", "peer", "name", "far"]);
     world.ip(&["link", "set", "far", "up"]);
-    // Without a carrier it stays tentative.
+    // Without a carrier, the address stays tentative.
     world.ip(&["addr", "add", "fd77::2/64", "dev", "data0"]);
     assert!(world.ip(&["addr", "show", "dev", "data0"]).contains("tentative"));
     check_says(&world, &configuration, "address fd77::2 on interface \"data0\"");
     world.ip(&["addr", "del", "fd77::2/64", "dev", "data0"]);
     check_is_fine(&world, &configuration);
-    // The outside has this one already, on the same link.
+    // The outside has this address already, on the same link.
     with_ip6(&world, &[]);
     world.ip(&["-6", "addr", "del", "fd88::2/64", "dev", "eth0"]);
     world.ip(&["-6", "addr", "add", "fd88::1/64", "dev", "eth0"]);
@@ -106,7 +106,7 @@ fn an_address_that_is_checked_for_duplicates_counts_and_a_duplicate_does_not() {
 }
 
 #[test]
-fn what_is_not_captured_on_purpose_is_no_drift() {
+fn ipv6_that_is_deliberately_not_captured_is_no_drift() {
     let rows = [
         (json!({}), "fe80::7/64", "eth0"),
         (json!({}), "fd77::2/64", "lo"),

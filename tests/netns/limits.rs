@@ -1,4 +1,4 @@
-//! A pod with CAP_NET_ADMIN fills its network namespace: calls end soon, with a clear answer.
+//! A pod with CAP_NET_ADMIN fills its network namespace: calls end in bounded time with a clear error.
 
 use crate::configuration::{exclude_1337, story};
 use crate::dialect::Dialect;
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Far above what a call takes with a debug build on a busy machine, and far below what it took once.
+/// Far above the duration of a call with a debug build on a busy machine, far below the duration without limits.
 const SOON: Duration = Duration::from_secs(15);
 const ADDRESS: &str = "{address}";
 
@@ -22,7 +22,7 @@ fn attached() -> (World, Value) {
     (world, configuration)
 }
 
-/// So many rules, each for another address, in table nat.
+/// Adds this many rules to table nat, each for another address.
 fn fill(world: &World, rule: &str, count: u32) {
     let mut text = "*nat\n".to_owned();
     for number in 0..count {
@@ -46,7 +46,7 @@ fn holds_too_much(output: &PluginOutput) {
     assert_eq!(output.expect_code(), 107);
     let msg = output.stdout["msg"].as_str().expect("text");
     assert!(
-        msg.contains("expected at most 20000 objects and 16 MiB") && msg.contains("; got more; remove rules"),
+        msg.contains("expected at most 20000 objects and 16 MiB") && msg.contains(", got more; remove rules"),
         "{msg}"
     );
 }
@@ -62,7 +62,7 @@ fn state_of(world: &World) -> bool {
 }
 
 #[test]
-fn check_logs_some_foreign_rules_and_counts_the_others() {
+fn check_logs_some_foreign_rules_and_counts_the_rest() {
     let (world, configuration) = attached();
     fill(&world, "-A OUTPUT -d {address} -j ACCEPT", 1000);
     let output = soon(&world, "CHECK", &configuration).expect_success();
@@ -75,7 +75,7 @@ fn check_logs_some_foreign_rules_and_counts_the_others() {
 }
 
 #[test]
-fn add_and_check_refuse_sixty_thousand_foreign_rules_and_del_leaves_only_those() {
+fn add_and_check_refuse_sixty_thousand_foreign_rules_and_del_keeps_them() {
     let (world, configuration) = attached();
     fill(&world, "-A OUTPUT -p tcp -d {address} --dport 80 -j ACCEPT", 60_000);
     holds_too_much(&soon(&world, "CHECK", &configuration));
@@ -88,7 +88,7 @@ fn add_and_check_refuse_sixty_thousand_foreign_rules_and_del_leaves_only_those()
 }
 
 #[test]
-fn del_ends_the_redirection_where_there_are_too_many_rules_to_find_its_own() {
+fn del_disables_the_redirection_if_its_rules_cannot_be_found() {
     let (world, configuration) = attached();
     fill(&world, "-I OUTPUT -d {address} -j ACCEPT", 30_000);
     let output = soon(&world, "DEL", &configuration).expect_success();
@@ -101,7 +101,7 @@ fn del_ends_the_redirection_where_there_are_too_many_rules_to_find_its_own() {
 }
 
 #[test]
-fn rules_that_go_to_its_chains_cost_no_more() {
+fn foreign_jumps_to_detours_chains_are_limited() {
     let (world, configuration) = attached();
     world.iptables_restore(Family::V4, "*nat\n-I OUTPUT -p icmp -j ACCEPT\nCOMMIT\n");
     fill(&world, "-A OUTPUT -d {address} -j ISTIO_OUTPUT", 15_000);
@@ -109,14 +109,14 @@ fn rules_that_go_to_its_chains_cost_no_more() {
     let output = soon(&world, "ADD", &configuration);
     assert_eq!(output.expect_code(), 107);
     let msg = output.stdout["msg"].as_str().expect("text");
-    assert!(msg.contains("expected at most 256 rules of another tool that go to detour's chains"), "{msg}");
+    assert!(msg.contains("expected at most 256 rules of another tool that jump to detour's chains"), "{msg}");
     soon(&world, "DEL", &configuration).expect_success();
     assert_eq!(world.iptables_save(Family::V4).chain("nat", "ISTIO_OUTPUT"), [""; 0]);
     assert!(!state_of(&world));
 }
 
 #[test]
-fn rules_in_its_own_chain_are_found_and_removed_at_once() {
+fn extra_rules_in_detours_chain_are_flushed() {
     let (world, configuration) = attached();
     let before = world.iptables_save(Family::V4);
     fill(&world, "-A ISTIO_OUTPUT -d {address} -j ACCEPT", 15_000);
@@ -126,7 +126,7 @@ fn rules_in_its_own_chain_are_found_and_removed_at_once() {
 }
 
 #[test]
-fn rules_in_other_tables_do_not_count() {
+fn rules_in_other_tables_do_not_count_toward_the_limit() {
     let (world, configuration) = attached();
     let rules: String = (0..30_000).map(|_| "add rule inet mine c accept\n").collect();
     world.nft(&format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
@@ -137,7 +137,7 @@ fn rules_in_other_tables_do_not_count() {
 }
 
 #[test]
-fn del_succeeds_beside_more_policy_rules_than_are_read() {
+fn del_succeeds_with_more_policy_rules_than_are_read() {
     let world = World::new(Families::V4);
     let configuration = exclude_1337(&story(&world, Dns::Left, &[("sidecar.istio.io/interceptionMode", "TPROXY")]));
     world.add(&configuration);
@@ -155,9 +155,9 @@ fn del_succeeds_beside_more_policy_rules_than_are_read() {
     assert!(!state_of(&world));
 }
 
-/// A set of one rule is read; one that many rules could look up is not.
+/// Anonymous sets are read; named sets are not.
 #[test]
-fn sets_in_its_own_tables_are_limited_too() {
+fn sets_in_detours_tables_are_limited() {
     let world = World::new(Families::V4);
     let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Left, &[])));
     world.add(&configuration);
@@ -179,9 +179,9 @@ fn sets_in_its_own_tables_are_limited_too() {
     assert!(world.native_tables().is_empty());
 }
 
-/// Each chain goes to the next one several times, which multiplies the rules that a packet comes by.
+/// Each netfilter chain jumps to the next one several times, which multiplies the rules that a packet passes.
 #[test]
-fn a_trace_through_chains_that_multiply_ends() {
+fn trace_ends_for_chains_that_multiply() {
     let world = World::new(Families::V4);
     let mut text = "*nat\n".to_owned();
     (0..10).for_each(|n| writeln!(text, ":C{n} - [0:0]").expect("text"));

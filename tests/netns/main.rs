@@ -1,5 +1,5 @@
-//! Real packets through real rules: every test makes a world of its own, two network namespaces
-//! joined by a veth pair, and asks where what was sent arrived. Needs root, `ip`, `iptables` and `nft`.
+//! Real packets through real rules: every test creates its own world of two network namespaces joined by a veth pair,
+//! and asserts where traffic arrives. Needs root, `ip`, `iptables` and `nft`.
 
 #[macro_use]
 mod dialect;

@@ -1,4 +1,4 @@
-//! Many excluded UIDs: those between them stay captured.
+//! Many excluded UIDs: the UIDs between them stay captured.
 
 use crate::configuration::{chain, story};
 use crate::expectations::*;
@@ -10,7 +10,7 @@ use serde_json::json;
 const UIDS: &str = "detour.io/exclude-uids";
 
 in_both_dialects! {
-    fn each_bypasses_the_sidecar_and_those_between_them_do_not(dialect) {
+    fn only_the_excluded_uids_bypass_the_sidecar(dialect) {
         let world = World::new(Families::Both);
         let sparse: String = (0..500).map(|i| format!(",{}", 2 * i + 5000)).collect();
         let manifests = story(&world, Dns::Captured, &[(UIDS, &format!("1330-1336,1338,1337{sparse}"))]);

@@ -1,4 +1,4 @@
-//! What only the native dialect has to show.
+//! The rule format `nftables`: drift, repair, and redirections of other tools.
 
 use crate::configuration::{chain, exclude_1337, excludedns, story};
 use crate::dialect::Dialect;
@@ -9,7 +9,7 @@ use crate::world::*;
 use serde_json::json;
 
 #[test]
-fn check_names_the_drift_as_nft_writes_it() {
+fn check_reports_drift_as_nft_writes_it() {
     let world = World::new(Families::Both);
     let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
     world.add(&configuration);
@@ -21,7 +21,7 @@ fn check_names_the_drift_as_nft_writes_it() {
     assert_eq!(output.stdout["details"], missing);
 }
 
-/// Each rule deleted, doubled behind itself, and with another in front of it; each chain emptied.
+/// Each rule is deleted, doubled, and preceded by another one; each chain is flushed.
 #[test]
 fn check_finds_any_damage_and_add_repairs_it() {
     let world = World::new(Families::Both);
@@ -48,7 +48,7 @@ fn check_finds_any_damage_and_add_repairs_it() {
 }
 
 #[test]
-fn del_leaves_nothing() {
+fn del_removes_all_tables() {
     let world = World::new(Families::Both);
     let configuration = Dialect::Nftables.of(exclude_1337(&story(&world, Dns::Captured, &[])));
     world.add(&configuration);
@@ -57,7 +57,7 @@ fn del_leaves_nothing() {
 }
 
 #[test]
-fn ipv6_is_left_alone_where_only_ipv4_is_redirected() {
+fn ipv6_passes_if_only_ipv4_is_redirected() {
     let world = World::new(Families::Both);
     let off = json!([{ "type": "istio-redirect", "enable_ipv6": false }, { "type": "uid-exclude", "uids": [1337] }]);
     world.add(&Dialect::Nftables.of(chain(&story(&world, Dns::Captured, &[]), off)));
@@ -67,9 +67,9 @@ fn ipv6_is_left_alone_where_only_ipv4_is_redirected() {
     assert_eq!(world.pod_sends(APP_PROCESS, Protocol::Tcp, to), Arrival::captured(OUTBOUND, to));
 }
 
-/// A pod keeps its dialect: `auto` takes what is there, and who demands the other one is refused.
+/// A pod keeps its rule format: `auto` uses the live one, and an ADD that requires the other one fails.
 #[test]
-fn the_two_are_never_mixed() {
+fn rule_formats_are_never_mixed() {
     for (first, other) in [(Dialect::Iptables, Dialect::Nftables), (Dialect::Nftables, Dialect::Iptables)] {
         let world = World::new(Families::Both);
         let manifests = story(&world, Dns::Captured, &[]);
@@ -84,7 +84,7 @@ fn the_two_are_never_mixed() {
     }
 }
 
-/// What Istio's own native rules amount to where DNS is captured (istio/istio,
+/// The essence of Istio's own native rules with DNS capture (istio/istio,
 /// `tools/istio-nftables`), for OpenShift's proxy.
 const ISTIO: &str = "
 table inet istio-proxy-nat {
@@ -123,7 +123,7 @@ fn exclusions_hold(world: &World) {
 }
 
 #[test]
-fn exclusions_hold_beside_istios_native_rules() {
+fn exclusions_work_with_istios_native_rules() {
     let world = World::new(Families::Both);
     world.nft(ISTIO);
     let before = world.native_tables();
@@ -135,16 +135,16 @@ fn exclusions_hold_beside_istios_native_rules() {
 }
 
 #[test]
-fn exclusions_beside_istios_native_rules_leave_one_replied_entry() {
+fn exclusions_with_istios_native_rules_leave_one_replied_entry() {
     let world = World::new(Families::Both);
     world.nft(ISTIO);
     world.add(&excludedns());
     a_query_leaves_one_replied_entry(&world, VAULT_INIT, RESOLVER);
 }
 
-/// Whoever comes later, too: what is settled stays.
+/// A destination that is fixed can't be changed by rules added later.
 #[test]
-fn exclusions_hold_when_istios_native_rules_come_later() {
+fn exclusions_work_with_istios_native_rules_added_later() {
     let world = World::new(Families::Both);
     world.add(&Dialect::Nftables.of(excludedns()));
     world.nft(ISTIO);
@@ -153,7 +153,7 @@ fn exclusions_hold_when_istios_native_rules_come_later() {
 }
 
 #[test]
-fn who_insists_on_iptables_beside_istios_native_rules_is_refused() {
+fn dialect_iptables_is_refused_with_istios_native_rules() {
     let world = World::new(Families::Both);
     world.nft(ISTIO);
     let output = world.call("ADD", &Dialect::Iptables.of(excludedns())).run();
@@ -161,16 +161,16 @@ fn who_insists_on_iptables_beside_istios_native_rules_is_refused() {
 }
 
 #[test]
-fn exclusions_hold_beside_a_redirection_in_iptables_form() {
+fn exclusions_work_with_a_redirection_by_iptables() {
     let world = redirected_world(Dns::Captured);
     world.add(&Dialect::Nftables.of(excludedns()));
     exclusions_hold(&world);
     a_query_leaves_one_replied_entry(&world, VAULT_INIT, OTHER_RESOLVER);
 }
 
-/// What istio-cni makes where a node has iptables-legacy.
+/// The rules of istio-cni on a node with iptables-legacy.
 #[test]
-fn exclusions_hold_beside_a_redirection_by_iptables_legacy() {
+fn exclusions_work_with_a_redirection_by_iptables_legacy() {
     let world = World::new(Families::Both);
     for &family in world.families() {
         world.legacy_restore(family, &rules(family, Dns::Captured, PROXY.uid));

@@ -1,4 +1,4 @@
-//! A pod with `hostUsers: false`: its network namespace belongs to a user namespace of its own.
+//! A pod with `hostUsers: false`: its network namespace belongs to its own user namespace.
 
 use crate::configuration::{exclude_1337, story};
 use crate::expectations::*;
@@ -7,9 +7,9 @@ use crate::pod::{APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use serde_json::json;
 
-/// UIDs are the pod's own, as in its manifest.
+/// UIDs are those inside the pod, as in its manifest.
 #[test]
-fn auto_goes_native_and_everyone_gets_where_they_must() {
+fn auto_selects_nftables_and_traffic_is_redirected_correctly() {
     let world = World::with_own_users(Families::Both);
     let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
     world.add(&configuration);
@@ -30,7 +30,7 @@ fn auto_goes_native_and_everyone_gets_where_they_must() {
 }
 
 #[test]
-fn who_insists_on_iptables_is_told_what_else_there_is() {
+fn dialect_iptables_is_refused_with_a_hint() {
     let world = World::with_own_users(Families::V4);
     let mut configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
     configuration["dialect"] = json!("iptables");

@@ -1,5 +1,5 @@
-//! The pod of the story, as OpenShift and Istio's injector leave it: the namespace's UID range is
-//! 1000650000/10000, the proxy got the last of it, and a Vault init container is stuck at 1337.
+//! The example pod on OpenShift after Istio's injection: the namespace's UID range is 1000650000/10000, the proxy has
+//! its last UID, and a Vault init container is fixed at 1337.
 
 use crate::world::Process;
 
@@ -20,7 +20,7 @@ metadata:
     openshift.io/sa.scc.supplemental-groups: 1000650000/10000
 ";
 
-/// The pod, with more annotations (`key: value`) than the injector's own.
+/// Returns the pod, with annotations (`key: value`) in addition to the injector's.
 pub(crate) fn manifest(dns_capture: bool, proxy: Process, annotations: &[(&str, &str)]) -> String {
     let annotations: String = annotations.iter().map(|(key, value)| format!("    {key}: \"{value}\"\n")).collect();
     format!(

@@ -1,4 +1,4 @@
-//! An ADD starts no process and no thread: no shell, no `iptables`, nothing that the host would have to have.
+//! An ADD starts no process and no thread, so that it depends on no tool of the host.
 
 use crate::configuration::{exclude_1337, story};
 use crate::istio::Dns;
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 #[test]
-fn an_add_starts_none() {
+fn add_starts_no_process_and_no_thread() {
     let world = World::new(Families::Both);
     let configuration = exclude_1337(&story(&world, Dns::Captured, &[]));
     let log = std::env::temp_dir().join(format!("detour-processes-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! Resolvers that are asked past the sidecar, by every process.
+//! Resolvers whose queries bypass the sidecar, for every process.
 
 use crate::configuration::{chain, story};
 use crate::dialect::Dialect;
@@ -22,7 +22,7 @@ fn addresses(host: Host) -> [String; 2] {
 }
 
 in_both_dialects! {
-    fn by_address(dialect) {
+    fn a_resolver_is_excluded_by_address(dialect) {
         let world = world(dialect, &[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
         dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
         dns_is_direct(&world, PROXY, OTHER_RESOLVER);
@@ -30,19 +30,19 @@ in_both_dialects! {
         tcp_is_captured(&world, APP_PROCESS);
     }
 
-    fn by_address_a_query_leaves_one_replied_entry(dialect) {
+    fn a_query_to_an_excluded_address_leaves_one_replied_entry(dialect) {
         let world = world(dialect, &[], json!({ "type": "dns-exclude", "resolvers": addresses(OTHER_RESOLVER) }));
         a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
     }
 
-    fn by_annotation(dialect) {
+    fn a_resolver_is_excluded_by_annotation(dialect) {
         let resolvers = addresses(OTHER_RESOLVER).join(",");
         let world = world(dialect, &[("detour.io/exclude-dns", &resolvers)], json!({ "type": "dns-exclude" }));
         dns_is_direct(&world, APP_PROCESS, OTHER_RESOLVER);
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
     }
 
-    fn in_istios_excluded_ranges(dialect) {
+    fn resolvers_in_istios_excluded_ranges_are_excluded(dialect) {
         let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
         dns_is_direct(&world, APP_PROCESS, VAULT);
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
@@ -52,12 +52,12 @@ in_both_dialects! {
         }
     }
 
-    fn in_istios_excluded_ranges_a_query_leaves_one_replied_entry(dialect) {
+    fn a_query_to_istios_excluded_ranges_leaves_one_replied_entry(dialect) {
         let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude", "resolvers": "excluded-ranges" }));
         a_query_leaves_one_replied_entry(&world, APP_PROCESS, VAULT);
     }
 
-    /// What Istio itself does with an excluded range, and what is why `excluded-ranges` exists.
+    /// Istio itself does not honor excluded ranges for DNS; `excluded-ranges` exists for this reason.
     fn istio_alone_captures_dns_for_its_excluded_ranges(dialect) {
         let world = world(dialect, &[RANGES], json!({ "type": "dns-exclude" }));
         dns_is_captured(&world, APP_PROCESS, VAULT);

@@ -1,5 +1,5 @@
-//! `capture_secondary_networks`: whether what comes and goes by another interface than the cluster
-//! network's is the sidecar's.
+//! `capture_secondary_networks`: whether the sidecar captures traffic over interfaces other than the cluster
+//! network's.
 
 use crate::configuration::{chain, story};
 use crate::istio::Dns;
@@ -16,19 +16,19 @@ fn rules_beside(interface: &str, captured: bool) -> String {
     world.add(&configuration);
     world.call("CHECK", &configuration).run().expect_success();
     let rules = format!("{:?}", world.iptables_save(Family::V4));
-    // An interface that comes later is no drift.
+    // An interface added later is no drift.
     world.ip(&["link", "add", "later0", "type", "veth", "peer", "name", "later1"]);
     world.call("CHECK", &configuration).run().expect_success();
     rules
 }
 
 #[test]
-fn they_are_captured_unless_told_otherwise() {
+fn secondary_networks_are_captured_by_default() {
     assert!(!rules_beside("data0", true).contains("data0"));
 }
 
 #[test]
-fn those_in_the_namespace_and_those_that_the_pod_selects_are_spared() {
+fn existing_and_selected_secondary_interfaces_are_excluded() {
     let rules = rules_beside("data0", false);
     for rule in ["-i data0 -j RETURN", "-o data0 -j RETURN", "-o net1 -j RETURN"] {
         assert!(rules.contains(rule), "{rule}: {rules}");
@@ -36,10 +36,10 @@ fn those_in_the_namespace_and_those_that_the_pod_selects_are_spared() {
     assert!(!rules.contains("eth0"), "{rules}");
 }
 
-/// A label of an address, and a name that iptables takes for a prefix: with a rule for it, nothing at all would
-/// be captured.
+/// An alias is a label of an address, and iptables takes a name that ends in `+` for a prefix: a rule for it would
+/// exclude all traffic.
 #[test]
-fn neither_an_alias_nor_a_prefix_is_an_interface() {
+fn aliases_and_prefixes_are_not_interfaces() {
     let world = World::new(Families::V4);
     world.ip(&["addr", "add", "10.88.0.7/24", "dev", "eth0", "label", "eth0:7"]);
     world.ip(&["link", "add", "eth+", "type", "veth", "peer", "name", "+"]);
@@ -60,7 +60,7 @@ fn neither_an_alias_nor_a_prefix_is_an_interface() {
 }
 
 #[test]
-fn an_alias_in_a_list_is_refused_by_pod_and_place() {
+fn an_alias_in_a_list_is_refused_with_pod_and_key() {
     let world = World::new(Families::V4);
     for annotation in ["excludeInterfaces", "kubevirtInterfaces"].map(|name| format!("traffic.sidecar.istio.io/{name}"))
     {

@@ -6,7 +6,7 @@ use crate::pod::{self, APP_PROCESS};
 use crate::world::*;
 use serde_json::Value;
 
-/// In this mode the injector runs the proxy as root, with a group that is known.
+/// In this mode, the injector runs the proxy as root with a known group.
 const ROOT_PROXY: Process = Process { uid: 0, gid: 1337 };
 
 fn world() -> (World, Value) {
@@ -16,7 +16,7 @@ fn world() -> (World, Value) {
     (world, configuration)
 }
 
-/// The policy rules of both families, and the routes that they lead to.
+/// Returns the policy rules of both families and the local routes.
 fn routing(world: &World) -> Vec<String> {
     let listings: [&[&str]; 3] =
         [&["-4", "rule"], &["-6", "rule"], &["route", "show", "table", "all", "type", "local"]];
@@ -25,7 +25,7 @@ fn routing(world: &World) -> Vec<String> {
 }
 
 in_both_dialects! {
-    fn redirects_both_ways(dialect) {
+    fn tproxy_redirects_inbound_and_outbound_traffic(dialect) {
         let (world, configuration) = world();
         world.add(&dialect.of(configuration));
         inbound_is_captured(&world);
@@ -36,7 +36,7 @@ in_both_dialects! {
 }
 
 #[test]
-fn routes_marked_packets_once_however_often_it_is_added() {
+fn a_repeated_add_adds_the_policy_routing_once() {
     let (world, configuration) = world();
     let before = routing(&world);
     world.add(&configuration);

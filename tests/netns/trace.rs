@@ -1,4 +1,4 @@
-//! What `trace` says of a packet is what a packet does, whatever the policy; and `rules` sees it.
+//! `trace` predicts what real packets do, for any policy; and `rules` shows the rules that they pass.
 
 use crate::dialect::Dialect;
 use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
@@ -17,21 +17,21 @@ use serde_json::{Map, Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-/// How many policies; each has a world of its own and meets some seventy packets.
+/// The number of policies; each has its own world and is tested with about seventy packets.
 const POLICIES: usize = 20;
 
 const OTHER: Process = Process { uid: 5, gid: 7 };
 
-/// A policy as an administrator and a pod's author write it.
+/// A policy as an administrator and a pod's author configure it.
 #[derive(Debug, Clone)]
-struct Written {
+struct ConfiguredPolicy {
     dns: bool,
     tproxy: bool,
     native: bool,
     chain: Value,
 }
 
-/// One of `values`, or the key is left out.
+/// One of `values`, or an absent key.
 fn maybe(key: &'static str, values: &'static [&'static str]) -> impl Strategy<Value = Option<(String, Value)>> {
     prop::option::weighted(
         0.2,
@@ -46,7 +46,7 @@ fn block(kind: &'static str, keys: Vec<BoxedStrategy<Option<(String, Value)>>>) 
     })
 }
 
-fn written() -> impl Strategy<Value = Written> {
+fn configured_policy() -> impl Strategy<Value = ConfiguredPolicy> {
     let redirect = block(
         "istio-redirect",
         vec![
@@ -79,7 +79,7 @@ fn written() -> impl Strategy<Value = Written> {
         ],
     );
     ((prop::bool::weighted(0.7), prop::bool::weighted(0.3), any::<bool>()), redirect, uids, dns).prop_map(
-        |((dns, tproxy, native), redirect, uid, exclude)| Written {
+        |((dns, tproxy, native), redirect, uid, exclude)| ConfiguredPolicy {
             dns,
             tproxy,
             native,
@@ -88,7 +88,7 @@ fn written() -> impl Strategy<Value = Written> {
     )
 }
 
-/// What is sent, to whom, and by whom; `None` is somebody outside.
+/// Protocol, destination and sender of a packet; `None` is a sender outside.
 fn packets(family: Family) -> Vec<(Option<Process>, Protocol, SocketAddr)> {
     let mut packets = Vec::new();
     for process in [APP_PROCESS, PROXY, VAULT_INIT, OTHER] {
@@ -112,7 +112,7 @@ fn packets(family: Family) -> Vec<(Option<Process>, Protocol, SocketAddr)> {
     packets
 }
 
-/// The name that `trace` has for where it arrived.
+/// Returns the name that `trace` uses for an arrival.
 fn named(arrival: &Arrival) -> String {
     match arrival {
         Arrival::Sidecar { port, .. } => format!("sidecar:{port}"),
@@ -147,18 +147,18 @@ fn policy_of(text: &Value, pod: &str) -> policy::Policy {
 }
 
 #[test]
-fn what_it_says_is_what_a_packet_does() {
+fn trace_predicts_where_packets_arrive() {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    let strategy = written();
+    let strategy = configured_policy();
     let mut seen = std::collections::BTreeMap::<String, usize>::new();
     for _ in 0..POLICIES {
-        let written = strategy.new_tree(&mut runner).expect("a policy").current();
+        let policy = strategy.new_tree(&mut runner).expect("a policy").current();
         let mode = [("sidecar.istio.io/interceptionMode", "TPROXY")];
-        let pod = pod::manifest(written.dns, PROXY, if written.tproxy { &mode } else { &[] });
+        let pod = pod::manifest(policy.dns, PROXY, if policy.tproxy { &mode } else { &[] });
         let world = World::new(Families::Both);
-        let dialect = if written.native { Dialect::Nftables } else { Dialect::Iptables };
-        let configuration = dialect.of(configured(&world, &pod, written.chain.clone()));
+        let dialect = if policy.native { Dialect::Nftables } else { Dialect::Iptables };
+        let configuration = dialect.of(configured(&world, &pod, policy.chain.clone()));
         world.add(&configuration);
         let asked = Rulebook::of_policy(&policy_of(&configuration, &pod));
         let found = live(&world);
@@ -175,19 +175,27 @@ fn what_it_says_is_what_a_packet_does() {
                     Protocol::Udp => policy::Protocol::Udp,
                 };
                 let destination = Destination { address: to, protocol: over };
-                let said = trace(&asked, from, destination, &own_addresses(&world), "eth0");
-                let said_of_live = trace(&held, from, destination, &found.addresses, "eth0");
+                let predicted = trace(&asked, from, destination, &own_addresses(&world), "eth0");
+                let predicted_live = trace(&held, from, destination, &found.addresses, "eth0");
                 let in_short = |trace: &Trace| (trace.arrives_at.clone(), trace.zone, trace.caveats.clone());
-                assert_eq!(in_short(&said), in_short(&said_of_live), "{written:#?}\n{said:#?}\n{said_of_live:#?}");
-                if !written.native {
-                    assert_eq!(said, said_of_live);
+                assert_eq!(
+                    in_short(&predicted),
+                    in_short(&predicted_live),
+                    "{policy:#?}\n{predicted:#?}\n{predicted_live:#?}"
+                );
+                if !policy.native {
+                    assert_eq!(predicted, predicted_live);
                 }
                 let arrival = match process {
                     Some(process) => world.pod_sends(process, protocol, to),
                     None => world.outside_sends(protocol, to),
                 };
-                assert_eq!(named(&arrival), said.arrives_at, "{written:#?}\n{from:?} {destination:?}\n{said:#?}");
-                *seen.entry(said.arrives_at).or_default() += 1;
+                assert_eq!(
+                    named(&arrival),
+                    predicted.arrives_at,
+                    "{policy:#?}\n{from:?} {destination:?}\n{predicted:#?}"
+                );
+                *seen.entry(predicted.arrives_at).or_default() += 1;
             }
         }
     }
@@ -197,7 +205,7 @@ fn what_it_says_is_what_a_packet_does() {
 }
 
 #[test]
-fn rules_shows_what_is_there_and_what_it_counted() {
+fn rules_shows_live_rules_with_counters() {
     let world = World::new(Families::Both);
     let pod = pod::manifest(true, PROXY, &[]);
     let configuration = configured(&world, &pod, json!([{"type": "istio-redirect"}]));
@@ -219,7 +227,7 @@ fn rules_shows_what_is_there_and_what_it_counted() {
 }
 
 #[test]
-fn rules_marks_what_is_missing_extra_and_foreign() {
+fn rules_marks_missing_extra_and_foreign_rules() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[]);
     world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
@@ -270,7 +278,7 @@ fn rules_marks_what_is_missing_extra_and_foreign() {
 }
 
 #[test]
-fn rules_names_routes_that_are_missing() {
+fn rules_shows_missing_routes() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
     world.add(&configured(&world, &pod, json!([{"type": "istio-redirect"}])));
@@ -283,7 +291,7 @@ fn rules_names_routes_that_are_missing() {
 }
 
 #[test]
-fn native_rules_are_shown_and_marked_the_same_way() {
+fn native_rules_are_shown_and_marked_alike() {
     let world = World::new(Families::V4);
     let pod = pod::manifest(false, PROXY, &[]);
     world.add(&Dialect::Nftables.of(configured(&world, &pod, json!([{"type": "istio-redirect"}]))));

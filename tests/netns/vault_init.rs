@@ -1,5 +1,5 @@
-//! The story: an init container that is stuck at UID 1337 must reach its servers and resolvers
-//! before the proxy, which OpenShift gave another UID, is up.
+//! The README's example: an init container with the fixed UID 1337 must reach its servers and resolvers before the
+//! proxy, which has another UID on OpenShift, has started.
 
 use crate::configuration::{chain, exclude_1337, story};
 use crate::dialect::Dialect;
@@ -16,7 +16,7 @@ fn world(families: Families, dns: Dns, dialect: Dialect) -> World {
 }
 
 #[track_caller]
-fn everyone_gets_where_they_must(world: &World) {
+fn traffic_is_redirected_except_excluded(world: &World) {
     tcp_is_captured(world, APP_PROCESS);
     dns_is_captured(world, APP_PROCESS, RESOLVER);
     tcp_is_direct(world, PROXY);
@@ -32,16 +32,16 @@ fn everyone_gets_where_they_must(world: &World) {
 }
 
 in_both_dialects! {
-    fn in_a_pod_with_both_families(dialect) {
-        everyone_gets_where_they_must(&world(Families::Both, Dns::Captured, dialect));
+    fn exclusions_work_in_a_dual_stack_pod(dialect) {
+        traffic_is_redirected_except_excluded(&world(Families::Both, Dns::Captured, dialect));
     }
 
-    fn in_a_pod_with_ipv4_only(dialect) {
-        everyone_gets_where_they_must(&world(Families::V4, Dns::Captured, dialect));
+    fn exclusions_work_in_an_ipv4_pod(dialect) {
+        traffic_is_redirected_except_excluded(&world(Families::V4, Dns::Captured, dialect));
     }
 
-    fn in_a_pod_with_ipv6_only(dialect) {
-        everyone_gets_where_they_must(&world(Families::V6, Dns::Captured, dialect));
+    fn exclusions_work_in_an_ipv6_pod(dialect) {
+        traffic_is_redirected_except_excluded(&world(Families::V6, Dns::Captured, dialect));
     }
 
     fn a_query_of_1337_leaves_one_replied_entry(dialect) {
@@ -52,7 +52,7 @@ in_both_dialects! {
         a_query_leaves_one_replied_entry(&world(Families::Both, Dns::Captured, dialect), PROXY, RESOLVER);
     }
 
-    fn where_dns_is_not_captured(dialect) {
+    fn exclusions_work_without_dns_capture(dialect) {
         let world = world(Families::Both, Dns::Left, dialect);
         tcp_is_captured(&world, APP_PROCESS);
         tcp_is_direct(&world, VAULT_INIT);
@@ -60,7 +60,7 @@ in_both_dialects! {
         a_query_leaves_one_replied_entry(&world, APP_PROCESS, OTHER_RESOLVER);
     }
 
-    /// What was seen before: without the exclusion 1337 is caught like any other.
+    /// The problem that the exclusion solves.
     fn without_the_exclusion_1337_is_captured(dialect) {
         let world = World::new(Families::Both);
         world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), json!([{ "type": "istio-redirect" }]))));
@@ -68,8 +68,8 @@ in_both_dialects! {
         dns_is_captured(&world, VAULT_INIT, RESOLVER);
     }
 
-    /// Its DNS alone: 1337's connections are still the sidecar's.
-    fn dns_can_be_excluded_without_the_rest(dialect) {
+    /// Only DNS of UID 1337 is excluded; its connections are captured.
+    fn dns_can_be_excluded_alone(dialect) {
         let world = World::new(Families::Both);
         let sub_plugins = json!([{ "type": "istio-redirect" }, { "type": "dns-exclude", "uids": [1337] }]);
         world.add(&dialect.of(chain(&story(&world, Dns::Captured, &[]), sub_plugins)));
@@ -78,7 +78,7 @@ in_both_dialects! {
         dns_is_captured(&world, APP_PROCESS, RESOLVER);
     }
 
-    /// The pod's own word for it, and a whole UID range at once.
+    /// The exclusion is configured by the pod, for a range of UIDs.
     fn an_annotation_excludes_a_range_of_uids(dialect) {
         let world = World::new(Families::Both);
         let annotations = [("detour.io/exclude-uids", "1000-1999,1000650000/10")];

@@ -1,55 +1,50 @@
-//! A rule in the `iptables` dialect: the expressions that iptables-nft itself would write, in its
-//! order, and back.
+//! The rule format `iptables`: a rule as the nf_tables expressions that iptables-nft itself would write, in its order,
+//! and back.
+//!
+//! * `xt`: xtables matches and targets as C structures
+//! * `text`: rules as `iptables-save` prints them
 
+mod text;
 mod xt;
 
 use super::expression::{Base, Expression, Meta, NftVerdict};
-use super::nfnetlink::attributes::Attributes;
-use super::rule::{Family, Is, Match, Rule, Target};
+use super::rule::{Family, Is, Match, Rule, Target, protocol_number};
+use crate::netlink::attributes::Attributes;
 use crate::policy::{PortRange, Protocol};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{Ipv4Addr, Ipv6Addr};
-
-pub(super) use xt::Extension;
 
 /// `NFTA_RULE_COMPAT_PROTO`, `NFTA_RULE_COMPAT_FLAGS`.
 const COMPAT_PROTOCOL: u16 = 1;
 const COMPAT_FLAGS: u16 = 2;
 
-/// What of a rule goes into `NFTA_RULE_EXPRESSIONS`.
+/// Encodes a rule for `NFTA_RULE_EXPRESSIONS`.
 #[must_use]
 pub(super) fn expressions(rule: &Rule, family: Family) -> Attributes {
     encode(rule, family).iter().fold(Attributes::new(), |list, expression| expression.write(list))
 }
 
-/// What of a rule goes into `NFTA_RULE_COMPAT`: extensions check that they may see the protocol.
+/// Returns a rule's `NFTA_RULE_COMPAT`: extensions check that they support the protocol.
 #[must_use]
 pub(super) fn compat(rule: &Rule) -> Option<Attributes> {
     let number = u32::from(protocol_number(rule.protocol?));
     Some(Attributes::new().be32(COMPAT_PROTOCOL, number).be32(COMPAT_FLAGS, 0))
 }
 
-/// A rule as the kernel lists it: one of this crate's vocabulary, or the chain that it goes to.
+/// Decodes a rule as the kernel lists it.
 ///
 /// # Errors
-/// It is none that this crate would write; the value is the chain that it goes to, if any.
+/// Detour would not write such a rule; the error is the chain that it jumps to, if any.
 pub(super) fn decode(list: &[u8], family: Family) -> Result<Rule, Option<String>> {
     let read: Vec<Option<Expression>> = Expression::read_all(list).collect();
-    let goes_to = read.iter().find_map(|e| match e {
+    let jump_target = read.iter().find_map(|e| match e {
         Some(Expression::Verdict(NftVerdict::Jump(chain) | NftVerdict::Goto(chain))) => Some(chain.clone()),
         _ => None,
     });
-    let known: Option<Vec<Expression>> = read.into_iter().collect();
-    let rule = known.as_ref().and_then(|known| Some((known, Decoder { family, left: known }.rule()?)));
-    // Equal as a value must mean equal in the kernel.
-    rule.filter(|(known, rule)| encode(rule, family) == **known).map(|(_, rule)| rule).ok_or(goes_to)
-}
-
-const fn protocol_number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-    }
+    let expressions: Option<Vec<Expression>> = read.into_iter().collect();
+    let rule = expressions.as_ref().and_then(|all| Some((all, Decoder { family, left: all }.rule()?)));
+    // Rules that are equal as values must be equal in the kernel.
+    rule.filter(|(all, rule)| encode(rule, family) == **all).map(|(_, rule)| rule).ok_or(jump_target)
 }
 
 fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
@@ -87,7 +82,7 @@ fn encode(rule: &Rule, family: Family) -> Vec<Expression> {
     out
 }
 
-/// A name with its end mark, or without it where a `+` stands for whatever follows.
+/// Encodes an interface name with its zero byte; a name that ends in `+` is a prefix and has none.
 fn interface(out: &mut Vec<Expression>, key: Meta, name: Option<&Is<String>>) {
     if let Some(Is { not, value }) = name {
         let bytes = match value.strip_suffix('+') {
@@ -104,7 +99,7 @@ enum Side {
     Destination,
 }
 
-/// Where an address stands in the IP header, and how long it is.
+/// Returns offset and length of an address in the IP header.
 const fn place(side: Side, family: Family) -> (u32, usize) {
     match (family, side) {
         (Family::Ip, Side::Source) => (12, 4),
@@ -114,7 +109,7 @@ const fn place(side: Side, family: Family) -> (u32, usize) {
     }
 }
 
-/// Whole bytes are compared as they are; a prefix that ends within a byte needs a mask.
+/// Encodes a network: a prefix of whole bytes is compared directly, any other prefix needs a mask.
 fn address(out: &mut Vec<Expression>, side: Side, net: Option<&Is<IpNet>>, family: Family) {
     let Some(Is { not, value: net }) = net else { return };
     let octets = match net.network() {
@@ -149,7 +144,7 @@ fn port(out: &mut Vec<Expression>, offset: u32, ports: &Is<PortRange>) {
     });
 }
 
-/// Reads expressions from the front.
+/// Decodes a rule from its expressions, front to back.
 struct Decoder<'a> {
     family: Family,
     left: &'a [Expression],

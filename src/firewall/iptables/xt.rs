@@ -1,21 +1,11 @@
-//! The C structures that xtables extensions take, as bytes: each a name, a revision and an info
-//! block (linux/netfilter/xt_*.h), padded to eight bytes as `XT_ALIGN` does.
+//! The C structures of xtables matches and targets as bytes: each has a name, a revision and an info block
+//! (linux/netfilter/xt_*.h), padded to eight bytes as by `XT_ALIGN`.
 
-use crate::firewall::rule::{CtState, Family, Is, Match, Target};
+use crate::firewall::expression::Extension;
+use crate::firewall::rule::{CtState, Family, Is, MULTIPORT_SLOTS, Match, Target};
 use crate::policy::{IdRange, PortRange};
 
-/// An extension's data.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::firewall) struct Extension {
-    /// `owner`, `REDIRECT`, …
-    pub name: String,
-    /// Which version of the structure.
-    pub revision: u32,
-    /// The structure.
-    pub info: Vec<u8>,
-}
-
-/// A structure being written, fields in the order of the C declaration.
+/// A C structure being written, field by field in the order of its declaration.
 #[derive(Default)]
 struct Info(Vec<u8>);
 
@@ -51,19 +41,18 @@ const OWNER_UID: u8 = 1;
 const OWNER_GID: u8 = 2;
 /// `XT_MULTIPORT_DESTINATION`.
 const MULTIPORT_DESTINATION: u8 = 1;
-const MULTIPORT_PLACES: usize = 15;
 /// `XT_CONNTRACK_STATE`, and the bits of `XT_CONNTRACK_STATE_BIT` and `XT_CONNTRACK_STATE_INVALID`.
 const CONNTRACK_STATE: u16 = 1;
 const STATE_INVALID: u16 = 1;
 const STATE_RELATED_OR_ESTABLISHED: u16 = 2 | 4;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED`.
-const RANGE_OF_PORTS: u32 = 2;
+const PORT_GIVEN: u32 = 2;
 /// `XT_CONNMARK_SAVE`, `XT_CONNMARK_RESTORE`.
 const CONNMARK_SAVE: u8 = 1;
 const CONNMARK_RESTORE: u8 = 2;
-const EVERY_BIT: u32 = u32::MAX;
+const ALL_BITS: u32 = u32::MAX;
 
-/// The extension that checks `condition`; `None` where nf_tables has an expression for it.
+/// Encodes a condition; `None` if nf_tables has an expression for it.
 pub(super) fn of_match(condition: &Match) -> Option<Extension> {
     match condition {
         Match::Uid(ids) => Some(owner(OWNER_UID, ids)),
@@ -71,12 +60,12 @@ pub(super) fn of_match(condition: &Match) -> Option<Extension> {
         Match::DestinationPorts(ports) => Some(multiport(ports)),
         Match::CtState(state) => Some(conntrack(*state)),
         // struct xt_connmark_mtinfo1 { mark, mask, invert }
-        Match::Connmark(mark) => Some(Info::default().u32(*mark).u32(EVERY_BIT).u8(0).named("connmark", 1)),
+        Match::Connmark(mark) => Some(Info::default().u32(*mark).u32(ALL_BITS).u8(0).named("connmark", 1)),
         Match::DestinationPort(_) | Match::SourcePort(_) | Match::Mark(_) => None,
     }
 }
 
-/// The extension that does what `target` says; `None` for a verdict.
+/// Encodes a target; `None` for a verdict.
 pub(super) fn of_target(target: &Target, family: Family) -> Option<Extension> {
     match target {
         Target::Redirect(port) => Some(redirect(*port, family)),
@@ -84,10 +73,10 @@ pub(super) fn of_target(target: &Target, family: Family) -> Option<Extension> {
         Target::Zone(zone) => Some(Info::default().u16(0).u16(*zone).zeros(4 + 4 + 16 + 32 + 4 + 8).named("CT", 2)),
         // struct xt_tproxy_target_info_v1 { mark_mask, mark_value, laddr, lport }
         Target::Tproxy { port, mark } => {
-            Some(Info::default().u32(EVERY_BIT).u32(*mark).zeros(16).be16(*port).named("TPROXY", 1))
+            Some(Info::default().u32(ALL_BITS).u32(*mark).zeros(16).be16(*port).named("TPROXY", 1))
         }
         // struct xt_mark_tginfo2 { mark, mask }
-        Target::SetMark(mark) => Some(Info::default().u32(*mark).u32(EVERY_BIT).named("MARK", 2)),
+        Target::SetMark(mark) => Some(Info::default().u32(*mark).u32(ALL_BITS).named("MARK", 2)),
         Target::SaveMark => Some(connmark(CONNMARK_SAVE)),
         Target::RestoreMark => Some(connmark(CONNMARK_RESTORE)),
         Target::Accept | Target::Return | Target::Drop | Target::Jump(_) => None,
@@ -102,22 +91,22 @@ fn owner(which: u8, ids: &Is<IdRange>) -> Extension {
     info.u8(which).u8(if ids.not { which } else { 0 }).named("owner", 1)
 }
 
-/// `struct xt_multiport_v1 { flags, count, ports[15], pflags[15], invert }`; a flag says that the
-/// next place is the range's end.
+/// `struct xt_multiport_v1 { flags, count, ports[15], pflags[15], invert }`; a flag marks the first of two slots that
+/// form a range.
 fn multiport(ports: &Is<Vec<PortRange>>) -> Extension {
-    let mut places: Vec<(u16, u8)> = Vec::new();
+    let mut slots: Vec<(u16, u8)> = Vec::new();
     for range in &ports.value {
-        places.push((range.first, u8::from(range.first != range.last)));
+        slots.push((range.first, u8::from(range.first != range.last)));
         if range.first != range.last {
-            places.push((range.last, 0));
+            slots.push((range.last, 0));
         }
     }
-    places.truncate(MULTIPORT_PLACES);
-    let count = u8::try_from(places.len()).unwrap_or_default();
-    places.resize(MULTIPORT_PLACES, (0, 0));
+    slots.truncate(MULTIPORT_SLOTS);
+    let count = u8::try_from(slots.len()).unwrap_or_default();
+    slots.resize(MULTIPORT_SLOTS, (0, 0));
     let info = Info::default().u8(MULTIPORT_DESTINATION).u8(count);
-    let info = places.iter().fold(info, |info, (port, _)| info.u16(*port));
-    let info = places.iter().fold(info, |info, (_, flag)| info.u8(*flag));
+    let info = slots.iter().fold(info, |info, (port, _)| info.u16(*port));
+    let info = slots.iter().fold(info, |info, (_, flag)| info.u8(*flag));
     info.u8(u8::from(ports.not)).named("multiport", 1)
 }
 
@@ -132,21 +121,21 @@ fn conntrack(state: CtState) -> Extension {
 }
 
 /// `struct nf_nat_ipv4_multi_range_compat { rangesize, range[1] }` of `struct nf_nat_ipv4_range
-/// { flags, min_ip, max_ip, min, max }`; IPv6 has `struct nf_nat_range` with longer addresses.
+/// { flags, min_ip, max_ip, min, max }`; IPv6 uses `struct nf_nat_range` with longer addresses.
 fn redirect(port: u16, family: Family) -> Extension {
     let info = match family {
-        Family::Ip => Info::default().u32(1).u32(RANGE_OF_PORTS).zeros(2 * 4),
-        Family::Ip6 => Info::default().u32(RANGE_OF_PORTS).zeros(2 * 16),
+        Family::Ip => Info::default().u32(1).u32(PORT_GIVEN).zeros(2 * 4),
+        Family::Ip6 => Info::default().u32(PORT_GIVEN).zeros(2 * 16),
     };
     info.be16(port).be16(port).named("REDIRECT", 0)
 }
 
 /// `struct xt_connmark_tginfo2 { ctmark, ctmask, nfmask, shift_dir, shift_bits, mode }`.
 fn connmark(mode: u8) -> Extension {
-    Info::default().u32(0).u32(EVERY_BIT).u32(EVERY_BIT).u8(0).u8(0).u8(mode).named("CONNMARK", 2)
+    Info::default().u32(0).u32(ALL_BITS).u32(ALL_BITS).u8(0).u8(0).u8(mode).named("CONNMARK", 2)
 }
 
-/// The condition that an extension checks; `None` where it is none of ours.
+/// Decodes a match; `None` if detour would not write it.
 pub(super) fn to_match(extension: &Extension) -> Option<Match> {
     let found = match (extension.name.as_str(), extension.revision) {
         ("owner", 1) => to_owner(&extension.info)?,
@@ -158,11 +147,11 @@ pub(super) fn to_match(extension: &Extension) -> Option<Match> {
         ("connmark", 1) => Match::Connmark(u32_at(&extension.info, 0)?),
         _ => return None,
     };
-    // What was left unread must be what we would write, or the rule is not what it seems.
+    // The bytes that were not decoded must be those that detour would write, too.
     (of_match(&found).as_ref() == Some(extension)).then_some(found)
 }
 
-/// What an extension does; `None` where it is none of ours.
+/// Decodes a target; `None` if detour would not write it.
 pub(super) fn to_target(extension: &Extension, family: Family) -> Option<Target> {
     let info = &extension.info;
     let found = match (extension.name.as_str(), extension.revision) {
@@ -186,14 +175,14 @@ fn to_owner(info: &[u8]) -> Option<Match> {
 
 fn to_multiport(info: &[u8]) -> Option<Match> {
     let count = usize::from(*info.get(1)?);
-    let flags = info.get(32..32 + MULTIPORT_PLACES)?;
+    let flags = info.get(32..32 + MULTIPORT_SLOTS)?;
     let mut ports = Vec::new();
-    let mut place = 0;
-    while place < count {
-        let first = u16_at(info, 2 + 2 * place)?;
-        place += usize::from(*flags.get(place)? != 0);
-        ports.push(PortRange { first, last: u16_at(info, 2 + 2 * place)? });
-        place += 1;
+    let mut slot = 0;
+    while slot < count {
+        let first = u16_at(info, 2 + 2 * slot)?;
+        slot += usize::from(*flags.get(slot)? != 0);
+        ports.push(PortRange { first, last: u16_at(info, 2 + 2 * slot)? });
+        slot += 1;
     }
     Some(Match::DestinationPorts(Is { not: *info.get(47)? != 0, value: ports }))
 }

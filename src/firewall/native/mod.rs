@@ -1,16 +1,20 @@
-//! The `nftables` dialect: the same rules in tables of family `inet` that are this plugin's own,
-//! `detour-raw`, `detour-mangle` and `detour-nat`, for kernels without `nft_compat` and for pods
-//! in a user namespace of their own. Tables and chains are called as in the other dialect.
+//! The rule format `nftables`: the same rules in detour's own tables `detour-raw`, `detour-mangle` and `detour-nat` of
+//! family `inet`, for kernels without `nft_compat` and for pods in their own user namespace. Tables and chains have
+//! the same names as in the format `iptables`.
+//!
+//! * `rule`: the model of native rules, and their text as `nft` prints it
+//! * `set`: sets of numbers, the values of a condition
+//! * `translate`: iptables rules as native ones
+//! * `wire`, with `nft_set`: native rules as nf_tables expressions and sets, and back
+//! * `live`: the live state, and the changes to the desired state
 
 pub(super) mod live;
+mod nft_set;
 pub mod rule;
 pub mod set;
 mod translate;
 mod wire;
 
-pub use live::drift;
-pub use live::{NativeChange, changes, messages};
-pub use live::{NativeLiveChain, NativeLiveTables};
-pub use rule::NativeTables;
-pub use rule::text;
+pub use live::{NativeChange, NativeLiveChain, NativeLiveTables, changes, messages};
+pub use rule::{NativeTables, text};
 pub use translate::translate;

@@ -1,6 +1,5 @@
-//! One native rule as a value: conditions on sets of numbers, and what follows.
-//!
-//! Native rules as `nft list ruleset` prints them, less the counters; `nft -f` reads it.
+//! The model of native rules: conditions on sets of numbers, and an action; and their text as `nft list ruleset`
+//! prints it without counters, which `nft -f` reads.
 
 use super::set::{Span, Spans};
 use crate::firewall::rule::{Family, Hook, Table, Target};
@@ -9,10 +8,10 @@ use std::fmt;
 use std::fmt::{Display, Formatter};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// What a condition looks at, in the order in which conditions are written.
+/// What a condition checks, in the order in which conditions are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
-    /// `iifname`: sixteen bytes, filled with zeros, as a number; a wildcard is a span.
+    /// `iifname`: sixteen bytes, padded with zeros, as a number; a name with a wildcard is a span.
     InInterface,
     /// `oifname`.
     OutInterface,
@@ -26,12 +25,12 @@ pub enum Key {
     SourcePort,
     /// `tcp dport`, `udp dport`, `th dport`.
     DestinationPort,
-    /// `meta skuid`: as the user namespace that owns the network namespace counts, which is how
-    /// the pod itself counts (`nft_meta_get_eval_skugid`).
+    /// `meta skuid`: the UID in the user namespace that owns the network namespace, as the pod itself sees it
+    /// (`nft_meta_get_eval_skugid`).
     Uid,
     /// `meta skgid`.
     Gid,
-    /// `ct state`: bits, one of which must be set (`NF_CT_STATE_…`).
+    /// `ct state`: bits, at least one of which must be set (`NF_CT_STATE_…`).
     CtState,
     /// `meta mark`.
     Mark,
@@ -39,21 +38,21 @@ pub enum Key {
     CtMark,
 }
 
-/// A condition.
+/// A condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// What it looks at.
+    /// The packet property that it checks.
     pub key: Key,
-    /// Whether the value must not be among `values`.
+    /// Whether it is negated.
     pub not: bool,
-    /// The values.
+    /// The accepted values.
     pub values: Spans,
 }
 
-/// What happens to a packet that meets all conditions.
+/// The action on a packet that meets all conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NativeAction {
-    /// `accept`: nothing more in this base chain.
+    /// `accept`: ends the evaluation of this base chain.
     Accept,
     /// `return`.
     Return,
@@ -65,7 +64,7 @@ pub enum NativeAction {
     Redirect(u16),
     /// `ct zone set`.
     Zone(u16),
-    /// `tproxy to :PORT meta mark set MARK accept`: goes on where nobody listens.
+    /// `tproxy to :PORT meta mark set MARK accept`: without a listener, evaluation continues.
     Tproxy {
         /// The proxy's port.
         port: u16,
@@ -78,12 +77,12 @@ pub enum NativeAction {
     SaveMark,
     /// `meta mark set ct mark`.
     RestoreMark,
-    /// `dnat ip to ip daddr`: where it goes to anyway, and that is settled, for all tables.
+    /// `dnat ip to ip daddr`: fixes the destination, so that no other table can change it.
     KeepDestination,
 }
 
 impl From<&Target> for NativeAction {
-    /// The action of the same name; where the two differ in what follows, [`super::translate()`] knows.
+    /// Returns the action of the same name. `translate` corrects for the actions that have another effect.
     fn from(target: &Target) -> Self {
         match target {
             Target::Accept => Self::Accept,
@@ -100,19 +99,19 @@ impl From<&Target> for NativeAction {
     }
 }
 
-/// A rule.
+/// A native rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NativeRule {
-    /// The one family that it is for; a rule that looks at addresses has one.
+    /// The family that it applies to; `None` for both. A rule that checks addresses has a family.
     pub family: Option<Family>,
-    /// Sorted by key; a key twice means both.
+    /// The conditions, sorted by key; all must be met, including several on one key.
     pub conditions: Vec<Condition>,
-    /// What follows.
+    /// The action.
     pub action: NativeAction,
 }
 
 impl NativeRule {
-    /// What it looks at of `key`, where that is one condition.
+    /// Returns the condition on `key`, if there is exactly one.
     #[must_use]
     pub fn condition(&self, key: Key) -> Option<&Condition> {
         let mut found = self.conditions.iter().filter(|condition| condition.key == key);
@@ -120,19 +119,19 @@ impl NativeRule {
     }
 }
 
-/// A chain: the rules in order, and the hook that it is entered from, as a base chain is.
+/// A chain: the rules in order, and the hook of a base chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NativeChain {
-    /// `None` for a chain that only rules go to.
+    /// The hook; `None` for a chain that is entered by jumps only.
     pub hook: Option<Hook>,
-    /// In order.
+    /// The rules in order.
     pub rules: Vec<NativeRule>,
 }
 
-/// The tables of one pod, by what they are called in iptables, each with its chains by name.
+/// The native tables of a pod by their iptables counterparts, each with its chains by name.
 pub type NativeTables = BTreeMap<Table, BTreeMap<String, NativeChain>>;
 
-/// The name of a table, in family `inet`.
+/// Returns the name of the native table in family `inet`.
 #[must_use]
 pub const fn table_name(table: Table) -> &'static str {
     match table {
@@ -142,8 +141,8 @@ pub const fn table_name(table: Table) -> &'static str {
     }
 }
 
-/// The type of a base chain.
-pub(in crate::firewall) const fn chain_type(table: Table, hook: Hook) -> &'static str {
+/// Returns the type of a base chain.
+pub(crate) const fn chain_type(table: Table, hook: Hook) -> &'static str {
     match (table, hook) {
         (Table::Nat, _) => "nat",
         (Table::Mangle, Hook::Output) => "route",
@@ -151,8 +150,8 @@ pub(in crate::firewall) const fn chain_type(table: Table, hook: Hook) -> &'stati
     }
 }
 
-/// The priority of a base chain: in raw and nat just before iptables' own, for there the first
-/// that sets a zone or a destination settles it.
+/// Returns the priority of a base chain. In raw and nat it comes just before iptables', because the first rule that
+/// sets a zone or a destination is final.
 pub(super) const fn priority(table: Table) -> i32 {
     match table {
         Table::Raw => -301,
@@ -161,7 +160,7 @@ pub(super) const fn priority(table: Table) -> i32 {
     }
 }
 
-/// The tables in the form that `nft -f` reads.
+/// Returns the tables as text for `nft -f`.
 #[must_use]
 pub fn text(tables: &NativeTables) -> String {
     tables
@@ -191,13 +190,13 @@ fn chain_text(table: Table, name: &str, chain: &NativeChain) -> String {
 impl Display for NativeRule {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let is_address = |c: &Condition| matches!(c.key, Key::Source(_) | Key::Destination(_));
-        // An address says of which family it is.
+        // A condition on an address implies the family.
         if let Some(family) = self.family.filter(|_| !self.conditions.iter().any(is_address)) {
             write!(f, "meta nfproto {} ", family_name(family))?;
         }
         let protocol = self.protocol();
-        let looks_at_ports = |c: &Condition| matches!(c.key, Key::SourcePort | Key::DestinationPort);
-        let implied = protocol.is_some() && self.conditions.iter().any(looks_at_ports);
+        let checks_port = |c: &Condition| matches!(c.key, Key::SourcePort | Key::DestinationPort);
+        let implied = protocol.is_some() && self.conditions.iter().any(checks_port);
         for condition in self.conditions.iter().filter(|c| !(implied && c.key == Key::Protocol)) {
             write!(f, "{} ", condition_text(condition, protocol))?;
         }
@@ -213,7 +212,7 @@ const fn family_name(family: Family) -> &'static str {
 }
 
 impl NativeRule {
-    /// The protocol, where it must be one.
+    /// Returns the protocol, if the rule requires exactly one.
     fn protocol(&self) -> Option<&'static str> {
         let span = self.condition(Key::Protocol).filter(|c| !c.not)?.values.single()?;
         protocol_name(span.first).filter(|_| span.is_one())
@@ -307,7 +306,7 @@ fn interface(span: Span) -> String {
     format!("\"{}{star}\"", String::from_utf8_lossy(&name))
 }
 
-/// `NF_CT_STATE_BIT`, with nft's names, in the order in which it prints them.
+/// Returns nft's names of `NF_CT_STATE_BIT`s, in the order in which it prints them.
 fn state(bits: u128) -> String {
     let names = [(1, "invalid"), (2, "established"), (4, "related"), (8, "new"), (64, "untracked")];
     let set: Vec<&str> = names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name).collect();

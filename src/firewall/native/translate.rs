@@ -1,39 +1,42 @@
-//! From rules in iptables' vocabulary to native ones: both families of a chain in one, lists as
-//! sets. Chains keep their names.
+//! Translates iptables rules to native ones. Chains keep their names; a native chain covers both families, and lists
+//! become sets.
 //!
-//! Three rules are not written word for word:
+//! Three rules are translated by effect, not literally:
 //!
-//! * What is exempt from redirection is not accepted but keeps its destination by a NAT of its own
-//!   (chain `DETOUR_DIRECT`). An `accept` holds for one base chain only; a NAT that is settled, for
-//!   every table behind (`nf_nat_inet_fn`), so an exemption holds whoever redirects, and however.
-//! * For the same reason a query over lo that must be in no zone is put in zone 0, which is none:
-//!   the first zone stays (`nft_ct_set_zone_eval`, `xt_ct_target`).
-//! * xtables' TPROXY drops where nobody listens, the native one goes on: so a `drop` follows.
+//! * Excluded traffic is not accepted; instead, a NAT to its own destination (chain `DETOUR_DIRECT`) fixes it. An
+//!   `accept` ends one base chain only, whereas a connection with NAT is final for every table (`nf_nat_inet_fn`), so
+//!   the exclusion also works against other tools' redirections.
+//! * For the same reason, a query over lo that must be in no zone is put into zone 0, the default zone: the first
+//!   zone that is set is final (`nft_ct_set_zone_eval`, `xt_ct_target`).
+//! * Without a listener, TPROXY of xtables drops the packet, whereas native evaluation continues: a `drop` follows.
 //!
-//! Rules that do the same and differ in one list become one rule with a set, so that the number
-//! of rules does not grow with the lists. No packet fares differently.
+//! Rules with the same action that differ in one list are merged into one rule with a set, so that the number of rules
+//! does not grow with the lists. Merging changes the outcome for no packet.
 
 use super::rule::{Condition, Key, NativeAction, NativeChain, NativeRule, NativeTables};
 use super::set::{Span, Spans};
-use crate::firewall::exclusions::OUTPUT as EXEMPT;
+use crate::firewall::exclusions::OUTPUT as EXCLUSIONS;
 use crate::firewall::rule;
-use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target};
-use crate::policy::{IdRange, PortRange, Protocol};
+use crate::firewall::rule::{CtState, Family, Hook, Is, Match, Ruleset, Table, TableRules, Target, protocol_number};
+use crate::policy::{IdRange, PortRange};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
-/// The chain that settles that a connection goes where it goes to.
+/// The chain that fixes the destination of a connection.
 const DIRECT: &str = "DETOUR_DIRECT";
-/// The zone of what is in no zone.
+/// The default zone.
 const NO_ZONE: u16 = 0;
-/// `NF_CT_STATE_BIT` of established, related and of none (linux/netfilter/nf_conntrack_common.h).
+/// `NF_CT_STATE_BIT`s (linux/netfilter/nf_conntrack_common.h).
 const INVALID: u32 = 1;
 const ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 
-/// So many pairs of two families' rules are compared.
-const MOST_PAIRS: usize = 250_000;
+/// The maximum number of pairs of rules that are compared to merge two families.
+const MAX_COMPARED_PAIRS: usize = 250_000;
+/// How many earlier rules are examined for one that can absorb a rule: enough for a redirection, and few enough to
+/// keep the cost linear if no rules can be merged.
+const MAX_EXAMINED: usize = 64;
 
-/// The native tables that say what `ruleset` says.
+/// Translates `ruleset` to native tables.
 #[must_use]
 pub fn translate(ruleset: &Ruleset) -> NativeTables {
     let both = Family::ALL.iter().all(|family| ruleset.tables.keys().any(|(other, _)| other == family));
@@ -61,13 +64,13 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
         for (name, _) in &rules.chains {
             if !chains.iter().any(|(other, _)| other == name) {
                 let rules = |rules: &TableRules| rules.chains.iter().find(|(n, _)| n == name).map(|(_, r)| r.clone());
-                // Where there is one family only, nothing of the other one gets here.
+                // If the ruleset has one family only, its base chains admit no packet of the other one.
                 let rules = merged(table, name, families, rules, both).unwrap_or_default();
                 chains.push((name.clone(), NativeChain { hook: None, rules }));
             }
         }
     }
-    if table == Table::Nat && chains.iter().any(|(name, _)| name == EXEMPT) {
+    if table == Table::Nat && chains.iter().any(|(name, _)| name == EXCLUSIONS) {
         let rules = Family::ALL.map(|f| NativeRule {
             family: Some(f),
             conditions: Vec::new(),
@@ -78,8 +81,8 @@ fn chains(table: Table, families: &[(Family, &TableRules)], both: bool) -> Vec<(
     chains
 }
 
-/// A chain's rules of all families; `None` where none of them has it. With `named`, the rules of a
-/// chain that one family alone has say which.
+/// Merges the rules of a chain of all families; `None` if no family has the chain. With `named`, the rules of a chain
+/// that only one family has are restricted to it.
 fn merged(
     table: Table,
     chain: &str,
@@ -102,14 +105,14 @@ fn only(rule: &NativeRule, family: Family) -> NativeRule {
     NativeRule { family: Some(family), ..rule.clone() }
 }
 
-/// Two families' rules in one list: a rule of both, in the same order, is in it once. Where
-/// there are too many to find that out, only at both ends.
+/// Merges two families' rules into one list that contains common rules once. If there are too many to compare, only
+/// the common beginning and end are merged.
 fn zip(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Family) -> Vec<NativeRule> {
     let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let (a, b, mut zipped) = (&a[head..], &b[head..], a[..head].to_vec());
     let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
     let (a, b, tail) = (&a[..a.len() - tail], &b[..b.len() - tail], &a[a.len() - tail..]);
-    if a.len() * b.len() <= MOST_PAIRS {
+    if a.len() * b.len() <= MAX_COMPARED_PAIRS {
         zipped.extend(zip_each(a, family_of_a, b, family_of_b));
     } else {
         let of = |rules: &[NativeRule], family| rules.iter().map(|rule| only(rule, family)).collect::<Vec<_>>();
@@ -119,7 +122,7 @@ fn zip(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Fam
     zipped
 }
 
-/// As [`zip`], by the longest common subsequence.
+/// Merges like [`zip`], by the longest common subsequence.
 fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b: Family) -> Vec<NativeRule> {
     let mut lengths = vec![vec![0_u32; b.len() + 1]; a.len() + 1];
     for i in (0..a.len()).rev() {
@@ -145,14 +148,14 @@ fn zip_each(a: &[NativeRule], family_of_a: Family, b: &[NativeRule], family_of_b
     zipped
 }
 
-/// One rule; TPROXY is two.
+/// Translates a rule; TPROXY becomes two.
 fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<NativeRule> {
     let conditions = conditions(rule, family);
     let has_address = rule.source.is_some() || rule.destination.is_some();
     let of = |action| NativeRule { family: has_address.then_some(family), conditions: conditions.clone(), action };
     let action = match &rule.target {
-        Target::Accept if chain == EXEMPT && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
-        Target::Accept if chain == EXEMPT && table == Table::Raw => NativeAction::Zone(NO_ZONE),
+        Target::Accept if chain == EXCLUSIONS && table == Table::Nat => NativeAction::Jump(DIRECT.to_owned()),
+        Target::Accept if chain == EXCLUSIONS && table == Table::Raw => NativeAction::Zone(NO_ZONE),
         Target::Tproxy { .. } => return vec![of(NativeAction::from(&rule.target)), of(NativeAction::Drop)],
         other => NativeAction::from(other),
     };
@@ -162,7 +165,7 @@ fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<N
 fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
     let mut all: Vec<Condition> = Vec::new();
     let mut add = |key: Key, not: bool, values: Spans| {
-        // None of these and none of those is none of all of them.
+        // "Not in A" and "not in B" together are "not in A or B".
         match all.iter_mut().find(|other| other.key == key && other.not && not) {
             Some(other) => other.values.extend(&values),
             None => all.push(Condition { key, not, values }),
@@ -195,13 +198,6 @@ fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
     all
 }
 
-const fn protocol_number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-    }
-}
-
 fn ports(list: &[PortRange]) -> Spans {
     list.iter().map(|range| Span { first: range.first.into(), last: range.last.into() }).collect()
 }
@@ -218,47 +214,43 @@ fn addresses(net: IpNet) -> Spans {
     Spans::of(number(net.network()), number(net.broadcast()))
 }
 
-/// A name, or every name that starts like it where it ends in `+`.
+/// Returns the span of an interface name; a name that ends in `+` is a prefix.
 fn interface(name: &str) -> Spans {
-    let filled = |text: &str, with: u8| {
+    let padded = |text: &str, with: u8| {
         let mut bytes = [with; 16];
-        bytes.iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+        bytes.iter_mut().zip(text.bytes()).for_each(|(padding, byte)| *padding = byte);
         u128::from_be_bytes(bytes)
     };
     match name.strip_suffix('+') {
-        Some(prefix) => Spans::of(filled(prefix, 0), filled(prefix, u8::MAX)),
-        None => Spans::one(filled(name, 0)),
+        Some(prefix) => Spans::of(padded(prefix, 0), padded(prefix, u8::MAX)),
+        None => Spans::one(padded(name, 0)),
     }
 }
 
-/// So many earlier rules are looked at for one that takes a rule in: enough for what a redirection has,
-/// and as many as keep the work in proportion where nothing can be united.
-const LOOKED_AT: usize = 64;
-
-/// The same as `rules`, in fewer.
-pub(super) fn condense(rules: Vec<NativeRule>) -> Vec<NativeRule> {
-    let mut out: Vec<NativeRule> = Vec::with_capacity(rules.len().min(LOOKED_AT));
+/// Merges rules where that changes the outcome for no packet.
+fn condense(rules: Vec<NativeRule>) -> Vec<NativeRule> {
+    let mut out: Vec<NativeRule> = Vec::with_capacity(rules.len().min(MAX_EXAMINED));
     for mut rule in rules {
-        // As long as an earlier rule takes it in, that one may now fit in another one.
-        let mut behind = out.len();
-        while let Some((at, differs_in)) = host(&rule, &out[..behind]) {
+        // A merged rule may itself be absorbed by an earlier one.
+        let mut end = out.len();
+        while let Some((at, differing)) = absorbing_rule(&rule, &out[..end]) {
             let mut union = out.remove(at);
-            if let Some(condition) = differs_in {
+            if let Some(condition) = differing {
                 union.conditions[condition].values.extend(&rule.conditions[condition].values);
             }
-            (rule, behind) = (union, at);
+            (rule, end) = (union, at);
         }
-        out.insert(behind, rule);
+        out.insert(end, rule);
     }
     out
 }
 
-/// The last of `earlier` that can take `rule` in, which must not pass a rule that it matters to stand
-/// behind; and the condition in which the two differ.
-fn host(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, Option<usize>)> {
-    for (at, other) in earlier.iter().enumerate().rev().take(LOOKED_AT) {
-        if let Some(differs_in) = can_be_one(other, rule) {
-            return Some((at, differs_in));
+/// Returns the index of the last rule in `earlier` that can absorb `rule`, and the condition in which the two differ.
+/// `rule` must not move before a rule with another action that may match the same packets.
+fn absorbing_rule(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, Option<usize>)> {
+    for (at, other) in earlier.iter().enumerate().rev().take(MAX_EXAMINED) {
+        if let Some(differing) = can_merge(other, rule) {
+            return Some((at, differing));
         }
         if other.action != rule.action && !are_disjoint(other, rule) {
             return None;
@@ -267,19 +259,21 @@ fn host(rule: &NativeRule, earlier: &[NativeRule]) -> Option<(usize, Option<usiz
     None
 }
 
-/// Whether no packet meets both; marks don't count, for a rule can change them.
+/// Reports whether no packet matches both rules. Conditions on marks and state don't count: rules can change marks, and
+/// a state condition accepts several bits.
 fn are_disjoint(a: &NativeRule, b: &NativeRule) -> bool {
     let families = a.family.is_some() && b.family.is_some() && a.family != b.family;
     let apart = |key: Key| match (a.condition(key), b.condition(key)) {
         (Some(a), Some(b)) => !a.not && !b.not && a.values.is_disjoint_from(&b.values),
         _ => false,
     };
-    let settled = |key: &Key| !matches!(key, Key::CtState | Key::Mark | Key::CtMark);
-    families || a.conditions.iter().map(|condition| condition.key).filter(settled).any(apart)
+    let is_stable = |key: &Key| !matches!(key, Key::CtState | Key::Mark | Key::CtMark);
+    families || a.conditions.iter().map(|condition| condition.key).filter(is_stable).any(apart)
 }
 
-/// Whether one rule can catch what either of the two does, and the condition to widen for that.
-fn can_be_one(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
+/// Returns whether one rule can match exactly the packets of both (`Some`), and the condition to extend for that; an
+/// inner `None` if the rules are equal.
+fn can_merge(a: &NativeRule, b: &NativeRule) -> Option<Option<usize>> {
     if a.action != b.action || a.family != b.family || a.conditions.len() != b.conditions.len() {
         return None;
     }
@@ -305,7 +299,7 @@ mod tests {
         ports.iter().map(rule).collect()
     }
 
-    /// What one family sees of a list.
+    /// Returns the rules that apply to one family.
     fn seen(zipped: &[NativeRule], family: Family) -> Vec<NativeRule> {
         let seen = zipped.iter().filter(|rule| rule.family.is_none_or(|own| own == family));
         seen.map(|rule| NativeRule { family: None, ..rule.clone() }).collect()
@@ -313,7 +307,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_family_sees_its_own_rules_in_their_order(
+        fn the_order_of_each_familys_rules_is_preserved(
             a in prop::collection::vec(0..6u16, 0..12), b in prop::collection::vec(0..6u16, 0..12),
         ) {
             let zipped = zip(&rules(&a), Family::Ip, &rules(&b), Family::Ip6);
@@ -323,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_to_compare_stand_one_family_behind_the_other_between_what_both_have() {
+    fn families_with_too_many_rules_to_compare_are_concatenated_between_their_common_ends() {
         let list =
             |own: u16| rules(&[&[1, 2][..], &(0..5000).map(|i| 10 + own + 2 * i).collect::<Vec<_>>(), &[3]].concat());
         let (a, b) = (list(0), list(1));
@@ -336,7 +330,7 @@ mod tests {
 
     const KEYS: [Key; 3] = [Key::DestinationPort, Key::Uid, Key::Gid];
 
-    /// The first rule that `values`, one for each key, meet.
+    /// Returns the action of the first rule that matches `values`, one for each key.
     fn decides(rules: &[NativeRule], values: [u128; 3]) -> Option<&NativeAction> {
         let holds = |condition: &Condition| {
             let value = values[KEYS.iter().position(|key| *key == condition.key).expect("one of these")];
@@ -365,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_same_rule_decides_or_one_that_does_the_same(rules in prop::collection::vec(rule(), 0..10)) {
+        fn condensed_rules_have_the_same_outcome(rules in prop::collection::vec(rule(), 0..10)) {
             let fewer = condense(rules.clone());
             prop_assert!(fewer.len() <= rules.len());
             for values in (0..6 * 6 * 6).map(|n| [n % 6, n / 6 % 6, n / 36]) {
@@ -374,7 +368,7 @@ mod tests {
         }
     }
 
-    /// Neither what becomes one rule nor what can't be united takes more than in proportion.
+    /// The cost is linear both for rules that can be merged and for rules that can't.
     #[test]
     fn many_rules_are_condensed_fast() {
         let of = |uid: u32, port: u32| NativeRule {
@@ -391,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_moves_past_others_that_no_packet_of_its_own_meets() {
+    fn a_rule_moves_only_past_rules_that_match_none_of_its_packets() {
         let of = |port: u16, action: NativeAction| NativeRule {
             family: None,
             conditions: vec![Condition { key: Key::DestinationPort, not: false, values: Spans::one(port) }],

@@ -1,46 +1,21 @@
-//! A native rule as expressions, and the sets that it brings with it.
-//!
-//! Expressions as the kernel lists them, back to a rule. What `nft -f` makes of the same text is
-//! written a little differently in places (a range as two comparisons, a prefix as its first
-//! bytes); it is the same rule.
+//! Native rules as nf_tables expressions and anonymous sets, and back. Decoding also accepts what `nft -f` writes
+//! differently for the same rule: a range as two comparisons, a prefix as its first bytes.
 
+use super::nft_set::{LiveSet, NEW_SET, Set, network_order, number, register};
 use super::rule::{Condition, Key, NativeAction, NativeRule};
-use super::set::{LiveSet, NEW_SET, Set, Spans};
+use super::set::Spans;
 use crate::firewall::expression::{Base, Ct, Expression, Meta, NftVerdict, SetName};
 use crate::firewall::rule::Family;
 use std::collections::BTreeMap;
 
-/// A rule in pieces.
+/// An encoded rule: its expressions, and the sets that must be created before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Encoded {
     pub expressions: Vec<Expression>,
     pub sets: Vec<Set>,
 }
 
-/// How a key's values stand in a register.
 impl Key {
-    /// How many bytes.
-    pub(super) const fn width(self) -> usize {
-        match self {
-            Self::InInterface | Self::OutInterface => 16,
-            Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 4,
-            Self::Source(Family::Ip6) | Self::Destination(Family::Ip6) => 16,
-            Self::Protocol => 1,
-            Self::SourcePort | Self::DestinationPort => 2,
-            Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark => 4,
-        }
-    }
-
-    /// Whether the bytes are in the machine's own order; spans need network order.
-    pub(super) const fn in_host_order(self) -> bool {
-        matches!(self, Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark)
-    }
-
-    /// The greatest value.
-    pub(super) const fn greatest(self) -> u128 {
-        u128::MAX >> (128 - 8 * self.width())
-    }
-
     fn load(self) -> Expression {
         let payload = |base, offset: u32| Expression::Payload {
             base,
@@ -66,29 +41,15 @@ impl Key {
     }
 }
 
-/// Where things stand in the headers.
-pub(super) const SOURCE_V4: u32 = 12;
-pub(super) const DESTINATION_V4: u32 = 16;
-pub(super) const SOURCE_V6: u32 = 8;
-pub(super) const DESTINATION_V6: u32 = 24;
-pub(super) const SOURCE_PORT: u32 = 0;
-pub(super) const DESTINATION_PORT: u32 = 2;
+/// Offsets in the IP and transport headers.
+const SOURCE_V4: u32 = 12;
+const DESTINATION_V4: u32 = 16;
+const SOURCE_V6: u32 = 8;
+const DESTINATION_V6: u32 = 24;
+const SOURCE_PORT: u32 = 0;
+const DESTINATION_PORT: u32 = 2;
 
-/// The last bytes of `number`, first the highest.
-pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
-    number.to_be_bytes()[16 - width..].to_vec()
-}
-
-/// The same as the machine has them in a register.
-pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
-    let mut bytes = network_order(number, key.width());
-    if key.in_host_order() && cfg!(target_endian = "little") {
-        bytes.reverse();
-    }
-    bytes
-}
-
-/// Encodes `rule`; its sets are numbered from `first_set`.
+/// Encodes `rule`; numbers its sets from `first_set`.
 pub(super) fn encode(rule: &NativeRule, first_set: u32) -> Encoded {
     let mut out = Encoded::default();
     if let Some(family) = rule.family {
@@ -106,18 +67,18 @@ pub(super) fn encode(rule: &NativeRule, first_set: u32) -> Encoded {
 fn write_condition(condition: &Condition, first_set: u32, out: &mut Encoded) {
     let Condition { key, not, values } = condition;
     let (key, not) = (*key, *not);
-    let name = matches!(key, Key::InInterface | Key::OutInterface);
+    let is_name = matches!(key, Key::InInterface | Key::OutInterface);
     out.expressions.push(key.load());
     match values.single() {
         Some(bits) if key == Key::CtState => {
-            let none = vec![0; key.width()];
+            let no_bit = vec![0; key.width()];
             out.expressions.push(Expression::Mask(register(key, bits.first)));
-            out.expressions.push(Expression::Compare { not: !not, value: none });
+            out.expressions.push(Expression::Compare { not: !not, value: no_bit });
         }
         Some(span) if span.is_one() => {
             out.expressions.push(Expression::Compare { not, value: register(key, span.first) });
         }
-        Some(span) if name => {
+        Some(span) if is_name => {
             let value: Vec<u8> = span.first.to_be_bytes().into_iter().take_while(|byte| *byte != 0).collect();
             out.expressions.push(Expression::Compare { not, value });
         }
@@ -173,8 +134,8 @@ fn action(action: &NativeAction, family: Option<Family>) -> Vec<Expression> {
     }
 }
 
-/// The rule action that `expressions` are, in a rule for `family`.
-pub(super) fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<NativeAction> {
+/// Decodes the action of a rule for `family`.
+fn read_action(expressions: &[Expression], family: Option<Family>) -> Option<NativeAction> {
     let short = |bytes: &[u8]| <[u8; 2]>::try_from(bytes).ok();
     let long = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
     let found = match expressions {
@@ -200,7 +161,7 @@ pub(super) fn read_action(expressions: &[Expression], family: Option<Family>) ->
     (action(&found, family) == expressions).then_some(found)
 }
 
-/// The rule that a list of expressions is; `None` where it is none that this crate would write.
+/// Decodes a rule as the kernel lists it; `None` if detour would not write it.
 pub(super) fn decode(list: &[u8], sets: &BTreeMap<String, LiveSet>) -> Option<NativeRule> {
     let expressions: Vec<Expression> = Expression::read_all(list).collect::<Option<_>>()?;
     let counter = expressions.iter().position(|e| *e == Expression::Counter)?;
@@ -264,16 +225,16 @@ impl<'a> ExpressionReader<'a> {
     fn condition(&mut self, load: &Expression) -> Option<Condition> {
         let key = self.key(load)?;
         let of = |not: bool, values: Spans| Some(Condition { key, not, values });
-        let turned = self.left.first() == Some(&Expression::NetworkOrder);
-        if turned {
+        let is_converted = self.left.first() == Some(&Expression::NetworkOrder);
+        if is_converted {
             self.next();
         }
-        let in_host_order = key.in_host_order() && !turned;
+        let in_host_order = key.in_host_order() && !is_converted;
         match self.next()? {
             Expression::Mask(bits) if key == Key::CtState => {
                 let Some(Expression::Compare { not, value }) = self.next() else { return None };
-                let none = value.iter().all(|byte| *byte == 0);
-                of(!not, Spans::one(number(bits, in_host_order)?)).filter(|_| none)
+                let is_zero = value.iter().all(|byte| *byte == 0);
+                of(!not, Spans::one(number(bits, in_host_order)?)).filter(|_| is_zero)
             }
             Expression::Mask(mask) => {
                 let Some(Expression::Compare { not, value }) = self.next() else { return None };
@@ -282,7 +243,7 @@ impl<'a> ExpressionReader<'a> {
                 let is_prefix = (key.greatest() ^ mask).count_ones() == (key.greatest() ^ mask).trailing_ones();
                 of(*not, Spans::of(first, last)).filter(|_| is_prefix && value.len() == key.width())
             }
-            // The first bytes alone are a prefix, or how a name starts.
+            // A shorter value is an address prefix or the beginning of a name.
             Expression::Compare { not, value } if value.len() < key.width() && !in_host_order => {
                 let padded = |with: u8| {
                     let mut bytes = value.clone();
@@ -305,15 +266,4 @@ impl<'a> ExpressionReader<'a> {
             _ => None,
         }
     }
-}
-
-/// The number that the bytes of a register are.
-pub(super) fn number(bytes: &[u8], in_host_order: bool) -> Option<u128> {
-    let mut bytes = bytes.to_vec();
-    if in_host_order && cfg!(target_endian = "little") {
-        bytes.reverse();
-    }
-    let mut all = [0; 16];
-    all.get_mut(16_usize.checked_sub(bytes.len())?..)?.copy_from_slice(&bytes);
-    Some(u128::from_be_bytes(all))
 }

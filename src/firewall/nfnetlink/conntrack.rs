@@ -1,6 +1,7 @@
-//! The connections that a network namespace tracks (linux/netfilter/nfnetlink_conntrack.h).
+//! The connections that the kernel tracks in a network namespace: listed and forgotten
+//! (linux/netfilter/nfnetlink_conntrack.h).
 
-use super::{NfError, NfSocket};
+use super::socket::{NfError, NfSocket};
 use crate::netlink::Allowance;
 use crate::netlink::attributes::{Attributes, find, parse};
 use nix::errno::Errno;
@@ -14,7 +15,7 @@ const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
 const CTA_ZONE: u16 = 18;
-/// Within a tuple: addresses, and protocol with ports; the zone where only this direction has it.
+/// `enum ctattr_tuple`: addresses; protocol with ports; the zone, if only this direction has one.
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_TUPLE_ZONE: u16 = 3;
@@ -28,40 +29,40 @@ const AF_INET6: u8 = 10;
 pub struct Connection {
     /// The IP protocol's number.
     pub protocol: u8,
-    /// Who sent its first packet.
+    /// The source of the first packet.
     pub source: SocketAddr,
-    /// Where that was sent to.
+    /// The original destination of the first packet.
     pub destination: SocketAddr,
-    /// Whose replies are its: where its packets really go.
+    /// The source of the replies: the destination after NAT.
     pub answers: SocketAddr,
-    /// The zone of its first direction; 0 where none is set.
+    /// The zone of the original direction; 0 if none is set.
     pub zone: u16,
-    /// Whether anything came back.
+    /// Whether a reply was seen.
     pub replied: bool,
 }
 
 impl NfSocket {
-    /// The connections of the socket's network namespace that have ports and are `wanted`: there may be as
-    /// many as `net.netfilter.nf_conntrack_max` allows.
+    /// Lists the tracked connections that have ports and that `selected` accepts. The kernel limits their number by
+    /// `net.netfilter.nf_conntrack_max`.
     ///
     /// # Errors
     /// The kernel has no connection tracking, or the socket fails.
-    pub fn connections(&mut self, wanted: impl Fn(&Connection) -> bool) -> Result<Vec<Connection>, NfError> {
+    pub fn connections(&mut self, selected: impl Fn(&Connection) -> bool) -> Result<Vec<Connection>, NfError> {
         let kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET;
         self.allow(Allowance::UNLIMITED);
         let mut found = Vec::new();
-        // A table that changes while it is read misses what came or went, and no more.
-        match self.answers(kind, 0, &Attributes::new(), |_, body| found.extend(connection(body).filter(&wanted))) {
+        // If the table changes during the dump, only the added or removed connections may be missing.
+        match self.dump_kind(kind, 0, &Attributes::new(), |_, body| found.extend(connection(body).filter(&selected))) {
             Ok(()) | Err(NfError::Changed) => Ok(found),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the kernel forget a connection: the next packet is that of a new one. One that is gone already is
+    /// Removes a connection from connection tracking, so that its next packet starts a new one. A missing connection is
     /// no error.
     ///
     /// # Errors
-    /// The kernel refuses, or the socket fails.
+    /// The kernel refuses the request, or the socket fails.
     pub fn forget(&mut self, connection: &Connection) -> Result<(), NfError> {
         let Connection { protocol, source, destination, zone, .. } = connection;
         let family = if source.is_ipv4() { AF_INET } else { AF_INET6 };
@@ -74,7 +75,7 @@ impl NfSocket {
     }
 }
 
-/// The inverse of [`ends`].
+/// Encodes a tuple; the inverse of [`ends`].
 fn tuple(protocol: u8, source: SocketAddr, destination: SocketAddr) -> Attributes {
     let addresses = [(source, [1, 3]), (destination, [2, 4])];
     let addresses = addresses.iter().fold(Attributes::new(), |all, (end, [v4, v6])| match end.ip() {
@@ -86,6 +87,7 @@ fn tuple(protocol: u8, source: SocketAddr, destination: SocketAddr) -> Attribute
     Attributes::new().nested(CTA_TUPLE_IP, &addresses).nested(CTA_TUPLE_PROTO, &ports)
 }
 
+/// Parses a tracked connection; `None` if it has no ports.
 fn connection(body: &[u8]) -> Option<Connection> {
     let (original, reply) = (find(body, CTA_TUPLE_ORIG)?, find(body, CTA_TUPLE_REPLY)?);
     let (source, destination, protocol) = ends(original)?;
@@ -96,10 +98,10 @@ fn connection(body: &[u8]) -> Option<Connection> {
     Some(Connection { protocol, source, destination, answers, zone, replied: status & SEEN_REPLY != 0 })
 }
 
-/// Source, destination and protocol of a tuple.
+/// Returns source, destination and protocol of a tuple.
 fn ends(tuple: &[u8]) -> Option<(SocketAddr, SocketAddr, u8)> {
     let (addresses, protocol) = (find(tuple, CTA_TUPLE_IP)?, find(tuple, CTA_TUPLE_PROTO)?);
-    // `CTA_IP_V4_SRC`, `…_DST`, `CTA_IP_V6_SRC`, `…_DST` are 1 to 4; only one family's are there.
+    // `CTA_IP_V4_SRC`, `…_DST`, `CTA_IP_V6_SRC`, `…_DST` are 1 to 4; only those of one family are present.
     let address = |v4: u16, v6: u16| -> Option<IpAddr> {
         parse(addresses).find_map(|(kind, value)| match kind {
             kind if kind == v4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tuple_is_written_as_it_is_read() {
+    fn encoded_tuples_are_parsed_back() {
         for (source, destination) in [("10.0.0.2:4000", "192.0.2.1:53"), ("[fd00::2]:4000", "[2001:db8::1]:53")] {
             let ends_of = (source.parse().expect("an address"), destination.parse().expect("an address"));
             assert_eq!(ends(tuple(17, ends_of.0, ends_of.1).as_bytes()), Some((ends_of.0, ends_of.1, 17)));
@@ -136,13 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn a_redirected_connection_answers_from_elsewhere() {
+    fn replies_of_a_redirected_connection_have_another_source() {
         let (pod, far, own) = ([10, 0, 0, 2], [192, 0, 2, 1], [127, 0, 0, 1]);
         let original = body_tuple(false, (&pod, 4000), (&far, 80), Some(2));
         let reply = body_tuple(false, (&own, 15001), (&pod, 4000), None);
         let body = Attributes::new().nested(CTA_TUPLE_ORIG, &original).nested(CTA_TUPLE_REPLY, &reply);
         let body = body.be32(CTA_STATUS, SEEN_REPLY);
-        let wanted = Connection {
+        let expected = Connection {
             protocol: 6,
             source: "10.0.0.2:4000".parse().expect("an address"),
             destination: "192.0.2.1:80".parse().expect("an address"),
@@ -150,11 +152,11 @@ mod tests {
             zone: 2,
             replied: true,
         };
-        assert_eq!(connection(body.as_bytes()), Some(wanted));
+        assert_eq!(connection(body.as_bytes()), Some(expected));
     }
 
     #[test]
-    fn six_takes_the_other_attributes_and_what_is_cut_short_is_none() {
+    fn ipv6_connections_are_parsed_and_truncated_ones_are_ignored() {
         let (pod, far) = ([1; 16], [2; 16]);
         let original = body_tuple(true, (&pod, 1), (&far, 2), None);
         let reply = body_tuple(true, (&far, 2), (&pod, 1), None);

@@ -1,9 +1,12 @@
-//! Netlink to nf_tables: messages, dumps and transactions. It knows nothing of rules.
+//! The netlink protocol of netfilter: dumps and transactions of nf_tables, and tracked connections. It knows nothing
+//! about rules.
+//!
+//! The encoding is our own code: no library encodes the expressions `redir`, `match` and `target`, unless it links C or
+//! starts `nft`.
 
 mod conntrack;
+pub(crate) mod nfta;
 mod socket;
 
-pub use crate::netlink::{NLM_F_CREATE, attributes};
 pub use conntrack::Connection;
-pub use socket::{Message, NLM_F_APPEND, Verb};
-pub use socket::{NfError, NfSocket};
+pub use socket::{Message, NLM_F_APPEND, NfError, NfSocket, Verb};

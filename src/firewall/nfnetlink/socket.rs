@@ -1,92 +1,89 @@
-//! The netlink socket of the network namespace in which it is opened: dumps and transactions.
-//!
-//! Messages of the nf_tables subsystem (linux/netfilter/nfnetlink.h, nf_tables.h).
+//! A socket to nf_tables: dumps, and transactions bound to a generation of the rules (linux/netfilter/nfnetlink.h,
+//! linux/netfilter/nf_tables.h).
 
-use crate::netlink;
 use crate::netlink::attributes::{Attributes, find_be32};
-use crate::netlink::{Allowance, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, Received, TOO_MANY};
+use crate::netlink::{self, Allowance, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, TOO_MANY};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
-/// linux/errno.h; only the kernel and netlink use it.
+/// `ERESTART` (linux/errno.h): nfnetlink returns it if the generation has changed.
 const ERESTART: i32 = 85;
 /// `NFTA_GEN_ID`.
 const GENERATION_ID: u16 = 1;
 
-/// What can go wrong between us and the kernel.
+/// The errors of the nf_tables socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NfError {
-    /// The socket itself failed. A transaction that was sent may have taken effect or not.
+    /// The socket failed. A transaction that was sent may have taken effect or not.
     #[error("netlink socket: {0}")]
     Socket(#[from] Errno),
-    /// Dumps returned more than they may.
-    #[error("expected {0} (tables, chains, rules, sets and their elements); got more")]
+    /// Dumps returned more than the allowance.
+    #[error("expected {0} (tables, chains, rules, sets and their elements), got more")]
     TooMany(Allowance),
-    /// A transaction would cost the kernel too much.
-    #[error("expected at most {limit} rules of another tool that go to detour's chains, got {count}")]
+    /// A transaction would delete so many rules one by one that it would block the kernel.
+    #[error("expected at most {limit} rules of another tool that jump to detour's chains, got {count}")]
     TooManyDeletions {
-        /// How many rules of one chain it would delete one by one.
+        /// The number of rules of one chain to be deleted one by one.
         count: usize,
-        /// How many it may.
+        /// The maximum.
         limit: usize,
     },
-    /// Somebody else changed the rules in between; read them again.
-    #[error("the rules changed while they were read")]
+    /// Another process changed the rules in between; read them again.
+    #[error("another process changed the rules while they were read")]
     Changed,
-    /// The kernel refused one message of a transaction, and so all of it.
-    #[error("the kernel refused it: {errno}")]
+    /// The kernel refused one message of a transaction, and thereby all of it.
+    #[error("the kernel refused the transaction: {errno}")]
     Refused {
-        /// Which, from 0; `None` is the transaction as a whole.
+        /// The index of the message, from 0; `None` if the error is about the transaction as a whole.
         index: Option<usize>,
-        /// Why.
+        /// The kernel's error.
         errno: Errno,
     },
 }
 
 /// A socket to nf_tables.
 #[derive(Debug)]
-pub struct NfSocket(netlink::NetlinkSocket);
+pub struct NfSocket(NetlinkSocket);
 
 impl NfSocket {
-    /// Opens one in the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel has no nfnetlink or no descriptor is left.
+    /// The kernel does not support nfnetlink, or no file descriptor is left.
     pub fn open() -> Result<Self, NfError> {
-        Ok(Self(netlink::NetlinkSocket::open(SockProtocol::NetlinkNetFilter)?))
+        Ok(Self(NetlinkSocket::open(SockProtocol::NetlinkNetFilter)?))
     }
 
-    /// Limits what the next dumps may return, all together.
+    /// Limits how much all following dumps together may return.
     pub fn allow(&mut self, allowance: Allowance) {
         self.0.allow(allowance);
     }
 
-    /// The generation of all rules of the namespace: it grows with each transaction.
+    /// Returns the generation of the namespace's rules, which grows with each transaction.
     ///
     /// # Errors
-    /// The socket fails or the kernel answers without one.
+    /// The socket fails, or the kernel does not report a generation.
     pub fn generation(&mut self) -> Result<u32, NfError> {
         let sequence = self.0.next_sequence();
         let mut request = Vec::new();
-        let ask = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
-        ask.write(0, sequence, &mut request);
+        let message = Message { verb: Verb::GetGeneration, flags: 0, family: 0, attributes: Attributes::new() };
+        message.write(0, sequence, &mut request);
         self.0.send(&request)?;
-        let answer = self.0.receive()?.find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
-        let generation = answer.and_then(|m| find_be32(parts(m.body)?.1, GENERATION_ID));
+        let reply = self.0.receive()?.find(|m| m.sequence == sequence && m.kind != NLMSG_ERROR);
+        let generation = reply.and_then(|m| find_be32(parts(m.body)?.1, GENERATION_ID));
         generation.ok_or(NfError::Socket(Errno::ENOTSUP))
     }
 
-    /// Everything of one kind, of all families; `each` gets the family and the attributes.
+    /// Lists all objects of one kind in all families; passes family and attributes of each to `each`.
     ///
     /// # Errors
-    /// The socket fails, the rules change while they are read, or there are more than [`Self::allow`]
-    /// allows.
+    /// The socket fails, the rules change during the dump, or the dump exceeds [`Self::allow`].
     pub fn dump(&mut self, verb: Verb, each: impl FnMut(u8, &[u8])) -> Result<(), NfError> {
         self.dump_of(verb, 0, Attributes::new(), each)
     }
 
-    /// Everything of one kind that `attributes` speak of, of one family; `each` gets the family
-    /// and the attributes.
+    /// Lists the objects of one kind and family that `attributes` select; passes family and attributes of each to
+    /// `each`.
     ///
     /// # Errors
     /// As [`Self::dump`].
@@ -97,10 +94,11 @@ impl NfSocket {
         attributes: Attributes,
         each: impl FnMut(u8, &[u8]),
     ) -> Result<(), NfError> {
-        self.answers(verb.kind(), family, &attributes, each)
+        self.dump_kind(verb.kind(), family, &attributes, each)
     }
 
-    pub(super) fn answers(
+    /// Lists objects of a message type of any netfilter subsystem.
+    pub(super) fn dump_kind(
         &mut self,
         kind: u16,
         family: u8,
@@ -120,31 +118,30 @@ impl NfSocket {
         }
     }
 
-    /// Sends a request of another subsystem than nf_tables, and waits until the kernel has done it.
+    /// Sends a request to a subsystem other than nf_tables and waits for the acknowledgement.
     pub(super) fn request(&mut self, kind: u16, family: u8, attributes: &Attributes) -> Result<(), NfError> {
         Ok(self.0.request(kind, 0, &header(family, 0), attributes.as_bytes())?)
     }
 
-    /// Sends all messages as one transaction: the kernel does all of it or nothing, and nothing
-    /// where the rules are no longer of `generation`.
+    /// Commits all messages as one atomic transaction, provided that the rules are still of `generation`.
     ///
     /// # Errors
-    /// The kernel refuses it, or the rules have changed since `generation`: then nothing of it was done.
-    /// After [`Error::Socket`], the generation and the rules tell whether it was done.
+    /// The kernel refuses it, or the rules have changed since `generation`: nothing took effect. After
+    /// [`NfError::Socket`], read the rules again to learn whether it took effect.
     pub fn transact(&mut self, messages: &[Message], generation: u32) -> Result<(), NfError> {
         let Some(last) = messages.len().checked_sub(1) else { return Ok(()) };
         let begin = self.0.next_sequence();
         let mut batch = Vec::new();
         let genid = Attributes::new().be32(NFNL_BATCH_GENID, generation);
-        put_mark(&mut batch, NFNL_MSG_BATCH_BEGIN, begin, &genid);
+        put_batch_mark(&mut batch, NFNL_MSG_BATCH_BEGIN, begin, &genid);
         let first = begin + 1;
         let mut acknowledged = begin;
         for (index, message) in messages.iter().enumerate() {
             acknowledged = self.0.next_sequence();
-            // The last one's acknowledgement tells that the kernel has done with all of them.
+            // The acknowledgement of the last message ends the replies.
             message.write(if index == last { NLM_F_ACK } else { 0 }, acknowledged, &mut batch);
         }
-        put_mark(&mut batch, NFNL_MSG_BATCH_END, self.0.next_sequence(), &Attributes::new());
+        put_batch_mark(&mut batch, NFNL_MSG_BATCH_END, self.0.next_sequence(), &Attributes::new());
         self.0.send(&batch)?;
         let mut refused = None;
         loop {
@@ -153,7 +150,7 @@ impl NfSocket {
                 if errno == ERESTART {
                     return Err(NfError::Changed);
                 }
-                let index = index(&message, first, messages.len());
+                let index = message_index(&message, first, messages.len());
                 if errno != 0 && refused.is_none() {
                     refused = Some(NfError::Refused { index, errno: Errno::from_raw(errno) });
                 }
@@ -165,18 +162,18 @@ impl NfSocket {
     }
 }
 
-pub(super) const NFNL_MSG_BATCH_BEGIN: u16 = 16;
-pub(super) const NFNL_MSG_BATCH_END: u16 = 17;
-pub(super) const NFNL_BATCH_GENID: u16 = 1;
-pub(super) const NFNL_SUBSYS_NFTABLES: u16 = 10;
+const NFNL_MSG_BATCH_BEGIN: u16 = 16;
+const NFNL_MSG_BATCH_END: u16 = 17;
+const NFNL_BATCH_GENID: u16 = 1;
+const NFNL_SUBSYS_NFTABLES: u16 = 10;
 
-/// `struct nfgenmsg`, which every netfilter message starts with.
+/// The length of `struct nfgenmsg`, with which every netfilter message starts.
 const HEADER: usize = 4;
 
-/// On NEW: behind the others.
+/// On a request that adds an object: append it to the others.
 pub const NLM_F_APPEND: u16 = 0x800;
 
-/// What a message does (`enum nf_tables_msg_types`).
+/// The type of a message (`enum nf_tables_msg_types`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 #[allow(missing_docs)]
@@ -198,7 +195,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    pub(super) const fn kind(self) -> u16 {
+    const fn kind(self) -> u16 {
         (NFNL_SUBSYS_NFTABLES << 8) | self as u16
     }
 }
@@ -206,41 +203,41 @@ impl Verb {
 /// A message of the nf_tables subsystem, without its sequence number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// What it does.
+    /// The message type.
     pub verb: Verb,
-    /// `NLM_F_CREATE`, `NLM_F_APPEND`.
+    /// The flags `NLM_F_CREATE` and `NLM_F_APPEND`.
     pub flags: u16,
-    /// `NFPROTO_IPV4` and so on.
+    /// The family (`NFPROTO_…`).
     pub family: u8,
-    /// What it is about.
+    /// The attributes of the object.
     pub attributes: Attributes,
 }
 
 impl Message {
-    pub(super) fn write(&self, flags: u16, sequence: u32, out: &mut Vec<u8>) {
+    fn write(&self, flags: u16, sequence: u32, out: &mut Vec<u8>) {
         let flags = NLM_F_REQUEST | self.flags | flags;
         netlink::put(out, self.verb.kind(), flags, sequence, [&header(self.family, 0), self.attributes.as_bytes()]);
     }
 }
 
-/// `struct nfgenmsg` of this family.
-pub(super) const fn header(family: u8, resource: u16) -> [u8; HEADER] {
+/// Returns the `struct nfgenmsg` of a message.
+const fn header(family: u8, resource: u16) -> [u8; HEADER] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
 }
 
-/// The mark at the beginning or the end of a transaction.
-pub(super) fn put_mark(out: &mut Vec<u8>, kind: u16, sequence: u32, attributes: &Attributes) {
+/// Appends the message that begins or ends a transaction.
+fn put_batch_mark(out: &mut Vec<u8>, kind: u16, sequence: u32, attributes: &Attributes) {
     netlink::put(out, kind, NLM_F_REQUEST, sequence, [&header(0, NFNL_SUBSYS_NFTABLES), attributes.as_bytes()]);
 }
 
-/// The address family and the attributes of a message's body.
-pub(super) fn parts(body: &[u8]) -> Option<(u8, &[u8])> {
+/// Splits the body of a message into family and attributes.
+fn parts(body: &[u8]) -> Option<(u8, &[u8])> {
     Some((*body.first()?, body.get(HEADER..)?))
 }
 
-/// Which message of a transaction an answer is about, from 0; `None` for the transaction as a whole.
-pub(super) fn index(answer: &Received<'_>, first: u32, count: usize) -> Option<usize> {
-    let index = answer.sequence.checked_sub(first).and_then(|i| usize::try_from(i).ok());
+/// Returns the index of the message that a reply is about; `None` if it is about the transaction as a whole.
+fn message_index(reply: &Received<'_>, first: u32, count: usize) -> Option<usize> {
+    let index = reply.sequence.checked_sub(first).and_then(|i| usize::try_from(i).ok());
     index.filter(|index| *index < count)
 }

@@ -98,6 +98,7 @@ impl Default for Tried {
 
 /// Tries all features on the current thread, which must end afterwards.
 fn try_all() -> Tried {
+    #![expect(clippy::disallowed_methods, reason = "the one place that creates a namespace")]
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
         let why = if errno == Errno::EPERM { "EPERM".to_owned() } else { errno.to_string() };
         return Tried { netns: Err(why), ..Tried::default() };

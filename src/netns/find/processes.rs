@@ -1,62 +1,59 @@
-//! The node's processes that are a pod's or a container's.
-//!
-//! Whose a process is, by its control group: kubelet and the runtimes write pod and container into
-//! the path, each in the two forms of their drivers.
+//! The node's processes that belong to a pod or container, according to their control groups: kubelet and the
+//! runtimes write pod and container into the cgroup path, in a form that depends on the cgroup driver.
 //!
 //! | driver | pod (kubelet, `pkg/kubelet/cm`) | container (containerd, CRI-O) |
 //! |---|---|---|
 //! | cgroupfs | `/kubepods/burstable/podUID` | `/ID` |
 //! | systemd | `/kubepods.slice/…/kubepods-burstable-podUID.slice`, `_` for `-` | `/cri-containerd-ID.scope`, `/crio-ID.scope` |
 //!
-//! containerd without its systemd driver, below kubelet with it, writes `…-podUID.slice:cri-containerd:ID`.
+//! If kubelet uses the systemd driver and containerd does not, containerd writes `…-podUID.slice:cri-containerd:ID`.
 
 use crate::cni::{Code, Error};
-use crate::netns::NetNs;
+use crate::netns::namespace::NetNs;
 use crate::trusted_file::read_text;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A process of a container.
+/// A process of a pod or container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerProcess {
     pid: u32,
-    /// In the kernel's ticks since it started (proc_pid_stat(5), `starttime`).
+    /// When it started, in clock ticks after boot (proc_pid_stat(5), `starttime`).
     started: u64,
     pub(super) owner: CgroupOwner,
     directory: PathBuf,
 }
 
-/// A process, and the network namespace that it is in.
+/// A process with the network namespace that it is in.
 #[derive(Debug)]
 pub(super) struct NetnsProcess {
-    /// Its ID and name, for people.
+    /// `process PID (NAME)`, as text for people.
     pub(super) name: String,
-    /// The pod's own first process, which does nothing and enters nothing.
+    /// Whether it is the pause process, which never changes its network namespace.
     pub(super) is_pause: bool,
     pub(super) owner: CgroupOwner,
-    pub(super) sandbox: NetNs,
+    pub(super) netns: NetNs,
 }
 
-/// The kernel writes one page of each of these files; of control groups a line for each hierarchy, whose path
-/// has at most 4 KiB.
-const LARGEST: u64 = 256 << 10;
+/// The most that is read of a file below `/proc/PID`. The kernel limits `stat` and `comm` to a page; `cgroup` has a
+/// path of at most 4 KiB for each hierarchy.
+const MAX_PROC_FILE: u64 = 256 << 10;
 
-/// The names of the sandbox's process: Kubernetes' image has `pause`, OpenShift's `pod`.
+/// The names of the pause process: `pause` in Kubernetes' image, `pod` in OpenShift's.
 const PAUSE: [&str; 2] = ["pause", "pod"];
 
-/// How many processes of a container are remembered, of which some may end before they are looked at. A
-/// container can start any number.
-const OLDEST: usize = 8;
+/// How many of a container's oldest processes are kept, since some may end before they are examined. A container
+/// can start any number of processes.
+const MAX_OLDEST: usize = 8;
 
-/// The oldest processes of each pod and container below `proc`, the oldest first. Monitors are not among
-/// them.
+/// Returns the oldest processes of each pod and container below `proc`, sorted by age, without CRI-O's monitors.
 ///
 /// # Errors
 /// The directory can't be listed.
-pub(super) fn contained(proc: &Path) -> Result<Vec<ContainerProcess>, Error> {
+pub(super) fn container_processes(proc: &Path) -> Result<Vec<ContainerProcess>, Error> {
     let failed = |error| {
-        let msg = format!("{}: processes can't be listed: {error}; is the node's /proc there?", proc.display());
+        let msg = format!("listing processes in {} failed: {error}; mount the node's /proc there", proc.display());
         Error::new(Code::Io, msg)
     };
     let entries = fs::read_dir(proc).map_err(failed)?;
@@ -69,9 +66,9 @@ fn oldest(all: impl Iterator<Item = ContainerProcess>) -> Vec<ContainerProcess> 
     for process in all {
         let of_owner = by_owner.entry(process.owner.clone()).or_default();
         of_owner.push(process);
-        if of_owner.len() == 2 * OLDEST {
+        if of_owner.len() == 2 * MAX_OLDEST {
             of_owner.sort_unstable_by_key(age);
-            of_owner.truncate(OLDEST);
+            of_owner.truncate(MAX_OLDEST);
         }
     }
     let mut all: Vec<ContainerProcess> = by_owner.into_values().flatten().collect();
@@ -80,78 +77,78 @@ fn oldest(all: impl Iterator<Item = ContainerProcess>) -> Vec<ContainerProcess> 
 }
 
 impl ContainerProcess {
-    /// `None` where it is no process of a container, or has ended meanwhile.
+    /// Reads a process directory; `None` if the process has ended or belongs to no pod and no container.
     fn read(directory: PathBuf) -> Option<Self> {
         let pid = directory.file_name()?.to_str()?.parse().ok()?;
-        let owner = CgroupOwner::of(&read_text(&directory.join("cgroup"), LARGEST).ok()?)?;
+        let owner = CgroupOwner::parse(&read_text(&directory.join("cgroup"), MAX_PROC_FILE).ok()?)?;
         if owner.is_monitor {
             return None;
         }
-        let stat = read_text(&directory.join("stat"), LARGEST).ok()?;
+        let stat = read_text(&directory.join("stat"), MAX_PROC_FILE).ok()?;
         Some(Self { pid, started: started(&stat)?, owner, directory })
     }
 
-    /// Where it is; `None` where it has ended meanwhile.
+    /// Opens the network namespace of the process; `None` if the process has ended.
     ///
     /// # Errors
-    /// Its namespace can't be opened.
-    pub(super) fn inhabits(&self) -> Result<Option<NetnsProcess>, Error> {
-        let Some(sandbox) = NetNs::open(&self.directory.join("ns/net"))? else { return Ok(None) };
-        let name = read_text(&self.directory.join("comm"), LARGEST).unwrap_or_default();
+    /// The namespace can't be opened.
+    pub(super) fn netns(&self) -> Result<Option<NetnsProcess>, Error> {
+        let Some(netns) = NetNs::open(&self.directory.join("ns/net"))? else { return Ok(None) };
+        let name = read_text(&self.directory.join("comm"), MAX_PROC_FILE).unwrap_or_default();
         let name = name.trim_end();
         let is_pause = PAUSE.contains(&name);
         Ok(Some(NetnsProcess {
-            // A process names itself as it likes.
+            // A process chooses its own name.
             name: format!("process {} ({})", self.pid, name.escape_debug()),
             is_pause,
             owner: self.owner.clone(),
-            sandbox,
+            netns,
         }))
     }
 }
 
-/// The 22nd field; the second is a name that may hold blanks and brackets.
+/// Parses `starttime`, the 22nd field. The second field is a name that may contain blanks and brackets.
 fn started(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// What a control group says of its processes.
+/// The pod and container that a control group belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct CgroupOwner {
-    /// The pod's UID, as the API has it; a static pod's is the hash that kubelet knows it by.
-    pub(super) pod: Option<String>,
-    /// The container's ID.
+    /// The pod's UID as in the API; for a static pod, kubelet's hash of its manifest.
+    pub(super) pod_uid: Option<String>,
+    /// The container ID.
     pub(super) container: Option<String>,
-    /// CRI-O's monitor of a container: it is in the pod's control group and outside of its namespaces.
+    /// Whether the process is CRI-O's monitor, which is in the pod's control group but not in its namespaces.
     pub(super) is_monitor: bool,
 }
 
-/// As many hexadecimal digits as both runtimes give a container's ID.
+/// The number of hexadecimal digits in the container IDs of containerd and CRI-O.
 const ID_LENGTH: usize = 64;
 const MONITOR: &str = "crio-conmon-";
 
 impl CgroupOwner {
-    /// Understands `/proc/PID/cgroup` (cgroups(7)); `None` where it names neither pod nor container, or
-    /// its hierarchies name different ones.
-    pub(super) fn of(text: &str) -> Option<Self> {
+    /// Parses `/proc/PID/cgroup` (cgroups(7)); `None` if it names neither a pod nor a container, or its hierarchies
+    /// disagree.
+    fn parse(text: &str) -> Option<Self> {
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-        let mut owners = paths.map(Self::of_path).filter(|owner| *owner != Self::default());
+        let mut owners = paths.map(Self::parse_path).filter(|owner| *owner != Self::default());
         let first = owners.next()?;
         owners.all(|other| other == first).then_some(first)
     }
 
-    /// The outermost pod counts: what a container makes below its own group can have any name.
-    fn of_path(path: &str) -> Self {
+    /// Parses a cgroup path. The outermost pod counts: a container may create groups of any name below its own.
+    fn parse_path(path: &str) -> Self {
         let mut parts = path.split(['/', ':']).filter(|part| !part.is_empty());
         let pod = parts.clone().position(|part| pod_uid(part).is_some());
         let Some(pod) = pod else {
             return Self { container: parts.find_map(container_id), ..Self::default() };
         };
-        let mut within = parts.skip(pod);
-        let uid = within.next().and_then(pod_uid);
-        let mut below = within.take(2).peekable();
+        let mut parts = parts.skip(pod);
+        let pod_uid = parts.next().and_then(pod_uid);
+        let mut below = parts.take(2).peekable();
         let is_monitor = below.peek().is_some_and(|part| part.starts_with(MONITOR));
-        Self { pod: uid, container: below.find_map(container_id), is_monitor }
+        Self { pod_uid, container: below.find_map(container_id), is_monitor }
     }
 }
 
@@ -174,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_oldest_processes_of_a_container_are_remembered() {
+    fn only_the_oldest_processes_of_a_container_are_kept() {
         let process = |container: &str, pid: u32| ContainerProcess {
             pid,
             started: u64::from(pid) % 1000,
@@ -182,16 +179,15 @@ mod tests {
             directory: PathBuf::new(),
         };
         let many = (0..1000).rev().map(|pid| process("a", pid));
-        let remembered = oldest(many.chain([process("b", 5000)]));
-        assert!(remembered.len() < 2 * OLDEST + 1, "{}", remembered.len());
-        let of_a: Vec<u32> =
-            remembered.iter().filter(|process| process.pid < 1000).map(|process| process.pid).collect();
-        assert_eq!(of_a[..OLDEST], Vec::from_iter(0..8)[..]);
-        assert!(remembered.iter().any(|process| process.pid == 5000));
+        let oldest = oldest(many.chain([process("b", 5000)]));
+        assert!(oldest.len() < 2 * MAX_OLDEST + 1, "{}", oldest.len());
+        let of_a: Vec<u32> = oldest.iter().filter(|process| process.pid < 1000).map(|process| process.pid).collect();
+        assert_eq!(of_a[..MAX_OLDEST], Vec::from_iter(0..8)[..]);
+        assert!(oldest.iter().any(|process| process.pid == 5000));
     }
 
     #[test]
-    fn a_name_with_blanks_and_brackets_does_not_mislead() {
+    fn the_start_time_is_parsed_behind_a_name_with_blanks_and_brackets() {
         let rest: String = (3..=52).map(|field| format!(" {field}")).collect();
         assert_eq!(started(&format!("7 (a) 1 (b){rest}")), Some(22));
         assert_eq!(started("7 (a) R 1"), None);
@@ -205,15 +201,15 @@ mod tests {
     }
 
     fn owner(path: &str) -> Option<CgroupOwner> {
-        CgroupOwner::of(&format!("0::{path}\n"))
+        CgroupOwner::parse(&format!("0::{path}\n"))
     }
 
     fn names(owner: Option<CgroupOwner>) -> (Option<String>, Option<String>) {
-        owner.map(|owner| (owner.pod, owner.container)).unwrap_or_default()
+        owner.map(|owner| (owner.pod_uid, owner.container)).unwrap_or_default()
     }
 
     #[test]
-    fn both_drivers_forms_name_pod_and_container() {
+    fn pod_and_container_are_parsed_from_the_paths_of_both_drivers() {
         let (id, slices) = (hex_id('a'), UID.replace('-', "_"));
         for path in [
             format!("/kubepods/burstable/pod{UID}/{id}"),
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_in_no_pod_and_no_container_is_nobodys() {
+    fn paths_of_neither_pod_nor_container_are_ignored() {
         for path in ["/", "/kubepods.slice", "/kubepods/burstable", "/user.slice/pod-viewer.service", "/podman/abc", ""]
         {
             assert_eq!(owner(path), None, "{path}");
@@ -243,22 +239,22 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_makes_below_its_group_does_not_count() {
+    fn groups_that_a_container_creates_are_ignored() {
         let (own, other) = (hex_id('a'), hex_id('b'));
         let path = format!("/kubepods/pod{UID}/{own}/kubepods/pod{}/{other}", UID.replace('8', "9"));
         assert_eq!(names(owner(&path)), (Some(UID.into()), Some(own)));
     }
 
     #[test]
-    fn hierarchies_that_disagree_name_nobody() {
+    fn hierarchies_that_disagree_have_no_owner() {
         let (own, other) = (hex_id('a'), hex_id('b'));
         let text = format!("4:memory:/kubepods/pod{UID}/{own}\n3:cpu:/\n1:name=systemd:/kubepods/pod{UID}/{own}\n");
-        assert_eq!(CgroupOwner::of(&text).and_then(|owner| owner.container), Some(own));
-        assert_eq!(CgroupOwner::of(&format!("{text}2:pids:/kubepods/pod{UID}/{other}\n")), None);
+        assert_eq!(CgroupOwner::parse(&text).and_then(|owner| owner.container), Some(own));
+        assert_eq!(CgroupOwner::parse(&format!("{text}2:pids:/kubepods/pod{UID}/{other}\n")), None);
     }
 
     #[test]
-    fn crio_s_monitor_is_told_from_what_it_monitors() {
+    fn the_monitor_of_crio_is_recognized() {
         let slices = UID.replace('-', "_");
         for (leaf, monitor) in [("crio-conmon-", true), ("crio-", false)] {
             let path = format!("/kubepods.slice/kubepods-pod{slices}.slice/{leaf}{}.scope", hex_id('a'));

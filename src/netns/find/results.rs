@@ -1,5 +1,5 @@
-//! The results that runtimes' library keeps of every ADD, each with the namespace it was for
-//! (containernetworking/cni, `libcni/api.go`: `cachedInfo`).
+//! The results of ADDs that libcni caches, each with its network namespace (containernetworking/cni,
+//! `libcni/api.go`: `cachedInfo`).
 
 use crate::cni::{Code, Error};
 use crate::host_path::{HostPath, HostRoot};
@@ -10,42 +10,42 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-/// Where they are: the library's default, which containerd and CRI-O keep, and Multus's.
+/// The cache directories: libcni's default, which containerd and CRI-O use, and Multus's.
 const DIRECTORIES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
-/// A result is larger only by mistake.
-const LARGEST: u64 = 4 << 20;
-/// What makes a file one of them.
+/// The largest file that is read.
+const MAX_RESULT: u64 = 4 << 20;
+/// The `kind` of a cached result.
 const KIND: &str = "cniCacheV1";
 
-/// The result of an ADD.
+/// The cached result of an ADD.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct CachedResult {
-    /// The file, as the node names it.
+    /// The cache file, as a path on the node.
     pub(super) file: String,
     /// `CNI_CONTAINERID`.
     pub(super) container_id: String,
-    /// The network's name.
+    /// The network name.
     pub(super) network: String,
     /// `CNI_IFNAME`.
     pub(super) ifname: String,
     /// `K8S_POD_UID`.
-    pub(super) pod: Option<String>,
+    pub(super) pod_uid: Option<String>,
     /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
     pub(super) pod_name: Option<(String, String)>,
-    /// Where the namespace was, as the node names it.
+    /// The namespace, as a path on the node.
     pub(super) netns: Option<HostPath>,
-    /// What the ADD returned.
+    /// The result that the ADD returned.
     pub(super) result: Value,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Text {
+struct CacheFile {
     kind: String,
     container_id: String,
     if_name: String,
     network_name: String,
-    /// Since 1.2 of the library.
+    /// Written since libcni 1.2.
     netns: Option<String>,
     cni_args: Option<Vec<(String, String)>>,
     #[serde(default)]
@@ -54,39 +54,39 @@ struct Text {
 
 impl CachedResult {
     fn parse(file: String, text: &[u8]) -> Option<Self> {
-        let text: Text = serde_json::from_slice(text).ok()?;
-        if text.kind != KIND {
+        let content: CacheFile = serde_json::from_slice(text).ok()?;
+        if content.kind != KIND {
             return None;
         }
         let of_interface = || {
-            let interfaces = text.result["interfaces"].as_array()?;
-            let own = interfaces.iter().find(|interface| interface["name"] == text.if_name.as_str())?;
+            let interfaces = content.result["interfaces"].as_array()?;
+            let own = interfaces.iter().find(|interface| interface["name"] == content.if_name.as_str())?;
             own["sandbox"].as_str().map(str::to_owned)
         };
-        let netns = text.netns.clone().or_else(of_interface).and_then(HostPath::new);
-        let args = text.cni_args.unwrap_or_default();
+        let netns = content.netns.clone().or_else(of_interface).and_then(HostPath::new);
+        let args = content.cni_args.unwrap_or_default();
         let arg = |name| args.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
         Some(Self {
             file,
             netns,
-            pod: arg("K8S_POD_UID"),
+            pod_uid: arg("K8S_POD_UID"),
             pod_name: arg("K8S_POD_NAMESPACE").zip(arg("K8S_POD_NAME")),
-            container_id: text.container_id,
-            network: text.network_name,
-            ifname: text.if_name,
-            result: text.result,
+            container_id: content.container_id,
+            network: content.network_name,
+            ifname: content.if_name,
+            result: content.result,
         })
     }
 }
 
-/// All that is kept, in the order of the files' names.
+/// Reads all cached results, sorted by file name. Skips files in another format.
 ///
 /// # Errors
-/// A directory can't be read. A file that is none of the library's, or of another form, is passed over.
-pub(super) fn kept(node: &HostRoot) -> Result<Vec<CachedResult>, Error> {
+/// A cache directory can't be read.
+pub(super) fn cached_results(node: &HostRoot) -> Result<Vec<CachedResult>, Error> {
     let mut all = Vec::new();
     for name in DIRECTORIES {
-        let failed = |error| Error::new(Code::Io, format!("{name}: the results kept there can't be read: {error}"));
+        let failed = |error| Error::new(Code::Io, format!("reading the cached results in {name} failed: {error}"));
         let Some(directory) = HostPath::new(name) else { continue };
         let entries = match fs::read_dir(node.reach(&directory).map_err(failed)?) {
             Ok(entries) => entries,
@@ -97,7 +97,7 @@ pub(super) fn kept(node: &HostRoot) -> Result<Vec<CachedResult>, Error> {
         files.sort();
         all.extend(files.into_iter().filter_map(|path| {
             let file = directory.join(path.file_name()?.to_str()?);
-            CachedResult::parse(file.to_string(), &read_nofollow(&path, LARGEST).ok()?)
+            CachedResult::parse(file.to_string(), &read_nofollow(&path, MAX_RESULT).ok()?)
         }));
     }
     Ok(all)
@@ -123,16 +123,16 @@ mod tests {
         CachedResult::parse("f".into(), text.to_string().as_bytes())
     }
 
-    fn netns(kept: &CachedResult) -> Option<String> {
-        kept.netns.as_ref().map(ToString::to_string)
+    fn netns(result: &CachedResult) -> Option<String> {
+        result.netns.as_ref().map(ToString::to_string)
     }
 
     #[test]
-    fn the_namespace_is_the_calls_or_that_of_its_interface() {
+    fn the_namespace_of_the_call_is_preferred_to_that_of_the_interface() {
         let mut text = text();
-        let kept = parse(&text).expect("a result");
-        assert_eq!(netns(&kept).as_deref(), Some("/var/run/netns/one"));
-        assert_eq!((kept.pod.as_deref(), kept.network.as_str(), kept.ifname.as_str()), (Some("u"), "n", "eth0"));
+        let result = parse(&text).expect("a result");
+        assert_eq!(netns(&result).as_deref(), Some("/var/run/netns/one"));
+        assert_eq!((result.pod_uid.as_deref(), &*result.network, &*result.ifname), (Some("u"), "n", "eth0"));
         text.as_object_mut().expect("an object").remove("netns");
         assert_eq!(netns(&parse(&text).expect("a result")).as_deref(), Some("/var/run/netns/two"));
         text["ifName"] = "net1".into();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_not_absolute_or_leads_up_is_none() {
+    fn a_path_that_is_relative_or_contains_dots_is_ignored() {
         for path in ["netns/one", "/run/netns/../../etc"] {
             let mut text = text();
             text["netns"] = path.into();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_passed_over() {
+    fn files_in_another_format_are_skipped() {
         assert_eq!(CachedResult::parse("f".into(), b"{"), None);
         assert_eq!(parse(&json!({"cniVersion": "0.4.0", "ips": []})), None);
         let mut other = text();

@@ -1,12 +1,11 @@
-//! A pod that runs on while its node changes.
+//! A pod that keeps running while its node changes.
 
 use crate::expectations::{inbound_is_captured, tcp_is_captured};
 use crate::pod::APP_PROCESS;
 use crate::world::*;
 use std::net::SocketAddr;
 
-/// A pod, what it was when it started, and a connection of its application in each family, through
-/// the sidecar.
+/// A pod, its rules when it started, and an open connection of its application in each family through the sidecar.
 pub(super) struct Kept {
     connections: Vec<(SocketAddr, Connection)>,
     rules: Vec<Ruleset>,
@@ -23,8 +22,7 @@ impl Kept {
         Self { connections, rules: rules(&world), world }
     }
 
-    /// Its connections live on, new ones arrive at the sidecar as well, and its rules are what they
-    /// were.
+    /// Asserts that its connections still work, new ones reach the sidecar, and its rules are unchanged.
     #[track_caller]
     pub(super) fn notices_nothing(&mut self) {
         for (to, connection) in &mut self.connections {

@@ -1,5 +1,5 @@
-//! The procedures of manifests/README.md, "From istio-cni or istio-init, and back", step by step on a
-//! node's directories with real agents, plugins and packets. istio-cni is a stand-in with its rules.
+//! The procedures of manifests/README.md, "From istio-cni or istio-init, and back", step by step on a node's directories
+//! with real agents, plugins and packets. istio-cni is simulated by a program that writes its rules.
 
 mod kept;
 mod node;
@@ -13,14 +13,14 @@ use kept::Kept;
 use node::{Caller, LIST, Node, OWN_FILE};
 use serde_json::Value;
 
-/// What istio-cni does, and no more: 1337 is captured like everybody else.
+/// Asserts the effect of istio-cni alone: UID 1337 is captured like any other.
 #[track_caller]
 fn istio_cni_redirects(world: &World) {
     redirected_once(world);
     tcp_is_captured(world, VAULT_INIT);
 }
 
-/// What detour does: 1337 leaves untouched.
+/// Asserts the effect of detour: UID 1337 bypasses the sidecar.
 #[track_caller]
 fn detour_redirects(world: &World) {
     redirected_once(world);
@@ -41,7 +41,7 @@ fn redirected_once(world: &World) {
     inbound_is_captured(world);
 }
 
-/// A pod that starts now is redirected so, and those that run notice nothing.
+/// Asserts that a new pod is redirected in this way, and that running pods are not affected.
 #[track_caller]
 fn one_more(pods: &mut Vec<Kept>, node: &Node, is_redirected: fn(&World)) {
     let pod = Kept::new(node.new_pod());
@@ -50,7 +50,7 @@ fn one_more(pods: &mut Vec<Kept>, node: &Node, is_redirected: fn(&World)) {
     Kept::all_notice_nothing(pods);
 }
 
-/// With both in the list, the first one redirects, and detour's exclusions stand before that.
+/// With both in the plugin list, the first one redirects, and detour's exclusions precede the redirection.
 #[test]
 fn from_istio_cni_without_multus_and_back() {
     let node = Node::new("chained", Caller::Runtime);
@@ -59,25 +59,25 @@ fn from_istio_cni_without_multus_and_back() {
     let mut pods = vec![Kept::new(node.new_pod())];
     istio_cni_redirects(&pods[0].world);
 
-    // 2. detour comes beside it.
+    // 2. Install detour.
     let agent = node.at_each_instant(|| node.detour_comes());
     assert_eq!(node.types(), ["istio-cni", "detour"]);
     one_more(&mut pods, &node, detour_redirects);
 
-    // 3. istio-cni goes.
+    // 3. Remove istio-cni.
     node.at_each_instant(|| node.istio_cni_goes());
     assert_eq!(node.types(), ["detour"]);
     one_more(&mut pods, &node, detour_redirects);
     node.delete(&pods.remove(0).world);
 
-    // Back, 1. and 2. On a cordoned node detour goes.
+    // Back, 1. and 2. Remove detour on a cordoned node.
     node.detour_goes(agent);
     assert!(node.types().is_empty());
     let without_mesh: Value = serde_json::from_str(CALICO).expect("JSON");
     assert_eq!(node.scene.json(LIST), without_mesh);
     Kept::all_notice_nothing(&mut pods);
 
-    // Back, 3. istio-cni comes.
+    // Back, 3. Install istio-cni.
     node.istio_cni_comes();
     assert_eq!(node.configurations(), before);
     one_more(&mut pods, &node, istio_cni_redirects);
@@ -92,31 +92,31 @@ fn from_istio_cni_with_multus_and_back() {
     let mut pods = vec![Kept::new(node.new_pod())];
     istio_cni_redirects(&pods[0].world);
 
-    // 2. istio-cni goes; pods that start now wait, for Multus finds no configuration.
+    // 2. Remove istio-cni; new pods wait, because Multus finds no configuration.
     node.istio_cni_goes();
     assert!(node.types().is_empty());
     Kept::all_notice_nothing(&mut pods);
 
-    // 3. detour comes.
+    // 3. Install detour.
     let agent = node.detour_comes();
     assert_eq!(node.types(), ["detour"]);
     one_more(&mut pods, &node, detour_redirects);
     node.delete(&pods.remove(0).world);
 
-    // Back, 1. detour goes.
+    // Back, 1. Remove detour.
     node.detour_goes(agent);
     assert_eq!(node.configurations(), empty);
     Kept::all_notice_nothing(&mut pods);
 
-    // Back, 2. istio-cni comes.
+    // Back, 2. Install istio-cni.
     node.istio_cni_comes();
     assert_eq!(node.configurations(), before);
     one_more(&mut pods, &node, istio_cni_redirects);
 }
 
-/// The labels of both at once: whoever writes the file last has it, until istio-cni's agent is gone.
+/// The node has the labels of both: the last writer owns the file until istio-cni's agent is removed.
 #[test]
-fn with_multus_in_the_other_order_it_comes_to_the_same() {
+fn from_istio_cni_with_multus_in_the_other_order_has_the_same_result() {
     let node = Node::new("multus-at-once", Caller::Multus);
     node.istio_cni_comes();
     let before = node.configurations();
@@ -132,7 +132,7 @@ fn with_multus_in_the_other_order_it_comes_to_the_same() {
     assert_eq!(node.types(), ["detour"]);
     one_more(&mut pods, &node, detour_redirects);
 
-    // What stood there before comes back, as the file that istio-cni's agent will find.
+    // The previous file is restored, which istio-cni's agent will find.
     node.detour_goes(agent);
     assert_eq!(node.scene.json(OWN_FILE)["type"], "istio-cni");
     node.istio_cni_comes();
@@ -152,7 +152,7 @@ fn from_istio_init_and_back() {
             world.iptables_restore(family, &rules);
         }
     };
-    // 1. detour comes; a pod with istio-init is left to that.
+    // 1. Install detour; it skips pods with istio-init.
     node.injector_makes(&with_istio_init);
     let agent = node.detour_comes();
     let world = node.new_pod();
@@ -171,7 +171,7 @@ fn from_istio_init_and_back() {
     detour_redirects(&world);
     pods.push(Kept::new(world));
 
-    // Back, 2. detour goes.
+    // Back, 2. Remove detour.
     node.detour_goes(agent);
     assert_eq!(node.configurations(), before);
     Kept::all_notice_nothing(&mut pods);

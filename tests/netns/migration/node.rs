@@ -1,4 +1,4 @@
-//! A node that has istio-cni, or detour, or both for a while.
+//! A node with istio-cni, detour, or temporarily both.
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::istio::{Dns, rules};
@@ -12,16 +12,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Who calls the plugin.
+/// How the plugin is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// The runtime, for each pod: the plugin is a member of the cluster network's list.
+    /// By the runtime, for each pod: the plugin is an entry of the cluster network's plugin list.
     Runtime,
-    /// Multus, for the pods that name the attachment, by a file of the plugin's own.
+    /// By Multus, for pods that select the attachment: the plugin has its own file.
     Multus,
 }
 
-/// The cluster network's list.
+/// The cluster network's plugin list.
 pub(super) const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 /// The attachment's file.
 pub(super) const OWN_FILE: &str = "etc/cni/multus/net.d/istio-cni.conf";
@@ -36,7 +36,7 @@ impl Node {
     pub(super) fn new(name: &str, caller: Caller) -> Self {
         let scene = Scene::with(&format!("migration-{name}"), "10-calico.conflist", CALICO);
         if caller == Caller::Multus {
-            // OpenShift, where the plugin has a file of its own unless told otherwise.
+            // On OpenShift, the plugin has its own file by default.
             fs::create_dir_all(scene.path("etc/machine-config-daemon")).expect("made");
         }
         for family in [Family::V4, Family::V6] {
@@ -48,7 +48,7 @@ impl Node {
         node
     }
 
-    /// From now on, this is what a new pod is.
+    /// Sets the manifest of new pods.
     pub(super) fn injector_makes(&self, manifest: &str) {
         self.scene.write("manifests/pod.yaml", manifest);
     }
@@ -60,7 +60,7 @@ impl Node {
         })
     }
 
-    /// Starts detour's agent, with the chain that the chart has, and waits until all is done.
+    /// Starts detour's agent with the chart's sub-plugin chain, and waits until the installation is complete.
     pub(super) fn detour_comes(&self) -> Agent {
         let config = json!({
             "kubernetes": { "manifests_dir": self.scene.path("manifests") },
@@ -77,13 +77,13 @@ impl Node {
         agent
     }
 
-    /// Ends detour's agent, which takes all that it put there off the node.
+    /// Stops detour's agent, which reverts its changes of the node.
     pub(super) fn detour_goes(&self, agent: Agent) {
         assert!(agent.end(Signal::SIGTERM).success());
     }
 
-    /// What istio-cni's agent does when it comes to a node, or finds something changed (istio,
-    /// `cni/pkg/install`): program first, then the configuration.
+    /// Installs istio-cni as its agent does at startup and after changes (istio, `cni/pkg/install`): first the program,
+    /// then the configuration.
     pub(super) fn istio_cni_comes(&self) {
         let program = self.bin_dir().join("istio-cni");
         fs::create_dir_all(self.bin_dir()).expect("made");
@@ -98,7 +98,7 @@ impl Node {
         }
     }
 
-    /// What it does when it ends.
+    /// Uninstalls istio-cni as its agent does when it stops.
     pub(super) fn istio_cni_goes(&self) {
         match self.caller {
             Caller::Runtime => self.rewrite_list(|_| ()),
@@ -107,7 +107,7 @@ impl Node {
         fs::remove_file(self.bin_dir().join("istio-cni")).expect("removed");
     }
 
-    /// Takes istio-cni's member out, and makes the list anew.
+    /// Removes istio-cni's entry and writes the plugin list again.
     fn rewrite_list(&self, change: impl FnOnce(&mut Vec<Value>)) {
         let mut list = self.scene.json(LIST);
         let plugins = list["plugins"].as_array_mut().expect("a list");
@@ -116,7 +116,7 @@ impl Node {
         replace(&self.scene.path(LIST), &as_go_writes(&list), 0o644);
     }
 
-    /// The files by which runtimes and Multus go, with contents and mode.
+    /// Returns the files that runtimes and Multus read, with contents and mode.
     pub(super) fn configurations(&self) -> BTreeMap<PathBuf, (String, u32)> {
         let mut files = self.scene.files();
         files.retain(|path, _| path.starts_with("etc/cni"));
@@ -132,7 +132,7 @@ fn istio_cni_conf() -> Value {
     })
 }
 
-/// A stand-in with its rules: as the real one it adds them in one go, and fails where they are.
+/// A simulated istio-cni: like the real one, it adds its rules atomically and fails if they exist.
 fn istio_cni(rules: &Path) -> String {
     let rules = rules.display();
     format!(
@@ -148,7 +148,7 @@ exit 1
     )
 }
 
-/// Keys sorted, two blanks (Go, `json.MarshalIndent` of a map).
+/// Formats JSON with sorted keys and an indentation of two (Go, `json.MarshalIndent` of a map).
 fn as_go_writes(value: &Value) -> String {
     fn sorted(value: &Value) -> Value {
         match value {
@@ -163,7 +163,7 @@ fn as_go_writes(value: &Value) -> String {
     format!("{:#}\n", sorted(value))
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file atomically.
 fn replace(path: &Path, text: &str, mode: u32) {
     let new = path.with_file_name(".new");
     fs::create_dir_all(path.parent().expect("a directory")).expect("made");

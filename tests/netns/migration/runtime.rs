@@ -1,4 +1,5 @@
-//! What a runtime, or Multus, makes of a node's directories when a pod starts and ends.
+//! A simulated runtime and Multus: which plugins they call when a pod starts and ends, according to the node's
+//! directories.
 
 use super::node::{Caller, LIST, Node, OWN_FILE};
 use crate::world::{Families, World};
@@ -11,8 +12,8 @@ use std::thread;
 const MESHES: [&str; 2] = ["istio-cni", "detour"];
 
 impl Node {
-    /// The mesh's plugins that a pod which starts now gets, in their order. All of the directory is
-    /// understood, and each of them is there as a program.
+    /// Returns the mesh plugins that are called for a new pod, in order. Asserts that all files of the directory are
+    /// valid, and that each plugin exists as a program.
     #[track_caller]
     pub(super) fn plugins(&self) -> Vec<Value> {
         let plugins = match self.caller {
@@ -23,13 +24,13 @@ impl Node {
         plugins.into_iter().filter(mesh).collect()
     }
 
-    /// Their types.
+    /// Returns the types of the plugins.
     #[track_caller]
     pub(super) fn types(&self) -> Vec<String> {
         self.plugins().iter().map(|plugin| plugin["type"].as_str().expect("text").to_owned()).collect()
     }
 
-    /// Does `work`, and holds that at each instant of it a pod that starts gets a plugin which is there.
+    /// Runs `work`, and asserts that throughout it a new pod gets a plugin that exists.
     pub(super) fn at_each_instant<T>(&self, work: impl FnOnce() -> T) -> T {
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -47,17 +48,17 @@ impl Node {
         })
     }
 
-    /// A pod that starts now.
+    /// Starts a pod.
     #[track_caller]
     pub(super) fn new_pod(&self) -> World {
         let world = World::new(Families::Both);
         let plugins = self.plugins();
-        assert!(!plugins.is_empty(), "nobody would redirect it");
+        assert!(!plugins.is_empty(), "no plugin would redirect the pod");
         self.call(&world, "ADD", plugins);
         world
     }
 
-    /// The end of a pod, in the reverse order.
+    /// Stops a pod, with the plugins in reverse order.
     #[track_caller]
     pub(super) fn delete(&self, world: &World) {
         self.call(world, "DEL", self.plugins().into_iter().rev());
@@ -76,14 +77,14 @@ impl Node {
     }
 }
 
-/// A file of the node, where it is there.
+/// Reads a file of the node, if it exists.
 #[track_caller]
 fn read(node: &Node, within: &str) -> Option<Value> {
     let text = fs::read_to_string(node.scene.path(within)).ok()?;
     Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{within}: {error}: {text}")))
 }
 
-/// A list's members as each is called (SPEC.md, "Deriving request configuration from plugin
+/// Returns the configuration of each plugin of a list (SPEC.md, "Deriving request configuration from plugin
 /// configuration").
 fn members(list: &Value) -> Vec<Value> {
     let mut plugins = list["plugins"].as_array().expect("a list").clone();

@@ -1,4 +1,4 @@
-//! Where something that was sent arrived.
+//! Where a message arrived.
 
 use super::SIDECAR;
 use serde::Deserialize;
@@ -8,9 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 pub(crate) enum Arrival {
     /// At the sidecar. UDP has no original destination.
     Sidecar { port: u16, original_destination: Option<SocketAddr> },
-    /// Where it was sent to, or at least not at the sidecar.
+    /// At its destination, or at least not at the sidecar.
     Direct { at: SocketAddr, from: IpAddr },
-    /// Nowhere that answers: `timeout`, `refused`, …
+    /// Nowhere: `timeout`, `refused`, …
     Lost(String),
 }
 
@@ -31,17 +31,17 @@ enum Line {
 }
 
 impl Arrival {
-    /// At the sidecar's `port`, with `to` as the original destination of a TCP connection.
+    /// Returns the arrival of a TCP connection at the sidecar's `port`, with the original destination `to`.
     pub(crate) fn captured(port: u16, to: SocketAddr) -> Self {
         Self::Sidecar { port, original_destination: Some(to) }
     }
 
-    /// At the sidecar's `port` as a datagram.
+    /// Returns the arrival of a datagram at the sidecar's `port`.
     pub(crate) fn captured_datagram(port: u16) -> Self {
         Self::Sidecar { port, original_destination: None }
     }
 
-    /// At `at`, where it was sent to, from `from`'s own address.
+    /// Returns the arrival at the destination `at`, from the address of `from`.
     pub(crate) fn direct(at: SocketAddr, from: IpAddr) -> Self {
         Self::Direct { at, from }
     }

@@ -1,4 +1,4 @@
-//! A connection that a process in the pod keeps.
+//! An open connection of a process in the pod.
 
 use super::Arrival;
 use std::io::{BufRead, BufReader, Write};
@@ -11,16 +11,16 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Of a `probe hold` whose stdin and stdout are pipes.
+    /// Takes over a `probe hold` whose stdin and stdout are pipes.
     pub(super) fn new(mut process: Child) -> Self {
         let answers = BufReader::new(process.stdout.take().expect("it is piped"));
         Self { process, answers }
     }
 
-    /// Sends over it, and says who answered.
+    /// Sends a message, and returns where it arrived.
     ///
     /// # Panics
-    /// The connection is gone.
+    /// The connection is closed.
     #[track_caller]
     pub(crate) fn send(&mut self) -> Arrival {
         self.process.stdin.as_mut().expect("it is piped").write_all(b"\n").expect("probe is there");

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// One tracked connection, named by its first packet.
+/// A tracked connection, described by its first packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// `tcp`, `udp`, …
@@ -19,15 +19,15 @@ pub(crate) struct Entry {
     pub(crate) replied: bool,
 }
 
-/// The table of the network namespace that process `pid` is in.
+/// Reads the table of the network namespace of process `pid`.
 pub(super) fn read(pid: u32) -> Vec<Entry> {
     let path = format!("/proc/{pid}/net/nf_conntrack");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {path}: {e}"));
     text.lines().filter_map(parse).collect()
 }
 
-/// A line of `nf_conntrack`: `ipv4 2 udp 17 29 src=… dst=… sport=… dport=… [UNREPLIED] src=… … zone=1 use=2`.
-/// `None` for protocols without ports.
+/// Parses a line of `nf_conntrack`: `ipv4 2 udp 17 29 src=… dst=… sport=… dport=… [UNREPLIED] src=… … zone=1 use=2`.
+/// Returns `None` for protocols without ports.
 fn parse(line: &str) -> Option<Entry> {
     let first = |key: &str| line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
     let zone = |key: &str| first(key).or_else(|| first("zone")).map_or(0, |z| z.parse().expect("a zone"));
@@ -44,7 +44,7 @@ fn parse(line: &str) -> Option<Entry> {
 }
 
 #[test]
-fn both_spellings_of_a_zone_are_understood() {
+fn both_forms_of_a_zone_are_parsed() {
     let line = "ipv4     2 udp      17 29 src=10.88.0.2 dst=10.96.0.10 sport=40000 dport=53 [UNREPLIED] \
                 src=10.96.0.10 dst=10.88.0.2 sport=53 dport=40000 mark=0 zone-orig=2 use=2";
     let entry = parse(line).unwrap();

@@ -1,4 +1,4 @@
-//! A directory of the world's own for files that plugins read.
+//! The world's directory for files that plugins read.
 
 use std::cell::Cell;
 use std::fs;
@@ -16,7 +16,7 @@ impl Directory {
         Self { path, written: Cell::new(0) }
     }
 
-    /// Writes each text to a file of its own in a new directory below.
+    /// Writes each text to its own file in a new subdirectory.
     pub(super) fn write(&self, texts: &[&str]) -> PathBuf {
         let number = self.written.replace(self.written.get() + 1);
         let below = self.path.join(number.to_string());

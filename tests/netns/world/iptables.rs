@@ -1,4 +1,4 @@
-//! The pod's rules through the real iptables tools, which is how people look at them.
+//! The pod's rules as the real iptables tools show them.
 
 use super::place::Place;
 use std::collections::BTreeMap;
@@ -21,15 +21,15 @@ impl Family {
     }
 }
 
-/// What `iptables-save` prints, without comment lines and counters and without what an untouched
-/// table looks like. Chains are in the order of their names, rules in their own.
+/// The output of `iptables-save` without comments, counters, and the content of an unused table. Chains are sorted by
+/// name; rules keep their order.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Ruleset {
     tables: BTreeMap<String, BTreeMap<String, Vec<String>>>,
 }
 
 impl Ruleset {
-    /// The same from text; `[…]` counters, `#` lines and policies are left out.
+    /// Parses the output; drops `[…]` counters, `#` lines and policies.
     pub(crate) fn parse(save: &str) -> Self {
         let mut tables: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
         let mut table = String::new();
@@ -42,7 +42,7 @@ impl Ruleset {
                 assert!(rules.is_empty() && !policy.starts_with("DROP"), "{line}");
             } else if let Some(rule) = line.strip_prefix("-A ") {
                 let chain = rule.split(' ').next().expect("split yields at least one");
-                let chains = tables.get_mut(&table).expect("a rule stands in a table");
+                let chains = tables.get_mut(&table).expect("a rule is in a table");
                 chains.get_mut(chain).expect("chains come first").push(rule.to_owned());
             }
         }
@@ -57,13 +57,13 @@ impl Ruleset {
         self.tables.is_empty()
     }
 
-    /// The rules of a chain, without `-A CHAIN`.
+    /// Returns the rules of a chain, without `-A CHAIN`.
     pub(crate) fn chain(&self, table: &str, chain: &str) -> Vec<&str> {
         let rules = self.tables.get(table).and_then(|chains| chains.get(chain));
         rules.into_iter().flatten().map(|rule| rule[chain.len()..].trim_start()).collect()
     }
 
-    /// Every rule with its table, as `CHAIN -m …`.
+    /// Returns every rule with its table, as `CHAIN -m …`.
     pub(crate) fn rules(&self) -> impl Iterator<Item = (&str, &str)> {
         let chains = self.tables.iter().flat_map(|(table, chains)| chains.values().map(move |rules| (table, rules)));
         chains.flat_map(|(table, rules)| rules.iter().map(move |rule| (table.as_str(), rule.as_str())))
@@ -74,7 +74,7 @@ fn is_built_in(chain: &str) -> bool {
     ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
 }
 
-/// In the form that `iptables-restore` reads, one line a rule, so that a failed assertion can be read.
+/// Formats the rules for `iptables-restore`, one per line, so that failed assertions are readable.
 impl fmt::Display for Ruleset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (table, chains) in &self.tables {

@@ -1,4 +1,4 @@
-//! The veth pair between the two places, their addresses and routes.
+//! The veth pair between the two network namespaces, their addresses and routes.
 
 use super::places::OUTSIDE;
 use super::{Families, Family, GATEWAY, POD, place::Place};
@@ -12,7 +12,7 @@ pub(super) fn join(pod: &Place, outside: &Place, families: Families) {
     let mut in_pod = up.to_vec();
     let mut in_outside = up.to_vec();
     for &family in families.each() {
-        // Without duplicate address detection an IPv6 address is usable at once.
+        // Without duplicate address detection, an IPv6 address is usable immediately.
         let (near, alone, dad) = match family {
             Family::V4 => (24, 32, ""),
             Family::V6 => (64, 128, "nodad"),

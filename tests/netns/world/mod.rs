@@ -1,10 +1,10 @@
-//! A pod and what is outside of it, as two network namespaces:
+//! A pod and the outside, as two network namespaces:
 //!
 //! ```text
 //! pod  (app, sidecar)  eth0 10.88.0.2, fd88::2 ──── eth0 10.88.0.1, fd88::1  outside (resolvers, servers)
 //! ```
 //!
-//! Whatever is sent is answered by whoever it reaches, so that a test can assert on the [`Arrival`].
+//! Every listener answers, so that a test can assert on the [`Arrival`] of a message.
 
 mod arrival;
 mod connection;
@@ -34,7 +34,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Which addresses the pod and the outside have.
+/// The address families of the pod and the outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Families {
     V4,
@@ -43,7 +43,7 @@ pub(crate) enum Families {
 }
 
 impl Families {
-    /// The families there are, one by one.
+    /// Returns the families.
     pub(crate) fn each(self) -> &'static [Family] {
         match self {
             Self::V4 => &[Family::V4],
@@ -53,7 +53,7 @@ impl Families {
     }
 }
 
-/// Who sends.
+/// A sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) uid: u32,
@@ -62,16 +62,16 @@ pub(crate) struct Process {
 
 const ROOT: Process = Process { uid: 0, gid: 0 };
 
-/// Over what is sent.
+/// The transport protocol of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Tcp,
     Udp,
 }
 
-/// A pod and its outside. Everything of it is gone when it is dropped, attachments first.
+/// A pod and the outside. Dropping it removes everything, attachments first.
 pub(crate) struct World {
-    /// Unique on this machine; the container ID of plugin calls.
+    /// A unique name on this machine; the container ID of plugin calls.
     pub(crate) name: String,
     families: Families,
     attachments: RefCell<Vec<Attachment>>,
@@ -85,8 +85,8 @@ impl World {
         Self::of(families, Place::new)
     }
 
-    /// A world whose pod has a user namespace of its own (`hostUsers: false`). Who sends is said as
-    /// the pod counts.
+    /// Creates a world whose pod has its own user namespace (`hostUsers: false`). UIDs of senders are those inside the
+    /// pod.
     pub(crate) fn with_own_users(families: Families) -> Self {
         Self::of(families, Place::with_own_users)
     }
@@ -106,38 +106,38 @@ impl World {
         Self { name, families, attachments: RefCell::default(), pod, outside, directory }
     }
 
-    /// The families this world was made with, one by one.
+    /// Returns the families of this world.
     pub(crate) fn families(&self) -> &'static [Family] {
         self.families.each()
     }
 
-    /// Where it arrives when `process` in the pod sends to `to`.
+    /// Sends from `process` in the pod to `to`, and returns where the message arrived.
     pub(crate) fn pod_sends(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
         self.pod.send(process, protocol, to)
     }
 
-    /// A TCP connection of `process` in the pod, which lasts.
+    /// Opens a TCP connection of `process` in the pod.
     pub(crate) fn pod_connects(&self, process: Process, to: SocketAddr) -> Connection {
         self.pod.connect(process, to)
     }
 
-    /// Where it arrives when somebody outside sends to `to`.
+    /// Sends from outside to `to`, and returns where the message arrived.
     pub(crate) fn outside_sends(&self, protocol: Protocol, to: SocketAddr) -> Arrival {
         self.outside.send(ROOT, protocol, to)
     }
 
-    /// What the pod's connection tracking holds.
+    /// Returns the pod's tracked connections.
     pub(crate) fn conntrack(&self) -> Vec<Entry> {
         conntrack::read(self.pod.pid())
     }
 
-    /// The tracked UDP flows whose first packet was for `to`.
+    /// Returns the tracked UDP flows whose first packet was sent to `to`.
     pub(crate) fn datagrams_to(&self, to: SocketAddr) -> Vec<Entry> {
         let is_for = |e: &Entry| e.protocol == "udp" && (e.destination, e.destination_port) == (to.ip(), to.port());
         self.conntrack().into_iter().filter(is_for).collect()
     }
 
-    /// The pod's rules as `iptables-save` or `ip6tables-save` prints them.
+    /// Returns the pod's rules as `iptables-save` or `ip6tables-save` prints them.
     pub(crate) fn iptables_save(&self, family: Family) -> Ruleset {
         iptables::save(&self.pod, family)
     }
@@ -147,22 +147,22 @@ impl World {
         iptables::restore(&self.pod, family, text);
     }
 
-    /// Adds rules with the older tools, `iptables-legacy-restore` and its like.
+    /// Adds rules with `iptables-legacy-restore` or `ip6tables-legacy-restore`.
     pub(crate) fn legacy_restore(&self, family: Family, text: &str) {
         iptables::legacy_restore(&self.pod, family, text);
     }
 
-    /// Runs `iptables` or `ip6tables` in the pod and says whether it succeeded, and what it printed.
+    /// Runs `iptables` or `ip6tables` in the pod; returns whether it succeeded, and its output.
     pub(crate) fn iptables(&self, family: Family, arguments: &[&str]) -> (bool, String) {
         iptables::run(&self.pod, family, arguments)
     }
 
-    /// The pod's native tables as `nft` prints them without counters, in the order of their names.
+    /// Returns the pod's native tables as `nft` prints them without counters, sorted by name.
     pub(crate) fn native_tables(&self) -> Vec<String> {
         nft::tables(&self.pod)
     }
 
-    /// The rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
+    /// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
     pub(crate) fn native_rules(&self) -> Vec<(String, u64)> {
         nft::rules(&self.pod)
     }
@@ -172,14 +172,14 @@ impl World {
         nft::load(&self.pod, text);
     }
 
-    /// What `ip` prints in the pod, which must succeed.
+    /// Runs `ip` in the pod, which must succeed, and returns its output.
     pub(crate) fn ip(&self, arguments: &[&str]) -> String {
         let output = self.pod.run(Command::new("ip").args(arguments), "");
         assert!(output.status.success(), "ip {arguments:?}: {output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Where the pod's network namespace is mounted.
+    /// Returns the path of the pod's network namespace.
     pub(crate) fn netns(&self) -> PathBuf {
         self.pod.path()
     }

@@ -1,4 +1,4 @@
-//! The pod's native rules through the real tool.
+//! The pod's native rules as `nft` shows them.
 
 use super::place::Place;
 use serde_json::Value;
@@ -19,7 +19,7 @@ pub(super) fn load(pod: &Place, text: &str) {
     assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
+/// Returns the rules of the pod's native tables, each as `TABLE CHAIN` and its handle.
 pub(super) fn rules(pod: &Place) -> Vec<(String, u64)> {
     let output = pod.run(Command::new("nft").args(["-j", "list", "ruleset", "inet"]), "");
     assert!(output.status.success(), "{output:?}");

@@ -1,4 +1,4 @@
-//! One network namespace, whoever listens in it, and commands that run in it.
+//! One network namespace with its listener and the commands that run in it.
 
 use super::connection::Connection;
 use super::{Arrival, Process, Protocol};
@@ -14,25 +14,25 @@ pub(super) struct Place {
     /// Taken out when it is removed.
     netns: Option<NetNs>,
     listener: Option<Child>,
-    /// What UID and GID 0 of those who are here are outside.
+    /// The UID and GID outside that root in this namespace has.
     first_id: u32,
 }
 
-/// As many as a pod needs that counts as OpenShift does.
+/// The number of UIDs in a pod's user namespace, enough for OpenShift's UIDs.
 const IDS: u32 = 2_000_000_000;
-/// Where a pod's own users begin outside.
+/// The first UID outside of a pod's user namespace.
 const FIRST_OWN_ID: u32 = 100_000;
 
 impl Place {
     pub(super) fn new(name: &str) -> Self {
-        // The first one makes /run/netns a mount point of its own, which must not happen twice.
+        // The first `ip netns add` makes /run/netns a mount point, which must not happen twice.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let netns = NetNs::new(name).unwrap_or_else(|e| panic!("make network namespace {name} (are you root?): {e}"));
         Self { name: name.to_owned(), netns: Some(netns), listener: None, first_id: 0 }
     }
 
-    /// One whose network namespace belongs to a user namespace of its own.
+    /// Creates a network namespace that belongs to its own user namespace.
     pub(super) fn with_own_users(name: &str) -> Self {
         let mut owner = Command::new("unshare")
             .args(["--user", "--net", "sh", "-c", "echo ready; read _"])
@@ -67,12 +67,12 @@ impl Place {
         &self.name
     }
 
-    /// As runtimes spell it.
+    /// Returns the path of the network namespace as runtimes pass it.
     pub(super) fn path(&self) -> PathBuf {
         Path::new("/var/run/netns").join(&self.name)
     }
 
-    /// Starts to listen; [`Self::wait_until_ready`] says when it does.
+    /// Starts the listener; [`Self::wait_until_ready`] waits for it.
     pub(super) fn listen(&mut self, label: &str, process: Process, endpoints: &[String]) {
         let mut command = Command::new(probe());
         command.args(["serve", "--label", label]).args(self.as_user(process)).args(endpoints);
@@ -80,15 +80,15 @@ impl Place {
     }
 
     pub(super) fn wait_until_ready(&mut self) {
-        let stdout = self.listener.as_mut().and_then(|l| l.stdout.as_mut()).expect("it was told to listen");
+        let stdout = self.listener.as_mut().and_then(|l| l.stdout.as_mut()).expect("the listener has been started");
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).expect("read from probe");
         assert_eq!(line.trim(), "ready", "{}: probe could not listen, see its stderr", self.name);
     }
 
-    /// The process that listens.
+    /// Returns the PID of the listener.
     pub(super) fn pid(&self) -> u32 {
-        self.listener.as_ref().expect("it was told to listen").id()
+        self.listener.as_ref().expect("the listener has been started").id()
     }
 
     pub(super) fn send(&self, process: Process, protocol: Protocol, to: SocketAddr) -> Arrival {
@@ -108,7 +108,7 @@ impl Place {
         Connection::new(self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped())))
     }
 
-    /// Runs a command in this network namespace, with `stdin`, to its end.
+    /// Runs a command in this network namespace with `stdin`, and waits for its end.
     pub(super) fn run(&self, command: &mut Command, stdin: &str) -> Output {
         let mut child = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()));
         child.stdin.take().expect("it is piped").write_all(stdin.as_bytes()).expect("write to stdin");
@@ -141,7 +141,7 @@ impl Drop for Place {
     }
 }
 
-/// The example binary that sends and answers; `cargo test` builds it beside the plugin.
+/// Returns the path of the example binary that sends and answers, built by `cargo test`.
 fn probe() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_detour")).with_file_name("examples").join("probe");
     assert!(path.exists(), "{} is missing: run `cargo build --examples`", path.display());

@@ -1,9 +1,9 @@
-//! The addresses and ports of every world, and who listens there.
+//! The addresses and ports of every world, and its listeners.
 
 use super::{Families, Family};
 use std::net::{IpAddr, SocketAddr};
 
-/// An IPv4 and an IPv6 address of the same thing.
+/// An IPv4 and an IPv6 address of the same host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Host {
     v4: &'static str,
@@ -25,7 +25,7 @@ impl Host {
 }
 
 pub(crate) const POD: Host = Host { v4: "10.88.0.2", v6: "fd88::2" };
-/// The outside's end of the pod's link.
+/// The outside end of the pod's link.
 pub(crate) const GATEWAY: Host = Host { v4: "10.88.0.1", v6: "fd88::1" };
 /// The cluster's resolver.
 pub(crate) const RESOLVER: Host = Host { v4: "10.96.0.10", v6: "fd96::a" };
@@ -40,7 +40,7 @@ pub(crate) const EXCLUDED_RANGES: &str = "203.0.113.0/24,2001:db8:30::/64";
 pub(crate) const OUTBOUND: u16 = 15001;
 pub(crate) const INBOUND: u16 = 15006;
 pub(crate) const DNS_PROXY: u16 = 15053;
-/// The ports on which the sidecar takes what is redirected to it.
+/// The ports on which the sidecar receives redirected traffic.
 pub(crate) const SIDECAR: [u16; 3] = [OUTBOUND, INBOUND, DNS_PROXY];
 
 pub(crate) const DNS: u16 = 53;
@@ -57,7 +57,7 @@ pub(crate) const SYSLOG: u16 = 514;
 /// Outside addresses besides the gateway's.
 pub(super) const OUTSIDE: [Host; 4] = [RESOLVER, OTHER_RESOLVER, SERVER, VAULT];
 
-/// What is listened on in the pod. The sidecar's resolver is on loopback only, as Istio's is.
+/// The listeners in the pod. The sidecar's resolver listens on loopback only, as Istio's does.
 pub(super) fn pod_endpoints(families: Families) -> Vec<String> {
     let mut endpoints = Vec::new();
     for family in families.each() {
@@ -73,7 +73,7 @@ pub(super) fn pod_endpoints(families: Families) -> Vec<String> {
     endpoints
 }
 
-/// What is listened on outside: the same TCP ports everywhere, DNS on whoever serves it.
+/// The listeners outside: the same TCP ports on all hosts, and DNS on the resolvers.
 pub(super) fn outside_endpoints(families: Families) -> Vec<String> {
     let mut endpoints = Vec::new();
     for &family in families.each() {

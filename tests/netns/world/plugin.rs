@@ -1,4 +1,4 @@
-//! Calls of the plugin as Multus makes them for an attachment.
+//! Plugin calls as Multus makes them for an attachment.
 
 use super::World;
 use serde_json::{Map, Value};
@@ -10,35 +10,35 @@ use std::process::{Command, Stdio};
 /// The plugin under test.
 const BUILT: &str = env!("CARGO_BIN_EXE_detour");
 
-/// A call that is being put together.
+/// A call being built.
 pub(crate) struct Call<'w> {
     world: &'w World,
     environment: BTreeMap<String, String>,
     configuration: String,
 }
 
-/// What a call left behind.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct PluginOutput {
     pub(crate) success: bool,
-    /// What stdout holds; `Null` where it is empty.
+    /// The JSON on stdout; `Null` if it is empty.
     pub(crate) stdout: Value,
     pub(crate) stderr: String,
 }
 
 impl PluginOutput {
     /// # Panics
-    /// Where the call failed.
+    /// The call failed.
     #[track_caller]
     pub(crate) fn expect_success(self) -> Self {
         assert!(self.success, "{}\n{}", self.stdout, self.stderr);
         self
     }
 
-    /// The CNI error code.
+    /// Returns the CNI error code.
     ///
     /// # Panics
-    /// Where the call succeeded or gave no code.
+    /// The call succeeded, or returned no code.
     #[track_caller]
     pub(crate) fn expect_code(&self) -> u64 {
         assert!(!self.success, "it succeeded: {}", self.stdout);
@@ -46,7 +46,7 @@ impl PluginOutput {
     }
 }
 
-/// An ADD to be undone when the world ends.
+/// An ADD whose DEL runs when the world is dropped.
 pub(super) struct Attachment {
     environment: BTreeMap<String, String>,
     configuration: String,
@@ -64,8 +64,8 @@ impl Attachment {
 }
 
 impl World {
-    /// A call as Multus makes it for the first attachment of pod `web-0` in namespace `shop`: net1
-    /// as the interface, every CNI argument doubled, no prevResult but for CHECK.
+    /// Builds a call as Multus makes it for the first attachment of pod `web-0` in namespace `shop`: interface net1,
+    /// every CNI argument doubled, prevResult only for CHECK.
     pub(crate) fn call(&self, command: &str, configuration: &Value) -> Call<'_> {
         let netns = self.netns().display().to_string();
         let pod = format!(
@@ -90,7 +90,7 @@ impl World {
         Call { world: self, environment: environment.into(), configuration: configuration.to_string() }
     }
 
-    /// An ADD as [`Self::call`] makes it, which must succeed.
+    /// Runs an ADD built by [`Self::call`], which must succeed.
     #[track_caller]
     pub(crate) fn add(&self, configuration: &Value) {
         self.call("ADD", configuration).run().expect_success();
@@ -111,7 +111,7 @@ impl Call<'_> {
         self.run_as(BUILT.as_ref())
     }
 
-    /// Runs another program than the one that was built.
+    /// Runs another program instead of the plugin under test.
     pub(crate) fn run_as(self, program: &Path) -> PluginOutput {
         let output = execute(program, &self.environment, &self.configuration);
         if self.environment["CNI_COMMAND"] == "ADD" {
@@ -131,7 +131,7 @@ fn execute(program: &Path, environment: &BTreeMap<String, String>, configuration
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|e| panic!("run {}: {e}", program.display()));
-    // A plugin that fails early may not read all of it.
+    // A plugin that fails early may not read all of stdin.
     let _ = child.stdin.take().expect("it is piped").write_all(configuration.as_bytes());
     let output = child.wait_with_output().expect("wait for the plugin");
     let stdout = match output.stdout.as_slice() {

@@ -1,6 +1,6 @@
-//! A rule as `iptables-save` prints it, without `-A CHAIN`.
+//! Rules as `iptables-save` prints them, without `-A CHAIN`.
 
-use super::rule::{CtState, Is, Match, Rule, Target};
+use crate::firewall::rule::{CtState, Is, Match, Rule, Target};
 use crate::policy::PortRange;
 use std::fmt::{self, Display, Formatter};
 
@@ -78,12 +78,12 @@ impl Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rule::{is, not};
     use super::*;
+    use crate::firewall::rule::{is, not};
     use crate::policy::IdRange;
 
     #[test]
-    fn conditions_stand_where_iptables_save_puts_them() {
+    fn conditions_are_printed_in_the_order_of_iptables_save() {
         let lo = "127.0.0.1/32".parse().expect("a CIDR");
         let rule = Rule::jump("ISTIO_IN_REDIRECT")
             .out_interface(is("lo"))

@@ -1,0 +1,220 @@
+//! Anonymous nf_tables sets, which hold the values of one condition: as messages, and as the kernel lists them; and how
+//! a value is laid out in a register.
+
+use super::rule::Key;
+use super::set::{Span, Spans};
+use crate::firewall::nfnetlink::nfta;
+use crate::firewall::rule::Family;
+use crate::netlink::attributes::{self, Attributes, find, find_be32};
+
+/// The name of a new set; the kernel replaces `%d` by the first free number (`nf_tables_set_alloc_name`).
+pub(super) const NEW_SET: &str = "__set%d";
+
+/// `NFT_SET_ANONYMOUS`, `NFT_SET_CONSTANT`, `NFT_SET_INTERVAL`.
+const ANONYMOUS: u32 = 1;
+const CONSTANT: u32 = 2;
+const INTERVAL: u32 = 4;
+/// `NFTA_LIST_ELEM`.
+const LIST_ELEMENT: u16 = 1;
+/// `NFTA_SET_ELEM_KEY` and within it `NFTA_DATA_VALUE`; `NFTA_SET_ELEM_FLAGS`.
+const ELEMENT_KEY: u16 = 1;
+const VALUE: u16 = 1;
+const ELEMENT_FLAGS: u16 = 3;
+/// `NFT_SET_ELEM_INTERVAL_END`.
+const INTERVAL_END: u32 = 1;
+/// How many elements a message contains: an attribute has at most 64 KiB, an element at most 36 bytes.
+const MAX_ELEMENTS_PER_MESSAGE: usize = 1000;
+
+/// An anonymous set of constants to be created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Set {
+    /// The number of the set within its transaction.
+    pub id: u32,
+    /// The key whose values the elements are.
+    pub key: Key,
+    /// Whether the elements are spans rather than single numbers.
+    pub interval: bool,
+    /// The elements.
+    pub spans: Vec<Span>,
+}
+
+/// Type and length of `NFTNL_UDATA_SET_KEYBYTEORDER` (libnftnl, udata.h), which `nft` stores with a set. Without it,
+/// `nft` prints interface names as empty strings and UIDs in the wrong byte order.
+const KEY_BYTE_ORDER: [u8; 2] = [0, 4];
+const HOST_ENDIAN: u32 = 1;
+const BIG_ENDIAN: u32 = 2;
+
+impl Key {
+    fn byte_order(self) -> u32 {
+        let is_in_packet =
+            matches!(self, Self::Source(_) | Self::Destination(_) | Self::SourcePort | Self::DestinationPort);
+        if is_in_packet { BIG_ENDIAN } else { HOST_ENDIAN }
+    }
+
+    /// Returns `enum datatypes` (nftables, include/datatype.h), by which `nft` prints the elements.
+    const fn data_type(self) -> u32 {
+        match self {
+            Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 7,
+            Self::Source(_) | Self::Destination(_) => 8,
+            Self::Protocol => 12,
+            Self::SourcePort | Self::DestinationPort => 13,
+            Self::Mark | Self::CtMark => 19,
+            Self::Uid => 24,
+            Self::Gid => 25,
+            Self::CtState => 26,
+            Self::InInterface | Self::OutInterface => 41,
+        }
+    }
+}
+
+impl Set {
+    /// Returns the attributes that create the set (`NFTA_SET_…`).
+    pub(super) fn write(&self, table: &str) -> Attributes {
+        let flags = ANONYMOUS | CONSTANT | if self.interval { INTERVAL } else { 0 };
+        let count = u32::try_from(self.elements().len()).unwrap_or(u32::MAX);
+        let width = u32::try_from(self.key.width()).unwrap_or_default();
+        let all = Attributes::new().text(nfta::TABLE, table).text(nfta::SET_NAME, NEW_SET).be32(nfta::SET_FLAGS, flags);
+        let all = all.be32(nfta::SET_KEY_TYPE, self.key.data_type()).be32(nfta::SET_KEY_LENGTH, width);
+        let order = [&KEY_BYTE_ORDER[..], &self.key.byte_order().to_ne_bytes()].concat();
+        let size = Attributes::new().be32(nfta::SET_SIZE, count);
+        all.nested(nfta::SET_DESCRIPTION, &size).be32(nfta::SET_ID, self.id).bytes(nfta::SET_USER_DATA, &order)
+    }
+
+    /// Returns the attributes that fill the set, one list for each message (`NFTA_SET_ELEM_LIST_…`).
+    pub(super) fn write_elements(&self, table: &str) -> Vec<Attributes> {
+        let elements = self.elements();
+        let message = |elements: &[Attributes]| {
+            let list = elements.iter().fold(Attributes::new(), |list, element| list.nested(LIST_ELEMENT, element));
+            let set = Attributes::new().text(nfta::TABLE, table).text(nfta::ELEMENTS_SET, NEW_SET);
+            set.be32(nfta::ELEMENTS_SET_ID, self.id).nested(nfta::ELEMENTS, &list)
+        };
+        elements.chunks(MAX_ELEMENTS_PER_MESSAGE).map(message).collect()
+    }
+
+    /// Encodes each span as its first number and the number after its end; the latter is absent if the span ends with
+    /// the greatest number.
+    fn elements(&self) -> Vec<Attributes> {
+        let value = |bytes: &[u8]| Attributes::new().nested(ELEMENT_KEY, &Attributes::new().bytes(VALUE, bytes));
+        let mut all = Vec::new();
+        for span in &self.spans {
+            if !self.interval {
+                all.push(value(&register(self.key, span.first)));
+                continue;
+            }
+            all.push(value(&network_order(span.first, self.key.width())));
+            if span.last < self.key.greatest() {
+                let end = value(&network_order(span.last + 1, self.key.width()));
+                all.push(end.be32(ELEMENT_FLAGS, INTERVAL_END));
+            }
+        }
+        all
+    }
+}
+
+/// A live anonymous set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct LiveSet {
+    interval: bool,
+    /// The bytes of each number, and whether it is the first after the end of a span.
+    elements: Vec<(Vec<u8>, bool)>,
+}
+
+impl LiveSet {
+    /// Parses a set as the kernel lists it, without elements; `None` if it is not anonymous.
+    pub(super) fn parse(set: &[u8]) -> Option<Self> {
+        let flags = find_be32(set, nfta::SET_FLAGS).unwrap_or_default();
+        (flags & ANONYMOUS != 0).then(|| Self { interval: flags & INTERVAL != 0, elements: Vec::new() })
+    }
+
+    /// Adds the elements in a message, up to `limit`; returns how many were added.
+    pub(super) fn read_elements(&mut self, message: &[u8], limit: usize) -> usize {
+        let before = self.elements.len();
+        let list = find(message, nfta::ELEMENTS).unwrap_or_default();
+        for (_, element) in attributes::parse(list).filter(|(kind, _)| *kind == LIST_ELEMENT).take(limit) {
+            let ends = find_be32(element, ELEMENT_FLAGS).unwrap_or_default() & INTERVAL_END != 0;
+            if let Some(value) = find(element, ELEMENT_KEY).and_then(|key| find(key, VALUE)) {
+                self.elements.push((value.to_vec(), ends));
+            }
+        }
+        self.elements.len() - before
+    }
+
+    /// Returns the numbers in the set.
+    pub(super) fn spans(&self, key: Key, in_host_order: bool) -> Option<Spans> {
+        let values = self.elements.iter().map(|(value, ends)| Some((number(value, in_host_order)?, *ends)));
+        let mut values: Vec<(u128, bool)> = values.collect::<Option<_>>()?;
+        if !self.interval {
+            // Sorted, so that each number is appended.
+            values.sort_unstable();
+            return Some(values.into_iter().map(|(value, _)| Span::one(value)).collect());
+        }
+        // A span may begin at the number after another one: sort the end before the beginning.
+        values.sort_unstable_by_key(|(value, ends)| (*value, !ends));
+        let mut spans = Spans::default();
+        let mut open = None;
+        for (value, ends) in values {
+            match (open, ends) {
+                (None, false) => open = Some(value),
+                (Some(first), true) => {
+                    spans.insert(Span { first, last: value.checked_sub(1)? });
+                    open = None;
+                }
+                // `nft` starts every interval set with an end mark.
+                (None, true) => {}
+                (Some(_), false) => return None,
+            }
+        }
+        spans.extend(&open.map(|first| Spans::of(first, key.greatest())).unwrap_or_default());
+        Some(spans)
+    }
+}
+
+/// How the values of a key are laid out in a register.
+impl Key {
+    /// Returns the number of bytes.
+    pub(super) const fn width(self) -> usize {
+        match self {
+            Self::InInterface | Self::OutInterface => 16,
+            Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 4,
+            Self::Source(Family::Ip6) | Self::Destination(Family::Ip6) => 16,
+            Self::Protocol => 1,
+            Self::SourcePort | Self::DestinationPort => 2,
+            Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark => 4,
+        }
+    }
+
+    /// Reports whether the bytes are in host order; spans need network order.
+    pub(super) const fn in_host_order(self) -> bool {
+        matches!(self, Self::Uid | Self::Gid | Self::CtState | Self::Mark | Self::CtMark)
+    }
+
+    /// Returns the greatest value.
+    pub(super) const fn greatest(self) -> u128 {
+        u128::MAX >> (128 - 8 * self.width())
+    }
+}
+
+/// Returns the lowest `width` bytes of `number` in network order.
+pub(super) fn network_order(number: u128, width: usize) -> Vec<u8> {
+    number.to_be_bytes()[16 - width..].to_vec()
+}
+
+/// Returns the bytes of `number` as they are in a register.
+pub(super) fn register(key: Key, number: u128) -> Vec<u8> {
+    let mut bytes = network_order(number, key.width());
+    if key.in_host_order() && cfg!(target_endian = "little") {
+        bytes.reverse();
+    }
+    bytes
+}
+
+/// Returns the number that the bytes of a register stand for.
+pub(super) fn number(bytes: &[u8], in_host_order: bool) -> Option<u128> {
+    let mut bytes = bytes.to_vec();
+    if in_host_order && cfg!(target_endian = "little") {
+        bytes.reverse();
+    }
+    let mut all = [0; 16];
+    all.get_mut(16_usize.checked_sub(bytes.len())?..)?.copy_from_slice(&bytes);
+    Some(u128::from_be_bytes(all))
+}
