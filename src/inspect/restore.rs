@@ -1,7 +1,5 @@
-//! Rules as text that `iptables-restore` and `ip6tables-restore` both accept: a rule that only one
-//! of them may load starts with `-4` or `-6`, and the other one passes it over (iptables(8)).
-//!
-//! The commands by which a question about a pod is asked on the pod's own node.
+//! Text for the user's next command: rules as input for `iptables-restore` and `ip6tables-restore`, and hints to run
+//! detour on a pod's node.
 
 use crate::firewall::Ruleset;
 use crate::firewall::rule::{Family, Hook, Rule, Table};
@@ -9,7 +7,10 @@ use crate::pod::Pod;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// The text; what a family's rules have in common stands there once.
+/// Returns the rules as text that `iptables-restore` and `ip6tables-restore` both accept.
+///
+/// A rule for only one of them starts with `-4` or `-6`, and the other tool skips it (iptables(8)). A rule for both is
+/// listed once.
 #[must_use]
 pub fn restore_text(ruleset: &Ruleset) -> String {
     let tables: BTreeSet<Table> = ruleset.tables.keys().map(|(_, table)| *table).collect();
@@ -29,22 +30,22 @@ pub fn restore_text(ruleset: &Ruleset) -> String {
             let _ = writeln!(text, ":{name} {} [0:0]", if *built_in { "ACCEPT" } else { "-" });
         }
         for (name, _) in &chains {
-            let of = |family| rules(ruleset, family, table, name);
-            chain_text(&mut text, name, of(Family::Ip), of(Family::Ip6));
+            let rules = |family| chain_rules(ruleset, family, table, name);
+            chain_text(&mut text, name, rules(Family::Ip), rules(Family::Ip6));
         }
         text += "COMMIT\n";
     }
     text
 }
 
-fn rules<'a>(ruleset: &'a Ruleset, family: Family, table: Table, chain: &str) -> &'a [Rule] {
+fn chain_rules<'a>(ruleset: &'a Ruleset, family: Family, table: Table, chain: &str) -> &'a [Rule] {
     let Some(rules) = ruleset.tables.get(&(family, table)) else { return &[] };
     let hook = Hook::ALL.into_iter().find(|hook| hook.chain() == chain).and_then(|hook| rules.hooks.get(&hook));
     let own = || rules.chains.iter().find(|(name, _)| name == chain).map(|(_, rules)| rules);
     hook.or_else(own).map_or(&[], Vec::as_slice)
 }
 
-/// Place by place where both have as many rules, one after the other where they have not.
+/// Writes a chain: rule by rule if both families have the same number of rules, otherwise family by family.
 fn chain_text(text: &mut String, chain: &str, v4: &[Rule], v6: &[Rule]) {
     let mut line = |prefix: &str, rule: &Rule| {
         let _ = writeln!(text, "{prefix}-A {chain} {rule}");
@@ -64,15 +65,17 @@ fn chain_text(text: &mut String, chain: &str, v4: &[Rule], v6: &[Rule]) {
     }
 }
 
-/// Where the manifests put the agent.
+/// The namespace of the agent in the project's manifests.
 pub(super) const AGENT_NAMESPACE: &str = "kube-system";
 
-/// What to run there, for people: by the agent, and on the node itself. `arguments` are those of `detour`;
-/// `agent_namespace` is where the agent's pods are, and `agent` the one on that node, where these are known.
+/// Returns a hint with the commands that run detour with `arguments` on the pod's node: in the agent's pod, and on the
+/// node itself.
+///
+/// `agent_namespace` is the namespace of the agent's pods, and `agent` the name of the one on that node, if known.
 #[must_use]
 pub fn elsewhere(pod: &Pod, agent_namespace: Option<&str>, agent: Option<&str>, arguments: &str) -> String {
     let Some(node) = &pod.node_name else {
-        return "it is on no node so far (spec.nodeName)".to_owned();
+        return "the pod is not scheduled to a node (spec.nodeName)".to_owned();
     };
     let agent_namespace = agent_namespace.unwrap_or(AGENT_NAMESPACE);
     let agents = format!(
@@ -81,9 +84,9 @@ pub fn elsewhere(pod: &Pod, agent_namespace: Option<&str>, agent: Option<&str>, 
     );
     let agent = agent.map_or_else(|| format!("\"$({agents})\""), str::to_owned);
     format!(
-        "it is on node {node}; ask there:\n  \
+        "the pod is on node {node}; run there:\n  \
          kubectl exec -n {agent_namespace} {agent} -- /detour {arguments} --root /host\n\
-         or, with the plugin's program on the node in DIR (OpenShift: /var/lib/cni/bin):\n  \
+         or, with DIR being the plugin's directory on the node (/var/lib/cni/bin on OpenShift):\n  \
          oc debug node/{node} -- chroot /host DIR/detour {arguments}"
     )
 }
@@ -94,7 +97,7 @@ mod tests {
     use crate::policy::{Interception, Policy};
 
     #[test]
-    fn what_both_families_have_stands_there_once() {
+    fn rules_of_both_families_are_listed_once() {
         let on = Policy { interception: Interception::On(Box::default()), ..Policy::default() };
         let text = restore_text(&Ruleset::of(&on, &Family::ALL));
         let lines = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
@@ -107,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_and_the_question_are_in_both_commands() {
+    fn hints_contain_the_node_and_the_arguments() {
         let pod = Pod { node_name: Some("worker-1".into()), ..Pod::default() };
         let text = elsewhere(&pod, Some("mesh"), None, "rules --pod-uid u");
         let commands: Vec<&str> = text.lines().filter(|line| line.starts_with("  ")).collect();
@@ -118,6 +121,6 @@ mod tests {
         let known = elsewhere(&pod, Some("mesh"), Some("detour-agent-x"), "rules");
         assert!(known.contains("kubectl exec -n mesh detour-agent-x -- /detour rules --root /host"), "{known}");
         assert!(elsewhere(&pod, None, None, "rules").contains("kubectl exec -n kube-system "));
-        assert!(elsewhere(&Pod::default(), None, None, "rules").contains("on no node"));
+        assert!(elsewhere(&Pod::default(), None, None, "rules").contains("not scheduled"));
     }
 }

@@ -244,7 +244,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
         (vec![config("type.json")], "add --name excludedns"),
         (vec![config("uids.json")], "chain[0].uids: \"x\" is not accepted"),
         (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
-        (vec![config("nowhere.json")], "can't be read"),
+        (vec![config("nowhere.json")], "can't read --config"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
     ] {
         let output = Command::new(program())
@@ -617,8 +617,8 @@ fn a_root_that_is_missing_is_refused_and_not_created() {
 fn a_wrong_flag_of_the_agent_is_wrong_usage() {
     let scene = Scene::new("usage");
     for (arguments, said) in [
-        (&["--log-level=verbose"][..], "accepted: none, error, warn, info, debug"),
-        (&["--plugin-service-account=p"], "in which namespace? --agent-namespace NAME"),
+        (&["--log-level=verbose"][..], "expected none, error, warn, info or debug"),
+        (&["--plugin-service-account=p"], "unknown namespace; add --agent-namespace NAME"),
     ] {
         let stderr = scene.ends(2, "agent", arguments);
         assert!(stderr.contains(said), "{arguments:?}: {stderr}");

@@ -5,8 +5,8 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use detour_cni::firewall::LiveRuleset;
 use detour_cni::inspect::{
-    Choice, Destination, LiveRules, Mark, PodManifest, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
-    explain, trace,
+    Destination, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, Rulebook, RulesReport, Sender, Trace,
+    configuration, explain, trace,
 };
 use detour_cni::policy;
 use detour_cni::state::{ROOT, Store};
@@ -140,8 +140,8 @@ fn configured(world: &World, pod: &str, chain: Value) -> Value {
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
-    let texts = Texts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
-    let found = PodManifest::read(&texts, &Choice::default()).expect("a pod");
+    let texts = ManifestTexts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
+    let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], conf).expect("a subject");
     explain(&subject).expect("explained").policy
 }
