@@ -1,4 +1,4 @@
-//! `detour agent`: keeps the plugin installed, serves pod facts to the plugin, and repairs pods that bypass the
+//! `detour agent`: keeps the plugin installed, serves pod data to the plugin, and repairs pods that bypass the
 //! sidecar.
 
 use super::CommandError;
@@ -30,7 +30,7 @@ Examples:
   detour agent --root /host --on-exit auto --daemon-set detour-agent
         remove the plugin from the node when the DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
-        serve the pods of this node to the plugin, and repair those that bypass the sidecar
+        serve data about this node's pods to the plugin, and repair pods that bypass the sidecar
 
 Installation: The agent installs the plugin like `detour install`, with the same flags, and again
 when the program, the kubeconfig, the configuration, its token or the file of --config changes. If
@@ -39,10 +39,10 @@ the refused file in /readyz, the log, the metric detour_configuration_refused, a
 own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents run on a node, as during an
 upgrade, only the newer one is active.
 
-Pod facts: With a node name, the agent watches the pods of the node, all namespaces and all
-NetworkAttachmentDefinitions with its pod's service account. It answers requests of the plugin at
---socket and logs each plugin call except STATUS. If the agent does not answer, the plugin asks the
-API server.
+Pod data: With a node name, the agent watches the pods of the node, all namespaces and all
+NetworkAttachmentDefinitions with its pod's service account. It answers the plugin's requests at
+--socket and logs each plugin call except STATUS. If the agent does not answer, the plugin sends its
+requests to the API server.
 
 Repair: With a node name, the agent repairs pods that have a sidecar but bypass it. These are pods
 whose init container istio-validation ended with exit code 126, whose rules differ from the desired
@@ -63,7 +63,7 @@ of --config or --kubeconfig does not end the agent: /readyz and the log report i
 /// Limit for the kubeconfig that the agent wrote, which has a few KiB.
 const MAX_KUBECONFIG: u64 = 1 << 20;
 
-/// Keep the plugin installed on a node, serve pods to it, and repair pods that bypass the sidecar
+/// Keep the plugin installed on a node, serve pod data to it, and repair pods that bypass the sidecar
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
@@ -123,7 +123,7 @@ pub(super) struct RepairArguments {
     /// Check the rules of each pod at this interval, and when the pod changes; 0: only when it changes
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
     repair_interval: u32,
-    /// Evaluate the init container that validates only in pods with this annotation; if empty, in all pods
+    /// Annotation without which the exit code of the init container is ignored; if empty, no annotation is required
     #[arg(long, value_name = "KEY", default_value = "sidecar.istio.io/status")]
     repair_annotation: String,
     /// Init container that validates the redirection; if empty, any init container

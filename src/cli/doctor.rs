@@ -22,8 +22,8 @@ Examples:
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
-        also send packets in the pod's network namespace, to unused addresses, as captured and as
-        excluded users
+        also send packets from the pod's network namespace to unused addresses, with captured and
+        with excluded UIDs
   detour doctor -n shop web-0 --bundle web-0.tar
         save all findings as an archive without tokens, keys and certificates
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
@@ -34,7 +34,7 @@ it depends on a failed check; the output gives the reason.
 
 The command changes nothing. The kernel and pod checks require root. The agent's container can run
 all checks while the agent repairs pods (chart value repair.enabled), except those that read log
-files and the journal. There, write a bundle to /run/detour, which is on the node.
+files and the journal. In this container, write a bundle to /run/detour, a directory of the node.
 
 To read the pod, the command uses --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of
 the pod in which it runs, or the plugin's own kubeconfig, in this order. The plugin's own kubeconfig

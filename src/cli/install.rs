@@ -91,13 +91,13 @@ pub(super) struct InstallOptions {
     platform: Option<&'static Platform>,
     #[command(flatten)]
     place: NodeArguments,
-    /// Whether to add the plugin to the cluster network's plugin list, or to write a separate file [default: depends on the platform]
+    /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Whether the runtime calls the plugin as the primary plugin; if false, no attachment can make it the primary plugin [default: depends on the installed configuration]
+    /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     primary: Option<bool>,
-    /// Configuration file to change or write [default: the first valid plugin list, or istio-cni.conf]
+    /// Configuration file to change or write [default: the first valid plugin list with --chained=true, else istio-cni.conf]
     #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
     conf_name: Option<String>,
     /// Directory on the node from which the runtime, or Multus, runs plugins [default: depends on the platform]

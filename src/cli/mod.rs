@@ -43,13 +43,13 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  detour explain -f pod.yaml --config istio-cni.conf    show what happens to this pod's traffic, and why
+  detour explain -f pod.yaml --config istio-cni.conf    show what happens to the pod's traffic
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
                                                         follow one packet through the rules
-  detour rules -n shop web-0                            compare a pod's live rules with the desired ones
+  detour rules -n shop web-0                            compare live rules with desired ones
   detour doctor -n shop web-0                           find the cause of a problem with a pod
   detour validate istio-cni.conf                        check whether the plugin accepts a file
-  detour install --dry-run                              show what `install` would change on this node
+  detour install --dry-run                              show what would change on this node
   CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";

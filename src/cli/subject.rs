@@ -58,12 +58,12 @@ pub(super) struct ClusterArguments {
     /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Namespace of the pod; with -f, select only objects in this namespace
+    /// Namespace of the pod
     ///
-    /// With -f, objects without a namespace are in this namespace, as with kubectl.
+    /// It also selects objects in manifests. Objects without a namespace are in it, as with kubectl.
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(super) namespace: Option<String>,
-    /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or as `kubernetes` in --config]
+    /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }

@@ -59,7 +59,7 @@ pub(super) struct TraceArguments {
     /// The pod's addresses, separated by commas; traffic to them uses lo [default: from status.podIPs and the annotation k8s.v1.cni.cncf.io/network-status]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
-    /// Interface of all other traffic
+    /// Interface for traffic that does not use lo
     #[arg(long, value_name = "NAME", default_value = "eth0")]
     interface: String,
     #[command(flatten)]

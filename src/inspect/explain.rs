@@ -173,7 +173,7 @@ fn chain_conditions(
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
     let in_chain = ExplainedRule {
         wanted: "the sub-plugin chain contains istio-redirect".to_owned(),
-        found: format!("sub-plugin chain {}", types.join(", ")),
+        found: if types.is_empty() { "the chain is empty".to_owned() } else { types.join(", ") },
         holds: has_redirect,
     };
     let pod = considered(&subject.facts.pod);
