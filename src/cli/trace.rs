@@ -27,7 +27,7 @@ if a rule outside of Istio's chains redirects it.
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.
 
-Exit codes: 0 success, 1 the pod is invalid or its rules can't be read, 2 invalid arguments or input.";
+Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
 
 /// Follow one packet through the rules and show where it arrives
 ///

@@ -261,8 +261,8 @@ fn rules_marks_what_is_missing_extra_and_foreign() {
         lines.filter(|sign| ["missing", "extra", "foreign"].contains(sign)).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(signs(&short), ["extra", "missing", "foreign"], "{short}");
-    assert!(short.contains("\nDifference in ip nat\n") && !short.contains("--to-ports 15001"), "{short}");
-    let others = format!("{} other rules are as asked for; --all lists them\n", report.rules.len() - 3);
+    assert!(short.contains("\nDifferences in ip nat\n") && !short.contains("--to-ports 15001"), "{short}");
+    let others = format!("{} other rules are as desired; to list them, use --all\n", report.rules.len() - 3);
     let difference = short.strip_suffix(&others).expect("the rest is counted").trim_end();
     let rest = all.strip_prefix(difference).expect("the difference comes first");
     assert!(rest.contains("\nip nat\n") && rest.contains("--to-ports 15001"), "{all}");
