@@ -1,6 +1,8 @@
 //! TPROXY's routing in a real kernel, as the library rtnetlink reads it: the plugin's own messages and the
 //! library's must mean the same.
 
+mod support;
+
 use detour_cni::netns::{Fixtures, OwnFamilies, Routing};
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
@@ -9,8 +11,7 @@ use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder, new_connection};
 use scratch::{in_new_netns, tool};
 use std::net::{Ipv4Addr, Ipv6Addr};
-
-mod scratch;
+use support::new_netns as scratch;
 
 const MARK: u32 = 1337;
 /// More than the 255 that fit into the header's field.

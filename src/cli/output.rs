@@ -32,7 +32,7 @@ impl OutputArguments {
     /// The report can't be serialized.
     pub(super) fn render<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
         let format = match self.output {
-            OutputFormat::Table => Format::Table { colour: use_color() },
+            OutputFormat::Table => Format::Table { color: use_color() },
             OutputFormat::Json => Format::Json,
             OutputFormat::Yaml => Format::Yaml,
         };

@@ -4,7 +4,7 @@
 use super::{CommandError, print_error};
 use clap::Args;
 use detour_cni::cni::{CniCommand, Code, Error, NetConf};
-use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, elsewhere};
+use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
 use detour_cni::state::{ROOT, Store};
 use std::fmt::Display;
@@ -322,7 +322,7 @@ impl NetnsArguments {
         let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
         let hint = || {
             let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
-            elsewhere(pod, agent_namespace, None, &format!("{command} --pod-uid {uid}"))
+            node_hint(pod, agent_namespace, None, &format!("{command} --pod-uid {uid}"))
         };
         let error = match of_pod(&self.root, uid) {
             Ok(Some(found)) => return Ok(found),

@@ -40,7 +40,7 @@ pub(super) fn evaluate(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> 
         }]);
     };
     let is_network = |name: &str| preview.networks.iter().any(|network| network.name == name);
-    let with_chain = preview.asking.iter();
+    let with_chain = preview.evaluated.iter();
     with_chain
         .map(|one| Evaluation::of(subject, is_network(&one.name).then_some(one.name.as_str()), &one.conf))
         .collect()

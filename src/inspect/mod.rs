@@ -12,7 +12,8 @@
 //! | `packet` | a packet, and whether it matches a rule |
 //! | `trace` | the evaluation of a packet in all tables |
 //! | `rules` | live rules compared with desired ones |
-//! | `restore` | rules for `iptables-restore`; hints to run a command on another node |
+//! | `rulebook` | rules for `trace` and for `iptables-restore` |
+//! | `node_hint` | hints to run a command on a pod's node |
 //! | `validate` | the checks of the configurations in a file |
 //! | [`doctor`] | the checks of a node and a pod |
 //! | `terminal` | the output formats |
@@ -21,9 +22,10 @@ pub mod doctor;
 mod evaluation;
 mod exemptions;
 mod explain;
+mod node_hint;
 mod packet;
 mod picture;
-mod restore;
+mod rulebook;
 mod rules;
 mod settings;
 mod subject;
@@ -35,10 +37,11 @@ mod warnings;
 pub use crate::cni::configuration;
 pub use exemptions::Exemption;
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
+pub use node_hint::node_hint;
 pub use packet::{Destination, Origin, Sender, SenderArgument};
 pub use picture::picture;
-pub use restore::{elsewhere, restore_text};
-pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, Rulebook, RulesReport, RulesView};
+pub use rulebook::{Rulebook, restore_text};
+pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
 pub use subject::{AppliedConf, ManifestTexts, PodManifest, PodSelector, Subject};
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};

@@ -180,15 +180,15 @@ const EPHEMERAL_PORT: u16 = 40000;
 impl Packet {
     /// Returns the first packet of a connection.
     ///
-    /// A process's traffic to loopback and to the pod's addresses in `own` uses lo, all other traffic `interface`. A
+    /// A process's traffic to loopback and to the addresses in `pod_addresses` uses lo, all other traffic `interface`. A
     /// process without a GID has GID 0, as in container runtimes.
-    pub(super) fn first(from: Sender, to: Destination, own: &[IpAddr], interface: &str) -> Self {
+    pub(super) fn first(from: Sender, to: Destination, pod_addresses: &[IpAddr], interface: &str) -> Self {
         let address = to.address.ip();
         let of_family = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
         let unspecified: IpAddr =
             if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let own_address = own.iter().find(of_family).copied().unwrap_or(unspecified);
-        let over_lo = address.is_loopback() || own.contains(&address);
+        let own_address = pod_addresses.iter().find(of_family).copied().unwrap_or(unspecified);
+        let over_lo = address.is_loopback() || pod_addresses.contains(&address);
         let link = if over_lo { "lo" } else { interface };
         let (origin, source, in_interface, out_interface) = match from {
             Sender::Process { uid, gid } => {
@@ -249,8 +249,8 @@ pub(super) fn matches_iptables(packet: &Packet, rule: &Rule) -> bool {
 }
 
 /// Compares an interface name with a pattern, in which `+` at the end matches any suffix.
-fn interface(wanted: Option<&Is<String>>, name: Option<&str>) -> bool {
-    wanted.is_none_or(|Is { not, value }| {
+fn interface(pattern: Option<&Is<String>>, name: Option<&str>) -> bool {
+    pattern.is_none_or(|Is { not, value }| {
         let name = name.unwrap_or_default();
         let same = match value.strip_suffix('+') {
             Some(prefix) => name.starts_with(prefix),

@@ -1,18 +1,15 @@
-//! `rules`: compares the live rules of a network namespace with the desired ones. Also the [`Rulebook`]: live or desired
-//! rules in the form that `trace` evaluates.
+//! `rules`: compares the live rules of a network namespace with the desired ones.
 
+use super::rulebook::Rulebook;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
-use crate::firewall::native::rule as native;
 use crate::firewall::native::rule::table_name;
-use crate::firewall::rule::{Family, Rule, Table};
-use crate::firewall::{Counter, Difference, Drift, LiveRule, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
+use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
 use crate::netns::{NetNs, own_addresses};
-use crate::plugin::netns_state::{NetnsState, asked};
-use crate::policy::{Interception, Policy};
+use crate::plugin::netns_state::NetnsState;
 use crate::state::Store;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +25,7 @@ pub struct LiveRules {
     /// The rules in the kernel.
     pub live: LiveRuleset,
     /// The desired state; `None` if no attachment is recorded.
-    pub asked: Option<NetnsState>,
+    pub desired: Option<NetnsState>,
     /// The namespace's addresses, except loopback and link-local ones.
     pub addresses: Vec<IpAddr>,
     /// Tables of `iptables-legacy`, whose rules can't be read.
@@ -53,11 +50,11 @@ impl LiveRules {
     /// # Errors
     /// The namespace can't be entered, or its rules or the records of its attachments can't be read.
     pub fn of(netns: &NetNs, store: &Store) -> Result<Self, Error> {
-        let desired = asked(store, netns)?;
+        let desired = NetnsState::find(store, netns)?;
         netns.enter(LOCK_TIMEOUT, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = desired.as_ref().map_or_else(|| Ok(Vec::new()), |desired| desired.fixtures.drift())?;
-            Ok(Self { live: LiveRuleset::now()?, asked: desired, addresses: own_addresses()?, legacy, unfixed })
+            Ok(Self { live: LiveRuleset::now()?, desired, addresses: own_addresses()?, legacy, unfixed })
         })
     }
 
@@ -76,7 +73,7 @@ impl LiveRules {
     #[must_use]
     pub fn report(&self, netns: &Path) -> RulesReport {
         let nothing = Ruleset::default();
-        let state = self.asked.as_ref();
+        let state = self.desired.as_ref();
         let desired = state.map_or(&nothing, |state| &state.rules);
         let drift = state.map(|state| state.dialect.drift(&self.live, desired));
         let as_asked = drift.as_ref().map(|drift| drift.is_empty() && self.unfixed.is_empty());
@@ -385,112 +382,4 @@ fn write_table(screen: &mut Screen, heading: &str, rules: &[&RuleLine]) {
     };
     let head = ["", "packets", "bytes", "chain", "rule"].map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
     screen.table(&[head].into_iter().chain(rules.iter().map(row)).collect::<Vec<_>>());
-}
-
-/// A rule in a form that a trace can evaluate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum RuleBody {
-    /// An iptables rule.
-    Iptables(Rule),
-    /// A native nftables rule.
-    Native(native::NativeRule),
-    /// A foreign rule that can't be evaluated.
-    Unknown,
-}
-
-/// A rule in a chain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RuleText {
-    pub body: RuleBody,
-    /// The rule as `iptables-save` or `nft` prints it, without the chain.
-    pub text: String,
-}
-
-/// A table, in the order in which packets pass tables with the same priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum TableListing {
-    /// A table of detour in family `inet`. Its priority is equal to that of the iptables table or one lower.
-    Native(Table),
-    /// An iptables table of one family.
-    Iptables(Table, Family),
-}
-
-impl TableListing {
-    /// Returns the table's name in the kernel.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Native(table) => table_name(table),
-            Self::Iptables(table, _) => table.name(),
-        }
-    }
-}
-
-/// Rules by table and chain, as a trace evaluates them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rulebook {
-    chains: BTreeMap<(TableListing, String), Vec<RuleText>>,
-    /// Rules that apply, but are not in the rulebook, in words.
-    pub(super) caveats: Vec<String>,
-}
-
-impl Rulebook {
-    /// Returns the rules of a policy, for both families.
-    #[must_use]
-    pub fn of_policy(policy: &Policy) -> Self {
-        let ruleset = Ruleset::of(policy, &Family::ALL);
-        let line = |rule: &Rule| RuleText { body: RuleBody::Iptables(rule.clone()), text: rule.to_string() };
-        let mut book = Self::default();
-        for ((family, table), rules) in &ruleset.tables {
-            let hooks = rules.hooks.iter().map(|(hook, rules)| (hook.chain(), rules));
-            for (name, rules) in hooks.chain(rules.chains.iter().map(|(name, rules)| (name.as_str(), rules))) {
-                book.add(TableListing::Iptables(*table, *family), name, rules.iter().map(line).collect());
-            }
-        }
-        if policy.interception == Interception::Unsaid {
-            let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
-            book.caveats.push(caveat.to_owned());
-        }
-        book
-    }
-
-    /// Returns the rules in the kernel.
-    #[must_use]
-    pub fn of_live(live: &LiveRuleset) -> Self {
-        let mut book = Self::default();
-        let line = |live: &LiveRule| {
-            let body = live.rule.clone().map_or(RuleBody::Unknown, RuleBody::Iptables);
-            RuleText { body, text: live.to_string() }
-        };
-        for (family, table, name, chain) in live.chains() {
-            book.add(TableListing::Iptables(table, family), name, chain.rules.iter().map(line).collect());
-        }
-        let native = |rule: &Option<native::NativeRule>| match rule {
-            Some(rule) => RuleText { body: RuleBody::Native(rule.clone()), text: rule.to_string() },
-            None => RuleText { body: RuleBody::Unknown, text: "(a foreign rule)".to_owned() },
-        };
-        for (table, chains) in &live.native {
-            for (name, chain) in chains {
-                book.add(TableListing::Native(*table), name, chain.rules.iter().map(native).collect());
-            }
-        }
-        if live.native_istio.is_some() {
-            book.caveats
-                .push("tables inet istio-proxy-* also redirect the pod, but their rules are not evaluated".to_owned());
-        }
-        book
-    }
-
-    /// Adds a note about rules that apply, but are not in the rulebook.
-    pub fn add_caveat(&mut self, caveat: String) {
-        self.caveats.push(caveat);
-    }
-
-    fn add(&mut self, table: TableListing, chain: &str, lines: Vec<RuleText>) {
-        self.chains.insert((table, chain.to_owned()), lines);
-    }
-
-    /// Returns the rules of a chain; empty if the chain does not exist.
-    pub(super) fn chain(&self, table: TableListing, name: &str) -> &[RuleText] {
-        self.chains.get(&(table, name.to_owned())).map_or(&[], Vec::as_slice)
-    }
 }

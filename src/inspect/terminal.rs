@@ -68,15 +68,15 @@ pub trait TextReport {
 /// The text of a report in table format.
 #[derive(Debug)]
 pub struct Screen {
-    colour: bool,
+    color: bool,
     text: Text,
 }
 
 impl Screen {
     /// Returns an empty text.
     #[must_use]
-    pub fn new(colour: bool) -> Self {
-        Self { colour, text: Text::default() }
+    pub fn new(color: bool) -> Self {
+        Self { color, text: Text::default() }
     }
 
     /// Returns the text.
@@ -117,7 +117,7 @@ impl Screen {
     }
 
     fn paint(&mut self, Cell { text, tone }: &Cell, width: usize) {
-        match tone.code().filter(|_| self.colour && !text.is_empty()) {
+        match tone.code().filter(|_| self.color && !text.is_empty()) {
             Some(code) => self.text.push_colored(code, text),
             None => self.text.push(text),
         }
@@ -131,7 +131,7 @@ pub enum Format {
     /// A table.
     Table {
         /// Whether to use color.
-        colour: bool,
+        color: bool,
     },
     /// JSON.
     Json,
@@ -147,8 +147,8 @@ pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<T
     let failed =
         |error: &dyn std::fmt::Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
     match format {
-        Format::Table { colour } => {
-            let mut screen = Screen::new(colour);
+        Format::Table { color } => {
+            let mut screen = Screen::new(color);
             report.write(&mut screen);
             Ok(screen.into_text())
         }
@@ -223,7 +223,7 @@ mod tests {
         let bad = "x\u{1b}[2J\u{7}\n\u{85}\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0041}\\\u{202e}'\": #";
         let report =
             Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
-        for format in [Format::Table { colour: false }, Format::Json, Format::Yaml] {
+        for format in [Format::Table { color: false }, Format::Json, Format::Yaml] {
             let text = render(&report, format).expect("text");
             assert!(!text.as_str().chars().any(|c| acts(c) && c != '\n'), "{format:?}: {text}");
             let read: Option<Value> = match format {

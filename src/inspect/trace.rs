@@ -2,7 +2,7 @@
 //! `nft_do_chain`).
 
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
-use super::rules::{RuleBody, RuleText, Rulebook, TableListing};
+use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::firewall::native::rule::NativeAction;
 use crate::firewall::rule::{Hook, Table};
@@ -50,10 +50,10 @@ pub struct RulePlace {
 
 /// Traces the first packet of a connection through `book`.
 ///
-/// A process's traffic to loopback and to the pod's addresses in `own` uses lo, all other traffic `interface`.
+/// A process's traffic to loopback and to the addresses in `pod_addresses` uses lo, all other traffic `interface`.
 #[must_use]
-pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], interface: &str) -> Trace {
-    let packet = Packet::first(from, to, own, interface);
+pub fn trace(book: &Rulebook, from: Sender, to: Destination, pod_addresses: &[IpAddr], interface: &str) -> Trace {
+    let packet = Packet::first(from, to, pod_addresses, interface);
     let (origin, protocol) = (packet.origin, packet.protocol);
     let link = packet.out_interface.clone().or_else(|| packet.in_interface.clone()).unwrap_or_default();
     let mut walk = Walk { book, packet, hops: Vec::new(), unsupported: Vec::new(), rules: 0 };

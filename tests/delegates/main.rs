@@ -1,11 +1,12 @@
-//! Other plugins run by this one: real ones of the reference's, and recorders that write down what
-//! they were given. Needs root, `iptables-save` and Debian's `containernetworking-plugins`.
+//! Delegates: reference plugins, and recorders that record their input. Needs root, `iptables-save` and Debian's `containernetworking-plugins`.
 
 mod chain;
 mod cnitool;
 mod failures;
 mod node_configuration;
-mod pod;
-mod recorders;
 mod reference_plugins;
+#[path = "../support/mod.rs"]
+mod support;
 mod trust;
+
+use support::{delegate_pod as pod, recorders};
