@@ -23,7 +23,7 @@ The command finds the network namespace of a pod or container on this node: in t
 the runtime caches, and in the control groups of processes. For a pod on another node, it prints the
 command to run there. It requires root, but neither iptables nor nft.
 
-Exit codes: 0 success or no recorded attachment, 1 the rules differ or can't be read, 2 invalid
+Exit codes: 0 rules as desired or no saved state, 1 different or unreadable rules, 2 invalid
 arguments or input.";
 
 /// Compare a pod's live rules with the desired ones, and show packet counters

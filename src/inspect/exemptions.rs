@@ -4,6 +4,9 @@ use crate::pod::{Container, Pod};
 use crate::policy::{Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
 
+/// The containers that Istio injects; their traffic is not an application's.
+const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
+
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exemption {
@@ -74,9 +77,6 @@ pub(super) fn owner_text(owner: TrafficOwner) -> String {
     }
 }
 
-/// The containers that Istio injects; their traffic is not an application's.
-const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
-
 /// A container of a pod, as the sender of traffic.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ContainerTraffic<'a> {
@@ -98,11 +98,15 @@ pub(super) enum ExemptPart {
 pub(super) fn application_containers(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
     let init = pod.init_containers.iter().map(|c| (c, !c.restarts_always));
     let all = init.chain(pod.containers.iter().map(|c| (c, false)));
-    let own = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
-    own.map(|(container, ends_before)| ContainerTraffic { pod, container, ends_before }).collect()
+    let applications = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
+    applications.map(|(container, ends_before)| ContainerTraffic { pod, container, ends_before }).collect()
 }
 
 impl ContainerTraffic<'_> {
+    pub(super) fn name(&self) -> &str {
+        &self.container.name
+    }
+
     pub(super) fn uid(&self) -> Option<u32> {
         u32::try_from(self.pod.user_of(self.container)?).ok()
     }
@@ -123,10 +127,10 @@ impl ContainerTraffic<'_> {
 
     /// Returns how much of the container's traffic the exclusions of `policy` exempt.
     pub(super) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
-        let own = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
-        match own().next() {
+        let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
+        match matching().next() {
             None => ExemptPart::None,
-            Some(_) if own().any(covers_everything) => ExemptPart::All,
+            Some(_) if matching().any(covers_everything) => ExemptPart::All,
             Some(_) => ExemptPart::Some,
         }
     }

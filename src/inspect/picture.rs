@@ -85,7 +85,7 @@ fn upper_height(cards: usize) -> i32 {
 fn card(container: &ContainerTraffic<'_>) -> Card {
     let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("uid {uid}"));
     let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
-    Card { name: container.container.name.clone(), detail, ends_before: container.ends_before }
+    Card { name: container.name().to_owned(), detail, ends_before: container.ends_before }
 }
 
 fn every_process(detail: &str) -> Card {
@@ -154,7 +154,7 @@ fn lane(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTr
         [] => Card { name: owner, detail: "no container with this ID".to_owned(), ends_before: false },
         [one] => card(one),
         several => {
-            let names: Vec<&str> = several.iter().map(|container| container.container.name.as_str()).collect();
+            let names: Vec<&str> = several.iter().map(|container| container.name()).collect();
             let detail = names.join(", ");
             Card { name: format!("{} containers, {owner}", names.len()), detail, ends_before: false }
         }

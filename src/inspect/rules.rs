@@ -24,7 +24,7 @@ const MAX_LISTED: usize = 200;
 pub struct LiveRules {
     /// The rules in the kernel.
     pub live: LiveRuleset,
-    /// The desired state; `None` if no attachment is recorded.
+    /// The desired state; `None` without saved state of any attachment.
     pub desired: Option<NetnsState>,
     /// The namespace's addresses, except loopback and link-local ones.
     pub addresses: Vec<IpAddr>,
@@ -48,7 +48,7 @@ impl LiveRules {
     /// Reads a network namespace.
     ///
     /// # Errors
-    /// The namespace can't be entered, or its rules or the records of its attachments can't be read.
+    /// The namespace can't be entered, or its rules or its saved state can't be read.
     pub fn of(netns: &NetNs, store: &Store) -> Result<Self, Error> {
         let desired = NetnsState::find(store, netns)?;
         netns.enter(LOCK_TIMEOUT, || {
@@ -102,11 +102,11 @@ pub struct RulesReport {
     pub netns: String,
     /// How it was found; `None` if the user gave the path.
     pub found_by: Option<String>,
-    /// The recorded attachments with rules in it.
+    /// The attachments with saved state.
     pub attachments: Vec<String>,
-    /// The rule format of the attachments: `iptables` or `nftables`; `None` if no attachment is recorded.
+    /// The rule format of the attachments: `iptables` or `nftables`; `None` without saved state of any attachment.
     pub dialect: Option<&'static str>,
-    /// Whether the live state equals the desired state; `None` if no attachment is recorded.
+    /// Whether the live state equals the desired state; `None` without saved state of any attachment.
     pub as_asked: Option<bool>,
     /// Tables of `iptables-legacy`, whose rules apply, but can't be read.
     pub legacy: Vec<String>,
@@ -150,7 +150,7 @@ pub struct RuleLine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mark {
-    /// As desired, or no attachment is recorded.
+    /// As desired, or the desired state is unknown.
     Fine,
     /// Desired, but not in the kernel.
     Missing,
@@ -342,7 +342,7 @@ impl RulesReport {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("rules are as desired", Tone::Good),
             Some(false) => ("rules differ from the desired state", Tone::Bad),
-            None => ("no attachment is recorded, so the desired rules are unknown", Tone::Notable),
+            None => ("no saved state of any attachment: the desired rules are unknown", Tone::Notable),
         };
         screen.line(&[Cell::of(format!("{}:", self.netns)), Cell::of(verdict).tone(tone)]);
         if let Some(evidence) = &self.found_by {

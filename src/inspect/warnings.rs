@@ -88,7 +88,7 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
     let owned = |e: &Exclusion| applications().filter(|container| container.is_owned_by(e.owner)).collect::<Vec<_>>();
     let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
     let warning = |(exclusion, container): (&Exclusion, &ContainerTraffic<'_>)| {
-        let name = &container.container.name;
+        let name = container.name();
         let runs_as = match exclusion.owner {
             TrafficOwner::Gid(_) => format!("gid {}", container.gid().unwrap_or_default()),
             TrafficOwner::Uid(_) | TrafficOwner::Any => format!("uid {}", container.uid().unwrap_or_default()),
@@ -113,12 +113,12 @@ fn captured_too_early(subject: &Subject, containers: &[ContainerTraffic<'_>], po
     let position = |name: &str| init.iter().position(|container| container.name == name);
     let native = position("istio-proxy").filter(|index| init[*index].restarts_always);
     let early = containers.iter().filter(|container| {
-        container.ends_before && native.is_none_or(|proxy| position(&container.container.name) < Some(proxy))
+        container.ends_before && native.is_none_or(|proxy| position(container.name()) < Some(proxy))
     });
     let captured = early.map(|container| (container, container.exempt_part(policy)));
     let captured = captured.filter(|(_, exempt)| *exempt != ExemptPart::All);
     let warning = |(container, exempt): (&ContainerTraffic<'_>, ExemptPart)| {
-        let name = &container.container.name;
+        let name = container.name();
         let except = if exempt == ExemptPart::Some { ", except for excluded traffic" } else { "" };
         Warning {
             code: "init-container-too-early",
