@@ -33,7 +33,7 @@ impl FromStr for Sender {
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = || {
             let expected = "expected uid=UID, uid=UID,gid=GID, container=NAME, inbound or inbound:ADDRESS";
-            Error::new(Code::InvalidConfig, format!("from: invalid sender {text:?}; {expected}"))
+            Error::new(Code::InvalidConfig, format!("from: invalid value {text:?}; {expected}"))
         };
         if text == "inbound" {
             return Ok(Self::Inbound(None));
@@ -137,7 +137,7 @@ impl FromStr for Destination {
         };
         parse().ok_or_else(|| {
             let expected = "expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets";
-            Error::new(Code::InvalidConfig, format!("to: invalid destination {text:?}; {expected}"))
+            Error::new(Code::InvalidConfig, format!("to: invalid value {text:?}; {expected}"))
         })
     }
 }
@@ -358,7 +358,7 @@ mod tests {
         }
         for wrong in ["", "gid=1", "uid=", "uid=-1", "uid=4294967295", "uid=1,uid=2", "outbound", "inbound:x"] {
             let error = wrong.parse::<Sender>().expect_err(wrong);
-            assert!(error.msg.starts_with(&format!("from: invalid sender {wrong:?}; expected uid=UID, ")), "{error}");
+            assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected uid=UID, ")), "{error}");
         }
         let to = |text: &str| text.parse::<Destination>().expect(text);
         assert_eq!(to("10.0.0.10:53/udp").protocol, Protocol::Udp);

@@ -68,7 +68,10 @@ mod tests {
     fn errors_name_the_definition_and_the_key() {
         for (config, wanted) in [
             ("{", "NetworkAttachmentDefinition shop/a.b: spec.config: it is not JSON: EOF"),
-            ("{\"type\":\"/bin/sh\"}", "NetworkAttachmentDefinition shop/a.b: spec.config.type: \"/bin/sh\" is not"),
+            (
+                "{\"type\":\"/bin/sh\"}",
+                "NetworkAttachmentDefinition shop/a.b: spec.config.type: invalid value \"/bin/sh\"",
+            ),
             (
                 "",
                 "NetworkAttachmentDefinition shop/a.b: spec.config is empty, so confDir counts: /absent can't be read",

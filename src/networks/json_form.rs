@@ -129,7 +129,7 @@ struct Field<'a> {
 impl<'a> Element<'a> {
     fn selection(&self) -> Result<Selection, Error> {
         let name = self.field("name").ok_or_else(|| {
-            let msg = format!("{}: name: it is missing; accepted: {NAME}", self.annotation.place(self.number, self.at));
+            let msg = format!("{}: name: missing; expected {NAME}", self.annotation.place(self.number, self.at));
             Error::new(Code::InvalidConfig, msg)
         })?;
         let interface = self.text("interface", NOT_EMPTY, |_| true)?;
@@ -408,44 +408,44 @@ mod tests {
             (r#"{"name": "a"}"#, "", "it is JSON, but no array; accepted: an array of objects"),
             (r#""a""#, "", "it is JSON, but no array"),
             (r#"a,"b""#, "", "it is not JSON at character 1: expected value"),
-            (r#"[ "a", "b"]"#, first, r#"3: "a" is not accepted; accepted: an array of objects"#),
-            (r#"[{"name": "a"}, []]"#, "element 2 at character ", "17: [] is not accepted"),
-            ("[{}]", first, "2: name: it is missing; accepted: lower-case"),
-            (r#"[{"name": ""}]"#, first, r#"11: name: "" is not accepted; accepted: lower-case"#),
-            (r#"[{"name": 7}]"#, first, "11: name: 7 is not accepted"),
-            (r#"[{"name": "ä/../b"}]"#, first, r#"11: name: "ä/../b" is not accepted"#),
-            (r#"[{"name": "a"}, {"name": "B"}]"#, "element 2 at character ", r#"26: name: "B" is not accepted"#),
-            (
-                r#"[{"name": "a", "namespace": "x.y"}]"#,
-                first,
-                r#"29: namespace: "x.y" is not accepted; accepted: lower"#,
-            ),
+            (r#"[ "a", "b"]"#, first, r#"3: invalid value "a"; expected an array of objects"#),
+            (r#"[{"name": "a"}, []]"#, "element 2 at character ", "17: invalid value []"),
+            ("[{}]", first, "2: name: missing; expected lower-case"),
+            (r#"[{"name": ""}]"#, first, r#"11: name: invalid value ""; expected lower-case"#),
+            (r#"[{"name": 7}]"#, first, "11: name: invalid value 7"),
+            (r#"[{"name": "ä/../b"}]"#, first, r#"11: name: invalid value "ä/../b""#),
+            (r#"[{"name": "a"}, {"name": "B"}]"#, "element 2 at character ", r#"26: name: invalid value "B""#),
+            (r#"[{"name": "a", "namespace": "x.y"}]"#, first, r#"29: namespace: invalid value "x.y"; expected lower"#),
             (r#"[{"name": "a", "interface": "a/b"}]"#, first, r#"29: interface: "a/b": interface name contains"#),
-            (r#"[{"name": "a", "interface": 1}]"#, first, "29: interface: 1 is not accepted; accepted: a string"),
+            (r#"[{"name": "a", "interface": 1}]"#, first, "29: interface: invalid value 1; expected a string"),
             (r#"[{"name": "a", "interfaceRequest": ".."}]"#, first, r#"36: interfaceRequest: "..": interface name is"#),
-            (r#"[{"name": "a", "mac": "zz"}]"#, first, r#"23: mac: "zz" is not accepted; accepted: a hardware"#),
-            (r#"[{"name": "a", "infiniband-guid": 1}]"#, first, "35: infiniband-guid: 1 is not accepted; accepted: a"),
-            (r#"[{"name": "a", "ips": ["1.2.3"]}]"#, first, r#"23: ips[0]: "1.2.3" is not accepted; accepted: an"#),
-            (r#"[{"name": "a", "ips": ["::1", "1.2.3.4/33"]}]"#, first, r#"23: ips[1]: "1.2.3.4/33" is not accepted"#),
+            (r#"[{"name": "a", "mac": "zz"}]"#, first, r#"23: mac: invalid value "zz"; expected a hardware"#),
+            (r#"[{"name": "a", "infiniband-guid": 1}]"#, first, "35: infiniband-guid: invalid value 1; expected a"),
+            (r#"[{"name": "a", "ips": ["1.2.3"]}]"#, first, r#"23: ips[0]: invalid value "1.2.3"; expected an"#),
+            (r#"[{"name": "a", "ips": ["::1", "1.2.3.4/33"]}]"#, first, r#"23: ips[1]: invalid value "1.2.3.4/33""#),
+            (r#"[{"name": "a", "ips": "1.2.3.4"}]"#, first, r#"23: ips: invalid value "1.2.3.4"; expected an array"#),
             (
-                r#"[{"name": "a", "ips": "1.2.3.4"}]"#,
+                r#"[{"name": "a", "default-route": ["10.0.0.0/8"]}]"#,
                 first,
-                r#"23: ips: "1.2.3.4" is not accepted; accepted: an array"#,
+                r#"33: default-route[0]: invalid value "10.0.0.0/8""#,
             ),
-            (r#"[{"name": "a", "default-route": ["10.0.0.0/8"]}]"#, first, r#"33: default-route[0]: "10.0.0.0/8" is"#),
-            (r#"[{"name": "a", "cni-args": []}]"#, first, "28: cni-args: [] is not accepted; accepted: an object"),
-            (r#"[{"name": "a", "deviceID": 1}]"#, first, "28: deviceID: 1 is not accepted; accepted: a string"),
-            (r#"[{"name": "a", "bandwidth": {"egressRate": -1}}]"#, first, "29: bandwidth.egressRate: -1 is not"),
-            (r#"[{"name": "a", "bandwidth": 7}]"#, first, "29: bandwidth: 7 is not accepted; accepted: an object"),
+            (r#"[{"name": "a", "cni-args": []}]"#, first, "28: cni-args: invalid value []; expected an object"),
+            (r#"[{"name": "a", "deviceID": 1}]"#, first, "28: deviceID: invalid value 1; expected a string"),
+            (
+                r#"[{"name": "a", "bandwidth": {"egressRate": -1}}]"#,
+                first,
+                "29: bandwidth.egressRate: invalid value -1",
+            ),
+            (r#"[{"name": "a", "bandwidth": 7}]"#, first, "29: bandwidth: invalid value 7; expected an object"),
             (
                 r#"[{"name": "a", "portMappings": [{"hostPort": 1}]}]"#,
                 first,
-                r#"32: portMappings[0]: {"hostPort":1} is"#,
+                r#"32: portMappings[0]: invalid value {"hostPort":1}"#,
             ),
             (
                 r#"[{"name": "a", "portMappings": [{"hostPort": 1, "containerPort": 70000}]}]"#,
                 first,
-                "32: portMappings[0].containerPort: 70000 is not accepted; accepted: a port, 1 to 65535",
+                "32: portMappings[0].containerPort: invalid value 70000; expected a port, 1 to 65535",
             ),
         ] {
             refused(text, place, what);

@@ -59,7 +59,7 @@ impl<'a> ShorthandItem<'a> {
             return Err(name.refuse(&format!("{:?} has no name; accepted: {ACCEPTED}", excerpt(whole.text))));
         }
         if !is_dns_subdomain(name.text) {
-            return Err(name.refuse(&format!("name {:?} is not accepted; accepted: {NAME}", excerpt(name.text))));
+            return Err(name.refuse(&format!("invalid name {:?}; expected {NAME}", excerpt(name.text))));
         }
         let mut selection = Selection {
             place: whole.place(),
@@ -78,9 +78,7 @@ impl<'a> ShorthandItem<'a> {
             }
             Some(part) if is_dns_label(part.text) => part.text.clone_into(&mut selection.namespace),
             Some(part) => {
-                return Err(
-                    part.refuse(&format!("namespace {:?} is not accepted; accepted: {NAMESPACE}", excerpt(part.text)))
-                );
+                return Err(part.refuse(&format!("invalid namespace {:?}; expected {NAMESPACE}", excerpt(part.text))));
             }
         }
         match interface {
@@ -168,19 +166,19 @@ mod tests {
             ("a,b,", "element 3 at character 5: ", "it is empty; accepted: [NAMESPACE/]NAME[@INTERFACE]"),
             ("a,,b", "element 2 at character 3: ", "it is empty"),
             ("a,  ,b", "element 2 at character 5: ", "it is empty"),
-            ("ä, B", "element 1 at character 1: ", "name \"ä\" is not accepted; accepted: lower-case"),
-            ("a, nB", "element 2 at character 4: ", "name \"nB\" is not accepted"),
-            ("a, n / B", "element 2 at character 8: ", "name \"B\" is not accepted"),
+            ("ä, B", "element 1 at character 1: ", "invalid name \"ä\"; expected lower-case"),
+            ("a, nB", "element 2 at character 4: ", "invalid name \"nB\""),
+            ("a, n / B", "element 2 at character 8: ", "invalid name \"B\""),
             ("ns/", "element 1 at character 4: ", "\"ns/\" has no name"),
             ("@eth1", "element 1 at character 1: ", "\"@eth1\" has no name"),
             ("a/b/c", "element 1 at character 1: ", "\"a/b/c\" has more than one /"),
-            ("a@b/c", "element 1 at character 1: ", "namespace \"a@b\" is not accepted"),
+            ("a@b/c", "element 1 at character 1: ", "invalid namespace \"a@b\""),
             ("a@b@c", "element 1 at character 1: ", "\"a@b@c\" has more than one @"),
             ("n/a@b/c", "element 1 at character 1: ", "\"n/a@b/c\" has more than one /"),
-            ("n.s/a", "element 1 at character 1: ", "namespace \"n.s\" is not accepted; accepted: lower-case"),
-            ("a..b", "element 1 at character 1: ", "name \"a..b\" is not accepted"),
-            ("../x", "element 1 at character 1: ", "namespace \"..\" is not accepted"),
-            ("a%2fb", "element 1 at character 1: ", "name \"a%2fb\" is not accepted"),
+            ("n.s/a", "element 1 at character 1: ", "invalid namespace \"n.s\"; expected lower-case"),
+            ("a..b", "element 1 at character 1: ", "invalid name \"a..b\""),
+            ("../x", "element 1 at character 1: ", "invalid namespace \"..\""),
+            ("a%2fb", "element 1 at character 1: ", "invalid name \"a%2fb\""),
             (
                 "a@0123456789abcdef",
                 "element 1 at character 3: ",
@@ -188,7 +186,7 @@ mod tests {
             ),
             ("a@x y", "element 1 at character 3: ", "interface \"x y\": interface name contains"),
             ("a@..", "element 1 at character 3: ", "interface \"..\": interface name is . or .."),
-            ("*", "element 1 at character 1: ", "name \"*\" is not accepted"),
+            ("*", "element 1 at character 1: ", "invalid name \"*\""),
         ] {
             refused(text, place, what);
         }

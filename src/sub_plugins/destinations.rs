@@ -142,7 +142,7 @@ mod tests {
         assert!(shown("", &scene).is_empty());
         for text in ["every", "10.0.0.0/40", "kube-dns", "resolv_conf"] {
             let error = Destinations::parse(&ItemList::from_text("k", text).expect("a list")).expect_err(text);
-            assert_eq!(error.msg, format!("k: {text:?} is not accepted; accepted: {ACCEPTED}"));
+            assert_eq!(error.msg, format!("k: invalid value {text:?}; expected {ACCEPTED}"));
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         let mut pod = meshed_pod();
         pod.dns_nameservers = vec!["dns.example".into()];
         let error = of("resolv-conf").resolve(&scene(Some(&facts(pod, &[])))).expect_err("no address");
-        let start = "dnsConfig.nameservers of pod shop/cart-1: \"dns.example\" is not accepted; ";
+        let start = "dnsConfig.nameservers of pod shop/cart-1: invalid value \"dns.example\"; ";
         assert!(error.msg.starts_with(start), "{error}");
     }
 

@@ -156,7 +156,7 @@ impl IdKind {
             id.ok_or_else(|| {
                 let (key, container, pod) = (self.key(), &container.name, name_of(pod));
                 let msg = format!(
-                    "{key} of container {container} of pod {pod}: {said} is not accepted; accepted: 0 to 4294967294"
+                    "{key} of container {container} of pod {pod}: invalid value {said}; expected 0 to 4294967294"
                 );
                 Error::new(Code::InvalidConfig, msg)
             })

@@ -196,7 +196,7 @@ mod tests {
             "tcp,x:1",
         ] {
             let error = of(text).expect_err(text);
-            assert!(error.msg.starts_with("k: ") && error.msg.contains("is not accepted; accepted: "), "{error}");
+            assert!(error.msg.starts_with("k: ") && error.msg.contains("; expected "), "{error}");
         }
     }
 

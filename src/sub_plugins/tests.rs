@@ -284,9 +284,9 @@ fn whether_somebody_elses_redirection_captures_dns_is_the_proxys_word() {
 #[test]
 fn a_wrong_block_is_an_error_whatever_the_pod() {
     for (block, start) in [
-        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; accepted: "),
-        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; accepted: "),
-        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; accepted: "),
+        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; expected one of "),
+        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; expected one of "),
+        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; expected one of "),
         (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
         (json!({"uids": [1]}), "chain[0].type is missing; accepted: istio-redirect, uid-exclude, dns-exclude"),
         (json!({"type": 7}), "chain[0].type is missing"),

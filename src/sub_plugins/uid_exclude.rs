@@ -133,10 +133,10 @@ mod tests {
         let scenario = chain(json!([{"type": "uid-exclude"}]));
         for key in ANNOTATIONS {
             let msg = scenario.clone().annotated(key, "root").error();
-            let start = format!("annotation {key:?} of pod shop/cart-1: \"root\" is not accepted; accepted: ");
+            let start = format!("annotation {key:?} of pod shop/cart-1: invalid value \"root\"; expected ");
             assert!(msg.starts_with(&start), "{msg}");
             let msg = scenario.clone().namespace(key, "root").error();
-            assert!(msg.starts_with(&format!("annotation {key:?} of namespace shop: \"root\" ")), "{msg}");
+            assert!(msg.starts_with(&format!("annotation {key:?} of namespace shop: invalid value \"root\"")), "{msg}");
         }
     }
 

@@ -26,11 +26,11 @@ fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
         (
             &["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"],
-            "--from: invalid sender \"me\"; expected uid=UID, ",
+            "--from: invalid value \"me\"; expected uid=UID, ",
         ),
         (
             &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"],
-            "--to: invalid destination \"1.2.3.4\"; expected ADDRESS:PORT/tcp ",
+            "--to: invalid value \"1.2.3.4\"; expected ADDRESS:PORT/tcp ",
         ),
         (
             &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
@@ -58,7 +58,11 @@ fn invalid_input_exits_with_2() {
     for (arguments, stdin, message) in [
         (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
-        (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
+        (
+            &["explain", "-f", "-", "--config", &list],
+            POD,
+            "expected one plugin of type detour, istio-cni, excludedns, got 0",
+        ),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: expected a network namespace, found none"),
         (&["rules", "no-such-name"], "", "to select a pod, use -n NAMESPACE no-such-name"),
         (&["rules", "/no/such/netns"], "", "/no/such/netns"),
@@ -193,7 +197,7 @@ spec:
         ),
         (
             trace(pod, "container="),
-            "--from: invalid sender \"container=\"; expected uid=UID, uid=UID,gid=GID, container=NAME",
+            "--from: invalid value \"container=\"; expected uid=UID, uid=UID,gid=GID, container=NAME",
         ),
         (none, "--from: container \"app\": unknown pod; add -f FILE or -n NAMESPACE POD"),
     ] {

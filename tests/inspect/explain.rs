@@ -165,7 +165,7 @@ fn only_the_last_condition_can_be_unmet() {
 fn invalid_annotations_fail_as_in_an_add() {
     let run = explain("wrong", |pod, _| annotate(pod, "detour.io/exclude-uids", "root"), &[]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: \"root\" is not accepted; ";
+    let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
     assert!(run.stderr.starts_with(start), "{}", run.stderr);
 }
 

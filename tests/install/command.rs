@@ -242,7 +242,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
     for (arguments, part) in [
         (vec![config("bad.json")], "log_level"),
         (vec![config("type.json")], "add --name excludedns"),
-        (vec![config("uids.json")], "chain[0].uids: \"x\" is not accepted"),
+        (vec![config("uids.json")], "chain[0].uids: invalid value \"x\""),
         (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
         (vec![config("nowhere.json")], "can't read --config"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
@@ -401,7 +401,7 @@ fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
     for (keys, why) in [
         (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
         (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
-        (json!({"prevResult": 5}), "prevResult: an object is needed"),
+        (json!({"prevResult": 5}), "prevResult: expected an object"),
         (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
     ] {
         scene.write("config.json", &keys.to_string());

@@ -172,7 +172,7 @@ const AGENT: &str = "check whether the agent runs on this node (kubectl get pods
 
 /// The first match counts. The messages are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
 /// Multus (`pkg/k8sclient`) and of this program (`cluster::api::call`, `networks`).
-const KNOWN_ERRORS: [KnownError; 23] = [
+const KNOWN_ERRORS: [KnownError; 25] = [
     KnownError {
         fragments: &["failed to find plugin"],
         next: "see program-present: the program is not in the runtime's plugin directories; install it under the missing name \
@@ -249,6 +249,9 @@ const KNOWN_ERRORS: [KnownError; 23] = [
         fragments: &["contradict each other"],
         next: "set the named setting to the same value in both attachments",
     },
+    KnownError { fragments: &["invalid ", "; expected"], next: "correct the named key or annotation" },
+    KnownError { fragments: &["unknown ", "; expected"], next: "correct the named key or annotation" },
+    // Messages of 0.1.0.
     KnownError { fragments: &["is not accepted"], next: "correct the named key or annotation" },
     KnownError {
         fragments: &["the kernel refused"],

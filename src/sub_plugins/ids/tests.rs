@@ -67,7 +67,7 @@ fn what_is_no_form_is_refused_by_place() {
     ] {
         let list = ItemList::from_text("chain[1].uids", text).expect("a list");
         let error = IdList::parse(&list, ListAuthor::Pod).expect_err(text);
-        assert_eq!(error.msg, format!("chain[1].uids: {text:?} is not accepted; accepted: {ACCEPTED}"));
+        assert_eq!(error.msg, format!("chain[1].uids: invalid value {text:?}; expected {ACCEPTED}"));
         assert_eq!(error.code, Code::InvalidConfig);
     }
 }
@@ -158,7 +158,7 @@ fn an_id_that_no_process_can_have_is_an_error() {
         let mut pod = meshed_pod();
         pod.containers[0].run_as_user = Some(said);
         let msg = owners("container:app", IdKind::User, &facts(pod, &[])).expect_err(shown).msg;
-        let expected = format!("runAsUser of container app of pod shop/cart-1: {shown} is not accepted; ");
+        let expected = format!("runAsUser of container app of pod shop/cart-1: invalid value {shown}; ");
         assert!(msg.starts_with(&expected), "{msg}");
     }
 }
