@@ -1,9 +1,8 @@
-//! `detour agent`.
-//!
-//! `detour agent --repair …`: pods that bypass the mesh.
+//! `detour agent`: keeps the plugin installed, serves pod data to the plugin, and repairs pods that bypass the
+//! sidecar.
 
 use super::CommandError;
-use super::install::{InstallOptions, PROGRAM_FILE, program};
+use super::install::{InstallOptions, PROGRAM_FILE, program_digest};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};
@@ -25,89 +24,142 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Examples:
   detour agent --platform openshift --root /host --health-address 0.0.0.0:8000
-        in a DaemonSet that has the node's directories mounted below /host
+        run in a DaemonSet that mounts the node's directories below /host
   detour agent --root /host --plugin-service-account detour-plugin
-        gives the plugin a token of its own
+        give the plugin a token of a separate service account
   detour agent --root /host --on-exit auto --daemon-set detour-agent
-        takes the plugin off the node when that DaemonSet is deleted
+        remove the plugin from the node when the DaemonSet is deleted
   detour agent --root /host --node-name \"$NODE_NAME\"
-        answers the plugin's questions about this node's pods, so that an ADD needs no API, and
-        repairs those that bypass the mesh
+        serve data about this node's pods to the plugin, and repair pods that bypass the sidecar
 
-It installs as `detour install` does, with the same flags, and again whenever the program, the
-kubeconfig, the configuration, this pod's token or the file of --config change. A file of --config
-that the plugin would refuse changes nothing: the last accepted one stays in use, and /readyz, the
-log, the metric detour_configuration_refused and an Event of the agent's pod (POD_NAME, POD_UID and
-POD_NAMESPACE name it) report the new one. SIGTERM ends it. The plugin
-stays then and goes on working, unless --on-exit says otherwise: `remove` takes it away,
-`auto` does so if the DaemonSet is gone, and leaves it where that can't be known. Of two agents on a
-node, as there are in an upgrade, the later one does the work.
+Installation: The agent installs the plugin like `detour install`, with the same flags, and again
+when the program, the kubeconfig, the configuration, its token or the file of --config changes. If
+the plugin would refuse a new file of --config, the last valid one stays in use. The agent reports
+the refused file in /readyz, the log, the metric detour_configuration_refused, and an Event of its
+own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents run on a node, as during an
+upgrade, only the newer one is active.
 
-/metrics is in the OpenMetrics text format; its names start with detour_.
+Pod data: With a node name, the agent watches the pods of the node, all namespaces and all
+NetworkAttachmentDefinitions with its pod's service account. It answers the plugin's requests at
+--socket and logs each plugin call except STATUS. If the agent does not answer, the plugin sends its
+requests to the API server.
 
-With a node name it watches the node's pods, all namespaces and all NetworkAttachmentDefinitions,
-as this pod's service account, answers the plugin at --socket, and logs each of its calls but
-STATUS in a line. Whenever the plugin gets no answer there, it asks the API itself.
+Repair: With a node name, the agent repairs pods that have a sidecar but bypass it. These are pods
+whose init container istio-validation ended with exit code 126, whose rules differ from the desired
+ones, or which were never attached. To repair a pod in place, the agent runs the plugin's ADD in the
+pod's network namespace and verifies the rules. It makes up to five attempts per pod with pauses
+between them, and reports each repair as an Event of the pod.
 
-It also repairs pods of the node that have a sidecar and bypass it: their init container
-istio-validation has ended with 126, their rules are no longer what was asked for, or they have
-never been attached. In place, the plugin's own ADD is made (again) in the pod's network namespace,
-and the rules are read back. Each pod gets an Event of it. A pod is tried five times, with pauses.
+Health: /metrics uses the OpenMetrics text format; all metric names start with detour_. With
+--health-address, the agent exits with code 1 if the file system does not respond for two minutes,
+so that it is restarted.
 
-With --health-address the agent ends with exit code 1 if the file system has not answered for two
-minutes, so that it is started again.
+Exit: SIGTERM ends the agent. The plugin stays installed and keeps working unless --on-exit removes
+it.
 
-Exit codes: 0 ended by a signal, 1 something is wrong, 2 wrong usage or input. A file
-of --config or --kubeconfig that is missing or wrong does not end it: /readyz and the log report it.";
+Exit codes: 0 ended by a signal, 1 failure, 2 invalid arguments or input. A missing or invalid file
+of --config or --kubeconfig does not end the agent: /readyz and the log report it.";
 
-/// The agent's own kubeconfig has a few KiB.
-const LARGEST_KUBECONFIG: u64 = 1 << 20;
+/// Limit for the kubeconfig that the agent wrote, which has a few KiB.
+const MAX_KUBECONFIG: u64 = 1 << 20;
 
-/// Puts the plugin on a node and keeps it there.
+/// Keep the plugin installed on a node, serve pod data to it, and repair pods that bypass the sidecar
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
     #[command(flatten)]
-    wanted: InstallOptions,
-    /// What happens to the plugin on the node when the agent ends.
-    #[arg(long, value_name = "WHAT", value_enum, default_value = "leave")]
-    on_exit: Exit,
-    /// The DaemonSet that decides for --on-exit=auto, in the namespace of the agent's own pods.
+    install: InstallOptions,
+    /// What to do with the plugin on the node when the agent ends
+    #[arg(long, value_name = "ACTION", value_enum, default_value = "leave")]
+    on_exit: ExitAction,
+    /// DaemonSet for --on-exit auto, in the namespace of the agent's pods
     #[arg(long, value_name = "NAME", required_if_eq("on_exit", "auto"))]
     daemon_set: Option<String>,
-    /// A service account, in the namespace of the agent's own pods, whose token the plugin gets; else it
-    /// gets the agent's own.
+    /// Service account whose token the plugin uses, in the namespace of the agent's pods [default: the agent's own]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["kubeconfig", "token_file"])]
     plugin_service_account: Option<String>,
-    /// Where /healthz, /readyz and /metrics are answered; nowhere unless given.
+    /// Serve /healthz, /readyz and /metrics at this address [default: not served]
     #[arg(long, value_name = "ADDR:PORT")]
     health_address: Option<SocketAddr>,
-    /// The name of this node's Node object [default: $NODE_NAME]; without one, no pod is watched.
+    /// Name of the Node object; without it, the agent watches no pods [default: $NODE_NAME]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Where, on the node, the plugin's questions are answered; nowhere if it is empty.
+    /// Socket on the node at which the plugin reaches the agent; if empty, the agent does not serve the plugin
     #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
     socket: SocketPath,
-    /// The taint that the node has while the plugin isn't ready there (NoSchedule); none unless given.
-    #[arg(long, value_name = "KEY", value_parser = taint)]
+    /// Key of a NoSchedule taint that the node has while the plugin is not ready [default: no taint]
+    #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
     #[command(flatten)]
     repair: RepairArguments,
 }
 
-/// A taint's key as the API takes it (apimachinery, `IsQualifiedName`), as far as an agent can know.
-fn taint(key: &str) -> Result<String, String> {
-    let (prefix, name) = key.rsplit_once('/').unwrap_or(("p", key));
-    let plain = |text: &str| {
-        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-        text.chars().all(inner) && ends(text.chars().next()) && ends(text.chars().last())
-    };
-    let accepted = plain(prefix) && plain(name) && name.len() <= 63;
-    accepted.then(|| key.to_owned()).ok_or_else(|| "accepted: [PREFIX/]NAME, as cni.istio.io/not-ready".to_owned())
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ExitAction {
+    /// Keep the plugin installed
+    Leave,
+    /// Remove the plugin, as `detour uninstall` does
+    Remove,
+    /// Remove the plugin if the DaemonSet of --daemon-set no longer exists; keep it if that is unknown
+    Auto,
 }
 
-/// A path on the node, or nowhere.
+/// When and how the agent repairs pods that bypass the sidecar.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Repair of pods")]
+pub(super) struct RepairArguments {
+    /// How to repair a pod that started before the plugin was ready, or that lost its rules
+    #[arg(long, value_name = "MODE", value_enum, default_value = "repair")]
+    repair: RepairModeArgument,
+    /// What to do if --repair repair has failed five times
+    #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
+    repair_otherwise: FallbackModeArgument,
+    /// Label for --repair label
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label, default_value = "cni.istio.io/uninitialized=true")]
+    repair_label: (String, String),
+    /// Repair only pods with these labels, in the syntax of kubectl -l [default: all pods]
+    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
+    repair_selector: Selector,
+    /// Check the rules of each pod at this interval, and when the pod changes; 0: only when it changes
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    repair_interval: u32,
+    /// Annotation without which the exit code of the init container is ignored; if empty, no annotation is required
+    #[arg(long, value_name = "KEY", default_value = "sidecar.istio.io/status")]
+    repair_annotation: String,
+    /// Init container that validates the redirection; if empty, any init container
+    #[arg(long, value_name = "NAME", default_value = "istio-validation")]
+    repair_init_container: String,
+    /// Exit code of that init container if traffic is not redirected; 0: any code except 0
+    #[arg(long, value_name = "CODE", default_value_t = 126)]
+    repair_exit_code: i32,
+    /// Termination message of that init container if traffic is not redirected [default: any message]
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    repair_message: String,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum RepairModeArgument {
+    /// Add the missing rules in place, while the pod keeps running
+    Repair,
+    /// Delete the pod if a controller replaces it
+    Delete,
+    /// Label the pod, so that another program can handle it
+    Label,
+    /// Do not repair pods
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum FallbackModeArgument {
+    /// Delete the pod if a controller replaces it
+    Delete,
+    /// Label the pod, so that another program can handle it
+    Label,
+    /// Do nothing else
+    Off,
+}
+
+/// A path on the node, or `None` for an empty argument.
 #[derive(Debug, Clone)]
 struct SocketPath(Option<HostPath>);
 
@@ -119,38 +171,46 @@ impl FromStr for SocketPath {
     }
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Exit {
-    /// It stays and goes on working.
-    Leave,
-    /// It is taken away, as by `detour uninstall`.
-    Remove,
-    /// It stays as long as --daemon-set does, and is taken away with that.
-    Auto,
+/// Parses a taint key as the API server does (apimachinery, `IsQualifiedName`), except for the limits of the prefix.
+fn parse_taint(key: &str) -> Result<String, String> {
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("p", key));
+    let is_plain = |text: &str| {
+        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        text.chars().all(inner) && ends(text.chars().next()) && ends(text.chars().last())
+    };
+    let is_valid = is_plain(prefix) && is_plain(name) && name.len() <= 63;
+    is_valid.then(|| key.to_owned()).ok_or_else(|| "expected [PREFIX/]NAME, such as cni.istio.io/not-ready".to_owned())
 }
 
-/// What is wrong with the arguments is wrong usage.
-fn usage<T>(result: Result<T>) -> Result<T, CommandError> {
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = parts.ok_or("expected KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// Turns an error into one of usage, with exit code 2.
+fn as_usage<T>(result: Result<T>) -> Result<T, CommandError> {
     result.map_err(|why| CommandError::Usage(format!("{why:#}")))
 }
 
 impl AgentArguments {
     pub(super) fn run(&self) -> ExitCode {
-        super::ended(self.keep())
+        super::exit_code(self.keep())
     }
 
     fn keep(&self) -> Result<ExitCode> {
         logging::start(LogLevel::Info, None, &[], None, None);
-        let node = self.wanted.node()?;
-        tracing::info!("{}", self.wanted.describe_platform(&node));
-        let program = program()?;
-        let (plugin_token, on_exit) = (usage(self.plugin_token())?, usage(self.on_exit())?);
+        let node = self.install.node()?;
+        tracing::info!("{}", self.install.describe_platform(&node));
+        let program = program_digest()?;
+        let (plugin_token, on_exit) = (as_usage(self.plugin_token())?, as_usage(self.on_exit())?);
         let token = || match &plugin_token {
-            None => self.wanted.token(),
+            None => self.install.token(),
             Some(token) => {
                 let written = || {
-                    let reached = node.reach(&self.wanted.own_kubeconfig()).ok()?;
-                    String::from_utf8(read_trusted(&reached, LARGEST_KUBECONFIG).ok()?).ok()
+                    let reached = node.reach(&self.install.own_kubeconfig()).ok()?;
+                    String::from_utf8(read_trusted(&reached, MAX_KUBECONFIG).ok()?).ok()
                 };
                 token.current(|| kubeconfig::token_in(&written()?)).map_err(|why| anyhow!(why))
             }
@@ -159,7 +219,7 @@ impl AgentArguments {
         let socket = services.as_ref().and_then(|services| services.socket.as_ref());
         let accepted = RefCell::new(None);
         let warned = RefCell::new(Vec::new());
-        // Once each, however often the configuration is compared.
+        // The reconcile loop evaluates the configuration again and again; each warning is logged once.
         let warn = |warnings: Vec<String>| {
             let earlier = warned.replace(warnings.clone());
             for warning in warnings.iter().filter(|warning| !earlier.contains(warning)) {
@@ -167,14 +227,14 @@ impl AgentArguments {
             }
         };
         let desired = || {
-            let desired = |given: &_| self.wanted.desired(&node, &program, given, &token, socket, &warn);
-            let newest = self.wanted.given().and_then(|given| desired(&given).map(|desired| (desired, given)));
+            let desired = |given: &_| self.install.desired(&node, &program, given, &token, socket, &warn);
+            let newest = self.install.config_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {
                 Ok((desired, given)) => {
                     accepted.replace(Some(given));
                     Ok(DesiredInstallation { desired, refused: None })
                 }
-                // The token and all else stay current with the last configuration that was accepted.
+                // The last valid configuration still gets a current token and program.
                 Err(error) => {
                     let refused = format!("{error:#}");
                     let earlier = accepted.borrow().as_ref().and_then(|given| desired(given).ok());
@@ -188,7 +248,7 @@ impl AgentArguments {
             node: &node,
             desired: &desired,
             program: Path::new(PROGRAM_FILE),
-            sources: self.wanted.sources(),
+            sources: self.install.source_directories(),
             on_exit,
             health_address: self.health_address,
             metrics: Metrics::default(),
@@ -200,43 +260,42 @@ impl AgentArguments {
     }
 
     fn plugin_token(&self) -> Result<Option<PluginToken>> {
+        let flag = "--plugin-service-account";
         let Some(name) = &self.plugin_service_account else { return Ok(None) };
-        Ok(Some(PluginToken::new(
-            self.wanted.account_for("--plugin-service-account")?,
-            self.own("--plugin-service-account", name)?,
-        )))
+        Ok(Some(PluginToken::new(self.install.account_for(flag)?, self.own_object(flag, name)?)))
     }
 
     fn on_exit(&self) -> Result<OnExit> {
         Ok(match (self.on_exit, &self.daemon_set) {
-            (Exit::Remove, _) => OnExit::Remove,
-            (Exit::Auto, Some(name)) => {
-                OnExit::Auto(DaemonSet::new(self.wanted.account_for("--daemon-set")?, self.own("--daemon-set", name)?))
+            (ExitAction::Remove, _) => OnExit::Remove,
+            (ExitAction::Auto, Some(name)) => {
+                let account = self.install.account_for("--daemon-set")?;
+                OnExit::Auto(DaemonSet::new(account, self.own_object("--daemon-set", name)?))
             }
-            (Exit::Leave | Exit::Auto, _) => OnExit::Leave,
+            (ExitAction::Leave | ExitAction::Auto, _) => OnExit::Leave,
         })
     }
 
-    /// An object of the agent's own namespace.
-    fn own(&self, flag: &str, name: &str) -> Result<ObjectRef> {
-        let namespace = self.wanted.agent_namespace();
+    /// Returns a reference to an object in the namespace of the agent's pods.
+    fn own_object(&self, flag: &str, name: &str) -> Result<ObjectRef> {
+        let namespace = self.install.agent_namespace();
         let namespace =
-            namespace.with_context(|| format!("{flag} {name}: in which namespace? --agent-namespace NAME"))?;
+            namespace.with_context(|| format!("{flag} {name}: unknown namespace; add --agent-namespace NAME"))?;
         Ok(ObjectRef { namespace, name: name.to_owned() })
     }
 
-    /// The agent's own pod, as the downward API names it; `None` for an agent that is started by hand.
+    /// Returns the agent's own pod from the environment variables of the downward API, `None` outside of a pod.
     fn own_pod(&self) -> Option<OwnPod> {
         let set = |key| env::var(key).ok().filter(|value| !value.is_empty());
-        let (namespace, name) = (self.wanted.agent_namespace()?, set("POD_NAME")?);
-        let account = self.wanted.account_for("Events of the agent's pod").ok()?;
+        let (namespace, name) = (self.install.agent_namespace()?, set("POD_NAME")?);
+        let account = self.install.account_for("Events of the agent's pod").ok()?;
         Some(OwnPod { account, pod: PodRef { namespace, name, uid: set("POD_UID") } })
     }
 
     fn services(&self) -> Option<Services> {
         let named = self.node_name.clone().or_else(|| env::var("NODE_NAME").ok());
         let node_name = named.filter(|name| !name.is_empty())?;
-        let account = self.wanted.account_for("no pod is watched").inspect_err(|why| tracing::warn!("{why}"));
+        let account = self.install.account_for("pods are not watched").inspect_err(|why| tracing::warn!("{why}"));
         Some(Services {
             node_name,
             socket: self.socket.0.clone(),
@@ -247,69 +306,8 @@ impl AgentArguments {
     }
 }
 
-/// How pods that bypass the mesh are repaired.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Repair of pods")]
-pub(super) struct RepairArguments {
-    /// What is done with a pod that raced the plugin, or lost its rules.
-    #[arg(long, value_name = "HOW", value_enum, default_value = "repair")]
-    repair: How,
-    /// What is done where --repair repair has failed five times.
-    #[arg(long, value_name = "HOW", value_enum, default_value = "off")]
-    repair_otherwise: Otherwise,
-    /// The label of --repair label.
-    #[arg(long, value_name = "KEY=VALUE", value_parser = label, default_value = "cni.istio.io/uninitialized=true")]
-    repair_label: (String, String),
-    /// Which pods, by their labels, as for kubectl -l; all unless given.
-    #[arg(long, value_name = "SELECTOR", default_value = "", hide_default_value = true)]
-    repair_selector: Selector,
-    /// How often the rules of each pod are looked at besides when it changes, in seconds; 0: never.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
-    repair_interval: u32,
-    /// The annotation of pods that have been validated; if it is empty, any pod.
-    #[arg(long, value_name = "KEY", default_value = "sidecar.istio.io/status")]
-    repair_annotation: String,
-    /// The init container that validates; if it is empty, any.
-    #[arg(long, value_name = "NAME", default_value = "istio-validation")]
-    repair_init_container: String,
-    /// Its exit code where traffic is not redirected; 0: any but success.
-    #[arg(long, value_name = "CODE", default_value_t = 126)]
-    repair_exit_code: i32,
-    /// Its termination message then; any unless given.
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    repair_message: String,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum How {
-    /// In place: the pod runs on, and gets the rules that it should have.
-    Repair,
-    /// It is deleted, where a controller makes a new one.
-    Delete,
-    /// It is labelled, for somebody else to act upon.
-    Label,
-    /// Nothing.
-    Off,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Otherwise {
-    /// As --repair delete.
-    Delete,
-    /// As --repair label.
-    Label,
-    /// Nothing more.
-    Off,
-}
-
-fn label(text: &str) -> Result<(String, String), String> {
-    let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    let (key, value) = parts.ok_or("accepted: KEY=VALUE")?;
-    Ok((key.to_owned(), value.to_owned()))
-}
-
 impl RepairArguments {
-    /// `None` where nothing is repaired.
+    /// Returns the settings, `None` for `--repair off`.
     pub(super) fn settings(&self) -> Option<RepairSettings> {
         Some(RepairSettings {
             criteria: Criteria {
@@ -320,15 +318,15 @@ impl RepairArguments {
                 message: self.repair_message.clone(),
             },
             mode: match self.repair {
-                How::Repair => RepairMode::InPlace,
-                How::Delete => RepairMode::Delete,
-                How::Label => RepairMode::Label,
-                How::Off => return None,
+                RepairModeArgument::Repair => RepairMode::InPlace,
+                RepairModeArgument::Delete => RepairMode::Delete,
+                RepairModeArgument::Label => RepairMode::Label,
+                RepairModeArgument::Off => return None,
             },
             otherwise: match self.repair_otherwise {
-                Otherwise::Delete => Some(RepairMode::Delete),
-                Otherwise::Label => Some(RepairMode::Label),
-                Otherwise::Off => None,
+                FallbackModeArgument::Delete => Some(RepairMode::Delete),
+                FallbackModeArgument::Label => Some(RepairMode::Label),
+                FallbackModeArgument::Off => None,
             },
             label: self.repair_label.clone(),
             interval: Duration::from_secs(self.repair_interval.into()),

@@ -1,8 +1,8 @@
-//! `detour doctor`
+//! `detour doctor`: checks a node, and optionally a pod on it.
 
 use super::install::NodeArguments;
 use super::output::OutputArguments;
-use super::subject::{kubeconfig_of_environment, present};
+use super::subject::{check_exists, kubeconfig_from_environment};
 use super::{CommandError, CommandOutput};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{InstallLog, Platform, Role, changed};
@@ -17,64 +17,71 @@ use std::{env, fs, io};
 
 const EXAMPLES: &str = "\
 Examples:
-  detour doctor                  this node: what is installed, the API and its rights, the kernel
-  detour doctor -n shop web-0    that, and the pod: from its annotation to the rules in the kernel
+  detour doctor
+        check this node: the installation, API access and permissions, and the kernel
+  detour doctor -n shop web-0
+        also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe
-        and real packets in its namespace, to addresses that nobody has, as captured and as
-        excluded users
+        also send packets from the pod's network namespace to unused addresses, with captured and
+        with excluded UIDs
   detour doctor -n shop web-0 --bundle web-0.tar
-        all that was found as an archive without tokens, keys and certificates
+        save all findings as an archive without tokens, keys and certificates
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour doctor --root /host -n shop web-0
-        in the agent's pod on the node; printed, as oc debug is, where the pod is on another node
+        run in the agent's pod on the node
 
-Needs root for the kernel's part and the pod's, and changes nothing. What needs another check that
-failed is not checked, and says so. The agent's container can do all of it while the agent repairs
-pods (the chart's repair.enabled), except read log files and the journal; its only place for a
-bundle is /run/detour, the node's own. The pod is asked for with --kubeconfig, else KUBECONFIG,
-else ~/.kube/config, else, in a pod, as its service account, else with the plugin's own kubeconfig,
-which may not see everything.
-Exit codes: 0 nothing failed, 1 something did, 2 wrong usage or input.";
+If the pod is on another node, the output contains the command to run there. A check is skipped if
+it depends on a failed check; the output gives the reason.
 
-/// A name has at most 64 bytes (gethostname(2)); hostname(5) allows comments beside it.
-const LARGEST_NAME: u64 = 4 << 10;
+The command changes nothing. The kernel and pod checks require root. The agent's container can run
+all checks while the agent repairs pods (chart value repair.enabled), except those that read log
+files and the journal. In this container, write a bundle to /run/detour, a directory of the node.
 
-/// What is wrong with a node or a pod, as a list of checks
+To read the pod, the command uses --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of
+the pod in which it runs, or the plugin's own kubeconfig, in this order. The plugin's own kubeconfig
+may lack permissions.
+
+Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
+
+/// Limit for a file with a host name. Names have at most 64 bytes (gethostname(2)), but hostname(5) allows comments.
+const MAX_HOSTNAME_FILE: u64 = 4 << 10;
+
+/// Check a node and a pod, and suggest what to do about each problem
 ///
-/// Each line says whether it holds, what was found and, where it does not, what to do next.
+/// Each line of the output is a check with its result, the evidence and, if it failed, the next step.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DoctorArguments {
-    /// The node alone, which is what is looked at where no pod is named
+    /// Check only the node; this is the default without POD
     #[arg(long, conflicts_with = "pod")]
     node: bool,
-    /// The pod's namespace
-    #[arg(short, long, value_name = "NS", requires = "pod")]
+    /// Namespace of the pod
+    #[arg(short, long, value_name = "NAMESPACE", requires = "pod")]
     namespace: Option<String>,
-    /// The pod
+    /// Name of the pod to check
     #[arg(value_name = "POD", requires = "namespace")]
     pod: Option<String>,
-    /// Send packets in the pod's network namespace and see where they go
+    /// Send packets in the pod's network namespace and check where they arrive
     #[arg(long, requires = "pod")]
     probe: bool,
-    /// Write all that was found to this file, as a tar without secrets
+    /// Write all findings to this file, as a tar archive without secrets
     #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
-    /// The plugin's configuration on the node, or the directory that it is in
+    /// The plugin's configuration on the node, or its directory [default: from the installation record, else from the platform]
     #[arg(long, value_name = "FILE|DIR")]
     conf: Option<HostPath>,
-    /// How to ask the cluster about the pod
-    #[arg(long, value_name = "PATH")]
+    /// Kubeconfig for reading the pod [default: see below]
+    #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The kind of node; else it is detected
+    /// Platform of the node [default: detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
-    /// Whether the plugin is a member of the cluster network's list
+    /// Whether the plugin is part of the cluster network's plugin list [default: from the installation record, else from the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Where the node's runtime, or Multus, looks for plugins
+    /// Directory on the node from which the runtime, or Multus, runs plugins [default: from the installation record, else from the platform]
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<HostPath>,
-    /// The node's name in the cluster [default: $NODE_NAME, else the host's]
+    /// Name of the Node object [default: $NODE_NAME, else the host name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
     #[command(flatten)]
@@ -83,7 +90,6 @@ pub(super) struct DoctorArguments {
     output: OutputArguments,
 }
 
-/// The list; exit code 1 where something failed.
 pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandError> {
     arguments.place.check_root()?;
     if let Some(path) = &arguments.conf {
@@ -92,33 +98,34 @@ pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandE
         fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
     }
     if let Some(path) = &arguments.kubeconfig {
-        present("--kubeconfig", path)?;
+        check_exists("--kubeconfig", path)?;
     }
-    // Before packets are sent for nothing.
-    let bundle = arguments.bundle.as_deref().map(|path| overwrite(path).map_err(|why| unwritten(path, &why)));
+    // Opened first, so that an invalid path fails before any packet is sent.
+    let bundle = arguments.bundle.as_deref().map(|path| overwrite(path).map_err(|why| write_failed(path, &why)));
     let bundle = bundle.transpose()?;
-    let case = arguments.case();
-    let examination = examine(&case);
+    let target = arguments.target();
+    let examination = examine(&target);
     if let (Some(path), Some(mut file)) = (&arguments.bundle, bundle) {
-        file.write_all(&examination.bundle(&case)?).map_err(|why| unwritten(path, &why))?;
+        file.write_all(&examination.bundle(&target)?).map_err(|why| write_failed(path, &why))?;
     }
-    let answer = arguments.output.answer(&examination.checklist)?;
-    let code = if examination.checklist.healthy { answer.code } else { ExitCode::FAILURE };
-    Ok(CommandOutput { code, ..answer })
+    let output = arguments.output.render(&examination.checklist)?;
+    let code = if examination.checklist.healthy { output.code } else { ExitCode::FAILURE };
+    Ok(CommandOutput { code, ..output })
 }
 
-fn unwritten(path: &Path, why: &io::Error) -> CommandError {
-    CommandError::Usage(format!("--bundle {}: it can't be written: {why}", path.display()))
+fn write_failed(path: &Path, why: &io::Error) -> CommandError {
+    CommandError::Usage(format!("--bundle {}: can't write the file: {why}", path.display()))
 }
 
 impl DoctorArguments {
-    fn case(&self) -> CheckTarget {
+    /// Combines the arguments, the installation record and the platform's defaults, in this order of precedence.
+    fn target(&self) -> CheckTarget {
         let node = self.place.node();
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
         let found = node.look(None);
         let record = found.as_ref().map(|found| found.record.clone()).unwrap_or_default();
         let is_empty = record.files.is_empty() && record.lists.is_empty();
-        let usual = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
+        let platform_dir = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
         let programs = programs(&record);
         let mut bin_dirs: Vec<HostPath> = self.bin_dir.clone().into_iter().collect();
         if bin_dirs.is_empty() {
@@ -126,10 +133,10 @@ impl DoctorArguments {
             bin_dirs.dedup();
         }
         if bin_dirs.is_empty() {
-            bin_dirs = usual(platform.bin_dir);
+            bin_dirs = platform_dir(platform.bin_dir);
         }
-        let conf = self.conf.clone().or_else(|| conf_dir(&record)).or_else(|| usual(platform.conf_dir).pop());
-        let names = self.namespace.clone().zip(self.pod.clone());
+        let conf = self.conf.clone().or_else(|| conf_dir(&record)).or_else(|| platform_dir(platform.conf_dir).pop());
+        let pod = self.namespace.clone().zip(self.pod.clone());
         CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
@@ -142,8 +149,8 @@ impl DoctorArguments {
                 programs,
                 changed: found.map(|found| (!is_empty).then(|| changed(&found))).map_err(|error| error.to_string()),
             },
-            kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_of_environment),
-            pod: names.map(|(namespace, name)| PodRef { namespace, name, uid: None }),
+            kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
+            pod: pod.map(|(namespace, name)| PodRef { namespace, name, uid: None }),
             probe: self.probe,
         }
     }
@@ -159,15 +166,17 @@ fn conf_dir(record: &InstallLog) -> Option<HostPath> {
     own.map(|(path, _)| path).or(record.lists.keys().next()).map(HostPath::parent)
 }
 
-/// The name that a kubelet takes unless told otherwise. The running kernel's is this process's own, which in
-/// a pod is the pod's.
+/// Returns the Node object's name as the kubelet derives it by default.
+///
+/// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
+/// /etc/hostname of the node is reliable.
 fn host_name(root: &Path) -> Option<String> {
-    let of_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), LARGEST_NAME).ok();
-    let own = (root == Path::new("/")).then(of_kernel).flatten();
-    let of_file = || {
+    let from_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), MAX_HOSTNAME_FILE).ok();
+    let own = (root == Path::new("/")).then(from_kernel).flatten();
+    let from_file = || {
         let reached = HostRoot::new(root).reach(&HostPath::new("/etc/hostname")?).ok()?;
-        String::from_utf8(read_nofollow(&reached, LARGEST_NAME).ok()?).ok()
+        String::from_utf8(read_nofollow(&reached, MAX_HOSTNAME_FILE).ok()?).ok()
     };
-    let names = own.into_iter().chain(of_file()).map(|text| text.trim().to_lowercase());
+    let names = own.into_iter().chain(from_file()).map(|text| text.trim().to_lowercase());
     env::var("NODE_NAME").ok().into_iter().chain(names).find(|name| !name.is_empty())
 }

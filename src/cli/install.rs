@@ -1,6 +1,4 @@
-//! `detour install`.
-//!
-//! `detour uninstall`.
+//! `detour install` and `detour uninstall`: change the files of the plugin on a node.
 
 use super::CommandError;
 use anyhow::{Context, Result, anyhow, bail};
@@ -23,106 +21,134 @@ use std::{env, io};
 const EXAMPLES: &str = "\
 Examples:
   detour install --dry-run --kubeconfig /etc/kubernetes/detour.kubeconfig
-        what would change on this node, as a unified diff
+        show what would change on this node, as a unified diff
   detour install --platform openshift --root /host --config /etc/detour/config.json
-        from a pod that has the node's file system at /host, with its service account
+        install from a pod that mounts the node's file system at /host, with its service account
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
-        as a member of that list, and also in the place of the program istio-cni
+        add the plugin to this plugin list, and install the program also under the name istio-cni
 
-Platforms: openshift (a file of its own, for Multus), gke, k3d, k3s, microk8s, kubernetes (aks, eks,
-iks, kind, kubeadm, minikube, rke1, rke2). Installing again repairs what is not as it should be, and
-changes nothing else; `detour uninstall` takes all back.
+Platforms: openshift (separate configuration file, for Multus), gke, k3d, k3s, microk8s, and
+kubernetes (aks, eks, iks, kind, kubeadm, minikube, rke1, rke2).
 
-The node configuration, /var/lib/cni/detour/node.json, states which program directory, kubeconfig,
-log file, timeouts and pinned sub-plugins apply to every attachment, whatever its author writes.
+Repeat the command to restore missing or changed files; it changes nothing else. To revert all
+changes, use `detour uninstall`. With invalid arguments or input, the command changes nothing.
 
-Exit codes: 0 installed, 1 not all of it (stderr says why), 2 wrong usage or input: no changes.";
+The node configuration, /var/lib/cni/detour/node.json, contains the program directory, kubeconfig,
+log file, timeouts and pinned sub-plugins. They apply to every attachment and override its values.
 
-/// The largest file of --config, which becomes a part of the plugin's configuration.
-const LARGEST_CONFIG: u64 = 1 << 20;
-/// The largest file of a service account: the authorities in ca.crt.
-const LARGEST_CREDENTIAL: u64 = 1 << 20;
+Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
 
-/// Puts this program, a kubeconfig and the plugin's configuration on a node.
+const UNINSTALL_EXAMPLES: &str = "\
+Examples:
+  detour uninstall --dry-run
+        show what would change on this node, as a unified diff
+  detour uninstall --root /host
+        uninstall from a pod that mounts the node's file system at /host
+
+Pods keep their rules. The command first removes the configuration, then the node configuration, the
+kubeconfig and the program. It keeps files that were edited after the installation and the files
+that they require, and lists them.
+
+Exit codes: 0 success, 1 incomplete (see stderr), 2 invalid arguments or input.";
+
+/// The running program's file.
+pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
+/// Limit for the file of `--config`, which becomes part of the plugin's configuration.
+const MAX_CONFIG: u64 = 1 << 20;
+/// Limit for each credential file. The largest is ca.crt.
+const MAX_CREDENTIAL: u64 = 1 << 20;
+
+/// Install the program, a kubeconfig and the plugin's configuration on a node
 ///
-/// Each file is replaced as a whole: whatever happens, runtimes find a valid configuration, and one
-/// that names a program which is there.
+/// The command replaces each file atomically. At any time, runtimes find a valid configuration that names an existing
+/// program.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct InstallArguments {
     #[command(flatten)]
-    wanted: InstallOptions,
-    /// Print what would change as a unified diff, and change nothing.
+    options: InstallOptions,
+    /// Print the changes as a unified diff, without making them
     #[arg(long)]
     dry_run: bool,
 }
 
-/// What is wanted on the node.
+/// Revert the changes of `install`, and keep files that were edited afterwards
+#[derive(Debug, Args)]
+#[command(after_help = UNINSTALL_EXAMPLES)]
+pub(super) struct UninstallArguments {
+    #[command(flatten)]
+    place: NodeArguments,
+    /// Print the changes as a unified diff, without making them
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The desired installation.
 #[derive(Debug, Args)]
 pub(super) struct InstallOptions {
-    /// The kind of node, which implies directories and --chained; else it is detected.
+    /// Platform of the node, which determines directories and --chained [default: detected]
     #[arg(long, value_name = "NAME", value_parser = Platform::named)]
     platform: Option<&'static Platform>,
     #[command(flatten)]
     place: NodeArguments,
-    /// Whether the plugin is a member of the cluster network's list, or has a file of its own.
+    /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     chained: Option<bool>,
-    /// Whether the runtime calls the plugin as the primary plugin; if not, no attachment can make it one [default: whether the installed configuration is that of a primary plugin].
+    /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     primary: Option<bool>,
-    /// The configuration's file: the one to insert into (else the first that is valid), or of its own (istio-cni.conf).
-    #[arg(long, value_name = "FILE", value_parser = file_name)]
+    /// Configuration file to change or write [default: the first valid plugin list with --chained=true, else istio-cni.conf]
+    #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
     conf_name: Option<String>,
-    /// Where the node's runtime, or Multus, looks for plugins.
+    /// Directory on the node from which the runtime, or Multus, runs plugins [default: depends on the platform]
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<HostPath>,
-    /// Where the node's runtime, or Multus, looks for configurations.
+    /// Directory on the node from which the runtime, or Multus, reads configurations [default: depends on the platform]
     #[arg(long, value_name = "DIR")]
     conf_dir: Option<HostPath>,
-    /// Another name under which the program is installed: istio-cni, excludedns. May be repeated.
-    #[arg(long = "name", value_name = "NAME", value_parser = file_name)]
+    /// Install the program also under this name: istio-cni or excludedns; may be repeated
+    #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
     names: Vec<String>,
-    /// The network's name in a file of its own: the one that attachments use.
+    /// Name of the network in a separate configuration file; attachments refer to it
     #[arg(long, value_name = "NAME", default_value = "istio-cni")]
     network: String,
-    /// A JSON object with keys of the plugin's configuration; they override flags. Without "chain", the
-    /// plugin redirects, and UID 1337 and its DNS bypass the sidecar.
+    /// JSON object with keys of the plugin's configuration, which override flags. Without "chain", the plugin
+    /// redirects traffic, and UID 1337 and its DNS bypass the sidecar
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// From which severity on the plugin logs: none, error, warn, info, debug.
-    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level)]
+    /// Lowest severity that the plugin logs: none, error, warn, info or debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = parse_log_level)]
     log_level: String,
-    /// Namespaces for whose pods nothing is done, separated by commas.
+    /// Skip the pods in these namespaces, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "istio-system,kube-system")]
     exclude_namespaces: Vec<String>,
-    /// The namespace of the agent's own pods, for which nothing is done [default: $POD_NAMESPACE].
+    /// Namespace of the agent's pods; the plugin skips these pods [default: $POD_NAMESPACE]
     #[arg(long, value_name = "NAME")]
     agent_namespace: Option<String>,
-    /// A kubeconfig on the node that the plugin is to use; none is written then.
+    /// Kubeconfig on the node for the plugin [default: write one with the service account]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "api_server", "service_account"])]
     kubeconfig: Option<HostPath>,
-    /// A token on the node that the kubeconfig names; else the service account's token is written into it.
+    /// Token file on the node to which the written kubeconfig refers [default: write the service account's token into it]
     #[arg(long, value_name = "FILE")]
     token_file: Option<HostPath>,
-    /// Install even if the kubeconfig of --kubeconfig or --config, or a token, is not on the node yet, or not below --root.
+    /// Install even if the kubeconfig of --kubeconfig or --config, or a token, is missing on the node or below --root
     #[arg(long)]
     allow_missing_credentials: bool,
-    /// The API's URL [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT].
+    /// URL of the API server [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT]
     #[arg(long, value_name = "URL")]
     api_server: Option<String>,
-    /// The directory with this pod's ca.crt and token.
+    /// Directory with ca.crt and token of this pod's service account
     #[arg(long, value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
     service_account: PathBuf,
 }
 
-/// Where the node is.
+/// The node's directories.
 #[derive(Debug, Args)]
 pub(super) struct NodeArguments {
-    /// Where the node's file system, or as much of it as is needed, is mounted.
+    /// Directory at which the node's file system, or the required part of it, is mounted
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Directory on the node for the installation record, the kubeconfig and, only in the default one, the node configuration.
+    /// Directory on the node for the installation record, the kubeconfig and, only if it is the default, the node configuration
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/detour")]
     state_dir: HostPath,
 }
@@ -132,23 +158,23 @@ impl NodeArguments {
         &self.root
     }
 
-    /// Checks that `--root` is a directory: with a misspelled path, the node's files would be written to a new one.
+    /// Checks that `--root` is a directory, because `install` would create a misspelled one.
     ///
     /// # Errors
-    /// It is not.
+    /// It is missing or not a directory.
     pub(super) fn check_root(&self) -> Result<(), CommandError> {
         if self.root.is_dir() {
             return Ok(());
         }
-        Err(CommandError::Usage(format!("--root {}: expected a directory, found none", self.root.display())))
+        Err(CommandError::Usage(format!("--root {}: expected a directory", self.root.display())))
     }
 
-    /// The log of the installation.
+    /// Returns the path of the installation record.
     pub(super) fn log(&self) -> HostPath {
         self.state_dir.join("install.json")
     }
 
-    /// The node configuration, if the state directory is the one in which the plugin looks for it.
+    /// Returns the path of the node configuration if it is in the state directory: the plugin reads no other path.
     fn node_configuration(&self) -> Option<HostPath> {
         HostPath::new(NODE_CONFIGURATION).filter(|path| path.parent() == self.state_dir)
     }
@@ -158,65 +184,81 @@ impl NodeArguments {
     }
 }
 
-fn file_name(text: &str) -> Result<String, String> {
-    let plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
-    plain.then(|| text.to_owned()).ok_or_else(|| "accepted: the name of a file, without a directory".into())
+fn parse_file_name(text: &str) -> Result<String, String> {
+    let is_plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
+    is_plain.then(|| text.to_owned()).ok_or_else(|| "expected a file name without a directory".into())
 }
 
-fn log_level(text: &str) -> Result<String, String> {
-    let accepted = || "accepted: none, error, warn, info, debug".to_owned();
-    LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(accepted)
+fn parse_log_level(text: &str) -> Result<String, String> {
+    let expected = || "expected none, error, warn, info or debug".to_owned();
+    LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(expected)
 }
 
 impl InstallArguments {
     pub(super) fn run(&self) -> ExitCode {
-        super::ended(self.install())
+        super::exit_code(self.install())
     }
 
     fn install(&self) -> Result<ExitCode> {
-        let node = self.wanted.node()?;
-        let platform = Text::message(&format!("note: {}", self.wanted.describe_platform(&node)));
-        crate::print(io::stderr(), &platform, ExitCode::SUCCESS);
-        let program = program()?;
-        let warn = |warnings: Vec<String>| {
-            for warning in warnings {
-                crate::print(io::stderr(), &Text::message(&format!("warning: {warning}")), ExitCode::SUCCESS);
-            }
-        };
-        let desired = |given| self.wanted.desired(&node, &program, &given, &|| self.wanted.token(), None, &warn);
-        let desired = match self.wanted.given().and_then(desired) {
+        let node = self.options.node()?;
+        print_note("note", &self.options.describe_platform(&node));
+        let program = program_digest()?;
+        let warn = |warnings: Vec<String>| warnings.iter().for_each(|warning| print_note("warning", warning));
+        let token = || self.options.token();
+        let desired = |keys| self.options.desired(&node, &program, &keys, &token, None, &warn);
+        let desired = match self.options.config_keys().and_then(desired) {
             Ok(desired) => desired,
-            Err(why) => return Ok(super::complain(format_args!("{why:#}"), ExitCode::from(2))),
+            Err(why) => return Ok(super::print_error(format_args!("{why:#}"), ExitCode::from(2))),
         };
         if self.dry_run {
             let plan = reconcile(&desired, &node.look(Some(&desired))?);
-            return Ok(shown(&plan));
+            return Ok(print_diff(&plan));
         }
         let lock = node.lock()?;
         let plan = reconcile(&desired, &node.look(Some(&desired))?);
         node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
-        Ok(done(&plan))
+        Ok(print_changes(&plan))
     }
 }
 
-/// This program's own file.
-pub(super) const PROGRAM_FILE: &str = "/proc/self/exe";
+impl UninstallArguments {
+    pub(super) fn run(&self) -> ExitCode {
+        super::exit_code(self.uninstall())
+    }
 
-/// What tells this program from others.
-pub(super) fn program() -> Result<Digest> {
-    let digest = follow(Path::new(PROGRAM_FILE)).and_then(Digest::read);
-    digest.with_context(|| format!("{PROGRAM_FILE}: this program can't be read, so it can't be copied"))
+    fn uninstall(&self) -> Result<ExitCode> {
+        self.place.check_root()?;
+        let node = self.place.node();
+        if self.dry_run {
+            let found = node.look(None)?;
+            return Ok(print_diff(&undo(&found)));
+        }
+        let lock = node.lock()?;
+        let found = node.look(None)?;
+        let plan = undo(&found);
+        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
+        node.forget_absent();
+        node.forget_lock(lock);
+        let code = print_changes(&plan);
+        Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
+    }
 }
 
-/// Prints what a plan would do.
-pub(super) fn shown(plan: &InstallPlan) -> ExitCode {
+/// Returns the digest of the running program.
+pub(super) fn program_digest() -> Result<Digest> {
+    let digest = follow(Path::new(PROGRAM_FILE)).and_then(Digest::read);
+    digest.with_context(|| format!("can't read the running program for copying: {PROGRAM_FILE}"))
+}
+
+/// Prints the changes that a plan would make, as a unified diff.
+fn print_diff(plan: &InstallPlan) -> ExitCode {
     let text: String = plan.actions.iter().map(|action| action.diff()).collect();
     let text = if text.is_empty() { "# nothing to do\n".to_owned() } else { text };
-    super::say(&Text::lines(text.trim_end()), remarks(plan))
+    super::print_output(&Text::lines(text.trim_end()), print_notes(plan))
 }
 
-/// Prints what a plan did.
-pub(super) fn done(plan: &InstallPlan) -> ExitCode {
+/// Prints the changes that a plan has made.
+fn print_changes(plan: &InstallPlan) -> ExitCode {
     let mut text = Text::default();
     for action in &plan.actions {
         text.push(&action.to_string());
@@ -225,37 +267,44 @@ pub(super) fn done(plan: &InstallPlan) -> ExitCode {
     if plan.actions.is_empty() {
         text.push("nothing to do");
     }
-    super::say(&text, remarks(plan))
+    super::print_output(&text, print_notes(plan))
 }
 
-fn remarks(plan: &InstallPlan) -> ExitCode {
-    for note in &plan.notes {
-        crate::print(io::stderr(), &Text::message(&format!("note: {note}")), ExitCode::SUCCESS);
-    }
+/// Prints the plan's notes to stderr and returns a failure if the plan is incomplete.
+fn print_notes(plan: &InstallPlan) -> ExitCode {
+    plan.notes.iter().for_each(|note| print_note("note", note));
     match &plan.waits_for {
         None => ExitCode::SUCCESS,
-        Some(what) => super::complain(format_args!("missing: {what}"), ExitCode::FAILURE),
+        Some(what) => super::print_error(format_args!("missing: {what}"), ExitCode::FAILURE),
     }
+}
+
+fn print_note(kind: &str, text: &str) {
+    crate::print(io::stderr(), &Text::message(&format!("{kind}: {text}")), ExitCode::SUCCESS);
 }
 
 impl InstallOptions {
-    /// The node.
+    /// Returns the node's files.
     ///
     /// # Errors
-    /// As [`Place::check_root`].
+    /// Those of [`NodeArguments::check_root`].
     pub(super) fn node(&self) -> Result<NodeFiles, CommandError> {
         self.place.check_root().map(|()| self.place.node())
     }
 
-    /// The directories of the files that are read.
-    pub(super) fn sources(&self) -> Vec<PathBuf> {
+    /// Returns the directories of the input files, which the agent watches for changes.
+    pub(super) fn source_directories(&self) -> Vec<PathBuf> {
         let account = self.kubeconfig.is_none().then_some(self.service_account.as_path());
         account.into_iter().chain(self.config.as_deref().and_then(Path::parent)).map(Path::to_owned).collect()
     }
 
-    /// What the flags, the environment and the files that they name ask for; `given` has the keys of `--config`.
-    /// `token` gives the one for the kubeconfig. With the socket of an agent that stays, the plugin asks
-    /// there first. `warn` gets the configuration's warnings.
+    /// Returns the installation that the flags, the environment and the input files describe.
+    ///
+    /// `given` has the keys of `--config`, `token` returns the token for the kubeconfig, `socket` is the path of the
+    /// agent's socket if an agent serves the plugin, and `warn` receives the configuration's warnings.
+    ///
+    /// # Errors
+    /// The plugin would refuse the configuration, or an input file or a credential on the node is unusable.
     pub(super) fn desired(
         &self,
         node: &NodeFiles,
@@ -266,9 +315,9 @@ impl InstallOptions {
         warn: &dyn Fn(Vec<String>),
     ) -> Result<DesiredState> {
         let platform = self.platform(node);
-        let directory = |given: &Option<HostPath>, usual: &str| match given {
+        let directory = |flag: &Option<HostPath>, default: &str| match flag {
             Some(path) => Ok(path.clone()),
-            None => usual.parse::<HostPath>().map_err(|why| anyhow!(why)),
+            None => default.parse::<HostPath>().map_err(|why| anyhow!(why)),
         };
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
@@ -284,7 +333,7 @@ impl InstallOptions {
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         };
-        self.credentials_exist(node, settings.effective_kubeconfig()?.as_ref())?;
+        self.check_credentials(node, settings.effective_kubeconfig()?.as_ref())?;
         let directories = settings.program_directories()?;
         let is_installed =
             |kind: &str| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) };
@@ -295,6 +344,8 @@ impl InstallOptions {
             let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
             ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
         };
+        let node_configuration = self.place.node_configuration();
+        let node_configuration = node_configuration.map(|path| Ok::<_, InstallError>((path, settings.node()?)));
         let kubeconfig = match &self.kubeconfig {
             Some(_) => None,
             None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
@@ -304,30 +355,27 @@ impl InstallOptions {
             program: program.clone(),
             programs: names.iter().map(|name| bin_dir.join(name)).collect(),
             kubeconfig,
-            node: self
-                .place
-                .node_configuration()
-                .map(|path| Ok::<_, InstallError>((path, settings.node()?)))
-                .transpose()?,
+            node: node_configuration.transpose()?,
             configuration,
         })
     }
 
-    /// Checks the files of the node that the plugin is to use: without them, every ADD would fail. `kubeconfig` is
-    /// the one that the whole configuration names.
-    fn credentials_exist(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>) -> Result<()> {
+    /// Checks that the plugin can use the credentials on the node, because every ADD needs them.
+    ///
+    /// `kubeconfig` is the one that the whole configuration names.
+    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>) -> Result<()> {
         if self.allow_missing_credentials {
             return Ok(());
         }
         let root = self.place.root.display();
-        let unusable = |what: String| {
+        let unusable = |file: String| {
             format!(
-                "{what}: the plugin can't use this file of the node (below --root {root}); create it first, or add \
+                "{file}: the plugin can't use this file of the node (below --root {root}); create it first, or add \
                  --allow-missing-credentials"
             )
         };
         if let Some(path) = &self.token_file {
-            let read = read_trusted(&node.reach(path)?, LARGEST_CREDENTIAL);
+            let read = read_trusted(&node.reach(path)?, MAX_CREDENTIAL);
             read.with_context(|| unusable(format!("--token-file {path}")))?;
         }
         let own = self.own_kubeconfig();
@@ -335,15 +383,15 @@ impl InstallOptions {
         let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
         let named = named.map(|path| ("--config: kubernetes.kubeconfig", path));
         for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig", path)).chain(named) {
-            self.kubeconfig_works(node, path).with_context(|| unusable(format!("{place} {path}")))?;
+            self.check_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
         }
         Ok(())
     }
 
-    /// Reads a kubeconfig of the node as the plugin does, with the files that it names.
-    fn kubeconfig_works(&self, node: &NodeFiles, path: &HostPath) -> Result<()> {
+    /// Reads a kubeconfig on the node as the plugin does, with the files to which it refers.
+    fn check_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<()> {
         let reached = node.reach(path)?;
-        read_trusted(&reached, LARGEST_CREDENTIAL)?;
+        read_trusted(&reached, MAX_CREDENTIAL)?;
         KubeconfigSummary::read(&self.place.root, &reached).map(drop).map_err(|error| anyhow!("{error}"))
     }
 
@@ -351,7 +399,7 @@ impl InstallOptions {
         self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)))
     }
 
-    /// The platform, how it is known and what it implies, for people.
+    /// Returns the platform and the directories in use, as a note for the user.
     pub(super) fn describe_platform(&self, node: &NodeFiles) -> String {
         let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
         let detected = if self.platform.is_none() { " (detected)" } else { "" };
@@ -360,43 +408,46 @@ impl InstallOptions {
         format!("platform {name}{detected}: programs in {programs}, configuration in {configuration}")
     }
 
-    /// The names under which the program is installed.
+    /// Returns the names under which the program is installed.
     fn program_names(&self) -> Vec<&str> {
         [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect()
     }
 
-    /// The keys of `--config`.
-    pub(super) fn given(&self) -> Result<Map<String, Value>> {
+    /// Returns the keys in the file of `--config`.
+    pub(super) fn config_keys(&self) -> Result<Map<String, Value>> {
         let names = self.program_names();
         let Some(path) = &self.config else { return Ok(Map::new()) };
         let file = path.display();
-        let text = read(path, LARGEST_CONFIG).with_context(|| format!("--config {file} can't be read"))?;
+        let text = read(path, MAX_CONFIG).with_context(|| format!("can't read --config {file}"))?;
         let keys: Map<String, Value> =
-            serde_json::from_slice(&text).with_context(|| format!("--config {file} is no JSON object"))?;
+            serde_json::from_slice(&text).with_context(|| format!("--config {file}: expected a JSON object"))?;
         match keys.get("type").and_then(Value::as_str) {
             Some(kind) if !names.contains(&kind) => {
-                bail!("--config {file}: type: {kind:?} would name no program; add --name {kind}, or leave it out")
+                bail!(
+                    "--config {file}: type: expected {}, got {kind:?}; add --name {kind}, or remove the key",
+                    names.join(" or ")
+                )
             }
             _ => Ok(keys),
         }
     }
 
-    /// The namespace of the agent's own pods.
+    /// Returns the namespace of the agent's pods.
     pub(super) fn agent_namespace(&self) -> Option<String> {
         self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok())
     }
 
-    /// Where the kubeconfig is that is written.
+    /// Returns the path of the kubeconfig that the installation writes.
     pub(super) fn own_kubeconfig(&self) -> HostPath {
         self.place.state_dir.join("kubeconfig")
     }
 
-    /// This pod's own token.
+    /// Returns the token of this pod's service account.
     pub(super) fn token(&self) -> Result<String> {
-        Ok(String::from_utf8_lossy(&self.read("token")?).trim().to_owned())
+        Ok(String::from_utf8_lossy(&self.read_credential("token")?).trim().to_owned())
     }
 
-    /// The API's URL, as far as it is known.
+    /// Returns the URL of the API server, `None` if neither a flag nor the environment of a pod contains it.
     fn server(&self) -> Option<String> {
         let in_pod = || {
             let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
@@ -405,25 +456,22 @@ impl InstallOptions {
         self.api_server.clone().or_else(in_pod)
     }
 
-    /// As whom this process asks the API.
-    fn account(&self) -> Option<ServiceAccount> {
-        Some(ServiceAccount { server: self.server()?, directory: self.service_account.clone() })
-    }
-
-    /// As [`Self::account`]; `purpose` is what it is for.
+    /// Returns the service account for this process's own API requests; `purpose` is for the error message.
     pub(super) fn account_for(&self, purpose: &str) -> Result<ServiceAccount> {
-        let instead =
-            if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
-        self.account()
-            .with_context(|| format!("{purpose}: outside of a pod, name the API by --api-server URL{instead}"))
+        let server = self.server().with_context(|| {
+            let instead =
+                if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
+            format!("{purpose}: unknown API server; outside of a pod, add --api-server URL{instead}")
+        })?;
+        Ok(ServiceAccount { server, directory: self.service_account.clone() })
     }
 
     fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {
         let server = self.server().context(
-            "how the plugin reaches the API is not known outside a pod: name a kubeconfig on the node (--kubeconfig \
-             FILE), or --api-server URL and --service-account DIR",
+            "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with \
+             a file on the node, or --api-server URL and --service-account DIR",
         )?;
-        let ca = self.read("ca.crt")?;
+        let ca = self.read_credential("ca.crt")?;
         let credentials = match &self.token_file {
             Some(path) => PluginCredentials::TokenFile(path.clone()),
             None => PluginCredentials::Token(token()?),
@@ -431,54 +479,8 @@ impl InstallOptions {
         Ok(kubeconfig::text(&server, Some(&ca), &credentials))
     }
 
-    fn read(&self, name: &str) -> Result<Vec<u8>> {
+    fn read_credential(&self, name: &str) -> Result<Vec<u8>> {
         let path: &Path = &self.service_account.join(name);
-        let read = read_trusted(path, LARGEST_CREDENTIAL);
-        read.with_context(|| format!("--service-account: {}: the file can't be read", path.display()))
-    }
-}
-
-const UNINSTALL_EXAMPLES: &str = "\
-Examples:
-  detour uninstall --dry-run         what would be taken away from this node, as a unified diff
-  detour uninstall --root /host      from a pod that has the node's file system at /host
-
-Pods keep their rules. The configuration is removed first, then the node configuration, the
-kubeconfig and the program. Files that were edited after the installation stay, and so do the
-files that they need; the output names them.
-
-Exit codes: 0 all is gone, 1 something is left (stderr says what), 2 wrong usage or input.";
-
-/// Takes away what `install` put on a node, as far as nobody changed it since.
-#[derive(Debug, Args)]
-#[command(after_help = UNINSTALL_EXAMPLES)]
-pub(super) struct UninstallArguments {
-    #[command(flatten)]
-    place: NodeArguments,
-    /// Print what would change as a unified diff, and change nothing.
-    #[arg(long)]
-    dry_run: bool,
-}
-
-impl UninstallArguments {
-    pub(super) fn run(&self) -> ExitCode {
-        super::ended(self.uninstall())
-    }
-
-    fn uninstall(&self) -> Result<ExitCode> {
-        self.place.check_root()?;
-        let node = self.place.node();
-        if self.dry_run {
-            let found = node.look(None)?;
-            return Ok(shown(&undo(&found)));
-        }
-        let lock = node.lock()?;
-        let found = node.look(None)?;
-        let plan = undo(&found);
-        node.apply(&plan, Path::new(PROGRAM_FILE), &lock)?;
-        node.forget_absent();
-        node.forget_lock(lock);
-        let code = done(&plan);
-        Ok(if plan.notes.is_empty() { code } else { ExitCode::FAILURE })
+        read_trusted(path, MAX_CREDENTIAL).with_context(|| format!("can't read --service-account: {}", path.display()))
     }
 }

@@ -1,10 +1,11 @@
-//! The command line: one subcommand a file.
+//! The command line: one file per subcommand, except `version` and `completion`, which are here.
 //!
-//! `detour completion`
-//!
-//! `detour version`
-//!
-//! Why a command has no answer.
+//! | file | contents |
+//! |---|---|
+//! | `explain`, `trace`, `rules`, `doctor`, `validate` | commands that print a report and change nothing |
+//! | `install`, `agent` | commands that change the node |
+//! | `subject` | arguments that select a pod, a configuration or a network namespace |
+//! | `output` | `-o`: the format of a report |
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -29,10 +30,10 @@ mod subject;
 mod trace;
 mod validate;
 
-/// Sends a meshed pod's traffic to its Istio sidecar, and around it what must not go there.
+/// Redirect the traffic of meshed pods to their Istio sidecars, and let excluded traffic bypass them
 ///
-/// Container runtimes and Multus run this binary as a CNI plugin: then CNI_COMMAND is set, the
-/// configuration comes on stdin, and no argument is looked at.
+/// Container runtimes and Multus run this binary as a CNI plugin: they set CNI_COMMAND and write the
+/// configuration to stdin. The binary then ignores all arguments.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -42,16 +43,16 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  detour explain -f pod.yaml --config istio-cni.conf    what happens to this pod's traffic, and why
+  detour explain -f pod.yaml --config istio-cni.conf    show what happens to the pod's traffic
   detour trace -f pod.yaml --from uid=1337 --to 10.96.0.10:53/udp
-                                                        where one packet arrives, rule by rule
-  detour rules -n shop web-0                            a pod's live rules beside the desired ones
-  detour doctor -n shop web-0                           what is wrong with a pod or its node
-  detour validate istio-cni.conf                        whether the plugin accepts a configuration
-  detour install --dry-run                              what it would change on this node
-  CNI_COMMAND=VERSION detour                            the version, as a runtime asks for it
+                                                        follow one packet through the rules
+  detour rules -n shop web-0                            compare live rules with desired ones
+  detour doctor -n shop web-0                           find the cause of a problem with a pod
+  detour validate istio-cni.conf                        check whether the plugin accepts a file
+  detour install --dry-run                              show what would change on this node
+  CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do
 
-Exit codes: 0 fine, 1 something is wrong, 2 wrong usage or input.";
+Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -67,38 +68,38 @@ enum Command {
     Completion(CompletionArguments),
 }
 
-/// What a command has to say on stdout, and how it ended.
+/// The text that a command prints to stdout, and its exit code.
 struct CommandOutput {
     text: Text,
     code: ExitCode,
 }
 
 impl CommandOutput {
-    /// All is well.
-    const fn fine(text: Text) -> Self {
+    const fn success(text: Text) -> Self {
         Self { text, code: ExitCode::SUCCESS }
     }
 }
 
-/// Prints the help.
+/// Prints the help to stdout.
 pub(crate) fn help() -> ExitCode {
-    say(&Text::lines(&Cli::command().render_help().to_string()), ExitCode::SUCCESS)
+    print_output(&Text::lines(&Cli::command().render_help().to_string()), ExitCode::SUCCESS)
 }
 
-/// Runs the command that the arguments ask for.
+/// Parses the arguments of the process and runs the command.
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-            // Only help and version are an answer; the exit code of an error does not depend on its text.
+            // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
+            // does not depend on whether its text could be written.
             return match error.print().and_then(|()| io::stdout().flush()) {
-                Err(why) if !error.use_stderr() => unwritten(&why),
+                Err(why) if !error.use_stderr() => output_failed(&why),
                 _ => code,
             };
         }
     };
-    let answer = match cli.command {
+    let result = match cli.command {
         Command::Explain(arguments) => explain::run(arguments),
         Command::Trace(arguments) => trace::run(arguments),
         Command::Rules(arguments) => rules::run(&arguments),
@@ -110,36 +111,36 @@ pub(crate) fn run() -> ExitCode {
         Command::Version(arguments) => run_version(&arguments),
         Command::Completion(arguments) => run_completion(&arguments),
     };
-    match answer {
-        Ok(CommandOutput { text, code }) => say(&text, code),
-        Err(failure) => complain(&failure, failure.code()),
+    match result {
+        Ok(CommandOutput { text, code }) => print_output(&text, code),
+        Err(error) => print_error(&error, error.code()),
     }
 }
 
-/// The exit code of a command; what kept it from its end goes to stderr.
-fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+/// Returns the exit code of a command that prints its own output, and prints the error if it failed.
+fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         let code = error.downcast_ref().map_or(ExitCode::FAILURE, CommandError::code);
-        complain(format_args!("{error:#}"), code)
+        print_error(format_args!("{error:#}"), code)
     })
 }
 
-/// Writes the answer to stdout; the exit code is `code` where that works.
-fn say(text: &Text, code: ExitCode) -> ExitCode {
-    crate::write(io::stdout(), text).map_or_else(|why| unwritten(&why), |()| code)
+/// Writes `text` to stdout and returns `code`, or 1 if stdout can't be written.
+fn print_output(text: &Text, code: ExitCode) -> ExitCode {
+    crate::write(io::stdout(), text).map_or_else(|why| output_failed(&why), |()| code)
 }
 
-/// The answer could not be written. A reader that has seen enough, such as `head`, is no reason for a message.
-fn unwritten(why: &io::Error) -> ExitCode {
+/// Reports that stdout can't be written, unless the reader closed the pipe early, as `head` does.
+fn output_failed(why: &io::Error) -> ExitCode {
     match why.kind() {
         ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        _ => complain(format_args!("write the output: stdout: {why}"), ExitCode::FAILURE),
+        _ => print_error(format_args!("can't write the output: stdout: {why}"), ExitCode::FAILURE),
     }
 }
 
-/// Prints why a command failed; users share such messages.
-fn complain(why: impl Display, code: ExitCode) -> ExitCode {
-    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("detour: {why}"))), code)
+/// Prints a message to stderr, without credentials in URLs because users share such messages, and returns `code`.
+fn print_error(message: impl Display, code: ExitCode) -> ExitCode {
+    crate::print(io::stderr(), &Text::message(&without_userinfo(&format!("detour: {message}"))), code)
 }
 
 const COMPLETION_EXAMPLES: &str = "\
@@ -147,22 +148,21 @@ Examples:
   source <(detour completion bash)
   detour completion zsh > ~/.zfunc/_detour
 
-Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input.";
+Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.";
 
-/// A script that completes commands and options in a shell
+/// Print a shell completion script
 #[derive(Debug, Args)]
 #[command(after_help = COMPLETION_EXAMPLES)]
 struct CompletionArguments {
-    /// Which shell
+    /// Generate the script for this shell
     #[arg(value_enum)]
     shell: Shell,
 }
 
-/// The script.
 fn run_completion(arguments: &CompletionArguments) -> Result<CommandOutput, CommandError> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut Cli::command(), "detour", &mut script);
-    Ok(CommandOutput::fine(Text::lines(&String::from_utf8_lossy(&script))))
+    Ok(CommandOutput::success(Text::lines(&String::from_utf8_lossy(&script))))
 }
 
 const VERSION_EXAMPLES: &str = "\
@@ -170,9 +170,9 @@ Examples:
   detour version
   detour version -o json
 
-Exit codes: 0 printed, 1 not printed (stderr says why), 2 wrong usage or input.";
+Exit codes: 0 success, 1 the output can't be written, 2 invalid arguments or input.";
 
-/// The version, and the CNI versions that are spoken
+/// Print the version of detour and the CNI versions that it supports
 #[derive(Debug, Args)]
 #[command(after_help = VERSION_EXAMPLES)]
 struct VersionArguments {
@@ -193,43 +193,41 @@ impl TextReport for VersionReport {
     }
 }
 
-/// What this is.
 fn run_version(arguments: &VersionArguments) -> Result<CommandOutput, CommandError> {
-    arguments.output.answer(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
+    arguments.output.render(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
 }
 
-/// Either the arguments, or what they speak of.
+/// Why a command failed; decides the exit code.
 #[derive(Debug)]
 enum CommandError {
-    /// The arguments can't be used.
+    /// The arguments are invalid; the message refers to `--help`.
     Usage(String),
-    /// A file or an object that the arguments name is missing, or can't be understood.
+    /// A file or an object that the arguments name is missing or malformed.
     Input(Error),
-    /// Something is wrong with what was asked about.
-    Wrong(Error),
+    /// The operation failed, or found a problem.
+    Failed(Error),
 }
 
 impl CommandError {
-    /// 2 for wrong arguments and wrong input, 1 for the rest.
     fn code(&self) -> ExitCode {
         match self {
             Self::Usage(_) | Self::Input(_) => ExitCode::from(2),
-            Self::Wrong(_) => ExitCode::FAILURE,
+            Self::Failed(_) => ExitCode::FAILURE,
         }
     }
 }
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
-        Self::Wrong(error)
+        Self::Failed(error)
     }
 }
 
 impl Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(what) => write!(f, "{what}; see --help"),
-            Self::Input(error) | Self::Wrong(error) => error.fmt(f),
+            Self::Usage(message) => write!(f, "{message}; see --help"),
+            Self::Input(error) | Self::Failed(error) => error.fmt(f),
         }
     }
 }
@@ -240,27 +238,35 @@ impl std::error::Error for CommandError {}
 mod tests {
     use super::*;
 
-    /// What is wider is wrapped: prose becomes ragged, and a command that is broken in two can't be copied.
+    fn help_footer(command: &clap::Command) -> String {
+        command.get_after_help().map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// clap wraps wider lines, and a wrapped command can't be copied.
     #[test]
-    fn examples_fit_into_the_help() {
+    fn help_footers_fit_into_100_columns() {
         let command = Cli::command();
         for own in command.get_subcommands().chain([&command]) {
-            let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
-            for line in help.lines() {
+            for line in help_footer(own).lines() {
                 assert!(line.chars().count() <= 100, "{}: {line}", own.get_name());
             }
         }
     }
 
     #[test]
-    fn the_definitions_hold_together_and_every_command_has_examples() {
+    fn every_command_has_a_summary_examples_and_exit_codes() {
         let command = Cli::command();
         command.clone().debug_assert();
         for own in command.get_subcommands() {
-            let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains(&format!("detour {}", own.get_name())), "{}: {help}", own.get_name());
-            let codes = help.contains("Exit codes: 0 ") && help.contains("2 wrong usage or input");
-            assert!(codes, "{}: {help}", own.get_name());
+            let (name, footer) = (own.get_name(), help_footer(own));
+            assert!(own.get_about().is_some(), "{name}");
+            assert!(
+                footer.starts_with("Examples:\n") && footer.contains(&format!("detour {name}")),
+                "{name}: {footer}"
+            );
+            let codes = footer.rsplit_once("\n\nExit codes: 0 ").map(|(_, codes)| codes).unwrap_or_default();
+            let codes = codes.replace('\n', " ");
+            assert!(codes.contains(", 1 ") && codes.contains(", 2 invalid arguments or input."), "{name}: {footer}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `-o`, which every command has that prints facts.
+//! The `-o` option of all commands that print a report.
 
 use super::{CommandError, CommandOutput};
 use clap::{Args, ValueEnum};
@@ -8,44 +8,45 @@ use std::env;
 use std::ffi::OsStr;
 use std::io::{IsTerminal, stdout};
 
-/// How the answer is printed.
+/// The format of a report.
 #[derive(Debug, Clone, Copy, Args)]
 pub(super) struct OutputArguments {
-    /// For people (coloured on a terminal, unless NO_COLOR is set or TERM is dumb), or for programs
-    #[arg(short, long, value_enum, default_value = "table", value_name = "FORM")]
-    output: OutputForm,
+    /// Print a table, JSON or YAML
+    ///
+    /// Tables are colored on a terminal unless NO_COLOR is set or TERM is dumb.
+    #[arg(short, long, value_enum, default_value = "table", value_name = "FORMAT")]
+    output: OutputFormat,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum OutputForm {
+enum OutputFormat {
     Table,
     Json,
     Yaml,
 }
 
 impl OutputArguments {
-    /// The report in that form.
+    /// Renders the report in the format of `-o`.
     ///
     /// # Errors
-    /// As [`render`].
-    pub(super) fn answer<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
+    /// The report can't be serialized.
+    pub(super) fn render<R: Serialize + TextReport>(self, report: &R) -> Result<CommandOutput, CommandError> {
         let format = match self.output {
-            OutputForm::Table => Format::Table { colour: colour() },
-            OutputForm::Json => Format::Json,
-            OutputForm::Yaml => Format::Yaml,
+            OutputFormat::Table => Format::Table { color: use_color() },
+            OutputFormat::Json => Format::Json,
+            OutputFormat::Yaml => Format::Yaml,
         };
-        Ok(CommandOutput::fine(render(report, format)?))
+        Ok(CommandOutput::success(render(report, format)?))
     }
 }
 
-/// Whether stdout is a terminal that knows colors and the user wants them.
-fn colour() -> bool {
-    stdout().is_terminal() && wanted(env::var_os("NO_COLOR").as_deref(), env::var_os("TERM").as_deref())
+fn use_color() -> bool {
+    stdout().is_terminal() && allows_color(env::var_os("NO_COLOR").as_deref(), env::var_os("TERM").as_deref())
 }
 
-/// Not if `NO_COLOR` is set and not empty (https://no-color.org), and not on a terminal that only prints (terminfo's
-/// `dumb`).
-fn wanted(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+/// Returns whether the environment allows color: `NO_COLOR` is unset or empty (<https://no-color.org>), and the
+/// terminal type is not terminfo's `dumb`.
+fn allows_color(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
@@ -54,9 +55,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_color_and_dumb_terminals_are_uncolored() {
-        let of = |no_color: Option<&str>, term: Option<&str>| wanted(no_color.map(OsStr::new), term.map(OsStr::new));
-        assert!(of(None, None) && of(Some(""), Some("xterm-256color")));
-        assert!(!of(Some("1"), Some("xterm")) && !of(None, Some("dumb")));
+    fn no_color_and_dumb_terminals_disable_color() {
+        let color =
+            |no_color: Option<&str>, term: Option<&str>| allows_color(no_color.map(OsStr::new), term.map(OsStr::new));
+        assert!(color(None, None) && color(Some(""), Some("xterm-256color")));
+        assert!(!color(Some("1"), Some("xterm")) && !color(None, Some("dumb")));
     }
 }

@@ -1,11 +1,10 @@
-//! Which pod, under which configuration: the arguments by which commands name them.
-//!
-//! Whose live rules are read: a namespace's, a process's, a container's, or a pod's of this node.
+//! The arguments that several commands share: those that select a pod and a configuration, and those that select
+//! a network namespace on this node.
 
-use super::{CommandError, complain};
+use super::{CommandError, print_error};
 use clap::Args;
 use detour_cni::cni::{CniCommand, Code, Error, NetConf};
-use detour_cni::inspect::{Applied, Choice, LiveRules, PodManifest, Subject, Texts, elsewhere};
+use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
 use detour_cni::state::{ROOT, Store};
 use std::fmt::Display;
@@ -15,185 +14,188 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
-/// The configuration where none is named.
-const PLAIN: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
-/// The same where the pod's attachments are all that asks for something.
-const ATTACHMENTS: &str =
+/// The configuration without `--config`.
+const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
+/// The configuration with `--definitions` and without `--config`: a primary plugin without a sub-plugin chain, so that
+/// only the pod's attachments count.
+const DEFAULT_PRIMARY_CONF: &str =
     r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
-/// What a file's name ends with when it is read.
-const MANIFESTS: [&str; 3] = ["yaml", "yml", "json"];
+/// The extensions of the files that `--definitions DIR` reads.
+const MANIFEST_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+/// Limit per file. A list of all definitions of a large cluster is smaller.
+const MAX_FILE: u64 = 16 << 20;
 
-/// The largest file: kubectl's list of all definitions of a large cluster is smaller.
-const LARGEST: u64 = 16 << 20;
-
-/// A pod and a configuration.
+/// Selects a pod, from manifests or from the cluster, and a configuration.
 #[derive(Debug, Args)]
 pub(super) struct SubjectArguments {
-    /// Manifests of pods after injection, or of objects with pod templates; - is stdin
+    /// Read pods from this file instead of the cluster; - is stdin
     ///
-    /// YAML or JSON, of one object, several documents or a list. A Namespace in it is that of its pods.
+    /// The file contains pods after injection, or objects with pod templates, as YAML or JSON: one object, several
+    /// documents, or a list. A Namespace in it applies to the pods in that namespace.
     #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "kubeconfig")]
     file: Option<PathBuf>,
-    /// The manifest of the pod's namespace, if FILE does not hold it
-    #[arg(long, value_name = "NS.yaml", requires = "file")]
+    /// Read the pod's Namespace object from this file
+    #[arg(long, value_name = "FILE", requires = "file")]
     namespace_file: Option<PathBuf>,
-    /// Manifests of the definitions that the pod's networks refer to; may be repeated
+    /// Read the NetworkAttachmentDefinitions of the pod's networks from this file or directory; may be repeated
     ///
-    /// Without --config, the pod's attachments are all that asks for something, as where Multus runs them.
+    /// Without --config, only the pod's attachments count, as if Multus ran them.
     #[arg(long, value_name = "FILE|DIR", requires = "file")]
     definitions: Vec<PathBuf>,
-    /// The pod that is asked of the cluster; with -f, the one object of FILE: NAME or KIND/NAME
+    /// Name of the pod in the cluster; with -f, NAME or KIND/NAME of an object in FILE
     #[arg(value_name = "POD")]
     pod: Option<String>,
     #[command(flatten)]
     cluster: ClusterArguments,
 }
 
-/// A configuration, and the cluster that is asked.
+/// Selects a configuration, and the cluster that has the pod.
 #[derive(Debug, Args)]
 pub(super) struct ClusterArguments {
-    /// The plugin's configuration, a plugin list that has it, or an ADD's stdin; - is stdin
+    /// Configuration of the plugin; - is stdin [default: type detour with its defaults, for every pod]
     ///
-    /// A plugin list applies to every pod. The configuration of one plugin applies to pods whose annotation
-    /// k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
-    /// Without --config: type detour with its defaults, for every pod.
-    #[arg(long, value_name = "CONF")]
+    /// A plugin list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any other
+    /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The namespace of the pod that is asked of the cluster; with -f, of the objects that are meant
+    /// Namespace of the pod
     ///
-    /// With -f, it is also the namespace of objects that name none, as for kubectl.
-    #[arg(short, long, value_name = "NS")]
+    /// It also selects objects in manifests. Objects without a namespace are in it, as with kubectl.
+    #[arg(short, long, value_name = "NAMESPACE")]
     pub(super) namespace: Option<String>,
-    /// How to reach the cluster; else KUBECONFIG, ~/.kube/config, what the configuration says
-    #[arg(long, value_name = "PATH")]
+    /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
+    #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
 
-/// Pods of manifests, or the pod that the cluster knows, and the configuration.
+/// The pods that the arguments select.
 pub(super) enum Subjects {
-    /// Those of manifests.
-    Given(Box<(PodManifest, Applied)>),
-    /// The cluster's.
-    Known(Box<Subject>),
+    /// Pods from manifests, and the configuration.
+    Manifest(Box<(PodManifest, AppliedConf)>),
+    /// A pod from the cluster.
+    Cluster(Box<Subject>),
 }
 
 impl SubjectArguments {
-    /// Reads the files, or asks the cluster, for exactly one pod.
+    /// Reads exactly one pod.
     ///
     /// # Errors
-    /// A file can't be read or understood, it holds several pods, or the cluster has no answer.
+    /// A file is unreadable or malformed, it contains several pods, or the cluster does not return the pod.
     pub(super) fn read(&self) -> Result<Subject, CommandError> {
         match self.read_all()? {
-            Subjects::Known(subject) => Ok(*subject),
-            Subjects::Given(given) => {
-                let (found, conf) = *given;
-                Ok(found.subject(found.one().map_err(CommandError::Input)?, conf)?)
+            Subjects::Cluster(subject) => Ok(*subject),
+            Subjects::Manifest(manifest) => {
+                let (manifest, conf) = *manifest;
+                Ok(manifest.subject(manifest.one().map_err(CommandError::Input)?, conf)?)
             }
         }
     }
 
-    /// Reads the files, or asks the cluster.
+    /// Reads all selected pods.
     ///
     /// # Errors
-    /// A file can't be read or understood, or the cluster has no answer.
+    /// A file is unreadable or malformed, or the cluster does not return the pod.
     pub(super) fn read_all(&self) -> Result<Subjects, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
-            return Err(CommandError::Usage("stdin can be one of the files only".to_owned()));
+            let message = "stdin can be read only once: expected - for one of --file, --config and --namespace-file";
+            return Err(CommandError::Usage(message.to_owned()));
         }
         match (&self.file, &self.pod) {
             (Some(file), name) => {
-                let plain = if self.definitions.is_empty() { PLAIN } else { ATTACHMENTS };
-                let conf = self.cluster.conf(plain)?;
-                let pods = text(file)?;
-                let namespace = self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, text(path)?)));
+                let default = if self.definitions.is_empty() { DEFAULT_CONF } else { DEFAULT_PRIMARY_CONF };
+                let conf = self.cluster.conf(default)?;
+                let pods = read_text(file)?;
+                let namespace =
+                    self.namespace_file.as_ref().map(|path| Ok::<_, CommandError>((path, read_text(path)?)));
                 let namespace = namespace.transpose()?;
                 let mut definitions = Vec::new();
-                for place in &self.definitions {
-                    for path in manifests(place)? {
-                        definitions.push((text(&path)?, path));
+                for path in &self.definitions {
+                    for path in manifest_files(path)? {
+                        definitions.push((read_text(&path)?, path));
                     }
                 }
-                let texts = Texts {
+                let texts = ManifestTexts {
                     pods: (file, &pods),
                     namespace: namespace.as_ref().map(|(path, text)| (path.as_path(), text.as_str())),
                     definitions: definitions.iter().map(|(text, path)| (path.as_path(), text.as_str())).collect(),
                 };
-                let choice = Choice { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
-                let found = PodManifest::read(&texts, &choice).map_err(CommandError::Input)?;
-                if let Some(skipped) = found.skipped() {
-                    let note = format_args!("{}: skipped, neither pod nor pod template: {skipped}", file.display());
-                    complain(note, ExitCode::SUCCESS);
+                let selector = PodSelector { namespace: self.cluster.namespace.as_deref(), name: name.as_deref() };
+                let manifest = PodManifest::read(&texts, &selector).map_err(CommandError::Input)?;
+                if let Some(skipped) = manifest.skipped() {
+                    let note = format_args!("{}: skipped objects without a pod: {skipped}", file.display());
+                    print_error(note, ExitCode::SUCCESS);
                 }
-                Ok(Subjects::Given(Box::new((found, conf))))
+                Ok(Subjects::Manifest(Box::new((manifest, conf))))
             }
-            (None, Some(pod)) => Ok(Subjects::Known(Box::new(self.cluster.subject(pod)?))),
-            _ => Err(CommandError::Usage("name a pod: -f FILE, or -n NS POD".to_owned())),
+            (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod)?))),
+            _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
         }
     }
 }
 
 impl ClusterArguments {
-    /// The configuration, `plain` where none is named.
-    fn conf(&self, plain: &str) -> Result<Applied, CommandError> {
+    /// Parses the file of `--config`, or `default` without it.
+    fn conf(&self, default: &str) -> Result<AppliedConf, CommandError> {
         Ok(match &self.config {
-            Some(path) => Applied::read(path, &read(path)?).map_err(CommandError::Input)?,
-            None => NetConf::parse(plain.as_bytes(), CniCommand::Add, "detour")?.into(),
+            Some(path) => AppliedConf::parse(path, &read(path)?).map_err(CommandError::Input)?,
+            None => NetConf::parse(default.as_bytes(), CniCommand::Add, "detour")?.into(),
         })
     }
 
-    /// Asks the cluster for a pod of `--namespace`.
+    /// Reads a pod of `--namespace` from the cluster.
     ///
     /// # Errors
-    /// The namespace isn't said, the configuration can't be understood, or the cluster has no answer.
+    /// The namespace is missing, the configuration is malformed, or the cluster does not return the pod.
     pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
         let Some(namespace) = &self.namespace else {
-            return Err(CommandError::Usage("name the pod's namespace with -n".to_owned()));
+            return Err(CommandError::Usage(format!("pod {pod:?}: expected its namespace: add -n NAMESPACE")));
         };
-        Ok(Subject::of_cluster(self.conf(PLAIN)?, kubeconfig(self.kubeconfig.as_deref())?, (namespace, pod))?)
+        let kubeconfig = kubeconfig(self.kubeconfig.as_deref())?;
+        Ok(Subject::from_cluster(self.conf(DEFAULT_CONF)?, kubeconfig, (namespace, pod))?)
     }
 }
 
-/// The kubeconfig that the flag names, else that of the environment.
+/// Returns the absolute path of the kubeconfig that the flag or else the environment names.
 ///
 /// # Errors
 /// The flag names a missing file.
 fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
     if let Some(path) = flag {
-        present("--kubeconfig", path)?;
+        check_exists("--kubeconfig", path)?;
     }
     let absolute = |path: PathBuf| {
         std::path::absolute(&path).map_err(|error| CommandError::Usage(format!("{}: {error}", path.display())))
     };
-    flag.map(Path::to_owned).or_else(kubeconfig_of_environment).map(absolute).transpose()
+    flag.map(Path::to_owned).or_else(kubeconfig_from_environment).map(absolute).transpose()
 }
 
-/// The first file that `KUBECONFIG` lists, else `~/.kube/config` if it exists, as for kubectl.
-pub(super) fn kubeconfig_of_environment() -> Option<PathBuf> {
+/// Returns the first file in `KUBECONFIG`, or `~/.kube/config` if it exists, as kubectl does.
+pub(super) fn kubeconfig_from_environment() -> Option<PathBuf> {
     let listed = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
     let home = || env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".kube/config"));
     listed().or_else(|| home().filter(|path| path.is_file()))
 }
 
-/// A file or directory that a flag names must exist.
+/// Checks that the file or directory of a flag exists.
 ///
 /// # Errors
-/// It can't be looked at.
-pub(super) fn present(flag: &str, path: &Path) -> Result<(), CommandError> {
-    let unread = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
-    fs::metadata(path).map(|_| ()).map_err(unread)
+/// `stat` fails.
+pub(super) fn check_exists(flag: &str, path: &Path) -> Result<(), CommandError> {
+    let failed = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
+    fs::metadata(path).map(|_| ()).map_err(failed)
 }
 
-/// The file itself, or those of a directory in the order of their names.
-fn manifests(place: &Path) -> Result<Vec<PathBuf>, CommandError> {
-    if !place.is_dir() {
-        return Ok(vec![place.to_owned()]);
+/// Returns the path itself or, for a directory, its manifests sorted by name.
+fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
     }
-    let failed = |error| CommandError::Usage(format!("{} can't be read: {error}", place.display()));
+    let failed = |error| read_failed(path, &error);
     let mut files = Vec::new();
-    for entry in fs::read_dir(place).map_err(failed)? {
+    for entry in fs::read_dir(path).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| MANIFESTS.iter().any(|known| extension == *known)) {
+        if path.extension().is_some_and(|extension| MANIFEST_EXTENSIONS.iter().any(|known| extension == *known)) {
             files.push(path);
         }
     }
@@ -201,94 +203,100 @@ fn manifests(place: &Path) -> Result<Vec<PathBuf>, CommandError> {
     Ok(files)
 }
 
+fn read_failed(path: &Path, why: &dyn Display) -> CommandError {
+    CommandError::Usage(format!("can't read {}: {why}", path.display()))
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
-    let unread = |why: &dyn Display| CommandError::Usage(format!("{} can't be read: {why}", path.display()));
-    // The user names it, and waits for it if need be: `<(kubectl get …)` is a pipe.
-    #[expect(clippy::disallowed_methods, reason = "a pipe of the user's own is accepted")]
+    #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl get ...)")]
     let source: Box<dyn Read> = match path.as_os_str() == "-" {
         true => Box::new(stdin()),
-        false => Box::new(File::open(path).map_err(|error| unread(&error))?),
+        false => Box::new(File::open(path).map_err(|error| read_failed(path, &error))?),
     };
     let mut bytes = Vec::new();
-    source.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unread(&error))?;
-    if bytes.len() as u64 > LARGEST { Err(unread(&format!("larger than {LARGEST} bytes"))) } else { Ok(bytes) }
+    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| read_failed(path, &error))?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(read_failed(path, &format!("expected at most {MAX_FILE} bytes, got more")));
+    }
+    Ok(bytes)
 }
 
-pub(super) fn text(path: &Path) -> Result<String, CommandError> {
-    String::from_utf8(read(path)?).map_err(|_| CommandError::Usage(format!("{} is not UTF-8", path.display())))
+/// Reads a UTF-8 file, or stdin if the path is `-`.
+///
+/// # Errors
+/// The file is unreadable, not UTF-8, or larger than [`MAX_FILE`].
+pub(super) fn read_text(path: &Path) -> Result<String, CommandError> {
+    String::from_utf8(read(path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
 }
 
-/// A namespace, by what is in it.
+/// Selects a network namespace on this node.
 #[derive(Debug, Args)]
-pub(super) struct LiveArguments {
-    /// The network namespace of this process
+pub(super) struct NetnsArguments {
+    /// Use the network namespace of this process
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
-    /// The network namespace of this container: its ID, or the beginning of that
+    /// Use the network namespace of this container: its ID, or the beginning of the ID
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// The network namespace of the pod with this UID, without asking the cluster
+    /// Use the network namespace of the pod with this UID, without an API request
     #[arg(long, value_name = "UID")]
     pod_uid: Option<String>,
-    /// Where the node's file system is mounted: /host in the agent's container
+    /// Directory at which the node's file system is mounted: /host in the agent's container
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
 }
 
-/// What names a namespace.
+/// The object whose network namespace is read.
 pub(super) enum NetnsSelector {
-    /// Its path, or its name in /run/netns.
+    /// A path, or a name in /run/netns.
     Netns(PathBuf),
-    /// A process in it.
     Process(u32),
-    /// A container in it.
     Container(String),
-    /// A pod's UID as the node knows it.
+    /// A pod by its UID on the node.
     Uid(String),
-    /// A pod as the cluster knows it.
+    /// A pod from the cluster.
     Pod(Box<Subject>),
 }
 
-/// Rules, and where they were found.
+/// The live rules of a network namespace, and how it was found.
 pub(super) struct NetnsRules {
     pub(super) rules: LiveRules,
     pub(super) netns: PathBuf,
-    /// How the namespace is known, where that had to be found out.
+    /// How the namespace was found; `None` if the arguments name it directly.
     pub(super) evidence: Option<String>,
 }
 
-impl LiveArguments {
-    /// What the arguments name.
-    pub(super) fn named(&self) -> Option<NetnsSelector> {
+impl NetnsArguments {
+    /// Returns the object that `--pid`, `--container` or `--pod-uid` selects.
+    pub(super) fn selector(&self) -> Option<NetnsSelector> {
         let process = self.pid.map(NetnsSelector::Process);
         let container = || self.container.clone().map(NetnsSelector::Container);
         process.or_else(container).or_else(|| self.pod_uid.clone().map(NetnsSelector::Uid))
     }
 
-    /// Reads the rules. `question` is what is asked, as arguments of this program, without whose rules.
+    /// Reads the live rules. `command` is the command with its arguments except the selector; it is used in the hint to
+    /// run it on another node.
     ///
     /// # Errors
-    /// There is no such namespace here (where the pod's node is known, with what to run there), or it
-    /// can't be read.
-    pub(super) fn read(&self, whose: &NetnsSelector, question: &str) -> Result<NetnsRules, CommandError> {
-        present("--root", &self.root)?;
-        let path = match whose {
-            NetnsSelector::Netns(path) => self.netns(path),
+    /// The namespace is not on this node (if the pod's node is known, with the command to run there) or can't be read.
+    pub(super) fn read(&self, selector: &NetnsSelector, command: &str) -> Result<NetnsRules, CommandError> {
+        check_exists("--root", &self.root)?;
+        let path = match selector {
+            NetnsSelector::Netns(path) => self.netns_path(path),
             NetnsSelector::Process(pid) => self.root.join(format!("proc/{pid}/ns/net")),
             NetnsSelector::Container(id) => {
-                return self.found(of_container(&self.root, id)?.ok_or_else(|| unknown(&format!("container {id}")))?);
+                return self
+                    .read_found(of_container(&self.root, id)?.ok_or_else(|| not_found(&format!("container {id}")))?);
             }
             NetnsSelector::Uid(uid) => {
-                return self.found(of_pod(&self.root, uid)?.ok_or_else(|| unknown(&format!("pod {uid}")))?);
+                return self.read_found(of_pod(&self.root, uid)?.ok_or_else(|| not_found(&format!("pod {uid}")))?);
             }
-            NetnsSelector::Pod(subject) => return self.found(self.of_subject(subject, question)?),
+            NetnsSelector::Pod(subject) => return self.read_found(self.find_pod(subject, command)?),
         };
-        let rules = LiveRules::read(&path, &self.store()).map_err(|error| match whose {
-            NetnsSelector::Netns(place) if is_name(place) && !path.exists() => {
-                let name = place.display();
-                let msg =
-                    format!("{}; ip netns lists those that have names, and a pod is named as -n NS {name}", error.msg);
-                CommandError::Input(Error { msg, ..error })
+        let rules = LiveRules::read(&path, &self.store()).map_err(|error| match selector {
+            NetnsSelector::Netns(name) if is_name(name) && !path.exists() => {
+                let hint = format!("`ip netns` lists names; to select a pod, use -n NAMESPACE {}", name.display());
+                CommandError::Input(Error { msg: format!("{}; {hint}", error.msg), ..error })
             }
             NetnsSelector::Netns(_) if !path.exists() => CommandError::Input(error),
             _ => error.into(),
@@ -296,7 +304,7 @@ impl LiveArguments {
         Ok(NetnsRules { rules, netns: path, evidence: None })
     }
 
-    fn found(&self, found: FoundNetns) -> Result<NetnsRules, CommandError> {
+    fn read_found(&self, found: FoundNetns) -> Result<NetnsRules, CommandError> {
         let rules = LiveRules::of(&found.open()?, &self.store())?;
         Ok(NetnsRules { rules, netns: found.netns, evidence: Some(found.evidence) })
     }
@@ -305,37 +313,36 @@ impl LiveArguments {
         Store::new(self.root.join(ROOT.trim_start_matches('/')))
     }
 
-    fn of_subject(&self, subject: &Subject, question: &str) -> Result<FoundNetns, Error> {
+    fn find_pod(&self, subject: &Subject, command: &str) -> Result<FoundNetns, Error> {
         let (pod, name) = (&subject.facts.pod, subject.name());
-        let wrong = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
+        let failed = |why: &str| Error::new(Code::InvalidNetns, format!("pod {name}: {why}"));
         if pod.host_network {
-            return Err(wrong("it is on its node's own network (spec.hostNetwork), where no rules are made for it"));
+            return Err(failed("no rules: the pod uses its node's network (spec.hostNetwork)"));
         }
-        let uid =
-            pod.uid_on_node().ok_or_else(|| wrong("it has no UID (metadata.uid), by which its node would know it"))?;
-        let there = || {
-            let agents = subject.conf.kubernetes.agent_namespace.as_deref();
-            elsewhere(pod, agents, None, &format!("{question} --pod-uid {uid}"))
+        let uid = pod.uid_on_node().ok_or_else(|| failed("can't find the pod on its node: metadata.uid is missing"))?;
+        let hint = || {
+            let agent_namespace = subject.conf.kubernetes.agent_namespace.as_deref();
+            node_hint(pod, agent_namespace, None, &format!("{command} --pod-uid {uid}"))
         };
         let error = match of_pod(&self.root, uid) {
             Ok(Some(found)) => return Ok(found),
-            Ok(None) => unknown(&format!("pod {name} ({uid})")),
+            Ok(None) => not_found(&format!("pod {name} ({uid})")),
             Err(error) => error,
         };
-        Err(Error { msg: format!("{}; {}", error.msg, there()), ..error })
+        Err(Error { msg: format!("{}; {}", error.msg, hint()), ..error })
     }
 
-    /// A bare name is one that `ip netns` knows.
-    fn netns(&self, path: &Path) -> PathBuf {
+    fn netns_path(&self, path: &Path) -> PathBuf {
         if is_name(path) { self.root.join("run/netns").join(path) } else { path.to_owned() }
     }
 }
 
+/// Returns whether the argument is a name in /run/netns, as `ip netns` uses it, rather than a path.
 fn is_name(path: &Path) -> bool {
     path.components().count() == 1 && path.is_relative()
 }
 
-fn unknown(what: &str) -> Error {
-    let msg = format!("{what}: neither a result that its runtime kept nor a process of it is on this node");
+fn not_found(object: &str) -> Error {
+    let msg = format!("{object}: not found on this node: it has neither a cached CNI result nor a process here");
     Error::new(Code::InvalidNetns, msg)
 }

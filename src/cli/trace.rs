@@ -1,12 +1,11 @@
-//! `detour trace`
+//! `detour trace`: follows one packet through desired or live rules.
 
 use super::output::OutputArguments;
-use super::subject::SubjectArguments;
-use super::subject::{LiveArguments, NetnsSelector};
+use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
-use detour_cni::inspect::{Destination, Named, Rulebook, Sender, explain, trace};
+use detour_cni::inspect::{Destination, Rulebook, Sender, SenderArgument, explain, trace};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
 use std::net::IpAddr;
@@ -22,84 +21,83 @@ Examples:
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
-arrives_at is sidecar:PORT, direct, dropped, or redirected:PORT where no rule of Istio's did it.
-Live rules are read on the pod's own node, as root; elsewhere, the command to run there is printed.
-Exit codes: 0 traced, 1 something is wrong with the pod or its rules, 2 wrong usage or input.";
+The packet arrives at sidecar:PORT, direct (the original destination), dropped, or redirected:PORT
+if a rule outside of Istio's chains redirects it.
 
-/// Where one packet arrives, rule by rule
+Live rules require root on the pod's node. For a pod on another node, the command prints what to run
+there.
+
+Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
+
+/// Follow one packet through the rules and show where it arrives
 ///
-/// Takes the first packet of a connection through the rules that a configuration makes for a pod or, with
-/// --live, --container, --pid, --pod-uid or --netns, through those that are in the kernel.
+/// By default, the rules are those that a configuration creates for a pod. With --live, --container, --pid, --pod-uid or
+/// --netns, they are those in the kernel. The packet is the first one of a connection.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
     group(ArgGroup::new("of_kernel").args(["live", "netns", "pid", "container", "pod_uid"])),
-    group(ArgGroup::new("whose").args(["netns", "pid", "container", "pod_uid"]).conflicts_with_all(["file", "pod"])),
+    group(ArgGroup::new("target").args(["netns", "pid", "container", "pod_uid"]).conflicts_with_all(["file", "pod"])),
 )]
 pub(super) struct TraceArguments {
     #[command(flatten)]
     subject: SubjectArguments,
-    /// Take the live rules of the pod named with -n
+    /// Use the live rules of the pod that -n and POD select
     #[arg(long, requires = "pod", conflicts_with = "file")]
     live: bool,
-    /// Take the live rules of this network namespace: a path, or a name in /run/netns
-    #[arg(long, value_name = "PATH")]
+    /// Use the live rules of this network namespace: a path, or a name in /run/netns
+    #[arg(long, value_name = "NETNS")]
     netns: Option<PathBuf>,
     #[command(flatten)]
-    whose: LiveArguments,
-    /// Who sends: uid=U[,gid=G] (GID 0 by default), container=NAME (the IDs that the manifest sets), or
-    /// inbound[:ADDRESS]
-    #[arg(long, value_name = "WHO")]
+    namespace: NetnsArguments,
+    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME (with the IDs from its manifest), or inbound[:ADDRESS]
+    #[arg(long, value_name = "SENDER")]
     from: String,
-    /// Where to: ADDRESS:PORT/tcp or /udp
-    #[arg(long, value_name = "WHERE")]
+    /// Destination: ADDRESS:PORT/tcp or ADDRESS:PORT/udp
+    #[arg(long, value_name = "DESTINATION")]
     to: String,
-    /// The pod's own addresses, separated by commas: traffic to them goes over lo [default: status.podIPs and those of the annotation k8s.v1.cni.cncf.io/network-status]
+    /// The pod's addresses, separated by commas; traffic to them uses lo [default: from status.podIPs and the annotation k8s.v1.cni.cncf.io/network-status]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
-    /// The interface by which other traffic leaves and comes in
+    /// Interface for traffic that does not use lo
     #[arg(long, value_name = "NAME", default_value = "eth0")]
     interface: String,
     #[command(flatten)]
     output: OutputArguments,
 }
 
-/// The packet's way.
 pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandError> {
     let usage = |error: Error| CommandError::Usage(format!("--{}", error.msg));
-    let named: Named = arguments.from.parse().map_err(usage)?;
+    let sender: SenderArgument = arguments.from.parse().map_err(usage)?;
     let to: Destination = arguments.to.parse().map_err(usage)?;
-    if let Named::Sender(Sender::Inbound(Some(address))) = named
+    if let SenderArgument::Sender(Sender::Inbound(Some(address))) = sender
         && address.is_ipv4() != to.address.is_ipv4()
     {
-        let msg = format!(
-            "--from {address} and --to {} are of different families; accepted: two IPv4 or two IPv6 addresses",
-            to.address.ip()
-        );
+        let msg = format!("expected two IPv4 or two IPv6 addresses, got --from {address} and --to {}", to.address.ip());
         return Err(CommandError::Usage(msg));
     }
-    let whose = match &arguments.netns {
+    let selector = match &arguments.netns {
         Some(path) => Some(NetnsSelector::Netns(path.clone())),
         None if arguments.live => Some(NetnsSelector::Pod(Box::new(arguments.subject.read()?))),
-        None => arguments.whose.named(),
+        None => arguments.namespace.selector(),
     };
-    let refused = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
-    let sender = |pod: Option<&Pod>| named.of_pod(pod).map_err(refused);
-    let (from, book, own) = match whose {
-        Some(whose) => {
-            let pod = if let NetnsSelector::Pod(subject) = &whose { Some(&subject.facts.pod) } else { None };
-            let from = sender(pod)?;
-            let question = format!("trace --from '{from}' --to '{}'", arguments.to);
-            let found = arguments.whose.read(&whose, &question)?.rules;
-            (from, found.rulebook(), found.addresses)
+    let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
+    let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
+    let (from, book, own) = match selector {
+        Some(selector) => {
+            let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
+            let from = resolve(pod)?;
+            let command = format!("trace --from '{from}' --to '{}'", arguments.to);
+            let rules = arguments.namespace.read(&selector, &command)?.rules;
+            (from, rules.rulebook(), rules.addresses)
         }
         None => {
             let subject = arguments.subject.read()?;
-            let from = sender(Some(&subject.facts.pod))?;
+            let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
             (from, Rulebook::of_policy(&policy), own)
         }
     };
-    arguments.output.answer(&trace(&book, from, to, &own, &arguments.interface))
+    arguments.output.render(&trace(&book, from, to, &own, &arguments.interface))
 }

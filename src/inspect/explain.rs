@@ -1,132 +1,134 @@
-//! What a configuration makes of a pod, and why.
-//!
-//! The networks of a pod under a primary plugin, and what each contributes.
+//! `explain`: what a configuration does with a pod's traffic, and why; for a primary plugin, also the pod's networks.
 
-use super::evaluation::{Evaluation, hear, redirects};
-use super::evaluation::{Exemption, exemptions};
+use super::evaluation::{Evaluation, evaluate, has_redirect};
+use super::exemptions::{Exemption, exemptions};
 use super::settings::{Setting, settings};
 use super::subject::Subject;
 use super::terminal::{Cell, Screen, TextReport, Tone};
-use super::warnings::{Warning, surprises};
+use super::warnings::{Warning, warnings};
 use crate::cni::Error;
 use crate::plugin::primary::{NetworkRunner, PreviewedNetwork, united};
 use crate::policy::{Policy, Redirect};
 use crate::sub_plugins::{Decision, SettingSource, SkipReason, considered};
 use serde::Serialize;
 
-/// The answer.
+/// The report about one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// `NAMESPACE/NAME`.
     pub pod: String,
-    /// The object whose pod template it is, `KIND NAMESPACE/NAME`; none for a pod.
+    /// The object with the pod template, `KIND NAMESPACE/NAME`; `None` for a pod.
     pub template_of: Option<String>,
     /// The configuration's `name`.
     pub network: String,
-    /// The pod's networks; none where the configuration is not a primary plugin's.
+    /// The pod's networks; empty unless the configuration is a primary plugin's.
     pub networks: Vec<NetworkReport>,
-    /// Whether this configuration sends the pod's traffic to its sidecar.
+    /// Whether this configuration redirects the pod's traffic to its sidecar.
     pub redirected: bool,
-    /// Why or why not, in one line.
+    /// Whether and why the pod is redirected, in one line.
     pub decision: String,
-    /// What was looked at, up to what decided.
+    /// The evaluated conditions, up to the one that decided.
     pub considered: Vec<ExplainedRule>,
-    /// The proxy; none where nothing is redirected.
+    /// The proxy; `None` if the pod is not redirected.
     pub proxy: Option<Proxy>,
-    /// Every setting of the redirection; none where nothing is redirected.
+    /// Every setting of the redirection; empty if the pod is not redirected.
     pub settings: Vec<Setting>,
-    /// What leaves untouched.
+    /// The traffic that bypasses the sidecar.
     pub exempt: Vec<Exemption>,
-    /// What will surprise.
+    /// Problems that the configuration or the pod will cause.
     pub warnings: Vec<Warning>,
-    /// What the configuration and the pod ask for that is not as it seems, as the log has it.
+    /// Further notes that an ADD would log.
     pub notes: Vec<String>,
 }
 
-/// A rule of the decision.
+/// A condition of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ExplainedRule {
-    /// What must hold.
+    /// The condition.
     pub wanted: String,
-    /// What there is.
+    /// The facts that decide the condition.
     pub found: String,
-    /// Whether it holds; the first that does not decides.
+    /// Whether the condition is met; the first one that is not decides.
     pub holds: bool,
 }
 
-/// By what the proxy's own traffic is known.
+/// The IDs that identify the proxy's own traffic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Proxy {
-    /// Its UIDs.
+    /// UIDs.
     pub uid: Vec<u32>,
-    /// Whose word they are.
+    /// The sources of the UIDs.
     pub uid_sources: Vec<String>,
-    /// Its GIDs.
+    /// GIDs.
     pub gid: Vec<u32>,
-    /// Whose word they are.
+    /// The sources of the GIDs.
     pub gid_sources: Vec<String>,
 }
 
-/// An explanation, and the policy that it explains.
+/// A report, and the policy that it explains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explained {
-    /// For people and programs.
+    /// The report.
     pub explanation: Explanation,
-    /// For rules.
+    /// The policy from which rules are made.
     pub policy: Policy,
 }
 
-const NOBODY: &str = "not redirected: no network of the pod asks for it, and the node has no chain";
+const NO_CHAIN: &str =
+    "not redirected: neither the pod's networks nor the node's configuration have a sub-plugin chain";
 
-/// Several explanations.
+/// The reports about several pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Explanations(pub Vec<Explanation>);
 
 impl TextReport for Explanations {
-    fn write(&self, page: &mut Screen) {
+    fn write(&self, screen: &mut Screen) {
         for explanation in &self.0 {
             let pod = || format!("Pod {}", explanation.pod);
-            page.heading(&explanation.template_of.clone().unwrap_or_else(pod));
-            explanation.write(page);
+            screen.heading(&explanation.template_of.clone().unwrap_or_else(pod));
+            explanation.write(screen);
         }
     }
 }
 
-/// Finds out, as an ADD would.
+/// Evaluates the pod as an ADD would.
 ///
 /// # Errors
-/// Those with which an ADD would fail: the configuration or the pod asks for something impossible, or two
-/// attachments contradict each other.
+/// An ADD would fail: the configuration or the pod is invalid, or two attachments contradict each other.
 pub fn explain(subject: &Subject) -> Result<Explained, Error> {
-    let heard = hear(subject)?;
-    let all: Vec<(&str, Policy)> = heard.iter().map(|one| (one.attachment.unwrap_or_default(), one.policy())).collect();
-    let policy = united(&all)?;
-    let speaks = |one: &&Evaluation<'_>| one.policy().redirect().is_some();
-    let speaker = heard.iter().find(speaks).or_else(|| heard.iter().find(|one| one.answer.is_ok())).or(heard.first());
-    let used = subject.networks.as_ref();
-    let settings = policy.redirect().map(|redirect| settings(redirect, heard.iter().flat_map(Evaluation::settings)));
+    let evaluations = evaluate(subject)?;
+    let policies: Vec<(&str, Policy)> =
+        evaluations.iter().map(|one| (one.attachment.unwrap_or_default(), one.policy())).collect();
+    let policy = united(&policies)?;
+    let redirects = |one: &&Evaluation<'_>| one.policy().redirect().is_some();
+    let applies = |one: &&Evaluation<'_>| one.result.is_ok();
+    let decisive =
+        evaluations.iter().find(redirects).or_else(|| evaluations.iter().find(applies)).or(evaluations.first());
+    let networks = subject.networks.iter().flat_map(|preview| &preview.networks);
+    let sources = evaluations.iter().flat_map(Evaluation::settings);
+    let settings = policy.redirect().map(|redirect| settings(redirect, sources));
     let explanation = Explanation {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
         network: subject.conf.name.clone(),
-        networks: used.iter().flat_map(|used| &used.networks).map(|one| NetworkReport::of(one, &heard)).collect(),
+        networks: networks.map(|network| NetworkReport::of(network, &evaluations)).collect(),
         redirected: policy.redirect().is_some(),
-        decision: speaker.map_or_else(|| NOBODY.to_owned(), Evaluation::decision),
-        considered: speaker.map(|speaker| considered_by(subject, speaker)).unwrap_or_default(),
+        decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
+        considered: decisive.map(|decisive| conditions(subject, decisive)).unwrap_or_default(),
         proxy: policy.redirect().zip(settings.as_ref()).map(|(redirect, settings)| Proxy::of(redirect, settings)),
         settings: settings.unwrap_or_default(),
-        exempt: exemptions(&policy.exclusions_in_effect(), heard.iter().flat_map(Evaluation::exclusions)),
-        warnings: surprises(subject, &policy)?,
-        notes: notes(subject, &heard),
+        exempt: exemptions(&policy.exclusions_in_effect(), evaluations.iter().flat_map(Evaluation::exclusions)),
+        warnings: warnings(subject, &policy)?,
+        notes: notes(subject, &evaluations),
     };
     Ok(Explained { explanation, policy })
 }
 
-fn notes(subject: &Subject, heard: &[Evaluation<'_>]) -> Vec<String> {
-    let of_networks = subject.networks.iter().flat_map(|used| used.warnings.iter().cloned());
-    let said = subject.conf.warnings.iter().cloned().chain(of_networks).chain(heard.iter().flat_map(Evaluation::notes));
-    said.collect()
+fn notes(subject: &Subject, evaluations: &[Evaluation<'_>]) -> Vec<String> {
+    let networks = subject.networks.iter().flat_map(|preview| preview.warnings.iter().cloned());
+    let evaluations = evaluations.iter().flat_map(Evaluation::notes);
+    subject.conf.warnings.iter().cloned().chain(networks).chain(evaluations).collect()
 }
 
 impl Proxy {
@@ -144,153 +146,156 @@ impl Proxy {
     }
 }
 
-/// What was looked at, up to what decided.
-fn considered_by(subject: &Subject, heard: &Evaluation<'_>) -> Vec<ExplainedRule> {
+/// Returns the evaluated conditions, up to the one that decided.
+fn conditions(subject: &Subject, evaluation: &Evaluation<'_>) -> Vec<ExplainedRule> {
     let namespace = &subject.facts.pod.namespace;
-    let is_for_it = ExplainedRule {
-        wanted: "the configuration is for it".to_owned(),
-        found: heard.answer.as_ref().map_or_else(Clone::clone, |_| format!("namespace {namespace} is not excluded")),
-        holds: heard.answer.is_ok(),
+    let found = |_: &_| format!("namespace {namespace} is not excluded");
+    let applies = ExplainedRule {
+        wanted: "the configuration applies to the pod".to_owned(),
+        found: evaluation.result.as_ref().map_or_else(Clone::clone, found),
+        holds: evaluation.result.is_ok(),
     };
-    let output = heard.answer.iter();
-    let more = output.flat_map(|output| rules(subject, heard, &output.decision, &output.origins.settings));
-    [is_for_it].into_iter().chain(more).collect()
+    let output = evaluation.result.iter();
+    let more =
+        output.flat_map(|output| chain_conditions(subject, evaluation, &output.decision, &output.origins.settings));
+    [applies].into_iter().chain(more).collect()
 }
 
-/// The pod's own rules with those that are the chain's.
-fn rules(
+/// Returns the conditions of the sub-plugin chain: that it redirects, those of the pod, and the interception mode.
+fn chain_conditions(
     subject: &Subject,
-    heard: &Evaluation<'_>,
+    evaluation: &Evaluation<'_>,
     decision: &Decision,
-    origins: &[(&'static str, SettingSource)],
+    sources: &[(&'static str, SettingSource)],
 ) -> Vec<ExplainedRule> {
-    let chain = &heard.conf.chain;
-    let in_chain = redirects(chain);
+    let chain = &evaluation.conf.chain;
+    let has_redirect = has_redirect(chain);
     let types: Vec<&str> = chain.iter().filter_map(|block| block.keys.get("type")?.as_str()).collect();
-    let own = ExplainedRule {
-        wanted: "the chain has istio-redirect".to_owned(),
-        found: format!("chain {}", types.join(", ")),
-        holds: in_chain,
+    let in_chain = ExplainedRule {
+        wanted: "the sub-plugin chain contains istio-redirect".to_owned(),
+        found: if types.is_empty() { "the chain is empty".to_owned() } else { types.join(", ") },
+        holds: has_redirect,
     };
-    let pods = considered(&subject.facts.pod);
-    let pods =
-        pods.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
+    let pod = considered(&subject.facts.pod);
+    let pod =
+        pod.into_iter().map(|rule| ExplainedRule { wanted: rule.wanted.into(), found: rule.found, holds: rule.holds });
     match decision {
-        Decision::LeaveAlone(SkipReason::NotInChain) => vec![own],
+        Decision::LeaveAlone(SkipReason::NotInChain) => vec![in_chain],
         Decision::LeaveAlone(SkipReason::ModeNone) => {
-            let source = origins.iter().find(|(key, _)| *key == "inbound_interception_mode");
+            let source = sources.iter().find(|(key, _)| *key == "inbound_interception_mode");
             let source = source.map_or_else(|| "pod".to_owned(), |(_, source)| source.to_string());
             let found = format!("the interception mode is NONE ({source})");
-            let none = ExplainedRule { wanted: "interception is wanted".to_owned(), found, holds: false };
-            let heard = pods.filter(|_| in_chain);
-            in_chain.then_some(own).into_iter().chain(heard).chain([none]).collect()
+            let mode = ExplainedRule { wanted: "interception is enabled".to_owned(), found, holds: false };
+            let before = has_redirect.then_some(in_chain).into_iter().chain(pod.filter(|_| has_redirect));
+            before.chain([mode]).collect()
         }
-        _ if in_chain => [own].into_iter().chain(pods).collect(),
-        _ => pods.collect(),
+        _ if has_redirect => [in_chain].into_iter().chain(pod).collect(),
+        _ => pod.collect(),
     }
 }
 
 impl TextReport for Explanation {
-    fn write(&self, page: &mut Screen) {
+    fn write(&self, screen: &mut Screen) {
         let tone = if self.redirected { Tone::Good } else { Tone::Notable };
-        let who = match &self.template_of {
+        let pod = match &self.template_of {
             Some(object) => format!("Pod {} of {object} is", self.pod),
             None => format!("Pod {} is", self.pod),
         };
-        page.line(&[Cell::of(who), Cell::of(&self.decision).tone(tone)]);
+        screen.line(&[Cell::of(pod), Cell::of(&self.decision).tone(tone)]);
         if !self.networks.is_empty() {
-            page.heading("Networks");
-            page.table(&self.networks.iter().map(NetworkReport::row).collect::<Vec<_>>());
+            screen.heading("Networks");
+            screen.table(&self.networks.iter().map(NetworkReport::row).collect::<Vec<_>>());
         }
-        page.heading("Why");
+        screen.heading("Why");
         let rule = |rule: &ExplainedRule| {
             let (word, tone) = if rule.holds { ("yes", Tone::Good) } else { ("no", Tone::Bad) };
             vec![Cell::of(word).tone(tone), Cell::of(&rule.wanted), Cell::of(&rule.found).tone(Tone::Faint)]
         };
-        page.table(&self.considered.iter().map(rule).collect::<Vec<_>>());
+        screen.table(&self.considered.iter().map(rule).collect::<Vec<_>>());
         if let Some(proxy) = &self.proxy {
-            page.heading("Proxy");
+            screen.heading("Proxy");
             let row = |name: &str, ids: &[u32], sources: &[String]| {
                 let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 vec![Cell::of(name), Cell::of(ids).tone(Tone::Strong), Cell::of(sources.join("; ")).tone(Tone::Faint)]
             };
-            page.table(&[row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]);
+            screen.table(&[row("UID", &proxy.uid, &proxy.uid_sources), row("GID", &proxy.gid, &proxy.gid_sources)]);
         }
         if !self.settings.is_empty() {
-            page.heading("Settings");
+            screen.heading("Settings");
             let row = |setting: &Setting| {
                 let tone = if setting.is_default() { Tone::Faint } else { Tone::Strong };
                 let (value, sources) = (setting.shown(), setting.sources.join("; "));
                 vec![Cell::of(setting.key), Cell::of(value).tone(tone), Cell::of(sources).tone(Tone::Faint)]
             };
-            page.table(&self.settings.iter().map(row).collect::<Vec<_>>());
+            screen.table(&self.settings.iter().map(row).collect::<Vec<_>>());
         }
         if !self.exempt.is_empty() {
-            page.heading("Leaves untouched");
+            screen.heading("Excluded traffic");
             let row = |e: &Exemption| {
                 vec![Cell::of(&e.who), Cell::of(e.what()), Cell::of(e.sources.join("; ")).tone(Tone::Faint)]
             };
-            page.table(&self.exempt.iter().map(row).collect::<Vec<_>>());
+            screen.table(&self.exempt.iter().map(row).collect::<Vec<_>>());
         }
         if !self.warnings.is_empty() {
-            page.heading("What may surprise");
+            screen.heading("Warnings");
             for warning in &self.warnings {
-                page.table(&[vec![Cell::of("!").tone(Tone::Notable), Cell::of(&warning.what)]]);
-                page.table(&[vec![Cell::of(" "), Cell::of(format!("→ {}", warning.next)).tone(Tone::Faint)]]);
+                screen.table(&[vec![Cell::of("!").tone(Tone::Notable), Cell::of(&warning.what)]]);
+                screen.table(&[vec![Cell::of(" "), Cell::of(format!("→ {}", warning.next)).tone(Tone::Faint)]]);
             }
         }
         if !self.notes.is_empty() {
-            page.heading("Notes");
-            page.table(&self.notes.iter().map(|note| vec![Cell::of(note)]).collect::<Vec<_>>());
+            screen.heading("Notes");
+            screen.table(&self.notes.iter().map(|note| vec![Cell::of(note)]).collect::<Vec<_>>());
         }
     }
 }
 
-/// A network of the pod.
+/// A network of the pod, for a primary plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NetworkReport {
-    /// `NAMESPACE/NAME` of its definition, else its configuration's name.
+    /// `NAMESPACE/NAME` of its definition, or the name of its configuration.
     pub name: String,
-    /// `pod`, where the pod selects it, else `configuration`.
+    /// `pod` or `configuration`.
     pub selected_by: &'static str,
-    /// Its interface; none where it has none of its own.
+    /// Its interface; `None` if it has no own interface.
     pub interface: Option<String>,
-    /// Its plugins' types; empty where its configuration is on the node only.
+    /// The types of its plugins; empty if its configuration is only on the node.
     pub types: Vec<String>,
-    /// `delegate`: executables, with an interface of their own; `chain`: an executable on the default
-    /// network's result; `in-process`: no executable.
+    /// How the plugin runs it: `delegate` for executables that create an interface, `chain` for an executable that gets
+    /// the default network's result, `in-process` for sub-plugins.
     pub runs: &'static str,
-    /// What it says of the redirection; none where it has no say.
+    /// Whether and why it redirects the pod; `None` unless it runs in-process.
     pub decision: Option<String>,
-    /// How many exclusions it asks for.
+    /// The number of its exclusions.
     pub exclusions: usize,
 }
 
 impl NetworkReport {
-    pub(super) fn of(used: &PreviewedNetwork, heard: &[Evaluation<'_>]) -> Self {
-        let own =
-            heard.iter().find(|one| one.attachment == Some(used.name.as_str()) && used.place == NetworkRunner::Here);
+    fn of(network: &PreviewedNetwork, evaluations: &[Evaluation<'_>]) -> Self {
+        let is_own = |one: &&Evaluation<'_>| {
+            one.attachment == Some(network.name.as_str()) && network.place == NetworkRunner::Here
+        };
+        let own = evaluations.iter().find(is_own);
         Self {
-            name: used.name.clone(),
-            selected_by: if used.selected { "pod" } else { "configuration" },
-            interface: used.interface.clone(),
-            types: used.types.clone(),
-            runs: match used.place {
+            name: network.name.clone(),
+            selected_by: if network.selected { "pod" } else { "configuration" },
+            interface: network.interface.clone(),
+            types: network.types.clone(),
+            runs: match network.place {
                 NetworkRunner::Delegate => "delegate",
                 NetworkRunner::Chain => "chain",
                 NetworkRunner::Here => "in-process",
             },
-            decision: own.map(|own| match redirects(&own.conf.chain) {
+            decision: own.map(|own| match has_redirect(&own.conf.chain) {
                 true => own.decision(),
-                false => "istio-redirect is not in its chain".to_owned(),
+                false => "no istio-redirect in its sub-plugin chain".to_owned(),
             }),
             exclusions: own.map_or(0, |own| own.policy().exclusions_in_effect().len()),
         }
     }
 
-    /// Its line of a table.
-    pub(super) fn row(&self) -> Vec<Cell> {
-        let says = match (&self.decision, self.exclusions) {
+    fn row(&self) -> Vec<Cell> {
+        let decision = match (&self.decision, self.exclusions) {
             (None, _) => String::new(),
             (Some(decision), 0) => decision.clone(),
             (Some(decision), 1) => format!("{decision}; 1 exclusion"),
@@ -299,10 +304,10 @@ impl NetworkReport {
         vec![
             Cell::of(&self.name).tone(Tone::Strong),
             Cell::of(self.interface.as_deref().unwrap_or("-")),
-            Cell::of(if self.types.is_empty() { "not looked at".to_owned() } else { self.types.join(", ") }),
+            Cell::of(if self.types.is_empty() { "unknown type".to_owned() } else { self.types.join(", ") }),
             Cell::of(self.runs),
-            Cell::of(format!("by {}", self.selected_by)).tone(Tone::Faint),
-            Cell::of(says),
+            Cell::of(format!("selected by {}", self.selected_by)).tone(Tone::Faint),
+            Cell::of(decision),
         ]
     }
 }

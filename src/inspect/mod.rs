@@ -1,49 +1,50 @@
-//! What happens to a pod's traffic, for people and programs: reports as values, and how they are
-//! shown. Nothing here changes anything.
+//! Read-only reports for people and programs: as values, and rendered as tables, JSON, YAML or SVG.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
-//! | `subject` | which pod, under which configuration |
-//! | `process` | its containers as rules see them |
-//! | `explain`, `heard`, `network`, `settings`, `exemption`, `surprise` | what the configuration makes of the pod, why, and what of it will surprise |
-//! | `packet`, `rulebook`, `conditions`, `walk`, `trace` | one packet's way through the rules |
-//! | `elsewhere` | where to ask, if not here |
-//! | `rules` | a namespace's live rules beside those that it should hold |
-//! | `restore` | rules as text that `iptables-restore` reads |
-//! | `picture`, `svg` | an explanation as a drawing |
-//! | `validated` | whether the plugin accepts the configurations in a file |
-//! | [`doctor`] | what is wrong with a node, or with a pod on it |
-//! | `page`, `format` | how a report is shown |
+//! | `subject` | the pod and the configuration of a report |
+//! | `explain` | the report of `explain`, built from the next four files |
+//! | `evaluation` | the results of the sub-plugin chains that apply to the pod |
+//! | `settings` | the settings of the redirection with their sources |
+//! | `exemptions` | the traffic that bypasses the sidecar |
+//! | `warnings` | warnings about valid, but hardly ever intended configurations |
+//! | `picture` | the report of `explain` as SVG |
+//! | `packet` | a packet, and whether it matches a rule |
+//! | `trace` | the evaluation of a packet in all tables |
+//! | `rules` | live rules compared with desired ones |
+//! | `rulebook` | rules for `trace` and for `iptables-restore` |
+//! | `node_hint` | hints to run a command on a pod's node |
+//! | `validate` | the checks of the configurations in a file |
+//! | [`doctor`] | the checks of a node and a pod |
+//! | `terminal` | the output formats |
 
 pub mod doctor;
 mod evaluation;
+mod exemptions;
 mod explain;
+mod node_hint;
 mod packet;
 mod picture;
-mod restore;
+mod rulebook;
 mod rules;
 mod settings;
 mod subject;
 mod terminal;
 mod trace;
-mod validated;
+mod validate;
 mod warnings;
 
 pub use crate::cni::configuration;
-pub use evaluation::Exemption;
-pub use explain::NetworkReport;
-pub use explain::{Explained, Explanation, Explanations, Proxy, explain};
-pub use packet::{Destination, Named, Origin, Sender};
+pub use exemptions::Exemption;
+pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
+pub use node_hint::node_hint;
+pub use packet::{Destination, Origin, Sender, SenderArgument};
 pub use picture::picture;
-pub use restore::elsewhere;
-pub use restore::restore_text;
-pub use rules::Rulebook;
-pub use rules::{LeftOut, LiveRules, Mark, RuleLine, RulesReport, RulesView};
+pub use rulebook::{Rulebook, restore_text};
+pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
-pub use subject::{Applied, Choice, PodManifest, Subject, Texts};
-pub use terminal::{Cell, Screen, TextReport, Tone};
-pub use terminal::{Format, render};
-pub use trace::Hop;
-pub use trace::{RulePlace, Trace, trace};
-pub use validated::{Checked, Validated, validated};
+pub use subject::{AppliedConf, ManifestTexts, PodManifest, PodSelector, Subject};
+pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
+pub use trace::{Hop, RulePlace, Trace, trace};
+pub use validate::{CheckedConf, ValidationReport, validate_text};
 pub use warnings::Warning;

@@ -1,27 +1,29 @@
-//! One packet: who sends it, where to, and by which interface it goes.
-//!
-//! The processes of a container as rules see them: by the UID and GID that the pod says they have.
+//! A packet, how users describe it, and whether it matches a rule.
 
 use crate::cni::{Code, Error};
-use crate::firewall::rule::Family;
-use crate::pod::{Container, Pod};
-use crate::policy::{Exclusion, IdRange, Policy, Protocol, TrafficOwner};
+use crate::firewall::native::rule as native;
+use crate::firewall::native::rule::{Condition, Key};
+use crate::firewall::native::set::Spans;
+use crate::firewall::rule::{CtState, Family, Is, Match, Rule};
+use crate::pod::Pod;
+use crate::policy::{IdRange, PortRange, Protocol};
+use ipnet::IpNet;
 use serde::Serialize;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// Who sends it.
+/// The sender of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sender {
-    /// A process of the pod: its effective UID and, where it is named, GID.
+    /// A process of the pod.
     Process {
-        /// The UID.
+        /// Its effective UID.
         uid: u32,
-        /// The GID.
+        /// Its effective GID, if the user gave one.
         gid: Option<u32>,
     },
-    /// Somebody outside, at this address where it is named.
+    /// A client outside of the pod, at this address if the user gave one.
     Inbound(Option<IpAddr>),
 }
 
@@ -29,34 +31,32 @@ impl FromStr for Sender {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let refused = || {
-            let msg = format!(
-                "from: invalid value {text:?}; expected uid=U, uid=U,gid=G, container=NAME, inbound, inbound:ADDRESS"
-            );
-            Error::new(Code::InvalidConfig, msg)
+        let invalid = || {
+            let expected = "expected uid=UID, uid=UID,gid=GID, container=NAME, inbound or inbound:ADDRESS";
+            Error::new(Code::InvalidConfig, format!("from: invalid value {text:?}; {expected}"))
         };
         if text == "inbound" {
             return Ok(Self::Inbound(None));
         }
         if let Some(address) = text.strip_prefix("inbound:") {
             let address = address.trim_start_matches('[').trim_end_matches(']');
-            return address.parse().map(|address| Self::Inbound(Some(address))).map_err(|_| refused());
+            return address.parse().map(|address| Self::Inbound(Some(address))).map_err(|_| invalid());
         }
         let (mut uid, mut gid) = (None, None);
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(refused)?;
-            let id = value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or_else(refused)?;
+            let (key, value) = part.split_once('=').ok_or_else(invalid)?;
+            let id = value.trim().parse::<u32>().ok().filter(|id| *id != u32::MAX).ok_or_else(invalid)?;
             match key.trim() {
                 "uid" if uid.is_none() => uid = Some(id),
                 "gid" if gid.is_none() => gid = Some(id),
-                _ => return Err(refused()),
+                _ => return Err(invalid()),
             }
         }
-        uid.map(|uid| Self::Process { uid, gid }).ok_or_else(refused)
+        uid.map(|uid| Self::Process { uid, gid }).ok_or_else(invalid)
     }
 }
 
-/// As it is parsed.
+/// The inverse of parsing.
 impl fmt::Display for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -68,16 +68,16 @@ impl fmt::Display for Sender {
     }
 }
 
-/// A sender as the user names it.
+/// A sender as the user gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
-    /// The sender itself.
+pub enum SenderArgument {
+    /// A sender by its IDs or address.
     Sender(Sender),
-    /// The processes of a container.
+    /// The processes of the container with this name.
     Container(String),
 }
 
-impl FromStr for Named {
+impl FromStr for SenderArgument {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -88,37 +88,37 @@ impl FromStr for Named {
     }
 }
 
-impl Named {
-    /// The sender; a container of `pod` has the IDs that its manifest sets.
+impl SenderArgument {
+    /// Returns the sender, with a container's IDs from the manifest of `pod`.
     ///
     /// # Errors
-    /// No pod is known, it has no such container, or its manifest sets no UID for it.
-    pub fn of_pod(&self, pod: Option<&Pod>) -> Result<Sender, Error> {
+    /// The pod is unknown, does not have the container, or does not set its UID.
+    pub fn resolve(&self, pod: Option<&Pod>) -> Result<Sender, Error> {
         let name = match self {
             Self::Sender(sender) => return Ok(*sender),
             Self::Container(name) => name,
         };
-        let refused = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
-        let pod = pod.ok_or_else(|| refused("the pod is not known; name it with -f FILE or -n NS POD".to_owned()))?;
-        let known: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();
+        let failed = |why: String| Error::new(Code::InvalidConfig, format!("from: container {name:?}: {why}"));
+        let pod = pod.ok_or_else(|| failed("unknown pod; add -f FILE or -n NAMESPACE POD".to_owned()))?;
+        let names: Vec<&str> = pod.all_containers().map(|container| container.name.as_str()).collect();
         let container = pod.all_containers().find(|container| container.name == *name).ok_or_else(|| {
-            refused(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, known.join(", ")))
+            failed(format!("pod {}/{}: expected one of {}", pod.namespace, pod.name, names.join(", ")))
         })?;
         let id = |id: i64| u32::try_from(id).ok();
         let uid = pod.user_of(container).and_then(id).ok_or_else(|| {
-            let image = "its image decides the UID";
-            refused(format!("pod {}/{} sets no runAsUser for it, so {image}; give uid=U", pod.namespace, pod.name))
+            let why = "unknown UID, because runAsUser is not set and the image decides; use uid=UID";
+            failed(format!("pod {}/{}: {why}", pod.namespace, pod.name))
         })?;
         Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id) })
     }
 }
 
-/// Where it is sent to.
+/// The destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     /// The address and port.
     pub address: SocketAddr,
-    /// Over what.
+    /// The transport protocol.
     pub protocol: Protocol,
 }
 
@@ -136,14 +136,13 @@ impl FromStr for Destination {
             Some(Self { address: address.parse().ok()?, protocol })
         };
         parse().ok_or_else(|| {
-            let msg =
-                format!("to: invalid value {text:?}; expected ADDRESS:PORT/tcp, ADDRESS:PORT/udp, [IPV6]:PORT/tcp");
-            Error::new(Code::InvalidConfig, msg)
+            let expected = "expected ADDRESS:PORT/tcp or ADDRESS:PORT/udp, with an IPv6 address in brackets";
+            Error::new(Code::InvalidConfig, format!("to: invalid value {text:?}; {expected}"))
         })
     }
 }
 
-/// Where a packet comes into being, as rules see it.
+/// The origin of a packet as rules see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
@@ -154,52 +153,53 @@ pub enum Origin {
         /// Its effective GID.
         gid: u32,
     },
-    /// Outside.
+    /// A client outside of the pod.
     Outside,
 }
 
-/// A packet on its way: what rules can ask of it, and what they change.
+/// A packet in transit: the properties that rules match and change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Packet {
     pub origin: Origin,
     pub source: SocketAddr,
     pub destination: SocketAddr,
     pub protocol: Protocol,
-    /// By which interface it came in; none while it goes out.
+    /// The interface at which it arrived; `None` while it is outgoing.
     pub in_interface: Option<String>,
-    /// By which it goes out; none once it comes in.
+    /// The interface by which it leaves; `None` while it is incoming.
     pub out_interface: Option<String>,
-    /// The mark that rules gave it.
+    /// The packet mark.
     pub mark: u32,
-    /// Connection tracking's zone; the first rule that names one counts.
+    /// The connection tracking zone; the first rule that sets one takes effect.
     pub zone: Option<u16>,
 }
 
-/// From where connections are made: a port that no rule asks for.
-const EPHEMERAL: u16 = 40000;
+/// The source port of all packets: one that no rule matches.
+const EPHEMERAL_PORT: u16 = 40000;
 
 impl Packet {
-    /// The first packet of a connection. `own` are the pod's addresses: what a process sends there
-    /// or to loopback goes by lo, the rest by `interface`. A process without a GID has GID 0, as
-    /// runtimes have it.
-    pub(super) fn first(from: Sender, to: Destination, own: &[IpAddr], interface: &str) -> Self {
+    /// Returns the first packet of a connection.
+    ///
+    /// A process's traffic to loopback and to the addresses in `pod_addresses` uses lo, all other traffic `interface`. A
+    /// process without a GID has GID 0, as in container runtimes.
+    pub(super) fn first(from: Sender, to: Destination, pod_addresses: &[IpAddr], interface: &str) -> Self {
         let address = to.address.ip();
         let of_family = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
         let unspecified: IpAddr =
             if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let named = own.iter().find(of_family).copied().unwrap_or(unspecified);
-        let over_lo = address.is_loopback() || own.contains(&address);
+        let own_address = pod_addresses.iter().find(of_family).copied().unwrap_or(unspecified);
+        let over_lo = address.is_loopback() || pod_addresses.contains(&address);
         let link = if over_lo { "lo" } else { interface };
         let (origin, source, in_interface, out_interface) = match from {
             Sender::Process { uid, gid } => {
-                let source = if over_lo { address } else { named };
+                let source = if over_lo { address } else { own_address };
                 (Origin::Process { uid, gid: gid.unwrap_or_default() }, source, None, Some(link.to_owned()))
             }
             Sender::Inbound(source) => {
                 (Origin::Outside, source.unwrap_or(unspecified), Some(interface.to_owned()), None)
             }
         };
-        let source = SocketAddr::new(source, EPHEMERAL);
+        let source = SocketAddr::new(source, EPHEMERAL_PORT);
         let destination = to.address;
         Self { origin, source, destination, protocol: to.protocol, in_interface, out_interface, mark: 0, zone: None }
     }
@@ -208,92 +208,138 @@ impl Packet {
         if self.destination.is_ipv4() { Family::Ip } else { Family::Ip6 }
     }
 
-    /// After `REDIRECT` (xt_REDIRECT, nf_nat_redirect.c): to the port at loopback while it goes
-    /// out, at the address that it came for while it comes in.
+    /// Applies `REDIRECT` (nf_nat_redirect.c): an outgoing packet goes to the port at loopback, an incoming packet to
+    /// the port at its destination address.
     pub(super) fn redirect(&mut self, port: u16) {
-        let at = match (self.origin, self.destination) {
+        let address = match (self.origin, self.destination) {
             (Origin::Outside, destination) => destination.ip(),
             (_, SocketAddr::V4(_)) => Ipv4Addr::LOCALHOST.into(),
             (_, SocketAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
         };
-        self.destination = SocketAddr::new(at, port);
+        self.destination = SocketAddr::new(address, port);
         if self.out_interface.is_some() {
             self.out_interface = Some("lo".to_owned());
         }
     }
 
-    /// Whether it stays in the pod.
+    /// Returns whether the packet stays in the pod.
     pub(super) fn is_over_lo(&self) -> bool {
         self.out_interface.as_deref() == Some("lo")
     }
 
-    /// What was sent over lo comes in there.
-    pub(super) fn comes_in(&mut self) {
+    /// Turns a packet that was sent over lo into an incoming one.
+    pub(super) fn receive_over_lo(&mut self) {
         self.in_interface = self.out_interface.take();
     }
 }
 
-/// Containers of Istio's own, whose traffic is its own affair.
-const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
+/// The connection tracking state bit of a new connection (`NF_CT_STATE_BIT`, linux/netfilter/nf_conntrack_common.h).
+const CT_STATE_NEW: u32 = 8;
 
-/// A container of a pod.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ContainerTraffic<'a> {
-    pub pod: &'a Pod,
-    pub container: &'a Container,
-    /// Whether it has ended when the application starts.
-    pub ends_before: bool,
+/// Returns whether the packet matches all conditions of an iptables rule.
+pub(super) fn matches_iptables(packet: &Packet, rule: &Rule) -> bool {
+    let net =
+        |net: &Option<Is<IpNet>>, address: IpAddr| net.as_ref().is_none_or(|is| is.value.contains(&address) != is.not);
+    net(&rule.source, packet.source.ip())
+        && net(&rule.destination, packet.destination.ip())
+        && interface(rule.in_interface.as_ref(), packet.in_interface.as_deref())
+        && interface(rule.out_interface.as_ref(), packet.out_interface.as_deref())
+        && rule.protocol.is_none_or(|protocol| protocol == packet.protocol)
+        && rule.matches.iter().all(|condition| matches(packet, condition))
 }
 
-/// How much of what a process sends is exempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exempt {
-    All,
-    Some,
-    No,
+/// Compares an interface name with a pattern, in which `+` at the end matches any suffix.
+fn interface(pattern: Option<&Is<String>>, name: Option<&str>) -> bool {
+    pattern.is_none_or(|Is { not, value }| {
+        let name = name.unwrap_or_default();
+        let same = match value.strip_suffix('+') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == value,
+        };
+        same != *not
+    })
 }
 
-/// Every container but Istio's own, those that start first first.
-pub(super) fn processes(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
-    let init = pod.init_containers.iter().map(|c| (c, !c.restarts_always));
-    let all = init.chain(pod.containers.iter().map(|c| (c, false)));
-    let own = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
-    own.map(|(container, ends_before)| ContainerTraffic { pod, container, ends_before }).collect()
-}
-
-impl ContainerTraffic<'_> {
-    pub(super) fn uid(&self) -> Option<u32> {
-        u32::try_from(self.pod.user_of(self.container)?).ok()
-    }
-
-    pub(super) fn gid(&self) -> Option<u32> {
-        u32::try_from(self.pod.group_of(self.container)?).ok()
-    }
-
-    /// Whether it is one of those; one whose IDs are not known is not.
-    pub(super) fn is(&self, owner: TrafficOwner) -> bool {
-        let within = |range: IdRange, id: Option<u32>| id.is_some_and(|id| range.covers(IdRange::one(id)));
-        match owner {
-            TrafficOwner::Any => true,
-            TrafficOwner::Uid(range) => within(range, self.uid()),
-            TrafficOwner::Gid(range) => within(range, self.gid()),
-        }
-    }
-
-    /// How much of what it sends the exclusions of `policy` exempt.
-    pub(super) fn exempt(&self, policy: &Policy) -> Exempt {
-        let own = || policy.exclusions.iter().filter(|exclusion| self.is(exclusion.owner));
-        match own().next() {
-            None => Exempt::No,
-            Some(_) if own().any(is_everything) => Exempt::All,
-            Some(_) => Exempt::Some,
-        }
+/// Returns the UID and GID of the sending socket; an incoming packet has none.
+fn socket_owner(packet: &Packet) -> Option<(u32, u32)> {
+    match packet.origin {
+        Origin::Process { uid, gid } if packet.out_interface.is_some() => Some((uid, gid)),
+        Origin::Process { .. } | Origin::Outside => None,
     }
 }
 
-/// Whether all that an owner sends is exempt.
-pub(super) const fn is_everything(exclusion: &Exclusion) -> bool {
-    exclusion.destination.is_none() && exclusion.protocol.is_none() && exclusion.ports.is_empty()
+/// Evaluates one match of an iptables rule for the first packet of a connection, whose state is NEW and whose
+/// connection mark is 0.
+fn matches(packet: &Packet, condition: &Match) -> bool {
+    let within = |range: PortRange, port: u16| (range.first..=range.last).contains(&port);
+    let id = |is: &Is<IdRange>, id: Option<u32>| {
+        // Without a socket, neither the condition nor its negation matches (xt_owner.c).
+        id.is_some_and(|id| (is.value.first..=is.value.last).contains(&id) != is.not)
+    };
+    match condition {
+        Match::DestinationPort(is) => within(is.value, packet.destination.port()) != is.not,
+        Match::SourcePort(is) => within(is.value, packet.source.port()) != is.not,
+        Match::DestinationPorts(is) => is.value.iter().any(|range| within(*range, packet.destination.port())) != is.not,
+        Match::Uid(is) => id(is, socket_owner(packet).map(|(uid, _)| uid)),
+        Match::Gid(is) => id(is, socket_owner(packet).map(|(_, gid)| gid)),
+        Match::CtState(CtState::Invalid | CtState::RelatedOrEstablished) => false,
+        Match::Mark(is) => (packet.mark == is.value) != is.not,
+        Match::Connmark(mark) => *mark == 0,
+    }
+}
+
+/// Returns whether the packet matches all conditions of a native rule.
+pub(super) fn matches_native(packet: &Packet, rule: &native::NativeRule) -> bool {
+    rule.family.is_none_or(|family| family == packet.family())
+        && rule.conditions.iter().all(|condition| matches_condition(packet, condition))
+}
+
+/// Evaluates one condition of a native rule. A key that can't be loaded ends the rule, even if the condition is negated
+/// (`NFT_BREAK`).
+fn matches_condition(packet: &Packet, condition: &Condition) -> bool {
+    if condition.key == Key::CtState {
+        let is_new = condition.values.as_slice().iter().any(|span| span.first & u128::from(CT_STATE_NEW) != 0);
+        return is_new != condition.not;
+    }
+    load(packet, condition.key).is_some_and(|value| contains(&condition.values, value) != condition.not)
+}
+
+fn contains(spans: &Spans, value: u128) -> bool {
+    spans.as_slice().iter().any(|span| (span.first..=span.last).contains(&value))
+}
+
+fn load(packet: &Packet, key: Key) -> Option<u128> {
+    let address = |family: Family, address: IpAddr| match (family, address) {
+        (Family::Ip, IpAddr::V4(address)) => Some(u32::from(address).into()),
+        (Family::Ip6, IpAddr::V6(address)) => Some(address.into()),
+        _ => None,
+    };
+    match key {
+        // Without an interface, the name is empty (nft_meta.c, `nft_meta_store_ifname`).
+        Key::InInterface => Some(padded(packet.in_interface.as_deref().unwrap_or_default())),
+        Key::OutInterface => Some(padded(packet.out_interface.as_deref().unwrap_or_default())),
+        Key::Source(family) => address(family, packet.source.ip()),
+        Key::Destination(family) => address(family, packet.destination.ip()),
+        // IPPROTO_TCP, IPPROTO_UDP.
+        Key::Protocol => Some(match packet.protocol {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+        }),
+        Key::SourcePort => Some(packet.source.port().into()),
+        Key::DestinationPort => Some(packet.destination.port().into()),
+        Key::Uid => socket_owner(packet).map(|(uid, _)| uid.into()),
+        Key::Gid => socket_owner(packet).map(|(_, gid)| gid.into()),
+        Key::Mark => Some(packet.mark.into()),
+        Key::CtMark => Some(0),
+        Key::CtState => None,
+    }
+}
+
+/// Returns an interface name as native rules compare it: 16 bytes padded with zeros, as a number.
+fn padded(name: &str) -> u128 {
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
+    u128::from_be_bytes(bytes)
 }
 
 #[cfg(test)]
@@ -301,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ends_as_they_are_written() {
+    fn senders_and_destinations_are_parsed_and_printed() {
         let from = |text: &str| text.parse::<Sender>().expect(text);
         assert_eq!(from("uid=1337"), Sender::Process { uid: 1337, gid: None });
         assert_eq!(from("gid=5,uid=0"), Sender::Process { uid: 0, gid: Some(5) });
@@ -312,7 +358,7 @@ mod tests {
         }
         for wrong in ["", "gid=1", "uid=", "uid=-1", "uid=4294967295", "uid=1,uid=2", "outbound", "inbound:x"] {
             let error = wrong.parse::<Sender>().expect_err(wrong);
-            assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected ")), "{error}");
+            assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected uid=UID, ")), "{error}");
         }
         let to = |text: &str| text.parse::<Destination>().expect(text);
         assert_eq!(to("10.0.0.10:53/udp").protocol, Protocol::Udp);
@@ -323,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_destination_decides_the_interface() {
+    fn traffic_to_loopback_and_own_addresses_uses_lo() {
         let own: [IpAddr; 1] = ["10.0.0.2".parse().expect("v4")];
         let from = Sender::Process { uid: 1, gid: None };
         let link = |to: &str| Packet::first(from, to.parse().expect(to), &own, "eth0").out_interface;

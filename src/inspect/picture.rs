@@ -1,14 +1,11 @@
-//! An explanation as a drawing: the pod, its processes by UID, the sidecar's ports, the outside,
-//! and which arrow goes where.
+//! `explain --format svg`: draws the pod with its containers, the sidecar's ports, the outside, and an arrow for each kind
+//! of traffic.
 //!
-//! What is captured goes through the sidecar in the upper part; each kind of traffic that leaves
-//! untouched has a lane of its own below it.
-//!
-//! The few shapes that a picture is made of, as SVG text. Colours are classes of `picture.css`.
+//! Captured traffic passes the sidecar in the upper part. Below, each kind of traffic that bypasses the sidecar has its own
+//! lane. Colors are classes in `picture.css`.
 
-use super::evaluation::owner;
+use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, owner_text};
 use super::explain::Explained;
-use super::packet::{ContainerTraffic, Exempt, processes};
 use super::subject::Subject;
 use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::printable::xml;
@@ -26,41 +23,41 @@ const OUTSIDE: i32 = 876;
 const OUTSIDE_WIDTH: i32 = WIDTH - OUTSIDE - 28;
 const TOP: i32 = 96;
 const ANYWHERE: &str = "anywhere";
-/// Between a box's upper edge and what is in it: its heading.
+/// The height of a box's heading.
 const HEAD: i32 = 44;
-/// As many as there is room for between two of the sidecar's ports.
-const LINES: usize = 3;
+/// Limit for the lines of text at a port of the sidecar.
+const MAX_LINES: usize = 3;
 const LEGEND: [(&str, &str, i32); 4] =
-    [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "untouched", 376)];
+    [("out", "captured", 0), ("dns", "captured DNS", 120), ("in", "inbound", 268), ("free", "bypass", 376)];
 
-/// A card at the left: whose traffic it is.
+/// A box on the left: the sender of traffic.
 struct Card {
     name: String,
     detail: String,
     ends_before: bool,
 }
 
-/// What leaves, or comes in, untouched.
+/// A kind of traffic that bypasses the sidecar, or that istio-init captures.
 struct Lane {
     card: Card,
-    /// The arrow's: `free` unless another process redirects the pod.
-    colour: &'static str,
+    /// The class of the arrow.
+    color: &'static str,
     what: String,
     to: String,
 }
 
-/// One self-contained SVG.
+/// Draws an explanation as a self-contained SVG document.
 #[must_use]
 pub fn picture(subject: &Subject, explained: &Explained) -> String {
     let policy = &explained.policy;
-    let processes = processes(&subject.facts.pod);
+    let containers = application_containers(&subject.facts.pod);
     let redirect = policy.redirect();
     let (captured, lanes) = match redirect {
         Some(redirect) => {
-            let captured = processes.iter().filter(|process| process.exempt(policy) != Exempt::All);
-            (captured.map(card).collect(), lanes(redirect, policy, &processes))
+            let captured = containers.iter().filter(|container| container.exempt_part(policy) != ExemptPart::All);
+            (captured.map(card).collect(), lanes(redirect, policy, &containers))
         }
-        None => (Vec::new(), processes.iter().map(|p| without_redirect(subject, policy, p)).collect()),
+        None => (Vec::new(), containers.iter().map(|c| lane_without_redirect(subject, policy, c)).collect()),
     };
     let mut drawing = Drawing::default();
     let title = format!("Pod {}", explained.explanation.pod);
@@ -74,10 +71,10 @@ pub fn picture(subject: &Subject, explained: &Explained) -> String {
     drawing.area("pod", Area { x: OUTSIDE, y: TOP, width: OUTSIDE_WIDTH, height }, 14);
     drawing.text("head", OUTSIDE + 22, TOP + 26, "OUTSIDE");
     if let Some(redirect) = redirect {
-        through_the_sidecar(&mut drawing, redirect, &captured, upper);
+        draw_sidecar(&mut drawing, redirect, &captured, upper);
     }
-    around_it(&mut drawing, &lanes, TOP + HEAD + upper);
-    let bottom = warnings(&mut drawing, explained, TOP + height + 34);
+    draw_lanes(&mut drawing, &lanes, TOP + HEAD + upper);
+    let bottom = draw_footer(&mut drawing, explained, TOP + height + 34);
     drawing.finish(&format!("{title}: {}", explained.explanation.decision), WIDTH, bottom)
 }
 
@@ -85,28 +82,29 @@ fn upper_height(cards: usize) -> i32 {
     (i32::try_from(cards).unwrap_or_default() * STEP).max(3 * STEP + 78) + 28
 }
 
-fn card(process: &ContainerTraffic<'_>) -> Card {
-    let uid = process.uid().map_or_else(|| "UID unsaid".to_owned(), |uid| format!("uid {uid}"));
-    let detail = if process.ends_before { format!("init container, {uid}") } else { uid };
-    Card { name: process.container.name.clone(), detail, ends_before: process.ends_before }
+fn card(container: &ContainerTraffic<'_>) -> Card {
+    let uid = container.uid().map_or_else(|| "unknown UID".to_owned(), |uid| format!("uid {uid}"));
+    let detail = if container.ends_before { format!("init container, {uid}") } else { uid };
+    Card { name: container.name().to_owned(), detail, ends_before: container.ends_before }
 }
 
-fn everyone(detail: &str) -> Card {
+fn every_process(detail: &str) -> Card {
     Card { name: "every process".to_owned(), detail: detail.to_owned(), ends_before: false }
 }
 
 fn everything(card: Card) -> Lane {
-    Lane { card, colour: "free", what: "everything".to_owned(), to: ANYWHERE.to_owned() }
+    Lane { card, color: "free", what: "everything".to_owned(), to: ANYWHERE.to_owned() }
 }
 
-/// Where istio-init redirects the pod, its rules are not known here; exclusions apply to them too.
-fn without_redirect(subject: &Subject, policy: &Policy, process: &ContainerTraffic<'_>) -> Lane {
+/// Returns the lane of a container that this configuration does not redirect: istio-init may do it, and exclusions apply
+/// to its rules, too.
+fn lane_without_redirect(subject: &Subject, policy: &Policy, traffic: &ContainerTraffic<'_>) -> Lane {
     let pod = &subject.facts.pod;
     let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
-    let lane = everything(card(process));
-    match by_istio_init && process.exempt(policy) != Exempt::All {
+    let lane = everything(card(traffic));
+    match by_istio_init && traffic.exempt_part(policy) != ExemptPart::All {
         true => Lane {
-            colour: "out",
+            color: "out",
             what: "captured by istio-init".to_owned(),
             to: "through the sidecar".to_owned(),
             ..lane
@@ -115,20 +113,20 @@ fn without_redirect(subject: &Subject, policy: &Policy, process: &ContainerTraff
     }
 }
 
-/// What leaves untouched: at the word of an exclusion, or of a setting.
-fn lanes(redirect: &Redirect, policy: &Policy, processes: &[ContainerTraffic<'_>]) -> Vec<Lane> {
+/// Returns the lanes for exclusions and for settings that let traffic bypass the sidecar.
+fn lanes(redirect: &Redirect, policy: &Policy, containers: &[ContainerTraffic<'_>]) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     let exclusions = policy.exclusions_in_effect();
     for exclusion in &exclusions {
         let same = |other: &&Exclusion| Exclusion { protocol: exclusion.protocol, ..(*other).clone() } == *exclusion;
         let protocols: Vec<Protocol> = exclusions.iter().filter(same).filter_map(|e| e.protocol).collect();
-        // One lane for both protocols.
+        // Exclusions that differ only in the protocol share a lane.
         if protocols.first() == exclusion.protocol.as_ref() {
-            lanes.push(lane(exclusion, &protocols, processes));
+            lanes.push(lane(exclusion, &protocols, containers));
         }
     }
     let mut add = |setting: &str, what: String, to: String| {
-        lanes.push(Lane { card: everyone(setting), colour: "free", what, to });
+        lanes.push(Lane { card: every_process(setting), color: "free", what, to });
     };
     if let Some(ports) = ports(&redirect.outbound_ports_exclude) {
         add("outbound_ports_exclude", format!("port {ports}"), ANYWHERE.to_owned());
@@ -147,17 +145,18 @@ fn lanes(redirect: &Redirect, policy: &Policy, processes: &[ContainerTraffic<'_>
     lanes
 }
 
-fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[ContainerTraffic<'_>]) -> Lane {
-    let who = owner(exclusion.owner);
-    let matching: Vec<&ContainerTraffic<'_>> = processes.iter().filter(|process| process.is(exclusion.owner)).collect();
+fn lane(exclusion: &Exclusion, protocols: &[Protocol], containers: &[ContainerTraffic<'_>]) -> Lane {
+    let owner = owner_text(exclusion.owner);
+    let matching: Vec<&ContainerTraffic<'_>> =
+        containers.iter().filter(|container| container.is_owned_by(exclusion.owner)).collect();
     let card = match matching.as_slice() {
-        _ if exclusion.owner == TrafficOwner::Any => everyone("excluded"),
-        [] => Card { name: who, detail: "no container says that it is".to_owned(), ends_before: false },
+        _ if exclusion.owner == TrafficOwner::Any => every_process("excluded"),
+        [] => Card { name: owner, detail: "no container with this ID".to_owned(), ends_before: false },
         [one] => card(one),
         several => {
-            let names: Vec<&str> = several.iter().map(|process| process.container.name.as_str()).collect();
+            let names: Vec<&str> = several.iter().map(|container| container.name()).collect();
             let detail = names.join(", ");
-            Card { name: format!("{} containers, {who}", names.len()), detail, ends_before: false }
+            Card { name: format!("{} containers, {owner}", names.len()), detail, ends_before: false }
         }
     };
     let mut what: Vec<String> = Vec::new();
@@ -167,7 +166,7 @@ fn lane(exclusion: &Exclusion, protocols: &[Protocol], processes: &[ContainerTra
         what.push("everything".to_owned());
     }
     let to = exclusion.destination.map_or_else(|| ANYWHERE.to_owned(), |net| net.to_string());
-    Lane { card, colour: "free", what: what.join(" "), to }
+    Lane { card, color: "free", what: what.join(" "), to }
 }
 
 fn list<T: Display>(items: &[T]) -> String {
@@ -196,8 +195,8 @@ fn draw_card(drawing: &mut Drawing, card: &Card, y: i32) -> Area {
     area
 }
 
-/// The upper part: callers, services and resolvers at the right, the sidecar between.
-fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card], height: i32) {
+/// Draws the upper part: containers on the left, the sidecar, and callers, services and resolvers on the right.
+fn draw_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card], height: i32) {
     let top = TOP + HEAD;
     let sidecar = Area { x: SIDECAR, y: top, width: SIDECAR_WIDTH, height: height - 28 };
     drawing.area("sidecar", sidecar, 12);
@@ -217,7 +216,7 @@ fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card
         area
     };
     let areas: Vec<Area> = (0..).zip(cards).map(|(i, card)| draw_card(drawing, card, top + i * STEP)).collect();
-    inbound(drawing, redirect, sidecar, row(0), (&areas, cards), far);
+    draw_inbound(drawing, redirect, sidecar, row(0), (&areas, cards), far);
     let (tcp, dns) = (row(1), row(2));
     let services = far(drawing, tcp, "Services", "TCP");
     for area in &areas {
@@ -246,8 +245,8 @@ fn through_the_sidecar(drawing: &mut Drawing, redirect: &Redirect, cards: &[Card
     drawing.short_text("soft mid", (SIDECAR + SIDECAR_WIDTH / 2 + 10, dns + 4), &captured, 26);
 }
 
-/// The way in: callers → the sidecar → the applications.
-fn inbound(
+/// Draws inbound traffic: from callers through the sidecar to the applications.
+fn draw_inbound(
     drawing: &mut Drawing,
     redirect: &Redirect,
     sidecar: Area,
@@ -268,36 +267,36 @@ fn inbound(
     drawing.port("in", sidecar.right(), y, redirect.inbound_capture_port);
     let which = match &redirect.inbound_ports_include {
         Ports::All => match ports(&redirect.inbound_ports_exclude) {
-            Some(excluded) => format!("inbound, but not {excluded}"),
+            Some(excluded) => format!("inbound, except {excluded}"),
             None => "inbound".to_owned(),
         },
         Ports::List(included) => format!("inbound to {}", list(included)),
     };
     let mut lines = wrapped(&which, 24);
-    if lines.len() > LINES {
-        lines.truncate(LINES);
-        lines[LINES - 1].push_str(" …");
+    if lines.len() > MAX_LINES {
+        lines.truncate(MAX_LINES);
+        lines[MAX_LINES - 1].push_str(" …");
     }
     let first = y + 4 - 8 * i32::try_from(lines.len() - 1).unwrap_or_default();
     for (line, y) in lines.iter().zip((first..).step_by(16)) {
-        drawing.text_of("soft mid", (middle, y), line, &which);
+        drawing.text_with_tooltip("soft mid", (middle, y), line, &which);
     }
 }
 
-/// The lanes below: straight out.
-fn around_it(drawing: &mut Drawing, lanes: &[Lane], top: i32) {
+/// Draws the lower part: traffic that bypasses the sidecar.
+fn draw_lanes(drawing: &mut Drawing, lanes: &[Lane], top: i32) {
     for (lane, y) in lanes.iter().zip((top..).step_by(usize::try_from(STEP).unwrap_or(1))) {
         let area = draw_card(drawing, &lane.card, y);
-        drawing.arrow(lane.colour, (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
+        drawing.arrow(lane.color, (area.right(), area.middle()), (OUTSIDE + 16, area.middle()));
         drawing.tag((SIDECAR + SIDECAR_WIDTH / 2, area.middle()), &lane.what, 46);
         drawing.short_text("soft", (OUTSIDE + 24, area.middle() + 4), &lane.to, 26);
     }
 }
 
-/// The legend and what may surprise; the picture's height.
-fn warnings(drawing: &mut Drawing, explained: &Explained, top: i32) -> i32 {
-    for (colour, meaning, x) in LEGEND {
-        drawing.arrow(colour, (POD + x, top), (POD + x + 34, top));
+/// Draws the legend and the warnings, and returns the height of the picture.
+fn draw_footer(drawing: &mut Drawing, explained: &Explained, top: i32) -> i32 {
+    for (color, meaning, x) in LEGEND {
+        drawing.arrow(color, (POD + x, top), (POD + x + 34, top));
         drawing.text("soft", POD + x + 42, top + 4, meaning);
     }
     let mut y = top + 36;
@@ -316,52 +315,52 @@ fn warnings(drawing: &mut Drawing, explained: &Explained, top: i32) -> i32 {
     y
 }
 
-/// What is being drawn; in pixels, from the upper left corner.
+/// An SVG document in progress, in pixels from the upper left corner.
 #[derive(Debug, Default)]
-pub(super) struct Drawing {
+struct Drawing {
     body: String,
 }
 
-/// A rectangle's place and size.
+/// The position and size of a rectangle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Area {
-    pub x: i32,
-    pub y: i32,
-    pub width: i32,
-    pub height: i32,
+struct Area {
+    x: i32,
+    y: i32,
+    width: i32,
+    height: i32,
 }
 
 impl Area {
-    pub(super) const fn right(self) -> i32 {
+    const fn right(self) -> i32 {
         self.x + self.width
     }
 
-    pub(super) const fn middle(self) -> i32 {
+    const fn middle(self) -> i32 {
         self.y + self.height / 2
     }
 }
 
 impl Drawing {
-    /// A box with round corners.
-    pub(super) fn area(&mut self, class: &str, Area { x, y, width, height }: Area, radius: i32) {
+    /// Adds a box with round corners.
+    fn area(&mut self, class: &str, Area { x, y, width, height }: Area, radius: i32) {
         let _ = writeln!(
             self.body,
             r#"<rect class="{class}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{radius}"/>"#
         );
     }
 
-    /// A line of text by the beginning, or the middle, of its base line.
-    pub(super) fn text(&mut self, class: &str, x: i32, y: i32, text: &str) {
+    /// Adds a line of text, at the beginning or, with class `mid`, the middle of its baseline.
+    fn text(&mut self, class: &str, x: i32, y: i32, text: &str) {
         let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{}</text>"#, xml(text));
     }
 
-    /// The same, shortened to `width` characters; the whole is shown where the pointer rests on it.
-    pub(super) fn short_text(&mut self, class: &str, (x, y): (i32, i32), text: &str, width: usize) {
-        self.text_of(class, (x, y), &shortened(text, width), text);
+    /// Adds a line of text, shortened to `width` characters; a tooltip shows the whole text.
+    fn short_text(&mut self, class: &str, (x, y): (i32, i32), text: &str, width: usize) {
+        self.text_with_tooltip(class, (x, y), &shortened(text, width), text);
     }
 
-    /// A line that stands for `whole`.
-    pub(super) fn text_of(&mut self, class: &str, (x, y): (i32, i32), line: &str, whole: &str) {
+    /// Adds a line of text with the tooltip `whole`.
+    fn text_with_tooltip(&mut self, class: &str, (x, y): (i32, i32), line: &str, whole: &str) {
         if line == whole {
             return self.text(class, x, y, line);
         }
@@ -369,38 +368,38 @@ impl Drawing {
         let _ = writeln!(self.body, r#"<text class="{class}" x="{x}" y="{y}">{line}<title>{whole}</title></text>"#);
     }
 
-    /// An arrow in one of the four colours: `out`, `dns`, `in`, `free`.
-    pub(super) fn arrow(&mut self, colour: &str, (x1, y1): (i32, i32), (x2, y2): (i32, i32)) {
+    /// Adds an arrow in one of four colors: `out`, `dns`, `in`, `free`.
+    fn arrow(&mut self, color: &str, (x1, y1): (i32, i32), (x2, y2): (i32, i32)) {
         let bend = (x2 - x1) / 2;
         let (c1, c2) = (x1 + bend, x2 - bend);
         let _ = writeln!(
             self.body,
-            r#"<path class="way {colour}" d="M{x1} {y1}C{c1} {y1} {c2} {y2} {x2} {y2}" marker-end="url(#to-{colour})"/>"#
+            r#"<path class="way {color}" d="M{x1} {y1}C{c1} {y1} {c2} {y2} {x2} {y2}" marker-end="url(#to-{color})"/>"#
         );
     }
 
-    /// What an arrow carries, upon it; around its middle, in at most `width` characters.
-    pub(super) fn tag(&mut self, (x, y): (i32, i32), text: &str, width: usize) {
+    /// Adds a label on an arrow, centered, with at most `width` characters.
+    fn tag(&mut self, (x, y): (i32, i32), text: &str, width: usize) {
         let shown = shortened(text, width);
-        // Characters of a proportional font differ; this is about their mean width at 12 px.
+        // The average width of a character of a proportional font at 12 px.
         let width = 7 * i32::try_from(shown.chars().count()).unwrap_or_default() + 16;
         self.area("tag", Area { x: x - width / 2, y: y - 10, width, height: 20 }, 10);
-        self.text_of("tagged mid", (x, y + 4), &shown, text);
+        self.text_with_tooltip("tagged mid", (x, y + 4), &shown, text);
     }
 
-    /// A port as a pill around its middle.
-    pub(super) fn port(&mut self, colour: &str, x: i32, y: i32, port: u16) {
-        self.area(&format!("f-{colour}"), Area { x: x - 27, y: y - 11, width: 54, height: 22 }, 11);
+    /// Adds a port number in a rounded box.
+    fn port(&mut self, color: &str, x: i32, y: i32, port: u16) {
+        self.area(&format!("f-{color}"), Area { x: x - 27, y: y - 11, width: 54, height: 22 }, 11);
         self.text("port", x, y + 4, &port.to_string());
     }
 
-    /// The whole document.
-    pub(super) fn finish(self, title: &str, width: i32, height: i32) -> String {
+    /// Returns the document.
+    fn finish(self, title: &str, width: i32, height: i32) -> String {
         let mut markers = String::new();
-        for colour in ["out", "dns", "in", "free"] {
+        for color in ["out", "dns", "in", "free"] {
             let _ = writeln!(
                 markers,
-                r#"<marker id="to-{colour}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto-start-reverse"><path class="f-{colour}" d="M0 1L10 5L0 9z"/></marker>"#
+                r#"<marker id="to-{color}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto-start-reverse"><path class="f-{color}" d="M0 1L10 5L0 9z"/></marker>"#
             );
         }
         format!(
@@ -414,8 +413,8 @@ impl Drawing {
     }
 }
 
-/// `text` in lines of at most `width` characters, broken at blanks.
-pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+/// Breaks text at spaces into lines of at most `width` characters.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
@@ -429,7 +428,7 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// `text`, its end left out where it is longer than `width` characters.
+/// Shortens text to at most `width` characters.
 fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

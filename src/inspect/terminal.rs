@@ -1,6 +1,4 @@
-//! Text for a terminal: headings, aligned columns, and colour where it is asked for.
-//!
-//! The three forms in which every report can be had.
+//! The output formats of all reports: tables with optional color, JSON and YAML.
 
 use crate::cni::{Code, Error};
 use crate::printable::{Text, acts, line};
@@ -9,25 +7,25 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use serde_saphyr::DoubleQuoted;
 
-/// What a piece of text is, for its colour.
+/// The meaning of a piece of text, which decides its color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// Text.
+    /// Ordinary text.
     Plain,
-    /// A heading, or the one thing to look at.
+    /// A heading or the most important text.
     Strong,
-    /// As it should be.
+    /// A positive result.
     Good,
-    /// To be looked at.
+    /// A result that needs attention.
     Notable,
-    /// Wrong.
+    /// A negative result.
     Bad,
-    /// Of little weight.
+    /// Secondary text.
     Faint,
 }
 
 impl Tone {
-    /// Select Graphic Rendition (ECMA-48, 8.3.117).
+    /// Returns the parameter of Select Graphic Rendition (ECMA-48, 8.3.117).
     const fn code(self) -> Option<u8> {
         match self {
             Self::Plain => None,
@@ -40,54 +38,54 @@ impl Tone {
     }
 }
 
-/// One cell of a table.
+/// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// What it says, as [`line`] writes it.
+    /// Escaped by [`line`].
     text: String,
     tone: Tone,
 }
 
 impl Cell {
-    /// A cell of text.
+    /// Returns a cell with plain text.
     pub fn of(text: impl AsRef<str>) -> Self {
         Self { text: line(text.as_ref()).into_owned(), tone: Tone::Plain }
     }
 
-    /// In this tone.
+    /// Returns the cell with another tone.
     #[must_use]
     pub fn tone(self, tone: Tone) -> Self {
         Self { tone, ..self }
     }
 }
 
-/// A report that people can read.
+/// A report that can be printed as a table.
 pub trait TextReport {
-    /// Writes it.
-    fn write(&self, page: &mut Screen);
+    /// Writes the report.
+    fn write(&self, screen: &mut Screen);
 }
 
-/// A page that is being written.
+/// The text of a report in table format.
 #[derive(Debug)]
 pub struct Screen {
-    colour: bool,
+    color: bool,
     text: Text,
 }
 
 impl Screen {
-    /// An empty page.
+    /// Returns an empty text.
     #[must_use]
-    pub fn new(colour: bool) -> Self {
-        Self { colour, text: Text::default() }
+    pub fn new(color: bool) -> Self {
+        Self { color, text: Text::default() }
     }
 
-    /// What is written on it.
+    /// Returns the text.
     #[must_use]
     pub fn into_text(self) -> Text {
         self.text
     }
 
-    /// A heading, with an empty line before it.
+    /// Writes a heading, after an empty line unless it is first.
     pub fn heading(&mut self, text: &str) {
         if !self.text.as_str().is_empty() {
             self.text.end_line();
@@ -95,7 +93,7 @@ impl Screen {
         self.line(&[Cell::of(text).tone(Tone::Strong)]);
     }
 
-    /// A line of cells, a blank between them.
+    /// Writes a line of cells, separated by spaces.
     pub fn line(&mut self, cells: &[Cell]) {
         for (column, cell) in cells.iter().enumerate() {
             self.text.push(if column == 0 { "" } else { " " });
@@ -104,7 +102,7 @@ impl Screen {
         self.text.end_line();
     }
 
-    /// Rows of cells, each column as wide as its widest cell; indented.
+    /// Writes indented rows with aligned columns.
     pub fn table(&mut self, rows: &[Vec<Cell>]) {
         let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.text.chars().count()).max();
         let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
@@ -119,7 +117,7 @@ impl Screen {
     }
 
     fn paint(&mut self, Cell { text, tone }: &Cell, width: usize) {
-        match tone.code().filter(|_| self.colour && !text.is_empty()) {
+        match tone.code().filter(|_| self.color && !text.is_empty()) {
             Some(code) => self.text.push_colored(code, text),
             None => self.text.push(text),
         }
@@ -127,31 +125,32 @@ impl Screen {
     }
 }
 
-/// A form.
+/// An output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// A table.
     Table {
-        /// Whether it may be coloured.
-        colour: bool,
+        /// Whether to use color.
+        color: bool,
     },
-    /// For programs.
+    /// JSON.
     Json,
-    /// For programs, and people.
+    /// YAML.
     Yaml,
 }
 
-/// A report in that form, a line break at its end.
+/// Renders a report, with a line break at its end.
 ///
 /// # Errors
-/// A value in it has no such form, which is a fault of this program.
+/// A value can't be serialized, which is a bug.
 pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<Text, Error> {
-    let failed = |error: &dyn std::fmt::Display| Error::new(Code::Internal, format!("the report has no text: {error}"));
+    let failed =
+        |error: &dyn std::fmt::Display| Error::new(Code::Internal, format!("can't render the report: {error}"));
     match format {
-        Format::Table { colour } => {
-            let mut page = Screen::new(colour);
-            report.write(&mut page);
-            Ok(page.into_text())
+        Format::Table { color } => {
+            let mut screen = Screen::new(color);
+            report.write(&mut screen);
+            Ok(screen.into_text())
         }
         Format::Json => {
             serde_json::to_string_pretty(report).map(|text| Text::json(&(text + "\n"))).map_err(|error| failed(&error))
@@ -163,7 +162,7 @@ pub fn render<R: Serialize + TextReport>(report: &R, format: Format) -> Result<T
     }
 }
 
-/// A value whose strings are in double quotes where YAML must escape a character.
+/// Serializes strings with characters that YAML must escape in double quotes.
 struct Quoted<'a>(&'a Value);
 
 impl Serialize for Quoted<'_> {
@@ -188,7 +187,6 @@ impl Serialize for Quoted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::terminal::Cell;
     use serde_json::json;
 
     fn rows() -> Vec<Vec<Cell>> {
@@ -197,35 +195,35 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_by_characters_and_nothing_trails() {
-        let mut page = Screen::new(false);
-        page.heading("h");
-        page.table(&rows());
-        assert_eq!(page.into_text().as_str(), "h\n  é     x\n  long  x\n");
+    fn columns_are_aligned_by_characters_without_trailing_spaces() {
+        let mut screen = Screen::new(false);
+        screen.heading("h");
+        screen.table(&rows());
+        assert_eq!(screen.into_text().as_str(), "h\n  é     x\n  long  x\n");
     }
 
     #[test]
-    fn colour_takes_no_room() {
-        let mut page = Screen::new(true);
-        page.table(&rows());
-        assert_eq!(page.into_text().as_str(), "  \u{1b}[32mé\u{1b}[0m     x\n  long  x\n");
+    fn color_does_not_change_the_alignment() {
+        let mut screen = Screen::new(true);
+        screen.table(&rows());
+        assert_eq!(screen.into_text().as_str(), "  \u{1b}[32mé\u{1b}[0m     x\n  long  x\n");
     }
 
     #[derive(Serialize)]
     struct Report(Value);
 
     impl TextReport for Report {
-        fn write(&self, page: &mut Screen) {
-            page.line(&[Cell::of(self.0.to_string())]);
+        fn write(&self, screen: &mut Screen) {
+            screen.line(&[Cell::of(self.0.to_string())]);
         }
     }
 
     #[test]
-    fn no_form_has_a_character_that_acts_and_programs_get_the_value() {
+    fn all_formats_escape_control_characters_and_preserve_values() {
         let bad = "x\u{1b}[2J\u{7}\n\u{85}\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0041}\\\u{202e}'\": #";
         let report =
             Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
-        for format in [Format::Table { colour: false }, Format::Json, Format::Yaml] {
+        for format in [Format::Table { color: false }, Format::Json, Format::Yaml] {
             let text = render(&report, format).expect("text");
             assert!(!text.as_str().chars().any(|c| acts(c) && c != '\n'), "{format:?}: {text}");
             let read: Option<Value> = match format {

@@ -1,76 +1,75 @@
-//! One packet from where it is sent to where it arrives, through all tables in the kernel's order.
-//!
-//! One packet through one hook of one table, as the kernel goes (nf_tables_core.c, `nft_do_chain`;
-//! targets and actions by their own sources).
+//! `trace`: evaluates the first packet of a connection in all tables, in the order of the kernel (nf_tables_core.c,
+//! `nft_do_chain`).
 
-use super::evaluation::{meets, meets_native};
-use super::packet::{Destination, Origin, Packet, Sender};
-use super::rules::{RuleText, Rulebook, TableListing, Words};
+use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
+use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::firewall::native::rule::NativeAction;
 use crate::firewall::rule::{Hook, Table};
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
 
-/// How many rules that are not understood are named; the rest is counted.
-const NAMED: usize = 20;
+/// Limit for the unsupported rules that are listed; the rest is counted.
+const MAX_LISTED: usize = 20;
+/// Limit for the rules that a packet passes. Chains that jump to others several times multiply rules.
+const MAX_RULES: usize = 100_000;
 
-/// A packet's way.
+/// The report about a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Trace {
-    /// Who sends it.
+    /// The sender.
     pub from: Origin,
-    /// Where it is sent to.
+    /// The destination.
     pub to: SocketAddr,
     /// `tcp` or `udp`.
     pub protocol: String,
-    /// The interface by which it leaves or comes in.
+    /// The interface by which the packet leaves or arrives.
     pub interface: String,
-    /// The rules that it met, in their order.
+    /// The rules that the packet matches, in order.
     pub hops: Vec<Hop>,
-    /// The rule without which it would arrive elsewhere, or would at least be looked at further;
-    /// none where no rule is for it.
+    /// The rule that decides where the packet arrives; `None` if no rule decides.
     pub decided_by: Option<RulePlace>,
-    /// `sidecar:PORT`, `redirected:PORT` (not by Istio's chains), `direct` or `dropped`.
+    /// `sidecar:PORT`, `redirected:PORT` (by a rule outside of Istio's chains), `direct` or `dropped`.
     pub arrives_at: String,
-    /// Connection tracking's zone; 0 where no rule names one.
+    /// The connection tracking zone; 0 if no rule sets one.
     pub zone: u16,
-    /// What on its way is not seen or not understood: with any, it may arrive elsewhere.
+    /// Rules that were not evaluated; because of them, the packet may arrive elsewhere.
     pub caveats: Vec<String>,
 }
 
-/// A rule and where it stands.
+/// A rule and its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RulePlace {
-    /// `raw`, `mangle`, `nat`, or the same with `detour-` before it.
+    /// `raw`, `mangle` or `nat`; with prefix `detour-` for nftables.
     pub table: &'static str,
-    /// The chain.
+    /// The netfilter chain.
     pub chain: String,
-    /// The rule as its dialect's tool prints it, without its chain.
+    /// The rule as `iptables-save` or `nft` prints it, without the chain.
     pub rule: String,
 }
 
-/// The way of a connection's first packet through `book`. `own` are the pod's addresses: what a
-/// process sends there or to loopback goes by lo, everything else by `interface`.
+/// Traces the first packet of a connection through `book`.
+///
+/// A process's traffic to loopback and to the addresses in `pod_addresses` uses lo, all other traffic `interface`.
 #[must_use]
-pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], interface: &str) -> Trace {
-    let packet = Packet::first(from, to, own, interface);
+pub fn trace(book: &Rulebook, from: Sender, to: Destination, pod_addresses: &[IpAddr], interface: &str) -> Trace {
+    let packet = Packet::first(from, to, pod_addresses, interface);
     let (origin, protocol) = (packet.origin, packet.protocol);
     let link = packet.out_interface.clone().or_else(|| packet.in_interface.clone()).unwrap_or_default();
-    let mut walk = Walk { book, packet, hops: Vec::new(), unknown: Vec::new(), steps: 0 };
-    let end = through(&mut walk);
-    let decided_by = decisive(&walk.hops, end);
+    let mut walk = Walk { book, packet, hops: Vec::new(), unsupported: Vec::new(), rules: 0 };
+    let end = walk.run();
+    let decided_by = decisive_rule(&walk.hops, end);
     let by_istio = decided_by.as_ref().is_some_and(|place| place.chain.starts_with("ISTIO_"));
     let arrives_at = match end {
-        End::PassedOn | End::Settled => "direct".to_owned(),
+        End::Continue | End::Direct => "direct".to_owned(),
         End::Dropped => "dropped".to_owned(),
         End::Redirected(port) | End::Tproxied(port) if by_istio => format!("sidecar:{port}"),
         End::Redirected(port) | End::Tproxied(port) => format!("redirected:{port}"),
     };
-    let more = walk.unknown.len().saturating_sub(NAMED);
-    let unknown = walk.unknown.into_iter().take(NAMED).map(|rule| format!("not understood, and passed over: {rule}"));
-    let unknown = unknown.chain((more > 0).then(|| format!("{more} more rules that are not understood")));
-    let endless = (walk.steps > STEPS).then(|| format!("not followed further than through {STEPS} rules"));
+    let more = walk.unsupported.len().saturating_sub(MAX_LISTED);
+    let skipped = walk.unsupported.into_iter().take(MAX_LISTED).map(|rule| format!("skipped unsupported rule: {rule}"));
+    let skipped = skipped.chain((more > 0).then(|| format!("skipped {more} more unsupported rules")));
+    let stopped = (walk.rules > MAX_RULES).then(|| format!("stopped after {MAX_RULES} rules"));
     Trace {
         from: origin,
         to: to.address,
@@ -80,65 +79,30 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, own: &[IpAddr], int
         decided_by,
         arrives_at,
         zone: walk.packet.zone.unwrap_or_default(),
-        caveats: book.caveats.iter().cloned().chain(unknown).chain(endless).collect(),
+        caveats: book.caveats.iter().cloned().chain(skipped).chain(stopped).collect(),
     }
 }
 
-/// What a process sends over lo comes in there: with the NAT that it got on its way out, for it is
-/// one connection, so that nat is not asked twice (nf_nat_core.c, `nf_nat_inet_fn`).
-fn through(walk: &mut Walk<'_>) -> End {
-    if walk.packet.origin == Origin::Outside {
-        return tables(walk, &Table::ALL, Hook::Prerouting);
-    }
-    let out = tables(walk, &Table::ALL, Hook::Output);
-    if out == End::Dropped || !walk.packet.is_over_lo() {
-        return out;
-    }
-    walk.packet.zone.get_or_insert(0);
-    walk.packet.comes_in();
-    match tables(walk, &[Table::Raw, Table::Mangle], Hook::Prerouting) {
-        End::PassedOn | End::Settled => out,
-        end => end,
-    }
-}
-
-fn tables(walk: &mut Walk<'_>, tables: &[Table], hook: Hook) -> End {
-    let family = walk.packet.family();
-    let books = tables.iter().flat_map(|table| [TableListing::Native(*table), TableListing::Iptables(*table, family)]);
-    for book in books {
-        match walk.pass(book, hook) {
-            End::PassedOn => {}
-            End::Redirected(port) => {
-                walk.packet.redirect(port);
-                return End::Redirected(port);
-            }
-            end => return end,
-        }
-    }
-    End::PassedOn
-}
-
-/// The rule that sent it elsewhere, else the last one that had it looked at no further.
-fn decisive(hops: &[Hop], end: End) -> Option<RulePlace> {
+/// Returns the rule that redirected or dropped the packet, or else the last rule that ended its evaluation in a table.
+fn decisive_rule(hops: &[Hop], end: End) -> Option<RulePlace> {
     let decides = |hop: &&Hop| match end {
-        // What is let go in raw goes on to where connections are made.
-        End::PassedOn | End::Settled => hop.weight == Weight::LetGo && !hop.table.ends_with(Table::Raw.name()),
-        End::Dropped | End::Redirected(_) | End::Tproxied(_) => hop.weight == Weight::SentElsewhere,
+        // A packet that is accepted in raw still passes nat.
+        End::Continue | End::Direct => hop.effect == HopEffect::Accepted && !hop.table.ends_with(Table::Raw.name()),
+        End::Dropped | End::Redirected(_) | End::Tproxied(_) => hop.effect == HopEffect::Diverted,
     };
     let hop = hops.iter().rfind(decides)?;
     Some(RulePlace { table: hop.table, chain: hop.chain.clone(), rule: hop.rule.clone() })
 }
 
 impl TextReport for Trace {
-    fn write(&self, page: &mut Screen) {
-        let who = match self.from {
-            Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}, by {}", self.interface),
-            Origin::Outside => format!("from outside, by {}", self.interface),
+    fn write(&self, screen: &mut Screen) {
+        let sender = match self.from {
+            Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}"),
+            Origin::Outside => "outside".to_owned(),
         };
-        let at = if self.arrives_at == "direct" || self.arrives_at == "dropped" { "" } else { " at" };
         let tone = if self.arrives_at == "dropped" { Tone::Bad } else { Tone::Good };
-        page.line(&[
-            Cell::of(format!("{}/{} {who}: arrives{at}", self.to, self.protocol)),
+        screen.line(&[
+            Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
             Cell::of(&self.arrives_at).tone(tone),
         ]);
         let mut rows: Vec<Vec<Cell>> = Vec::new();
@@ -147,12 +111,12 @@ impl TextReport for Trace {
             place.is_some_and(|p| p.table == hop.table && p.chain == hop.chain && p.rule == hop.rule)
         };
         for (index, hop) in self.hops.iter().enumerate() {
-            let entered =
+            let is_first =
                 index == 0 || (hop.table, hop.hook) != (self.hops[index - 1].table, self.hops[index - 1].hook);
-            let at = if entered { format!("{} {}", hop.table, hop.hook) } else { String::new() };
+            let table = if is_first { format!("{} {}", hop.table, hop.hook) } else { String::new() };
             let tone = if decides(hop) { Tone::Strong } else { Tone::Plain };
             rows.push(vec![
-                Cell::of(at).tone(Tone::Faint),
+                Cell::of(table).tone(Tone::Faint),
                 Cell::of(if decides(hop) { "»" } else { " " }).tone(Tone::Good),
                 Cell::of(&hop.chain),
                 Cell::of(&hop.rule).tone(tone),
@@ -160,103 +124,136 @@ impl TextReport for Trace {
             ]);
         }
         if rows.is_empty() {
-            page.line(&[Cell::of("  no rule is for it").tone(Tone::Faint)]);
+            screen.line(&[Cell::of("  no rule matches").tone(Tone::Faint)]);
         }
-        page.table(&rows);
+        screen.table(&rows);
         if self.zone != 0 {
-            page.line(&[Cell::of(format!("  tracked in zone {}", self.zone)).tone(Tone::Faint)]);
+            screen.line(&[Cell::of(format!("  connection tracking zone {}", self.zone)).tone(Tone::Faint)]);
         }
         for caveat in &self.caveats {
-            page.line(&[Cell::of(format!("  ! {caveat}")).tone(Tone::Notable)]);
+            screen.line(&[Cell::of(format!("  ! {caveat}")).tone(Tone::Notable)]);
         }
     }
 }
 
-/// A rule that the packet met.
+/// A rule that the packet matched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hop {
-    /// `raw`, `mangle`, `nat`, or the same with `detour-` before it.
+    /// `raw`, `mangle` or `nat`; with prefix `detour-` for nftables.
     pub table: &'static str,
-    /// `OUTPUT` or `PREROUTING`: where the kernel entered the table.
+    /// `OUTPUT` or `PREROUTING`: the hook at which the packet entered the table.
     pub hook: &'static str,
-    /// The chain that the rule stands in.
+    /// The netfilter chain of the rule.
     pub chain: String,
-    /// The rule as its dialect's tool prints it, without its chain.
+    /// The rule as `iptables-save` or `nft` prints it, without the chain.
     pub rule: String,
-    /// What it did: `goes to CHAIN`, `returns`, `accepted`, `to port 15001`, ….
+    /// The action: `jumps to CHAIN`, `returns`, `accepts`, `redirects to port 15001`, ….
     pub then: String,
     #[serde(skip)]
-    pub(super) weight: Weight,
+    effect: HopEffect,
 }
 
-/// What a rule means for where the packet arrives.
+/// The effect of a rule on where the packet arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Weight {
-    /// Nothing by itself.
+enum HopEffect {
+    /// No effect by itself.
     None,
-    /// It is looked at no further, in this table or chain at least.
-    LetGo,
-    /// It goes elsewhere than it was sent to.
-    SentElsewhere,
+    /// The evaluation of the table or the chain ends, and the destination stays the same.
+    Accepted,
+    /// The packet is dropped, or arrives elsewhere.
+    Diverted,
 }
 
-/// How the packet left the table.
+/// How a packet left a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// On to the next table.
-    PassedOn,
-    /// It keeps its destination, whatever later NAT says.
-    Settled,
-    /// It is dropped.
+enum End {
+    /// To the next table.
+    Continue,
+    /// To its destination: no later NAT applies.
+    Direct,
+    /// Dropped.
     Dropped,
-    /// NAT to this port.
+    /// Redirected to this port by NAT.
     Redirected(u16),
-    /// As it is, to whoever listens on this port.
+    /// Delivered unchanged to the listener on this port.
     Tproxied(u16),
 }
 
-/// A walk through several tables.
-pub(super) struct Walk<'a> {
-    pub book: &'a Rulebook,
-    pub packet: Packet,
-    /// The rules that it met, in their order.
-    pub hops: Vec<Hop>,
-    /// Foreign rules that it came by and that are not understood, as `CHAIN rule`.
-    pub unknown: Vec<String>,
-    /// How many rules it has come by.
-    pub steps: usize,
-}
-
-/// How many rules a packet comes by at the most. Chains that go to others several times multiply them.
-pub(super) const STEPS: usize = 100_000;
-
-/// What a rule, or a chain, means for the packet.
+/// The effect of a rule or a chain on the evaluation.
 enum RuleEffect {
-    /// The next rule.
+    /// Continue with the next rule.
     Continue,
-    /// Back to the chain that jumped here.
+    /// Return to the calling chain.
     Return,
-    /// To this chain and, if that does not decide, on.
+    /// Evaluate this chain, and continue behind the rule if it does not decide.
     Jump(String),
-    /// Out of the table.
+    /// Leave the table.
     End(End),
 }
 
+/// The evaluation of a packet in several tables.
+struct Walk<'a> {
+    book: &'a Rulebook,
+    packet: Packet,
+    /// The rules that the packet matched, in order.
+    hops: Vec<Hop>,
+    /// The foreign rules that can't be evaluated, as `CHAIN rule`.
+    unsupported: Vec<String>,
+    /// The number of rules that the packet passed.
+    rules: usize,
+}
+
 impl Walk<'_> {
-    /// Through one hook of one table.
-    pub(super) fn pass(&mut self, book: TableListing, hook: Hook) -> End {
-        match self.chain((book, hook), hook.chain()) {
+    /// Evaluates all tables.
+    ///
+    /// A packet that a process sends over lo also arrives there. It then keeps the NAT of its connection and does not
+    /// pass nat again (nf_nat_core.c, `nf_nat_inet_fn`).
+    fn run(&mut self) -> End {
+        if self.packet.origin == Origin::Outside {
+            return self.tables(&Table::ALL, Hook::Prerouting);
+        }
+        let out = self.tables(&Table::ALL, Hook::Output);
+        if out == End::Dropped || !self.packet.is_over_lo() {
+            return out;
+        }
+        self.packet.zone.get_or_insert(0);
+        self.packet.receive_over_lo();
+        match self.tables(&[Table::Raw, Table::Mangle], Hook::Prerouting) {
+            End::Continue | End::Direct => out,
+            end => end,
+        }
+    }
+
+    fn tables(&mut self, tables: &[Table], hook: Hook) -> End {
+        let family = self.packet.family();
+        let listings =
+            tables.iter().flat_map(|table| [TableListing::Native(*table), TableListing::Iptables(*table, family)]);
+        for table in listings {
+            match self.table(table, hook) {
+                End::Continue => {}
+                End::Redirected(port) => {
+                    self.packet.redirect(port);
+                    return End::Redirected(port);
+                }
+                end => return end,
+            }
+        }
+        End::Continue
+    }
+
+    fn table(&mut self, table: TableListing, hook: Hook) -> End {
+        match self.chain((table, hook), hook.chain()) {
             RuleEffect::End(end) => end,
-            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => End::PassedOn,
+            RuleEffect::Continue | RuleEffect::Return | RuleEffect::Jump(_) => End::Continue,
         }
     }
 
     fn chain(&mut self, at: (TableListing, Hook), name: &str) -> RuleEffect {
         let book = self.book;
-        for line in book.chain(at.0, name) {
-            match self.line(at, name, line) {
+        for rule in book.chain(at.0, name) {
+            match self.rule(at, name, rule) {
                 RuleEffect::Continue => {}
-                // The caller goes on behind the rule that jumped here.
+                // The calling chain continues behind the rule that jumped here.
                 RuleEffect::Return => return RuleEffect::Continue,
                 RuleEffect::Jump(to) => match self.chain(at, &to) {
                     end @ RuleEffect::End(_) => return end,
@@ -268,64 +265,60 @@ impl Walk<'_> {
         RuleEffect::Continue
     }
 
-    fn line(&mut self, (book, hook): (TableListing, Hook), chain: &str, line: &RuleText) -> RuleEffect {
-        self.steps += 1;
-        if self.steps > STEPS {
-            return RuleEffect::End(End::PassedOn);
+    fn rule(&mut self, (table, hook): (TableListing, Hook), chain: &str, rule: &RuleText) -> RuleEffect {
+        self.rules += 1;
+        if self.rules > MAX_RULES {
+            return RuleEffect::End(End::Continue);
         }
-        let action = match &line.words {
-            Words::Iptables(rule) => meets(&self.packet, rule).then(|| NativeAction::from(&rule.target)),
-            Words::Native(rule) => meets_native(&self.packet, rule).then(|| rule.action.clone()),
-            Words::Unknown => {
-                self.unknown.push(format!("{chain} {}", line.text));
+        let action = match &rule.body {
+            RuleBody::Iptables(rule) => matches_iptables(&self.packet, rule).then(|| NativeAction::from(&rule.target)),
+            RuleBody::Native(rule) => matches_native(&self.packet, rule).then(|| rule.action.clone()),
+            RuleBody::Unknown => {
+                self.unsupported.push(format!("{chain} {}", rule.text));
                 None
             }
         };
         let Some(action) = action else { return RuleEffect::Continue };
-        let (then, verdict) = self.packet.undergo(action);
-        let weight = match verdict {
-            RuleEffect::Continue | RuleEffect::Jump(_) => Weight::None,
-            RuleEffect::Return | RuleEffect::End(End::PassedOn | End::Settled) => Weight::LetGo,
-            RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => Weight::SentElsewhere,
+        let (then, verdict) = self.packet.apply(action);
+        let effect = match verdict {
+            RuleEffect::Continue | RuleEffect::Jump(_) => HopEffect::None,
+            RuleEffect::Return | RuleEffect::End(End::Continue | End::Direct) => HopEffect::Accepted,
+            RuleEffect::End(End::Dropped | End::Redirected(_) | End::Tproxied(_)) => HopEffect::Diverted,
         };
-        self.hops.push(Hop {
-            table: book.name(),
-            hook: hook.chain(),
-            chain: chain.to_owned(),
-            rule: line.text.clone(),
-            then,
-            weight,
-        });
+        let (chain, rule) = (chain.to_owned(), rule.text.clone());
+        self.hops.push(Hop { table: table.name(), hook: hook.chain(), chain, rule, then, effect });
         verdict
     }
 }
 
 impl Packet {
-    /// What an action does to it, in words and for the way that it goes on.
-    fn undergo(&mut self, action: NativeAction) -> (String, RuleEffect) {
+    /// Applies an action to the packet, and returns the action in words and its effect.
+    fn apply(&mut self, action: NativeAction) -> (String, RuleEffect) {
         match action {
-            NativeAction::Accept => ("accepted".to_owned(), RuleEffect::End(End::PassedOn)),
+            NativeAction::Accept => ("accepts".to_owned(), RuleEffect::End(End::Continue)),
             NativeAction::Return => ("returns".to_owned(), RuleEffect::Return),
-            NativeAction::Drop => ("dropped".to_owned(), RuleEffect::End(End::Dropped)),
-            NativeAction::Jump(chain) => (format!("goes to {chain}"), RuleEffect::Jump(chain)),
-            NativeAction::Redirect(port) => (format!("to port {port}"), RuleEffect::End(End::Redirected(port))),
-            NativeAction::KeepDestination => ("keeps its destination".to_owned(), RuleEffect::End(End::Settled)),
+            NativeAction::Drop => ("drops".to_owned(), RuleEffect::End(End::Dropped)),
+            NativeAction::Jump(chain) => (format!("jumps to {chain}"), RuleEffect::Jump(chain)),
+            NativeAction::Redirect(port) => {
+                (format!("redirects to port {port}"), RuleEffect::End(End::Redirected(port)))
+            }
+            NativeAction::KeepDestination => ("keeps the destination".to_owned(), RuleEffect::End(End::Direct)),
             NativeAction::Tproxy { port, mark } => {
                 self.mark = mark;
-                (format!("to port {port} as it is"), RuleEffect::End(End::Tproxied(port)))
+                (format!("delivers to port {port} unchanged"), RuleEffect::End(End::Tproxied(port)))
             }
-            // What has a zone, or came over lo and so has been tracked, keeps it (xt_CT.c, nft_ct.c).
-            NativeAction::Zone(_) if self.zone.is_some() => ("has a zone already".to_owned(), RuleEffect::Continue),
+            // The zone can't change once it is set or, over lo, once the packet is tracked (xt_CT.c, nft_ct.c).
+            NativeAction::Zone(_) if self.zone.is_some() => ("keeps the zone".to_owned(), RuleEffect::Continue),
             NativeAction::Zone(zone) => {
                 self.zone = Some(zone);
-                (format!("zone {zone}"), RuleEffect::Continue)
+                (format!("sets zone {zone}"), RuleEffect::Continue)
             }
             NativeAction::SetMark(mark) => {
                 self.mark = mark;
-                (format!("mark {mark:#x}"), RuleEffect::Continue)
+                (format!("sets mark {mark:#x}"), RuleEffect::Continue)
             }
-            NativeAction::SaveMark => ("the connection keeps the mark".to_owned(), RuleEffect::Continue),
-            NativeAction::RestoreMark => ("the connection's mark".to_owned(), RuleEffect::Continue),
+            NativeAction::SaveMark => ("saves the mark in the connection".to_owned(), RuleEffect::Continue),
+            NativeAction::RestoreMark => ("restores the connection's mark".to_owned(), RuleEffect::Continue),
         }
     }
 }
@@ -349,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn istios_defaults() {
+    fn istios_default_rules_capture_and_bypass_as_documented() {
         let policy = on(Redirect { dns: DnsCapture::All, ..Redirect::default() });
         for (from, to, at) in [
             ("uid=1000", "1.2.3.4:443/tcp", "sidecar:15001"),
@@ -373,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn tproxy_takes_inbound_and_what_the_proxy_sends_to_its_own_pod_once() {
+    fn tproxy_captures_inbound_traffic_and_the_proxys_traffic_to_its_own_pod() {
         let policy = on(Redirect { inbound_interception_mode: InterceptionMode::Tproxy, ..Redirect::default() });
         for (from, to, at) in [
             ("inbound", "10.0.0.2:8080/tcp", "sidecar:15006"),
@@ -387,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deciding_rule_and_the_zone_are_told() {
+    fn the_deciding_rule_and_the_zone_are_reported() {
         let excluded = Exclusion {
             owner: TrafficOwner::Uid(IdRange::one(7)),
             destination: None,
@@ -397,11 +390,11 @@ mod tests {
         let mut policy = on(Redirect { dns: DnsCapture::All, ..Redirect::default() });
         policy.exclusions.insert(excluded);
         let book = Rulebook::of_policy(&policy);
-        let of = |from: &str| {
+        let traced = |from: &str| {
             let to = "10.96.0.10:53/udp".parse().expect("a destination");
             trace(&book, from.parse().expect(from), to, &[], "eth0")
         };
-        let (exempt, captured) = (of("uid=7"), of("uid=8"));
+        let (exempt, captured) = (traced("uid=7"), traced("uid=8"));
         assert_eq!((exempt.arrives_at.as_str(), exempt.zone), ("direct", 1));
         assert_eq!(exempt.decided_by.expect("a rule").chain, "DETOUR_OUTPUT");
         assert_eq!((captured.arrives_at.as_str(), captured.zone), ("sidecar:15053", 2));
@@ -411,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_everything_is_direct() {
+    fn without_rules_packets_arrive_directly() {
         let trace = trace(
             &Rulebook::default(),
             Sender::Inbound(None),

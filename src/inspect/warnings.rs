@@ -1,7 +1,7 @@
-//! What of a policy will surprise: what it does that hardly anybody means.
+//! Warnings about a configuration or a pod that is valid, but hardly ever has the intended effect.
 
 use super::evaluation::unselected_network;
-use super::packet::{ContainerTraffic, Exempt, is_everything, processes};
+use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
 use super::subject::Subject;
 use crate::cni::Error;
 use crate::networks::NETWORKS;
@@ -13,65 +13,63 @@ use crate::sub_plugins;
 use ipnet::IpNet;
 use serde::Serialize;
 
-/// Ports of the proxy's own, which Istio excludes both ways by itself.
+/// The proxy's ports, which Istio itself excludes in both directions.
 const PROXY_PORTS: [PortRange; 3] = [PortRange::one(15020), PortRange::one(15021), PortRange::one(15090)];
 
-/// Something that will surprise.
+/// A warning about the effect of a valid configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Warning {
-    /// Which kind it is; stable.
+    /// The kind of warning; stable.
     pub code: &'static str,
-    /// What will happen.
+    /// The effect.
     pub what: String,
-    /// What can be done.
+    /// What to do.
     pub next: String,
 }
 
-/// Everything of that kind.
+/// Returns all warnings about the pod.
 ///
 /// # Errors
-/// An annotation that selects networks is wrong.
-pub(super) fn surprises(subject: &Subject, policy: &Policy) -> Result<Vec<Warning>, Error> {
-    let processes = processes(&subject.facts.pod);
-    let mut all = excluded_with_application(&processes, policy);
+/// An annotation that selects networks is malformed.
+pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning>, Error> {
+    let containers = application_containers(&subject.facts.pod);
+    let mut all = excluded_with_application(&containers, policy);
     all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
     all.extend(not_yet_injected(subject));
     if let Some(redirect) = policy.redirect() {
-        all.extend(captured_too_early(subject, &processes, policy));
+        all.extend(captured_too_early(subject, &containers, policy));
         all.extend(ranges_without_dns(redirect, policy));
         all.extend(excluded_both_ways(redirect));
-        all.extend(without_effect(redirect));
+        all.extend(inbound_exclusion_without_effect(redirect));
     }
     if let (Some(namespace), false) = (&subject.facts.namespace, policy.is_empty()) {
-        all.extend(outside_range(subject, namespace));
+        all.extend(outside_uid_range(subject, namespace));
     }
     all.extend(sub_plugins::ignored(&subject.facts).into_iter().map(Warning::from));
     Ok(all)
 }
 
-/// The configuration of one plugin, and a pod that does not select its network.
 fn not_selected(name: &str) -> Warning {
     Warning {
         code: "network-not-selected",
         what: format!(
-            "this is the configuration of one plugin, which Multus runs for the pods that select network {name}; \
-             it does not run for this pod"
+            "Multus does not run this configuration for the pod, because the pod does not select network {name}"
         ),
         next: format!(
-            "add {name} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, give its \
+            "add {name} to annotation {NETWORKS}; if the container runtime runs the plugin for every pod, use its \
              plugin list: --config FILE.conflist"
         ),
     }
 }
 
-/// A pod template as its author wrote it.
+/// Warns about a pod template without a sidecar.
 fn not_yet_injected(subject: &Subject) -> Option<Warning> {
     let pod = &subject.facts.pod;
     let object = subject.template_of.as_ref().filter(|_| !pod.host_network && pod.proxy().is_none())?;
     Some(Warning {
         code: "template-without-sidecar",
-        what: format!("the pod template of {object} has no container istio-proxy; Istio adds it to each new pod"),
-        next: "explain a running pod (kubectl get pod NAME -o yaml), or inject the template first: \
+        what: format!("the pod template of {object} has no container istio-proxy; Istio injects it into each new pod"),
+        next: "use the manifest of a running pod (kubectl get pod NAME -o yaml), or inject the template first: \
                istioctl kube-inject -f FILE | detour explain -f -"
             .to_owned(),
     })
@@ -83,66 +81,72 @@ impl From<sub_plugins::Ignored> for Warning {
     }
 }
 
-/// An excluded UID that an application runs as.
-fn excluded_with_application(processes: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
-    let excluded = policy.exclusions.iter().filter(|e| is_everything(e) && e.owner != TrafficOwner::Any);
-    let staying = || processes.iter().filter(|process| !process.ends_before);
-    let pairs = excluded.flat_map(|e| staying().filter(|process| process.is(e.owner)).map(move |process| (e, process)));
-    let warning = |(exclusion, process): (&Exclusion, &ContainerTraffic<'_>)| {
-        let name = &process.container.name;
+/// Warns about an application that runs as an excluded ID.
+fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+    let excluded = policy.exclusions.iter().filter(|e| covers_everything(e) && e.owner != TrafficOwner::Any);
+    let applications = || containers.iter().filter(|container| !container.ends_before);
+    let owned = |e: &Exclusion| applications().filter(|container| container.is_owned_by(e.owner)).collect::<Vec<_>>();
+    let pairs = excluded.flat_map(|e| owned(e).into_iter().map(move |container| (e, container)));
+    let warning = |(exclusion, container): (&Exclusion, &ContainerTraffic<'_>)| {
+        let name = container.name();
         let runs_as = match exclusion.owner {
-            TrafficOwner::Gid(_) => format!("gid {}", process.gid().unwrap_or_default()),
-            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("uid {}", process.uid().unwrap_or_default()),
+            TrafficOwner::Gid(_) => format!("gid {}", container.gid().unwrap_or_default()),
+            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("uid {}", container.uid().unwrap_or_default()),
         };
         Warning {
             code: "excluded-with-application",
             what: format!(
-                "container {name} runs as {runs_as}, which is excluded: all that it sends goes around the sidecar"
+                "container {name} runs as {runs_as}, which is excluded: all traffic that it sends bypasses the sidecar"
             ),
             next: format!(
-                "exclude another ID, or only some ports of this one (detour.io/exclude-outbound-ports-for-uids), \
-                 or give {name} an ID of its own"
+                "exclude another ID, exclude only some ports of this ID (detour.io/exclude-outbound-ports-for-uids), \
+                 or run {name} as another ID"
             ),
         }
     };
     pairs.map(warning).collect()
 }
 
-/// Init containers that send before the sidecar listens.
-fn captured_too_early(subject: &Subject, processes: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
+/// Warns about init containers that send traffic before the sidecar listens.
+fn captured_too_early(subject: &Subject, containers: &[ContainerTraffic<'_>], policy: &Policy) -> Vec<Warning> {
     let init = &subject.facts.pod.init_containers;
-    let place = |name: &str| init.iter().position(|container| container.name == name);
-    let native = place("istio-proxy").filter(|index| init[*index].restarts_always);
-    let early = processes.iter().filter(|process| {
-        process.ends_before && native.is_none_or(|proxy| place(&process.container.name) < Some(proxy))
+    let position = |name: &str| init.iter().position(|container| container.name == name);
+    let native = position("istio-proxy").filter(|index| init[*index].restarts_always);
+    let early = containers.iter().filter(|container| {
+        container.ends_before && native.is_none_or(|proxy| position(container.name()) < Some(proxy))
     });
-    let captured = early.map(|process| (process, process.exempt(policy))).filter(|(_, exempt)| *exempt != Exempt::All);
-    let warning = |(process, exempt): (&ContainerTraffic<'_>, Exempt)| {
-        let name = &process.container.name;
-        let but = if exempt == Exempt::Some { ", but for what is excluded of it" } else { "" };
+    let captured = early.map(|container| (container, container.exempt_part(policy)));
+    let captured = captured.filter(|(_, exempt)| *exempt != ExemptPart::All);
+    let warning = |(container, exempt): (&ContainerTraffic<'_>, ExemptPart)| {
+        let name = container.name();
+        let except = if exempt == ExemptPart::Some { ", except for excluded traffic" } else { "" };
         Warning {
             code: "init-container-too-early",
-            what: format!("init container {name} runs before the sidecar: what it sends is captured and lost{but}"),
-            next: help_for(process, processes),
+            what: format!(
+                "init container {name} runs before the sidecar: the traffic that it sends is captured and lost{except}"
+            ),
+            next: early_container_hint(container, containers),
         }
     };
     captured.map(warning).collect()
 }
 
-fn help_for(process: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> String {
-    let native = "or make istio-proxy a native sidecar that stands before it (ENABLE_NATIVE_SIDECARS of istiod)";
-    let stays = |uid: u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(uid));
-    match process.uid() {
-        Some(uid) if !stays(uid) => format!("exclude it: annotation detour.io/exclude-uids: \"{uid}\"; {native}"),
+fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffic<'_>]) -> String {
+    let native = "or make istio-proxy a native sidecar that starts before it (ENABLE_NATIVE_SIDECARS of istiod)";
+    let is_application = |uid: u32| all.iter().any(|other| !other.ends_before && other.uid() == Some(uid));
+    match container.uid() {
+        Some(uid) if !is_application(uid) => {
+            format!("exclude its UID: annotation detour.io/exclude-uids: \"{uid}\"; {native}")
+        }
         Some(uid) => format!(
-            "give it a UID of its own, for {uid} is an application's too, and exclude that (detour.io/exclude-uids); \
-             {native}"
+            "run it as another UID, because an application also runs as {uid}, and exclude that UID \
+             (detour.io/exclude-uids); {native}"
         ),
         None => format!("set its runAsUser and exclude that UID (detour.io/exclude-uids); {native}"),
     }
 }
 
-/// Excluded ranges are not looked at before DNS is captured.
+/// Warns about excluded ranges while DNS is captured: the rules for DNS precede those for ranges.
 fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
     let exempt = |destination: Option<IpNet>| {
         let (owner, protocol) = (TrafficOwner::Any, Some(Protocol::Udp));
@@ -155,8 +159,8 @@ fn ranges_without_dns(redirect: &Redirect, policy: &Policy) -> Option<Warning> {
     };
     (redirect.dns != DnsCapture::Off && !captured.is_empty()).then(|| Warning {
         code: "excluded-ranges-without-dns",
-        what: format!("DNS to the excluded ranges ({}) is captured all the same", captured.join(", ")),
-        next: "exclude it too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
+        what: format!("DNS to the excluded ranges ({}) is still captured", captured.join(", ")),
+        next: "exclude DNS, too: annotation detour.io/exclude-dns: excluded-ranges".to_owned(),
     })
 }
 
@@ -171,25 +175,27 @@ fn excluded_both_ways(redirect: &Redirect) -> Option<Warning> {
     (!both.is_empty()).then(|| Warning {
         code: "port-excluded-both-ways",
         what: format!(
-            "port {both} is excluded inbound and outbound: the sidecar sees neither calls to it nor from here"
+            "port {both} is excluded inbound and outbound: both calls to the pod at this port and calls from the pod to \
+             this port bypass the sidecar"
         ),
         next:
-            "exclude it one way only: excludeInboundPorts where it is served, excludeOutboundPorts where it is called"
+            "exclude it in one direction only: excludeInboundPorts in the pod that serves it, excludeOutboundPorts in \
+             the pods that call it"
                 .to_owned(),
     })
 }
 
-fn without_effect(redirect: &Redirect) -> Option<Warning> {
-    let own = Redirect::default().inbound_ports_exclude;
-    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != own).then(|| Warning {
+fn inbound_exclusion_without_effect(redirect: &Redirect) -> Option<Warning> {
+    let default = Redirect::default().inbound_ports_exclude;
+    (redirect.inbound_ports_include != Ports::All && redirect.inbound_ports_exclude != default).then(|| Warning {
         code: "inbound-exclusion-without-effect",
-        what: "inbound_ports_exclude does nothing: only the ports of inbound_ports_include are captured".to_owned(),
-        next: "take the ports out of includeInboundPorts, or set that to *".to_owned(),
+        what: "inbound_ports_exclude has no effect: only the ports in inbound_ports_include are captured".to_owned(),
+        next: "remove the ports from includeInboundPorts, or set includeInboundPorts to *".to_owned(),
     })
 }
 
-/// UIDs that OpenShift would not give.
-fn outside_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
+/// Warns about UIDs outside of the namespace's range, which OpenShift's default SCC refuses.
+fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
     let Some(ranges) = sub_plugins::namespace_uids(namespace) else { return Vec::new() };
     let shown = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let pod = &subject.facts.pod;
@@ -203,8 +209,9 @@ fn outside_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
             "container {name} runs as uid {uid}, which is outside namespace {}'s range {shown}",
             namespace.name
         ),
-        next: "its service account needs an SCC that allows it (nonroot-v2, anyuid); restricted-v2 refuses the pod"
-            .to_owned(),
+        next:
+            "grant its service account an SCC that allows the UID (nonroot-v2, anyuid); restricted-v2 refuses the pod"
+                .to_owned(),
     };
     all.map(warning).collect()
 }

@@ -152,6 +152,6 @@ fn a_file_that_cant_be_written_is_named() {
         let output = scene.doctor(&["--bundle", "/no/such/directory/x.tar"]);
         assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("--bundle /no/such/directory/x.tar: it can't be written"), "{said}");
+        assert!(said.contains("--bundle /no/such/directory/x.tar: can't write the file"), "{said}");
     });
 }

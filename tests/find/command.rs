@@ -154,7 +154,7 @@ fn on_another_machine_the_command_for_the_pods_node_is_printed() {
         scene.refused(&[&["trace", "--live"], &away[..], &packet].concat(), &[&there[..], &[question]].concat());
         scene
             .refused(&["rules", "-n", "shop", "host", "--config", &scene.conf], &["pod shop/host", "spec.hostNetwork"]);
-        scene.refused(&["rules", "--pod-uid", &uid()], &["is on this node"]);
-        scene.refused(&["rules", "--container", &"e".repeat(64)], &["container eee", "is on this node"]);
+        scene.refused(&["rules", "--pod-uid", &uid()], &["not found on this node"]);
+        scene.refused(&["rules", "--container", &"e".repeat(64)], &["container eee", "not found on this node"]);
     });
 }

@@ -1,4 +1,4 @@
-//! Arguments, exit codes and forms.
+//! Arguments, exit codes, error messages and output formats.
 
 use crate::run::{detour, file};
 use std::fs::File;
@@ -12,24 +12,33 @@ spec: {containers: [{name: app}, {name: istio-proxy}]}
 ";
 
 #[test]
-fn wrong_usage_is_code_2_and_says_what_is_wanted() {
-    for (arguments, said) in [
-        (&["explain"][..], "name a pod: -f FILE, or -n NS POD"),
-        (&["explain", "-f", "/no/such/file"], "/no/such/file can't be read"),
-        (&["explain", "-f", "-", "--config", "-"], "stdin can be one of the files only"),
+fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
+    for (arguments, message) in [
+        (&["explain"][..], "expected a pod: -f FILE, or -n NAMESPACE POD"),
+        (&["explain", "-f", "/no/such/file"], "can't read /no/such/file: No such file"),
+        (
+            &["explain", "-f", "-", "--config", "-"],
+            "stdin can be read only once: expected - for one of --file, --config and --namespace-file",
+        ),
         (&["explain", "-f", "-", "--kubeconfig", "a"], "cannot be used with"),
-        (&["explain", "web"], "name the pod's namespace with -n"),
-        (&["explain", "-n", "a"], "-n NS POD"),
+        (&["explain", "web"], "pod \"web\": expected its namespace: add -n NAMESPACE"),
+        (&["explain", "-n", "a"], "-n NAMESPACE POD"),
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
-        (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: invalid value \"me\"; expected "),
-        (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: invalid value \"1.2.3.4\"; expected "),
+        (
+            &["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"],
+            "--from: invalid value \"me\"; expected uid=UID, ",
+        ),
+        (
+            &["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"],
+            "--to: invalid value \"1.2.3.4\"; expected ADDRESS:PORT/tcp ",
+        ),
         (
             &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
-            "--from fd::1 and --to 1.2.3.4 are of different families",
+            "expected two IPv4 or two IPv6 addresses, got --from fd::1 and --to 1.2.3.4",
         ),
         (&["rules"], "--pid"),
         (&["rules", "-n", "shop"], "--pid"),
-        (&["rules", "-n", "shop", "--pid", "1"], "-n NS POD"),
+        (&["rules", "-n", "shop", "--pid", "1"], "-n NAMESPACE POD"),
         (&["rules", "web", "--container", "a"], "cannot be used with"),
         (&["trace", "--live", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "POD"),
         (&["trace", "--netns", "a", "--pid", "1", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], "cannot be used with"),
@@ -39,14 +48,14 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
     ] {
         let run = detour(arguments, POD, &[]);
         assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
-        assert!(run.stderr.contains(said) && run.stdout.is_empty(), "{arguments:?}: {run:?}");
+        assert!(run.stderr.contains(message) && run.stdout.is_empty(), "{arguments:?}: {run:?}");
     }
 }
 
 #[test]
-fn wrong_input_is_code_2() {
+fn invalid_input_exits_with_2() {
     let list = file("foreign.conflist", r#"{"name": "l", "plugins": [{"type": "bridge"}]}"#);
-    for (arguments, stdin, said) in [
+    for (arguments, stdin, message) in [
         (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
         (
@@ -54,8 +63,8 @@ fn wrong_input_is_code_2() {
             POD,
             "expected one plugin of type detour, istio-cni, excludedns, got 0",
         ),
-        (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
-        (&["rules", "no-such-name"], "", "a pod is named as -n NS no-such-name"),
+        (&["rules", "no-such-name"], "", "/run/netns/no-such-name: expected a network namespace, found none"),
+        (&["rules", "no-such-name"], "", "to select a pod, use -n NAMESPACE no-such-name"),
         (&["rules", "/no/such/netns"], "", "/no/such/netns"),
         (&["rules", "--pid", "1", "--root", "/no/such/root"], "", "--root /no/such/root: No such file"),
         (&["explain", "-f", "-", "--config", "/no/such/conf"], POD, "/no/such/conf"),
@@ -64,24 +73,27 @@ fn wrong_input_is_code_2() {
         (&["explain", "-n", "a", "b", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: "),
         (&["doctor", "--kubeconfig", "/no/such/kubeconfig"], "", "--kubeconfig /no/such/kubeconfig: No such file"),
         (&["doctor", "--conf", "/no/such/conf"], "", "--conf /no/such/conf: No such file"),
-        (&["validate", "/no/such/conf"], "", "/no/such/conf can't be read"),
+        (&["validate", "/no/such/conf"], "", "can't read /no/such/conf: No such file"),
         (&["validate", "-", "--bin-dir", "/no/such/bin"], "{}", "--bin-dir /no/such/bin: No such file"),
     ] {
         let run = detour(arguments, stdin, &[]);
         assert_eq!(run.code, 2, "{arguments:?}: {run:?}");
-        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(said), "{arguments:?}: {run:?}");
+        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
     }
 }
 
 #[test]
-fn what_is_wrong_with_what_the_arguments_name_is_code_1() {
-    for (arguments, said) in [
-        (&["explain", "-n", "shop", "web"][..], "give --kubeconfig, set KUBECONFIG or write ~/.kube/config"),
-        (&["rules", "/dev/null"], "/dev/null: there is no network namespace"),
+fn problems_with_the_selected_object_exit_with_1() {
+    for (arguments, message) in [
+        (
+            &["explain", "-n", "shop", "web"][..],
+            "no kubeconfig: add --kubeconfig, set KUBECONFIG, or create ~/.kube/config",
+        ),
+        (&["rules", "/dev/null"], "/dev/null: expected a network namespace, found none"),
     ] {
         let run = detour(arguments, "", &[]);
         assert_eq!(run.code, 1, "{arguments:?}: {run:?}");
-        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(said), "{arguments:?}: {run:?}");
+        assert!(run.stderr.starts_with("detour: ") && run.stderr.contains(message), "{arguments:?}: {run:?}");
     }
 }
 
@@ -105,14 +117,14 @@ fn output_that_cannot_be_written_is_reported() {
         let full = File::options().write(true).open("/dev/full").expect("/dev/full");
         let run = Command::new(env!("CARGO_BIN_EXE_detour")).args(arguments).env_clear().stdout(full).output();
         let run = run.expect("run detour");
-        let said = String::from_utf8_lossy(&run.stderr);
-        assert_eq!(run.status.code(), Some(1), "{arguments:?}: {said}");
-        assert!(said.contains("stdout: No space left on device"), "{arguments:?}: {said}");
+        let message = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(1), "{arguments:?}: {message}");
+        assert!(message.contains("stdout: No space left on device"), "{arguments:?}: {message}");
     }
 }
 
 #[test]
-fn kubeconfig_is_found_by_the_environment_and_by_a_relative_path() {
+fn kubeconfig_is_read_from_the_environment_or_a_relative_path() {
     let of = |more: &[&str], environment: &[(&str, &str)]| {
         detour(&[&["explain", "-n", "shop", "web"][..], more].concat(), "", environment)
     };
@@ -123,7 +135,7 @@ fn kubeconfig_is_found_by_the_environment_and_by_a_relative_path() {
 }
 
 #[test]
-fn the_kubeconfig_of_the_home_directory_comes_after_the_environments() {
+fn kubeconfig_of_the_environment_overrides_that_of_the_home_directory() {
     let file = file("x", "");
     let home = Path::new(&*file).parent().expect("a directory");
     let kubeconfig = home.join(".kube/config");
@@ -142,16 +154,16 @@ fn the_kubeconfig_of_the_home_directory_comes_after_the_environments() {
     let doctor = of(&["doctor", "-o", "json"], &[]);
     assert!(doctor.stdout.contains(&kubeconfig), "{doctor:?}");
     std::fs::remove_file(&kubeconfig).expect("removable");
-    assert!(of(&["explain"], &[]).stderr.contains("no kubeconfig: give --kubeconfig"));
+    assert!(of(&["explain"], &[]).stderr.contains("no kubeconfig: add --kubeconfig"));
 }
 
 #[test]
-fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
+fn trace_reports_the_arrival_and_the_deciding_rule() {
     let run = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:443/tcp", "-o", "json"], POD, &[]);
-    let said = run.json();
-    assert_eq!(said["arrives_at"], "sidecar:15001");
-    assert_eq!(said["decided_by"]["rule"], "-p tcp -j REDIRECT --to-ports 15001");
-    assert_eq!(said["from"]["process"]["uid"], 1000);
+    let message = run.json();
+    assert_eq!(message["arrives_at"], "sidecar:15001");
+    assert_eq!(message["decided_by"]["rule"], "-p tcp -j REDIRECT --to-ports 15001");
+    assert_eq!(message["from"]["process"]["uid"], 1000);
     let inbound = ["trace", "-f", "-", "--from", "inbound:10.0.0.9", "--to", "10.0.0.2:15020/tcp", "-o", "json"];
     assert_eq!(detour(&inbound, POD, &[]).json()["arrives_at"], "direct");
     let own = ["trace", "-f", "-", "--from", "uid=1337", "--to", "10.0.0.2:80/tcp", "-o", "json"];
@@ -161,7 +173,7 @@ fn a_trace_tells_programs_where_it_arrives_and_by_which_rule() {
 }
 
 #[test]
-fn a_container_sends_under_the_ids_of_its_manifest() {
+fn a_container_sends_with_the_ids_in_its_manifest() {
     let pod = "
 kind: Pod
 metadata: {name: web, namespace: shop, annotations: {sidecar.istio.io/status: '{}'}}
@@ -172,23 +184,29 @@ spec:
     let trace = |pod: &str, from: &str| {
         detour(&["trace", "-f", "-", "--from", from, "--to", "1.2.3.4:443/tcp", "-o", "json"], pod, &[])
     };
-    let said = trace(pod, "container=app").json();
-    assert_eq!(said["from"]["process"], serde_json::json!({"uid": 7, "gid": 8}));
-    assert_eq!(said["arrives_at"], "sidecar:15001");
+    let message = trace(pod, "container=app").json();
+    assert_eq!(message["from"]["process"], serde_json::json!({"uid": 7, "gid": 8}));
+    assert_eq!(message["arrives_at"], "sidecar:15001");
     assert_eq!(trace(pod, "container=istio-proxy").json()["arrives_at"], "direct");
     let none = detour(&["trace", "--pid", "1", "--from", "container=app", "--to", "1.2.3.4:443/tcp"], "", &[]);
-    for (run, said) in [
+    for (run, message) in [
         (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),
-        (trace(POD, "container=app"), "--from: container \"app\": pod shop/web sets no runAsUser for it"),
-        (trace(pod, "container="), "--from: invalid value \"container=\"; expected uid=U, uid=U,gid=G, container=NAME"),
-        (none, "--from: container \"app\": the pod is not known; name it with -f FILE or -n NS POD"),
+        (
+            trace(POD, "container=app"),
+            "--from: container \"app\": pod shop/web: unknown UID, because runAsUser is not set",
+        ),
+        (
+            trace(pod, "container="),
+            "--from: invalid value \"container=\"; expected uid=UID, uid=UID,gid=GID, container=NAME",
+        ),
+        (none, "--from: container \"app\": unknown pod; add -f FILE or -n NAMESPACE POD"),
     ] {
-        assert!(run.code == 2 && run.stderr.contains(said), "{run:?}");
+        assert!(run.code == 2 && run.stderr.contains(message), "{run:?}");
     }
 }
 
 #[test]
-fn a_trace_to_the_pods_own_address_goes_over_lo() {
+fn traffic_to_the_pods_own_address_uses_lo() {
     let traced = |status: &str, from: &str, to: &str, more: &[&str]| {
         let pod = format!("{POD}status: {status}\n");
         let arguments = ["trace", "-f", "-", "--from", from, "--to", to, "-o", "json"];
@@ -208,7 +226,7 @@ fn a_trace_to_the_pods_own_address_goes_over_lo() {
 }
 
 #[test]
-fn a_trace_to_an_address_of_a_secondary_network_goes_over_lo() {
+fn traffic_to_an_address_of_a_secondary_network_uses_lo() {
     let status = r#"[{"name": "ovn", "ips": ["10.0.0.2"], "default": true}, {"name": "a", "ips": ["192.168.7.2"]}]"#;
     let annotation = format!("annotations: {{k8s.v1.cni.cncf.io/network-status: '{status}', ");
     let pod = POD.replace("annotations: {", &annotation);
@@ -222,13 +240,13 @@ fn a_trace_to_an_address_of_a_secondary_network_goes_over_lo() {
 }
 
 #[test]
-fn without_a_terminal_there_is_no_colour() {
+fn output_is_not_colored_without_a_terminal() {
     let run = detour(&["explain", "-f", "-"], POD, &[("TERM", "xterm-256color")]);
     assert!(run.code == 0 && !run.stdout.contains('\u{1b}'), "{run:?}");
 }
 
 #[test]
-fn version_and_completions() {
+fn version_and_completion_are_printed() {
     let version = detour(&["version", "-o", "json"], "", &[]).json();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(version["cni_versions"][0], "0.1.0");

@@ -1,11 +1,11 @@
-//! What is said of a pod for each reason, beside the files in `tests/golden/explain`. With
-//! `UPDATE_GOLDEN` set these are written anew, to be looked at before they are committed.
+//! The report of `explain` for each decision, compared with the files in `tests/golden/explain`. Set `UPDATE_GOLDEN` to
+//! regenerate the files, and read the differences before you commit them.
 
 use crate::run::{detour, file};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The pod of the story, as OpenShift and Istio's injector leave it.
+/// A pod as OpenShift and Istio's injector modify it.
 pub(crate) fn pod() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -52,7 +52,7 @@ fn conf() -> Value {
     })
 }
 
-/// A case: its golden file's name, and how pod and configuration differ from those above.
+/// A test case: the name of its golden file, and a function that changes the pod and the configuration above.
 type Case = (&'static str, fn(&mut Value, &mut Value));
 
 pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
@@ -61,7 +61,7 @@ pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
 
 const CASES: [Case; 16] = [
     ("redirected", |_, _| ()),
-    ("surprises", |pod, _| {
+    ("warnings", |pod, _| {
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundIPRanges", "203.0.113.0/24");
         annotate(pod, "traffic.sidecar.istio.io/excludeOutboundPorts", "9090");
         annotate(pod, "traffic.sidecar.istio.io/excludeInboundPorts", "9090");
@@ -126,7 +126,7 @@ pub(crate) fn compare(name: &str, found: &str) {
 }
 
 #[test]
-fn each_reason_is_told() {
+fn every_decision_is_explained() {
     for (name, case) in CASES {
         let run = explain(name, case, &[]);
         assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{name}");
@@ -135,30 +135,34 @@ fn each_reason_is_told() {
 }
 
 #[test]
-fn programs_get_the_same_as_people() {
+fn json_and_yaml_have_the_same_content() {
     let (name, case) = CASES[1];
     let json = explain(name, case, &["-o", "json"]);
-    compare("surprises.json", &json.stdout);
+    compare("warnings.json", &json.stdout);
     let yaml = explain(name, case, &["-o", "yaml"]);
     let read: Value = serde_saphyr::from_str(&yaml.stdout).expect("YAML");
     assert_eq!(read, json.json());
 }
 
 #[test]
-fn exactly_the_last_rule_that_was_looked_at_decides() {
+fn only_the_last_condition_can_be_unmet() {
     for (name, case) in CASES {
-        let said = explain(name, case, &["-o", "json"]).json();
+        let report = explain(name, case, &["-o", "json"]).json();
         let holds: Vec<bool> =
-            said["considered"].as_array().expect("rules").iter().map(|rule| rule["holds"] == true).collect();
+            report["considered"].as_array().expect("rules").iter().map(|rule| rule["holds"] == true).collect();
         let (last, before) = holds.split_last().expect("a rule");
-        assert!(before.iter().all(|holds| *holds), "{name}: {said}");
-        assert_eq!(*last, said["redirected"] == true, "{name}: {said}");
-        assert_eq!(said["settings"].as_array().expect("settings").is_empty(), said["redirected"] == false, "{name}");
+        assert!(before.iter().all(|holds| *holds), "{name}: {report}");
+        assert_eq!(*last, report["redirected"] == true, "{name}: {report}");
+        assert_eq!(
+            report["settings"].as_array().expect("settings").is_empty(),
+            report["redirected"] == false,
+            "{name}"
+        );
     }
 }
 
 #[test]
-fn what_an_add_would_refuse_is_refused_in_the_same_words() {
+fn invalid_annotations_fail_as_in_an_add() {
     let run = explain("wrong", |pod, _| annotate(pod, "detour.io/exclude-uids", "root"), &[]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
     let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
@@ -166,7 +170,7 @@ fn what_an_add_would_refuse_is_refused_in_the_same_words() {
 }
 
 #[test]
-fn the_picture_is_one_document_that_loads_nothing() {
+fn the_picture_is_self_contained() {
     let run = explain("picture", CASES[0].1, &["--format", "svg"]);
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.starts_with("<svg ") && run.stdout.trim_end().ends_with("</svg>"), "{}", run.stdout);
@@ -179,7 +183,7 @@ fn the_picture_is_one_document_that_loads_nothing() {
 }
 
 #[test]
-fn what_a_picture_has_no_room_for_is_shown_under_the_pointer() {
+fn long_texts_of_a_picture_have_a_tooltip() {
     let ports = (8000..8040).map(|port| port.to_string()).collect::<Vec<_>>();
     let (name, _) = CASES[0];
     let (mut pod, mut conf) = (pod(), conf());
@@ -193,7 +197,7 @@ fn what_a_picture_has_no_room_for_is_shown_under_the_pointer() {
     let ports = ports.join(", ");
     for (line, whole) in [
         ("Pod shop/nnn", format!("Pod shop/{}", "n".repeat(200))),
-        ("inbound, but not 8000", format!("inbound, but not {ports}")),
+        ("inbound, except 8000", format!("inbound, except {ports}")),
         ("port 8000", format!("port {ports}")),
     ] {
         let is_it = |drawn: &&str| drawn.starts_with("<text ") && drawn.contains(&format!(">{line}"));
@@ -201,11 +205,14 @@ fn what_a_picture_has_no_room_for_is_shown_under_the_pointer() {
         let (shown, rest) = drawn.split_once('>').and_then(|(_, text)| text.split_once("<title>")).expect(drawn);
         assert!(shown.chars().count() < 80 && rest.contains(&whole), "{drawn}");
     }
-    assert!(svg.contains(">resolvers<") && !svg.contains("15053"), "DNS that is not captured goes straight: {svg}");
+    assert!(
+        svg.contains(">resolvers<") && !svg.contains("15053"),
+        "DNS that is not captured bypasses the sidecar: {svg}"
+    );
 }
 
 #[test]
-fn the_picture_shows_what_istio_init_captures_and_needs_no_css_variables() {
+fn the_picture_shows_traffic_that_istio_init_captures_without_css_variables() {
     let istio_init: fn(&mut Value, &mut Value) = |pod, conf| {
         pod["spec"]["initContainers"].as_array_mut().expect("a list").push(json!({"name": "istio-init"}));
         conf["chain"] = json!([{"type": "istio-redirect"}]);

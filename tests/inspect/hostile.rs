@@ -1,5 +1,5 @@
-//! Names that a pod's author, or a process in the pod, chose to act on the terminal of the user who looks at
-//! them: escape sequences, line breaks, bidi controls. Needs root.
+//! Names with escape sequences, line breaks and bidi controls, chosen by a pod's author or a process in the pod, don't
+//! reach the user's terminal. Needs root.
 
 use crate::run::{Run, detour, file};
 use detour_cni::firewall::nfnetlink::NfSocket;
@@ -12,23 +12,23 @@ use std::process::Command;
 
 /// ESC, BEL, a line break, C1's CSI, U+202E, a zero-width space.
 const HOSTILE: &str = "X\u{1b}]0;t\u{7}\ndetour:\u{9b}2J\u{202e}\u{200b}";
-/// An interface's name has no line breaks and at most 15 bytes.
+/// An interface name has no line breaks and at most 15 bytes.
 const INTERFACE: &str = "e\u{1b}[31m\u{7}\u{9b}\u{202e}";
 
-/// Fails if a terminal acts on something in the text; its own line breaks are none of `HOSTILE`.
+/// Asserts that the text contains no character on which a terminal acts, except its own line breaks.
 #[track_caller]
-fn harmless(text: &str, what: &str) {
+fn assert_harmless(text: &str, what: &str) {
     let bad = text.chars().find(|c| acts(*c) && *c != '\n');
     assert!(bad.is_none() && !text.lines().any(|line| line.starts_with("detour:\\u")), "{what}: {bad:?}: {text}");
 }
 
-/// Runs it in every form; what programs read has the same value as what was there.
-fn in_every_form(arguments: &[&str], stdin: &str, contains: &str) {
+/// Asserts that all output formats are harmless, and that JSON and YAML preserve the value.
+fn assert_all_formats_harmless(arguments: &[&str], stdin: &str, contains: &str) {
     let run = |more: &[&str]| -> Run {
         let run = detour(&[arguments, more].concat(), stdin, &[]);
         assert_eq!(run.code, 0, "{run:?}");
-        harmless(&run.stdout, &more.join(" "));
-        harmless(&run.stderr, &more.join(" "));
+        assert_harmless(&run.stdout, &more.join(" "));
+        assert_harmless(&run.stderr, &more.join(" "));
         run
     };
     let table = run(&[]).stdout;
@@ -48,7 +48,7 @@ fn strings(value: &Value) -> Vec<&str> {
     }
 }
 
-/// Rules and interfaces of a network namespace in which a process of the pod has CAP_NET_ADMIN.
+/// Creates rules and an interface with hostile names, as a process with CAP_NET_ADMIN in the pod can.
 fn commit_hostile_rules() {
     let mut rules = Ruleset::default();
     let table = rules.tables.entry((Family::Ip, Table::Nat)).or_default();
@@ -69,15 +69,15 @@ fn names_in_a_pods_network_namespace_are_escaped() {
             unshare(CloneFlags::CLONE_NEWNET).expect("needs CAP_SYS_ADMIN");
             commit_hostile_rules();
             let netns = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
-            in_every_form(&["rules", &netns], "", "detour:\u{9b}2J\u{202e}");
+            assert_all_formats_harmless(&["rules", &netns], "", "detour:\u{9b}2J\u{202e}");
             let packet = ["--from", "uid=1", "--to", "1.2.3.4:5/tcp", "--interface", INTERFACE];
-            in_every_form(&[&["trace", "--netns", &netns], &packet[..]].concat(), "", INTERFACE);
+            assert_all_formats_harmless(&[&["trace", "--netns", &netns], &packet[..]].concat(), "", INTERFACE);
         };
         scope.spawn(work).join().expect("it holds");
     });
 }
 
-/// YAML takes a C1 control only where it is escaped.
+/// Escapes C1 controls, which YAML requires.
 fn manifest(pod: &Value) -> String {
     detour_cni::printable::json(&pod.to_string()).into_owned()
 }
@@ -92,13 +92,13 @@ fn pod() -> Value {
 
 #[test]
 fn names_in_a_manifest_are_escaped() {
-    in_every_form(&["explain", "-f", "-"], &manifest(&pod()), HOSTILE);
+    assert_all_formats_harmless(&["explain", "-f", "-"], &manifest(&pod()), HOSTILE);
     let svg = detour(&["explain", "-f", "-", "--format", "svg"], &manifest(&pod()), &[]).stdout;
-    harmless(&svg, "svg");
+    assert_harmless(&svg, "svg");
     assert!(svg.contains("<title>Pod shop/X\\u{1b}]0;t\\u{7}\\ndetour:\\u{9b}2J\\u{202e}"), "{svg}");
-    for dialect in ["iptables", "nft"] {
-        let rules = detour(&["explain", "-f", "-", "--rules", dialect], &manifest(&pod()), &[]).stdout;
-        harmless(&rules.replace('\t', ""), dialect);
+    for format in ["iptables", "nft"] {
+        let rules = detour(&["explain", "-f", "-", "--rules", format], &manifest(&pod()), &[]).stdout;
+        assert_harmless(&rules.replace('\t', ""), format);
     }
 }
 
@@ -121,8 +121,8 @@ fn names_in_errors_are_escaped() {
         (&["uninstall", "--root", HOSTILE, "--dry-run"], String::new()),
     ] {
         let run = detour(arguments, &stdin, &[]);
-        harmless(&run.stderr, &arguments.join(" "));
-        harmless(&run.stdout, &arguments.join(" "));
+        assert_harmless(&run.stderr, &arguments.join(" "));
+        assert_harmless(&run.stdout, &arguments.join(" "));
         let starts: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("detour:")).collect();
         assert!(starts.len() == 1 || run.code == 0, "{arguments:?}: {run:?}");
     }

@@ -1,4 +1,4 @@
-//! `explain`, `trace` and `rules` as a person runs them.
+//! Tests of the commands that print reports: `explain`, `trace`, `rules` and `validate`.
 
 mod command_line;
 mod explain;

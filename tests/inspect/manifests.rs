@@ -1,4 +1,4 @@
-//! Files with several objects: pods, pod templates, lists and documents.
+//! Manifests with several objects: pods, pod templates, lists and documents.
 
 use crate::run::{detour, file};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ fn pods(said: &Value) -> Vec<(&str, &Value, bool)> {
 }
 
 #[test]
-fn each_pod_and_pod_template_is_explained() {
+fn every_pod_and_pod_template_is_explained() {
     let run = detour(&["explain", "-f", "-", "-o", "json"], &all(), &[]);
     let said = run.json();
     assert_eq!(
@@ -59,7 +59,7 @@ fn each_pod_and_pod_template_is_explained() {
     let exempt: Vec<&Value> = said.as_array().expect("a list").iter().map(|one| &one["exempt"][0]["who"]).collect();
     assert_eq!(exempt, [&Value::Null, &Value::Null, &json!("uid 7"), &Value::Null], "the namespace in the same file");
     assert_eq!(said[1]["warnings"][0]["code"], "template-without-sidecar");
-    assert_eq!(run.stderr, "detour: -: skipped, neither pod nor pod template: Service shop/web, ConfigMap settings\n");
+    assert_eq!(run.stderr, "detour: -: skipped objects without a pod: Service shop/web, ConfigMap settings\n");
     let yaml = detour(&["explain", "-f", "-", "-o", "yaml"], &all(), &[]).stdout;
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).expect("YAML"), said);
     let table = detour(&["explain", "-f", "-"], &all(), &[]).stdout;
@@ -69,7 +69,7 @@ fn each_pod_and_pod_template_is_explained() {
 }
 
 #[test]
-fn one_of_several_is_chosen() {
+fn pods_are_selected_by_name_kind_and_namespace() {
     let explain = |more: &[&str]| detour(&[&["explain", "-f", "-", "-o", "json"], more].concat(), &all(), &[]);
     assert_eq!(explain(&["cronjob/web"]).json()["template_of"], "CronJob jobs/web");
     assert_eq!(explain(&["-n", "jobs"]).json()["template_of"], "CronJob jobs/web");
@@ -84,21 +84,21 @@ fn one_of_several_is_chosen() {
 }
 
 #[test]
-fn what_is_for_one_pod_refuses_several_and_names_them() {
+fn commands_for_one_pod_refuse_several_and_list_them() {
     let trace = ["trace", "-f", "-", "--from", "uid=1000", "--to", "1.2.3.4:5/tcp"];
     for arguments in [&trace[..], &["explain", "-f", "-", "--rules", "nft"], &["explain", "-f", "-", "--format", "svg"]]
     {
         let run = detour(arguments, &all(), &[]);
         assert!(run.code == 2 && run.stdout.is_empty(), "{run:?}");
         let said = "expected one pod or pod template, got Deployment shop/web, StatefulSet shop/db, CronJob jobs/web, \
-                    Pod shop/alone; add the name of one to the command";
+                    Pod shop/alone; select one by name";
         assert!(run.stderr.contains(said), "{run:?}");
         assert_eq!(detour(&[arguments, &["alone"]].concat(), &all(), &[]).code, 0);
     }
 }
 
 #[test]
-fn one_that_an_add_would_refuse_does_not_hide_the_others() {
+fn an_invalid_pod_does_not_hide_the_others() {
     let wrong = all().replace(
         "{name: alone, namespace: shop, annotations: {",
         "{name: alone, annotations: {detour.io/exclude-uids: root, ",
@@ -113,7 +113,7 @@ fn one_that_an_add_would_refuse_does_not_hide_the_others() {
 }
 
 #[test]
-fn a_namespace_file_must_hold_the_pods_namespace() {
+fn a_namespace_file_must_contain_the_pods_namespace() {
     let pod = "kind: Pod\nmetadata: {name: web, namespace: shop}\nspec: {containers: [{name: app}]}\n";
     for (text, got) in [
         (pod, "Pod shop/web"),
@@ -123,13 +123,13 @@ fn a_namespace_file_must_hold_the_pods_namespace() {
         let namespace = file("ns.yaml", text);
         let run = detour(&["explain", "-f", "-", "--namespace-file", &namespace], pod, &[]);
         assert_eq!(run.code, 2, "{run:?}");
-        let said = format!("{}: expected Namespace shop, which is that of Pod shop/web, got {got}", &*namespace);
+        let said = format!("{}: expected Namespace shop of Pod shop/web, got {got}", &*namespace);
         assert!(run.stderr.contains(&said), "{run:?}");
     }
 }
 
 #[test]
-fn the_configuration_of_one_plugin_is_for_pods_that_select_it() {
+fn a_single_plugin_applies_to_pods_that_select_its_network() {
     let pod = |networks: &str| {
         format!(
             "kind: Pod\nmetadata: {{name: web, namespace: shop, annotations: {{sidecar.istio.io/status: x{networks}}}}}\n\
@@ -145,15 +145,15 @@ fn the_configuration_of_one_plugin_is_for_pods_that_select_it() {
     };
     let key = "k8s.v1.cni.cncf.io/networks";
     for (networks, found) in [
-        (String::new(), "which is not set"),
-        (format!(", {key}: ''"), "which selects none"),
-        (format!(", {key}: 'alt-net, istio-cni-2'"), "which selects alt-net, istio-cni-2"),
+        (String::new(), "is not set"),
+        (format!(", {key}: ''"), "selects no network"),
+        (format!(", {key}: 'alt-net, istio-cni-2'"), "selects alt-net, istio-cni-2"),
     ] {
         let said = explain(&plugin, &networks);
-        let expected = format!("not redirected: network istio-cni is not selected by annotation {key}, {found}");
+        let expected = format!("not redirected: the pod does not select network istio-cni: annotation {key} {found}");
         assert_eq!((&said["decision"], &said["redirected"]), (&json!(expected), &json!(false)));
         assert_eq!(said["warnings"][0]["code"], "network-not-selected");
-        assert_eq!(explain(&list, &networks)["redirected"], true, "a plugin list is for every pod");
+        assert_eq!(explain(&list, &networks)["redirected"], true, "a plugin list applies to every pod");
     }
     for networks in [
         format!(", {key}: default/istio-cni"),

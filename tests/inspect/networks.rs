@@ -1,10 +1,10 @@
-//! Several attachments of a pod, united as an ADD of the primary plugin unites them.
+//! Pods with several attachments, which `explain` combines as the primary plugin does in an ADD.
 
 use crate::explain::{annotate, compare, pod};
 use crate::run::{Run, detour, file};
 use serde_json::{Value, json};
 
-/// The node's configuration: networks of its own, and a chain for every pod.
+/// The node's configuration: the cluster network, a default network, and a sub-plugin chain for every pod.
 fn node() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "node", "type": "detour",
@@ -35,13 +35,13 @@ fn port(name: &str, port: u16) -> Value {
     definition("shop", name, &json!({"type": "detour", "chain": [{"type": "istio-redirect", "proxy_port": port}]}))
 }
 
-/// Explains the pod with these networks.
+/// Runs `explain` for the pod with these networks.
 fn explain(networks: &str, conf: Option<&Value>, more: &[&str]) -> Run {
     let mut pod = pod();
     annotate(&mut pod, "k8s.v1.cni.cncf.io/networks", networks);
     let all: Vec<String> = definitions().iter().map(|one| format!("{one}\n---\n")).collect();
     let (one, others) = all.split_first().expect("definitions");
-    // A file, and a directory with another that is none.
+    // --definitions gets a file, and a directory that also contains a file without manifests.
     let (one, others) = (file("one.json", one), file("others.yaml", &others.concat()));
     let directory = std::path::Path::new(&*others).parent().expect("a directory");
     std::fs::write(directory.join("README"), "kind: [").expect("writable");
@@ -53,7 +53,7 @@ fn explain(networks: &str, conf: Option<&Value>, more: &[&str]) -> Run {
 }
 
 #[test]
-fn what_each_contributes_and_what_it_comes_to() {
+fn each_network_and_the_combined_policy_are_reported() {
     let run = explain("default/istio-cni, excludedns, storage@data0", Some(&node()), &[]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
     compare("networks.txt", &run.stdout);
@@ -65,7 +65,7 @@ fn what_each_contributes_and_what_it_comes_to() {
 }
 
 #[test]
-fn the_order_makes_no_difference_to_what_it_comes_to() {
+fn the_order_of_networks_does_not_change_the_rules() {
     let rules = |networks| explain(networks, Some(&node()), &["--rules", "iptables"]).stdout;
     let one = rules("default/istio-cni, excludedns");
     assert!(one.contains("--uid-owner 1337") && one.contains("--uid-owner 77"), "{one}");
@@ -73,7 +73,7 @@ fn the_order_makes_no_difference_to_what_it_comes_to() {
 }
 
 #[test]
-fn without_attachments_the_nodes_chain_counts_and_without_both_nothing() {
+fn without_attachments_only_the_nodes_chain_counts() {
     let said = explain("storage", Some(&node()), &["-o", "json"]).json();
     assert_eq!((&said["redirected"], &said["exempt"][0]["who"]), (&json!(false), &json!("uid 77")));
     assert_eq!(said["exempt"][0]["sources"][0], "configuration, chain[0]");
@@ -81,18 +81,18 @@ fn without_attachments_the_nodes_chain_counts_and_without_both_nothing() {
     bare.as_object_mut().expect("an object").remove("chain");
     let said = explain("storage", Some(&bare), &["-o", "json"]).json();
     assert_eq!((&said["exempt"], &said["considered"]), (&json!([]), &json!([])));
-    assert!(said["decision"].as_str().is_some_and(|why| why.contains("no network of the pod asks for it")), "{said}");
+    assert!(said["decision"].as_str().is_some_and(|why| why.contains("neither the pod's networks nor")), "{said}");
 }
 
 #[test]
-fn without_a_configuration_the_attachments_are_all() {
+fn without_a_configuration_only_the_attachments_count() {
     let said = explain("default/istio-cni, excludedns", None, &["-o", "json"]).json();
     assert_eq!(said["redirected"], true);
     assert_eq!((&said["exempt"][0]["who"], &said["exempt"][1]), (&json!("uid 1337"), &Value::Null));
 }
 
 #[test]
-fn what_an_add_would_refuse_is_refused() {
+fn invalid_networks_fail_as_in_an_add() {
     let run = explain("other-port, third-port", Some(&node()), &[]);
     let parts = ["network shop/other-port, chain[0] and network shop/third-port, chain[0] contradict", "proxy_port"];
     assert!(run.code == 1 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");

@@ -1,4 +1,4 @@
-//! Every field that programs get is in `docs/reports.md`.
+//! `docs/reports.md` documents every field of JSON reports.
 
 use crate::run::detour;
 use serde_json::Value;
@@ -9,7 +9,7 @@ metadata: {name: web, namespace: shop, annotations: {sidecar.istio.io/status: '{
 spec: {initContainers: [{name: early}], containers: [{name: app}, {name: istio-proxy}]}
 ";
 
-/// The part of the document about one command.
+/// Returns the section of the document about a command.
 fn section(command: &str) -> String {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reports.md");
     let text = std::fs::read_to_string(path).expect("readable");
@@ -17,7 +17,7 @@ fn section(command: &str) -> String {
     after.split("\n## ").next().expect("split yields at least one").to_owned()
 }
 
-/// The keys of an object and of the objects in its lists.
+/// Returns the keys of an object, of its nested objects, and of the first object of each list.
 fn fields(value: &Value) -> Vec<String> {
     let Value::Object(object) = value else { return Vec::new() };
     let within = object.values().flat_map(|value| match value {

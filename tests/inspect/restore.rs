@@ -1,11 +1,11 @@
-//! The text of `--rules` is what the tools load, each of iptables' its own part. Needs root,
-//! `iptables-restore`, `ip6tables-restore` and `nft`.
+//! iptables-restore, ip6tables-restore and nft load the output of `explain --rules`, and create the rules that the plugin
+//! creates. Needs root and these tools.
 
 use crate::run::{detour, file};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-use detour_cni::inspect::{Choice, PodManifest, Texts, configuration, explain};
+use detour_cni::inspect::{ManifestTexts, PodManifest, PodSelector, configuration, explain};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -53,7 +53,7 @@ fn load(program: &str, arguments: &[&str], text: &str) {
     assert!(output.status.success(), "{program}: {}\n{text}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Chains with rules in them, as text, without handles and counters.
+/// Returns all rules as text, without handles and counters.
 fn rules(live: &LiveRuleset) -> Vec<String> {
     let chains = live.chains().flat_map(|(family, table, name, chain)| {
         chain.rules.iter().map(move |rule| format!("{} {} -A {name} {rule}", family.name(), table.name()))
@@ -65,11 +65,11 @@ fn live() -> LiveRuleset {
     LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")
 }
 
-/// What the plugin would hold in a namespace of its own for that pod.
+/// Returns the rules after the plugin's commit for the pod, in a new network namespace.
 fn committed(pod: &str, dialect: RuleFormat) -> LiveRuleset {
     let conf = configuration(Path::new("c"), CONF.as_bytes()).expect("a configuration");
-    let texts = Texts { pods: (Path::new("p"), pod), namespace: None, definitions: Vec::new() };
-    let found = PodManifest::read(&texts, &Choice::default()).expect("a pod");
+    let texts = ManifestTexts { pods: (Path::new("p"), pod), namespace: None, definitions: Vec::new() };
+    let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], conf).expect("a subject");
     let desired = Ruleset::of(&explain(&subject).expect("explained").policy, &Family::ALL);
     in_new_netns(|| {
@@ -87,18 +87,18 @@ fn rules_text(pod: &str, dialect: &str) -> String {
 }
 
 #[test]
-fn why_there_are_no_rules_is_said() {
+fn the_reason_for_missing_rules_is_printed() {
     let conf = file("restore.conf", CONF);
     for dialect in ["iptables", "nft"] {
         let pod = POD.replace("networks: mesh", "networks: other");
         let run = detour(&["explain", "-f", "-", "--config", &conf, "--rules", dialect], &pod, &[]);
-        let said = "detour: pod shop/web: no rules: not redirected: network mesh is not selected by annotation ";
+        let said = "detour: pod shop/web: no rules: not redirected: the pod does not select network mesh: ";
         assert!(run.code == 0 && run.stderr.starts_with(said), "{run:?}");
     }
 }
 
 #[test]
-fn both_of_iptables_tools_load_what_the_plugin_would_have_committed() {
+fn iptables_tools_load_the_rules_that_the_plugin_commits() {
     for mode in ["REDIRECT", "TPROXY"] {
         let pod = POD.replace("MODE", mode);
         let text = rules_text(&pod, "iptables");
@@ -114,7 +114,7 @@ fn both_of_iptables_tools_load_what_the_plugin_would_have_committed() {
 }
 
 #[test]
-fn nft_loads_what_the_plugin_would_have_committed() {
+fn nft_loads_the_rules_that_the_plugin_commits() {
     for mode in ["REDIRECT", "TPROXY"] {
         let pod = POD.replace("MODE", mode);
         let text = rules_text(&pod, "nft");

@@ -1,4 +1,4 @@
-//! Runs of the binary.
+//! Runs the binary.
 
 use crate::directory::Directory;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::io::Write;
 use std::ops::Deref;
 use std::process::{Command, Stdio};
 
-/// What a run left behind.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -22,7 +22,7 @@ impl Run {
     }
 }
 
-/// Runs it with these arguments and no environment but what is given.
+/// Runs the binary with these arguments, and only this environment.
 pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str)]) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
         .args(arguments)
@@ -33,14 +33,14 @@ pub(crate) fn detour(arguments: &[&str], stdin: &str, environment: &[(&str, &str
         .stderr(Stdio::piped())
         .spawn()
         .expect("run detour");
-    // A run that fails early may not read all of it.
+    // A run that fails early may not read all of stdin.
     let _ = child.stdin.take().expect("it is piped").write_all(stdin.as_bytes());
     let output = child.wait_with_output().expect("wait for detour");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     Run { code: output.status.code().expect("it exits"), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// A file in a directory of its own, which is removed with it. It dereferences to its path.
+/// A file in a temporary directory, which is removed on drop. It dereferences to its path.
 pub(crate) struct File {
     path: String,
     _directory: Directory,
@@ -54,7 +54,7 @@ impl Deref for File {
     }
 }
 
-/// Writes a file of this name.
+/// Writes a file with this name to a new temporary directory.
 pub(crate) fn file(name: &str, text: &str) -> File {
     let directory = Directory::new("inspect");
     std::fs::write(directory.join(name), text).expect("writable");

@@ -169,7 +169,7 @@ fn a_configuration_that_the_plugin_would_refuse_is_reported_and_not_installed() 
     for (bad, why) in [
         (r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#, "chain[0].uids: "),
         (r#"{"chain": [{"type": "uid-exclud"}]}"#, "did you mean "),
-        ("{", "is no JSON object"),
+        ("{", "expected a JSON object"),
         (
             r#"{"chain": [{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": false}]}"#,
             "contradict each other",

@@ -251,7 +251,7 @@ fn invalid_input_is_reported_before_any_change() {
         (vec![config("type.json")], "add --name excludedns"),
         (vec![config("uids.json")], "chain[0].uids: invalid value \"x\""),
         (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
-        (vec![config("nowhere.json")], "can't be read"),
+        (vec![config("nowhere.json")], "can't read --config"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),
     ] {
         let output = Command::new(program())
@@ -635,8 +635,8 @@ fn a_missing_root_is_refused_and_not_created() {
 fn a_wrong_flag_of_the_agent_is_a_usage_error() {
     let scene = Scene::new("usage");
     for (arguments, expected) in [
-        (&["--log-level=verbose"][..], "accepted: none, error, warn, info, debug"),
-        (&["--plugin-service-account=p"], "in which namespace? --agent-namespace NAME"),
+        (&["--log-level=verbose"][..], "expected none, error, warn, info or debug"),
+        (&["--plugin-service-account=p"], "unknown namespace; add --agent-namespace NAME"),
     ] {
         let stderr = scene.ends(2, "agent", arguments);
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");

@@ -5,8 +5,8 @@ use crate::pod::{self, APP_PROCESS, PROXY, VAULT_INIT};
 use crate::world::*;
 use detour_cni::firewall::LiveRuleset;
 use detour_cni::inspect::{
-    Choice, Destination, LiveRules, Mark, PodManifest, Rulebook, RulesReport, Sender, Texts, Trace, configuration,
-    explain, trace,
+    Destination, LiveRules, ManifestTexts, Mark, PodManifest, PodSelector, Rulebook, RulesReport, Sender, Trace,
+    configuration, explain, trace,
 };
 use detour_cni::policy;
 use detour_cni::state::{ROOT, Store};
@@ -140,8 +140,8 @@ fn configured(world: &World, pod: &str, chain: Value) -> Value {
 fn policy_of(text: &Value, pod: &str) -> policy::Policy {
     let conf = configuration(Path::new("conf"), text.to_string().as_bytes()).expect("a configuration");
     let namespace = Some((Path::new("ns"), pod::NAMESPACE));
-    let texts = Texts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
-    let found = PodManifest::read(&texts, &Choice::default()).expect("a pod");
+    let texts = ManifestTexts { pods: (Path::new("pod"), pod), namespace, definitions: Vec::new() };
+    let found = PodManifest::read(&texts, &PodSelector::default()).expect("a pod");
     let subject = found.subject(&found.pods[0], conf).expect("a subject");
     explain(&subject).expect("explained").policy
 }
@@ -269,8 +269,8 @@ fn rules_marks_missing_extra_and_foreign_rules() {
         lines.filter(|sign| ["missing", "extra", "foreign"].contains(sign)).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(signs(&short), ["extra", "missing", "foreign"], "{short}");
-    assert!(short.contains("\nDifference in ip nat\n") && !short.contains("--to-ports 15001"), "{short}");
-    let others = format!("{} other rules are as asked for; --all lists them\n", report.rules.len() - 3);
+    assert!(short.contains("\nDifferences in ip nat\n") && !short.contains("--to-ports 15001"), "{short}");
+    let others = format!("{} other rules are as desired; to list them, use --all\n", report.rules.len() - 3);
     let difference = short.strip_suffix(&others).expect("the rest is counted").trim_end();
     let rest = all.strip_prefix(difference).expect("the difference comes first");
     assert!(rest.contains("\nip nat\n") && rest.contains("--to-ports 15001"), "{all}");

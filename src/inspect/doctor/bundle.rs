@@ -7,7 +7,7 @@ use super::{Configured, Examination};
 use crate::cni::Error;
 use crate::firewall::native;
 use crate::host_path::HostPath;
-use crate::inspect::restore::restore_text;
+use crate::inspect::rulebook::restore_text;
 use crate::inspect::rules::RulesView;
 use crate::inspect::terminal::{Format, render};
 use crate::printable::{cut, line};
@@ -43,10 +43,10 @@ impl Examination {
             files.push(("explain.json".to_owned(), redactor.report(&explained.explanation)));
         }
         if let Some((live, report)) = &self.live {
-            let table = render(&RulesView { report, all: true }, Format::Table { colour: false })?;
+            let table = render(&RulesView { report, all: true }, Format::Table { color: false })?;
             files.push(("rules.json".to_owned(), redactor.report(report)));
             files.push(("rules.txt".to_owned(), redactor.text(table.as_str())));
-            if let Some(asked) = &live.asked {
+            if let Some(asked) = &live.desired {
                 let nft = native::text(&native::translate(&asked.rules));
                 files.push(("asked.iptables".to_owned(), redactor.text(&restore_text(&asked.rules))));
                 files.push(("asked.nft".to_owned(), redactor.text(&nft)));

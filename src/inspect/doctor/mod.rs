@@ -173,7 +173,7 @@ fn check_netns(
     let store =
         HostPath::new(ROOT).and_then(|root| target.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
     seen.live = rules::examine(found, &store, wanted, results);
-    let policy = seen.live.as_ref().and_then(|(live, _)| live.asked.as_ref()).map(|asked| &asked.policy);
+    let policy = seen.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
     let listeners = listeners::examine(found, policy, results);
     if target.probe {
         let before = seen.live.as_ref().map(|(_, report)| report);

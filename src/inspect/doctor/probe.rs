@@ -13,7 +13,7 @@ use super::rules::NETNS;
 use super::rules::{self, RULES};
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
-use crate::inspect::rules::Rulebook;
+use crate::inspect::rulebook::Rulebook;
 use crate::inspect::rules::RulesReport;
 use crate::inspect::trace::trace;
 use crate::netns::find::FoundNetns;

@@ -8,7 +8,7 @@ use super::report::CheckTarget;
 use super::report::{Check, CheckVerdict, Results};
 use crate::cluster::{ApiProbe, ObjectRef};
 use crate::cni::{Error, NetConf};
-use crate::inspect::restore::{AGENT_NAMESPACE, elsewhere};
+use crate::inspect::node_hint::{AGENT_NAMESPACE, node_hint};
 use crate::inspect::rules::{LiveRules, Mark, RuleLine, RulesReport};
 use crate::netns::find::{FoundNetns, of_name, of_pod};
 use crate::pod::{Facts, Pod, PodRef};
@@ -39,7 +39,7 @@ pub(super) fn examine(
     });
     let read = read.and_then(Result::ok).map(|(report, live)| (live, report));
     let of = |verdict: &dyn Fn(&LiveRules, &RulesReport) -> CheckVerdict| match &read {
-        Some((live, report)) if live.asked.is_some() => verdict(live, report),
+        Some((live, report)) if live.desired.is_some() => verdict(live, report),
         _ => CheckVerdict::not_checked("no attachment has rules in this network namespace"),
     };
     results.after(&[&NETNS], &IN_FRONT, || of(&|_, report| in_front(report)));
@@ -231,6 +231,6 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&ApiProbe>, conf: Option<&N
         kubernetes.is_some_and(|k| k.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix.as_str())))
     };
     let agent = pods.iter().find(is_agent).map(|pod| pod.name.as_str());
-    let next = elsewhere(pod, Some(agents), agent, &question);
+    let next = node_hint(pod, Some(agents), agent, &question);
     CheckVerdict::NotChecked(format!("it runs on node {node}; this is node {this}"), Some(next))
 }

@@ -1,0 +1,142 @@
+//! The traffic that bypasses the sidecar: by exclusion, and by container.
+
+use crate::pod::{Container, Pod};
+use crate::policy::{Exclusion, IdRange, Policy, TrafficOwner};
+use serde::Serialize;
+
+/// The containers that Istio injects; their traffic is not an application's.
+const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
+
+/// Traffic that bypasses the sidecar, and the sources of the exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Exemption {
+    /// The owner: `uid 1337`, `uid 1000-1999`, `gid 7`, or `every process`.
+    pub who: String,
+    /// `tcp`, `udp`, or `everything`.
+    pub protocol: String,
+    /// Destination ports; an empty list means every port.
+    pub ports: Vec<String>,
+    /// Destination: an address, a range, or `anywhere`.
+    pub to: String,
+    /// The sources of the exclusion; several may have the same one.
+    pub sources: Vec<String>,
+}
+
+impl Exemption {
+    /// Returns the owner's exempt traffic in one line.
+    #[must_use]
+    pub fn what(&self) -> String {
+        let mut words = vec![self.protocol.clone()];
+        match self.ports.as_slice() {
+            [] => {}
+            [one] => words.push(format!("port {one}")),
+            several => words.push(format!("ports {}", several.join(", "))),
+        }
+        words.push(format!("to {}", self.to));
+        words.join(" ")
+    }
+}
+
+/// Returns the exclusions in effect, each with its sources.
+pub(super) fn exemptions<'a>(
+    in_effect: impl IntoIterator<Item = &'a Exclusion>,
+    configured: impl Iterator<Item = (&'a Exclusion, String)>,
+) -> Vec<Exemption> {
+    let configured: Vec<_> = configured.collect();
+    let sources = |exclusion: &Exclusion| {
+        let mut sources: Vec<String> = Vec::new();
+        // The policy merges adjacent ranges.
+        let merged = |owner: TrafficOwner| exclusion.owner != TrafficOwner::Any && exclusion.owner.covers(owner);
+        let part_of = |other: &Exclusion| {
+            (other.owner == exclusion.owner || merged(other.owner))
+                && Exclusion { owner: exclusion.owner, ..other.clone() } == *exclusion
+        };
+        for (_, source) in configured.iter().filter(|(other, _)| part_of(other)) {
+            if !sources.contains(source) {
+                sources.push(source.clone());
+            }
+        }
+        sources
+    };
+    let exemption = |exclusion: &Exclusion| Exemption {
+        who: owner_text(exclusion.owner),
+        protocol: exclusion.protocol.map_or_else(|| "everything".to_owned(), |protocol| protocol.to_string()),
+        ports: exclusion.ports.iter().map(ToString::to_string).collect(),
+        to: exclusion.destination.map_or_else(|| "anywhere".to_owned(), |net| net.to_string()),
+        sources: sources(exclusion),
+    };
+    in_effect.into_iter().map(exemption).collect()
+}
+
+/// Returns an owner in words.
+pub(super) fn owner_text(owner: TrafficOwner) -> String {
+    match owner {
+        TrafficOwner::Any => "every process".to_owned(),
+        TrafficOwner::Uid(range) => format!("uid {range}"),
+        TrafficOwner::Gid(range) => format!("gid {range}"),
+    }
+}
+
+/// A container of a pod, as the sender of traffic.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ContainerTraffic<'a> {
+    pub pod: &'a Pod,
+    pub container: &'a Container,
+    /// Whether it is an init container that ends before the application starts.
+    pub ends_before: bool,
+}
+
+/// How much of a container's traffic bypasses the sidecar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExemptPart {
+    All,
+    Some,
+    None,
+}
+
+/// Returns all containers except Istio's, in the order in which they start.
+pub(super) fn application_containers(pod: &Pod) -> Vec<ContainerTraffic<'_>> {
+    let init = pod.init_containers.iter().map(|c| (c, !c.restarts_always));
+    let all = init.chain(pod.containers.iter().map(|c| (c, false)));
+    let applications = all.filter(|(c, _)| !ISTIO_CONTAINERS.contains(&c.name.as_str()));
+    applications.map(|(container, ends_before)| ContainerTraffic { pod, container, ends_before }).collect()
+}
+
+impl ContainerTraffic<'_> {
+    pub(super) fn name(&self) -> &str {
+        &self.container.name
+    }
+
+    pub(super) fn uid(&self) -> Option<u32> {
+        u32::try_from(self.pod.user_of(self.container)?).ok()
+    }
+
+    pub(super) fn gid(&self) -> Option<u32> {
+        u32::try_from(self.pod.group_of(self.container)?).ok()
+    }
+
+    /// Returns whether the container's traffic belongs to `owner`; unknown IDs never match.
+    pub(super) fn is_owned_by(&self, owner: TrafficOwner) -> bool {
+        let within = |range: IdRange, id: Option<u32>| id.is_some_and(|id| range.covers(IdRange::one(id)));
+        match owner {
+            TrafficOwner::Any => true,
+            TrafficOwner::Uid(range) => within(range, self.uid()),
+            TrafficOwner::Gid(range) => within(range, self.gid()),
+        }
+    }
+
+    /// Returns how much of the container's traffic the exclusions of `policy` exempt.
+    pub(super) fn exempt_part(&self, policy: &Policy) -> ExemptPart {
+        let matching = || policy.exclusions.iter().filter(|exclusion| self.is_owned_by(exclusion.owner));
+        match matching().next() {
+            None => ExemptPart::None,
+            Some(_) if matching().any(covers_everything) => ExemptPart::All,
+            Some(_) => ExemptPart::Some,
+        }
+    }
+}
+
+/// Returns whether an exclusion exempts all traffic of its owner.
+pub(super) const fn covers_everything(exclusion: &Exclusion) -> bool {
+    exclusion.destination.is_none() && exclusion.protocol.is_none() && exclusion.ports.is_empty()
+}
