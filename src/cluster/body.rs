@@ -5,6 +5,7 @@
 //!
 //! What is sent to the API to change something, or to ask for more than an object.
 
+use crate::pod::well_known::NETWORK_STATUS;
 use crate::printable::{cut, line};
 use crate::{cluster, pod};
 use hyper::body::{Body, Bytes, Frame, SizeHint};
@@ -148,7 +149,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for LimitedBody<
 /// same name that came after it answers with a conflict (apimachinery: `metadata.uid` is a
 /// precondition of an update).
 pub(super) fn network_status(pod: &pod::Pod, status: &str) -> Value {
-    let mut metadata = json!({"annotations": {"k8s.v1.cni.cncf.io/network-status": status}});
+    let mut metadata = json!({"annotations": {NETWORK_STATUS: status}});
     if let Some(uid) = &pod.uid {
         metadata["uid"] = json!(uid);
     }

@@ -1,12 +1,9 @@
 //! NetworkAttachmentDefinitions, as far as they are read.
 
+use crate::pod::well_known::RESOURCE_NAME;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-
-/// The annotation by which a definition asks for a device plugin's devices (Network Plumbing
-/// Working Group, "Network Custom Resource Definition De-facto Standard").
-const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// The name of an object of a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -18,7 +18,7 @@ use crate::plugin::desired_policy;
 use crate::plugin::primary::about;
 use crate::pod::PodRef;
 use crate::policy::{Exclusion, IdRange, Policy, PortRange, Protocol, TrafficOwner};
-use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin};
+use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin, skip_reason};
 use ipnet::IpNet;
 use serde::Serialize;
 use std::net::IpAddr;
@@ -87,8 +87,8 @@ impl<'a> Evaluation<'a> {
     fn of(subject: &Subject, attachment: Option<&'a str>, conf: &'a NetConf) -> Result<Self, Error> {
         let pod = &subject.facts.pod;
         let wanted = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
-        if let Some(why) = desired_policy::skip_reason(conf, &wanted) {
-            return Ok(Self { attachment, conf, answer: Err(why), notes: Vec::new() });
+        if let Some(reason) = skip_reason(conf, &wanted) {
+            return Ok(Self { attachment, conf, answer: Err(reason.to_string()), notes: Vec::new() });
         }
         let (in_chain, is_primary) = (redirects(&conf.chain), conf.primary.is_some());
         let has_facts = cluster::source(&conf.kubernetes).is_some();

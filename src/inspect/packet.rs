@@ -4,6 +4,7 @@
 
 use crate::cni::{Code, Error};
 use crate::firewall::rule::Family;
+use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
 use crate::policy::{Exclusion, IdRange, Policy, Protocol, TrafficOwner};
 use serde::Serialize;
@@ -232,9 +233,6 @@ impl Packet {
         self.in_interface = self.out_interface.take();
     }
 }
-
-/// Containers of Istio's own, whose traffic is its own affair.
-const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
 
 /// A container of a pod.
 #[derive(Debug, Clone, Copy)]

@@ -10,6 +10,7 @@ use super::evaluation::owner;
 use super::explain::Explained;
 use super::packet::{ContainerTraffic, Exempt, processes};
 use super::subject::Subject;
+use crate::pod::well_known::INIT_CONTAINER;
 use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
@@ -102,7 +103,7 @@ fn everything(card: Card) -> Lane {
 /// Where istio-init redirects the pod, its rules are not known here; exclusions apply to them too.
 fn without_redirect(subject: &Subject, policy: &Policy, process: &ContainerTraffic<'_>) -> Lane {
     let pod = &subject.facts.pod;
-    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
+    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let lane = everything(card(process));
     match by_istio_init && process.exempt(policy) != Exempt::All {
         true => Lane {

@@ -9,7 +9,7 @@ use crate::firewall::{LiveRuleset, MOST_RULES, Ruleset, most_rules};
 use crate::netns::{Fixtures, Routing};
 use crate::pod::{Facts, PodRef};
 use crate::policy::{InterceptionMode, Ipv6, Policy, Redirect};
-use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SubPlugin};
+use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SkipReason, SubPlugin, skip_reason};
 use crate::trusted_file::read_text;
 use crate::{cluster, sub_plugins};
 use std::cell::OnceCell;
@@ -26,8 +26,8 @@ pub(super) struct DesiredPolicy {
 }
 
 impl DesiredPolicy {
-    fn nothing(why: impl Into<String>) -> Self {
-        Self { policy: Policy::default(), why: why.into(), ignored: Vec::new() }
+    fn nothing(why: &SkipReason) -> Self {
+        Self { policy: Policy::default(), why: why.to_string(), ignored: Vec::new() }
     }
 }
 
@@ -57,10 +57,10 @@ pub(super) fn wish_by(
     facts: Option<&FactsOf<'_>>,
 ) -> Result<DesiredPolicy, Error> {
     if let Some(why) = pod.and_then(|pod| skip_reason(conf, pod)) {
-        return Ok(DesiredPolicy::nothing(why));
+        return Ok(DesiredPolicy::nothing(&why));
     }
     match (pod, facts) {
-        (None, Some(_)) => Ok(DesiredPolicy::nothing("CNI_ARGS names no pod, so there are no facts to go by")),
+        (None, Some(_)) => Ok(DesiredPolicy::nothing(&SkipReason::NoPodName)),
         (None, None) => {
             let redirect = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
             let others: Vec<Block> = conf.chain.iter().filter(|block| !redirect(block)).cloned().collect();
@@ -70,26 +70,16 @@ pub(super) fn wish_by(
         (Some(pod), Some(facts)) => {
             let wants = sub_plugins::wants(&conf.chain);
             if !wants.pod {
-                return Ok(DesiredPolicy::nothing("the chain has no sub-plugin"));
+                return Ok(DesiredPolicy::nothing(&SkipReason::NoSubPlugin));
             }
             run(&conf.chain, conf, Some(&facts(pod, wants.namespace)?))
         }
     }
 }
 
-/// Why nothing is done for `pod`, whatever it is: no facts are needed to tell.
-#[must_use]
-pub fn skip_reason(conf: &NetConf, pod: &PodRef) -> Option<String> {
-    if conf.kubernetes.excludes(&pod.namespace) {
-        return Some(format!("namespace {} is excluded", pod.namespace));
-    }
-    is_agent(conf, pod).then(|| "the pod is the node agent's own".to_owned())
-}
-
-/// The agent's own pod must come up where nothing else can: it is what makes the rest work.
+/// Returns whether `pod` is the node agent's, which must start before anything else works.
 pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
-    conf.kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
-        && conf.kubernetes.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix))
+    skip_reason(conf, pod) == Some(SkipReason::AgentPod)
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {

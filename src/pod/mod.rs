@@ -2,9 +2,12 @@
 //! decide what happens to the pod's traffic. Values only; [`crate::cluster`] fills them. Between plugin
 //! and agent they travel in this form: whoever adds a field raises `cluster::agent`'s number of facts.
 
+pub mod well_known;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use well_known::PROXY_CONTAINER;
 
 /// Which pod a call is for: `CNI_ARGS`, by the keys that kubelet's runtimes pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,9 +95,6 @@ pub struct Facts {
 /// The annotation by which a static pod's mirror carries the UID that the runtime knows
 /// (kubelet, `pkg/kubelet/types/pod_update.go`: `ConfigHashAnnotationKey`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-
-/// The name of the proxy's container, fixed by Istio's injector.
-const PROXY_CONTAINER: &str = "istio-proxy";
 
 impl Pod {
     /// Whether this is the pod that `wanted` speaks of: the same UID, a static pod's by its hash.

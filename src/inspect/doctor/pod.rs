@@ -15,6 +15,7 @@ use crate::cni::{Code, Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
 use crate::inspect::subject::Subject;
 use crate::networks::Selection;
+use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use crate::policy::IdRange;
 use crate::{networks, sub_plugins};
@@ -250,7 +251,7 @@ pub(super) fn examine(
 fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
     let pod = &facts.pod;
     let decision = &explanation.decision;
-    let by_others = pod.all_containers().any(|container| container.name == "istio-init");
+    let by_others = pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let surprises = explanation.warnings.len();
     let surprises = match surprises {
         0 => String::new(),

@@ -14,6 +14,7 @@ use crate::cni::result::AddResult;
 use crate::cni::{Error, NetConf, NetworkStatus, NodeConf, PROGRAM, Primary, wrong_type};
 use crate::networks::{AddedNetwork, PodNetworks, added_interface, network_status, resolve};
 use crate::plugin::desired_policy::is_agent;
+use crate::pod::well_known::INJECTION_STATUS;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::sub_plugins;
 use serde_json::Value;
@@ -22,9 +23,6 @@ use std::cell::OnceCell;
 /// What a runtime passes under this name of capability: all annotations of the pod (CRI-O,
 /// `internal/config/cnimgr`; containerd, `pkg/cri/annotations`).
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-
-/// Istio's injector leaves it on every pod that it gave a sidecar (`sidecar.istio.io/status`).
-const INJECTED: &str = "sidecar.istio.io/status";
 
 /// A pod, known as far as was needed so far.
 pub(super) struct LazyPod<'a> {
@@ -73,8 +71,8 @@ impl<'a> LazyPod<'a> {
         match self.wanted {
             Some(wanted) if self.source.is_some() => {
                 let conf = self.context.conf;
-                let excluded = conf.kubernetes.excludes(&wanted.namespace);
-                self.fetch(wanted, !excluded && sub_plugins::wants(&conf.chain).namespace)?;
+                let skipped = sub_plugins::skip_reason(conf, wanted).is_some();
+                self.fetch(wanted, !skipped && sub_plugins::wants(&conf.chain).namespace)?;
                 Ok(self.fetched.get())
             }
             _ => Ok(None),
@@ -88,7 +86,7 @@ impl<'a> LazyPod<'a> {
 
     /// Whether it may have a sidecar, as far as is known for nothing.
     pub(super) fn may_be_meshed(&self) -> bool {
-        self.told.as_ref().is_none_or(|pod| pod.annotations.contains_key(INJECTED))
+        self.told.as_ref().is_none_or(|pod| pod.annotations.contains_key(INJECTION_STATUS))
     }
 
     /// Its facts, and its namespace's where `with_namespace`.

@@ -4,10 +4,10 @@ use super::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::desired_policy::{skip_reason, wish_by};
+use crate::plugin::desired_policy::wish_by;
 use crate::pod::PodRef;
 use crate::policy::Policy;
-use crate::sub_plugins::{self, SubPlugin};
+use crate::sub_plugins::{self, SubPlugin, skip_reason};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
