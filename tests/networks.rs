@@ -140,7 +140,7 @@ fn static_delegates_need_no_cluster() {
     let error = resolve(&primary(&json!({"delegates": [{"name": "a", "type": "x/y"}]})), None, None, "eth0");
     assert!(error.expect_err("a path").msg.starts_with("delegates[0].type: \"x/y\" is not accepted"));
     let error = resolve(&delegate(), None, Some(&pod("a", None)), "eth0").expect_err("nobody to ask");
-    assert!(error.msg.contains("element 1 at character 1: shop/a: there is no API"), "{error}");
+    assert!(error.msg.contains("element 1 at character 1: shop/a: no API server to look up"), "{error}");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_name_of_the_configuration_is_a_definitions_or_a_files() {
     let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0").expect_err("neither");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.starts_with("clusterNetwork: ") && error.msg.ends_with("found: ovn, extra"), "{error}");
-    assert_eq!(error.details, "nor a definition: looked for kube-system/absent");
+    assert_eq!(error.details, "no definition either: looked for kube-system/absent");
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn a_missing_definition_is_named_with_where_it_is_and_told() {
     let pod = pod("a, istio-cni", None);
     let error = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing");
     let place = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 2 at character 4"#;
-    let missing = format!("{place}: there is no NetworkAttachmentDefinition \"istio-cni\" in namespace \"shop\"");
-    let elsewhere = "; there is one of that name in default, infra: write NAMESPACE/istio-cni";
+    let missing = format!("{place}: NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"");
+    let elsewhere = "; namespaces with a definition of that name: default, infra; write NAMESPACE/istio-cni";
     let wanted =
         Error::new(Code::InvalidConfig, format!("{missing}{elsewhere}")).with_details("looked for shop/istio-cni");
     assert_eq!(error, wanted);
@@ -208,7 +208,10 @@ fn a_missing_definition_is_named_with_where_it_is_and_told() {
     cluster.lists = false;
     assert_eq!(resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing").msg, missing);
     let error = resolve(&delegate(), Some(&Fake::with(&[])), Some(&pod), "eth0").expect_err("missing");
-    assert!(error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has one of that name"), "{error}");
+    assert!(
+        error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has a definition of that name"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -236,8 +239,8 @@ fn what_a_definition_says_is_checked_before_anything_runs() {
     sriov.definitions[0].annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
     for (cluster, wanted) in [
         (Fake::with(&[("shop", "b", r#"{"type":"../x"}"#)]), "spec.config.type: \"../x\" is not accepted"),
-        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: it is not JSON"),
-        (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" asks for a device"),
+        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: not JSON"),
+        (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" requests a device"),
     ] {
         let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0").expect_err(wanted);
         let wanted = format!("element 1 at character 1: NetworkAttachmentDefinition shop/b: {wanted}");

@@ -3,6 +3,7 @@
 mod block;
 mod error;
 mod json;
+pub mod json_spans;
 mod list;
 mod names;
 mod netconf;

@@ -4,9 +4,10 @@ use super::context::{AnnotationValue, name_of};
 use super::decision::injection_request;
 use super::note::Note;
 use super::parsed_chain::{ChainInput, ParsedChain};
+use super::settings::Settings;
 use super::sub_plugin::SubPlugin;
 use super::values::parse_bool;
-use super::{dns_exclude, settings, uid_exclude};
+use super::{dns_exclude, uid_exclude};
 use crate::cni::{SUB_PLUGINS, excerpt};
 use crate::pod::well_known::{INJECT, ISTIO_PREFIX, OTHER_ANNOTATIONS};
 use crate::pod::{Facts, Pod};
@@ -80,21 +81,20 @@ pub(super) fn misspelled_arguments(input: &ChainInput<'_>) -> impl Iterator<Item
 }
 
 /// Returns the annotations that `sub_plugin` reads.
-pub(super) fn annotations(sub_plugin: SubPlugin) -> impl Iterator<Item = &'static str> {
-    let (of_settings, keys): (_, &[&str]) = match sub_plugin {
-        SubPlugin::IstioRedirect => (Some(settings::annotations()), &[]),
-        SubPlugin::UidExclude => (None, &uid_exclude::ANNOTATIONS),
-        SubPlugin::DnsExclude => (None, &dns_exclude::ANNOTATIONS),
-    };
-    of_settings.into_iter().flatten().chain(keys.iter().copied())
+pub(super) const fn annotations(sub_plugin: SubPlugin) -> &'static [&'static str] {
+    match sub_plugin {
+        SubPlugin::IstioRedirect => Settings::ANNOTATIONS,
+        SubPlugin::UidExclude => &uid_exclude::ANNOTATIONS,
+        SubPlugin::DnsExclude => &dns_exclude::ANNOTATIONS,
+    }
 }
 
 /// Returns the annotations and the argument with which the pod addresses `sub_plugin`. Without `istio-redirect` in the
 /// sub-plugin chain, Istio's annotations do not count: another program that redirects the pod reads them, and Istio's
 /// injector sets some of them itself.
 fn requests(sub_plugin: SubPlugin, in_chain: bool, input: &ChainInput<'_>) -> Vec<String> {
-    let is_read = sub_plugin != SubPlugin::IstioRedirect || in_chain;
-    let annotation = |key: &str| {
+    let keys = if sub_plugin == SubPlugin::IstioRedirect && !in_chain { &[] } else { annotations(sub_plugin) };
+    let annotation = |key: &&str| {
         let facts = input.facts?;
         let annotation = match sub_plugin {
             SubPlugin::IstioRedirect => AnnotationValue::of_pod(&facts.pod, key),
@@ -103,7 +103,7 @@ fn requests(sub_plugin: SubPlugin, in_chain: bool, input: &ChainInput<'_>) -> Ve
         Some(annotation?.place)
     };
     let argument = input.argument(sub_plugin).map(|(path, _)| path);
-    annotations(sub_plugin).filter(|_| is_read).filter_map(annotation).chain(argument).collect()
+    keys.iter().filter_map(annotation).chain(argument).collect()
 }
 
 fn add_unknown(annotations: &BTreeMap<String, String>, object: impl Fn() -> String, all: &mut Vec<Ignored>) {

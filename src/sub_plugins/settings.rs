@@ -68,6 +68,9 @@ macro_rules! settings {
                 value: $value,
             }),+];
 
+            /// The annotations of all settings.
+            pub(super) const ANNOTATIONS: &[&str] = &[$($($($annotation,)+)?)+];
+
             fn parse_keys(r: &BlockReader<'_>, group_id: &GroupLookup<'_>) -> Result<Self, Error> {
                 Ok(Self { $($key: ($parse as Parse<$type>)(&WrittenValue::Key(r, stringify!($key)), group_id)?,)+ })
             }
@@ -245,12 +248,6 @@ impl Settings {
     pub(super) fn of_container(pod: &Pod, container: &Container, notes: &mut Vec<Note>) -> Result<Self, Error> {
         Self::read_container(&mut ProxyContainer { pod, container, notes })
     }
-}
-
-/// Returns the annotations of all settings.
-pub(super) fn annotations() -> impl Iterator<Item = &'static str> {
-    const DEFINITIONS: &[Definition] = &Settings::DEFINITIONS;
-    DEFINITIONS.iter().flat_map(|definition| definition.annotations).copied()
 }
 
 /// Returns the value of every setting in `redirect`, by key, in the order of `explain`.
@@ -480,9 +477,8 @@ mod tests {
 
     #[test]
     fn no_annotation_sets_two_settings() {
-        let all: Vec<_> = annotations().collect();
-        let distinct: std::collections::BTreeSet<_> = all.iter().collect();
-        assert_eq!((all.len(), distinct.len()), (10, 10));
+        let distinct: std::collections::BTreeSet<_> = Settings::ANNOTATIONS.iter().collect();
+        assert_eq!((Settings::ANNOTATIONS.len(), distinct.len()), (10, 10));
         assert!(Settings::DEFINITIONS.iter().all(|definition| definition.container.len() <= 1));
     }
 }

@@ -1,7 +1,6 @@
 //! `istio-redirect` with every key, annotation and layer.
 
 use super::super::note::Severity;
-use super::super::settings::annotations;
 use super::super::tests::scenario::{Scenario, chain};
 use super::*;
 use crate::policy::{InterceptionMode, PortRange, Ports, Ranges};
@@ -249,7 +248,7 @@ fn the_former_name_of_an_annotation_applies_only_alone() {
 
 #[test]
 fn an_error_names_the_invalid_annotation_and_its_pod() {
-    for key in annotations() {
+    for key in Settings::ANNOTATIONS {
         for wrong in ["no such/thing", "80,no such/thing"] {
             let msg = block(json!({})).annotated(key, wrong).error();
             assert!(msg.starts_with(&format!("annotation {key:?} of pod shop/cart-1: ")), "{msg}");
