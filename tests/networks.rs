@@ -219,11 +219,11 @@ fn what_is_wrong_by_itself_is_known_before_anything_is_fetched() {
     let isolated = primary(&json!({"delegates": [{"name": "ovn", "type": "a"}], "namespaceIsolation": true}));
     let routes = r#"[{"name": "a", "default-route": ["10.0.0.1"]}, {"name": "b", "default-route": ["10.0.0.2"]}]"#;
     for (conf, networks, wanted) in [
-        (&delegate(), "a,,b", "element 2 at character 3: it is empty"),
-        (&delegate(), "a@eth0", "element 1 at character 1: interface \"eth0\" is taken"),
-        (&delegate(), "a@net2,b", "element 2 at character 8: interface \"net2\" is taken"),
+        (&delegate(), "a,,b", "element 2 at character 3: empty element"),
+        (&delegate(), "a@eth0", "element 1 at character 1: interface name \"eth0\" (as requested) is already"),
+        (&delegate(), "a@net2,b", "element 2 at character 8: interface name \"net2\" (as requested) is already"),
         (&delegate(), routes, "element 2 at character 48: default-route: 10.0.0.2 is the pod's second IPv4"),
-        (&isolated, "a,other/b", "element 2 at character 3: other/b: definitions of namespace \"other\" are not"),
+        (&isolated, "a,other/b", "element 2 at character 3: other/b: namespaceIsolation forbids"),
     ] {
         let cluster = Fake::with(&[]);
         let error = resolve(conf, Some(&cluster), Some(&pod(networks, None)), "eth0").expect_err(networks);
