@@ -1,5 +1,4 @@
-//! Runs one command and adds one line of JSON on what it cost to a file; prints such files as a
-//! table of medians.
+//! Runs one command and appends its cost to a file as one line of JSON. Prints such a file as a table of medians.
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -15,15 +14,15 @@ use std::time::Instant;
 #[derive(Parser)]
 #[command(about, version)]
 enum Measure {
-    /// Run a command once; its stdout is dropped, and it is an error if it fails
+    /// Run a command once and discard its stdout; fail if it fails
     Run {
-        /// The row of the table that this run belongs to
+        /// The row of the table for this run
         #[arg(long)]
         label: String,
-        /// The file that gets the line
+        /// The file to append the line to
         #[arg(long)]
         out: PathBuf,
-        /// What the command reads as stdin
+        /// The stdin of the command
         #[arg(long, default_value = "/dev/null")]
         stdin: PathBuf,
         /// The command and its arguments
@@ -37,7 +36,7 @@ enum Measure {
     },
 }
 
-/// What one run cost. CPU is user and system time of the command and the children it waited for.
+/// The cost of one run. CPU is user and system time of the command and the children it waited for.
 #[derive(Serialize, Deserialize)]
 struct Cost {
     label: String,
@@ -59,8 +58,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One process of this program measures one child, so what `RUSAGE_CHILDREN` holds is that child's.
-/// The kernel starts the child's max RSS from its parent's (`exec_mmap`): nothing below that is seen.
+/// Runs the command. This process has only one child, so `RUSAGE_CHILDREN` is that child's usage. The kernel starts
+/// the child's max RSS from its parent's (`exec_mmap`), so smaller values are not visible.
 fn run(label: String, stdin: &Path, command: &[String]) -> anyhow::Result<Cost> {
     let [program, arguments @ ..] = command else { bail!("no command") };
     let stdin = File::open(stdin).with_context(|| format!("open {}", stdin.display()))?;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What one call costs, beside the tools that could have applied the same rules: medians over fresh
-# network namespaces. In every round each contender runs once, so that noise hits all alike.
+# Measures the cost of one plugin call, and of the tools that could apply the same rules. Each run has a fresh network
+# namespace; the figures are medians. Each contender runs once per round, so that noise affects all of them equally.
 #
 # Usage: hack/bench.sh [ROUNDS]     (default 30)
 set -euo pipefail
@@ -71,7 +71,7 @@ namespace='{
   "metadata": { "name": "shop", "annotations": { "openshift.io/sa.scc.uid-range": "1000650000/10000" } }
 }'
 
-# conf FILE KEY VALUE: the configuration of the story.
+# conf FILE KEY VALUE: writes the plugin's configuration.
 conf() {
     cat >"$work/$1" <<EOF
 {
@@ -122,7 +122,7 @@ start_api() {
     "$probe" api "$work/api" <"$work/alive" >"$work/ready" 3>&- &
     api=$!
     read -r -t 10 ready address <"$work/ready" || true
-    [[ $ready == ready ]] || die "the API can't listen"
+    [[ $ready == ready ]] || die "API server of the test: not ready within 10 s"
     cat >"$work/kubeconfig" <<EOF
 {
   "apiVersion": "v1", "kind": "Config", "current-context": "bench",
@@ -133,12 +133,12 @@ start_api() {
 EOF
 }
 
-# The node agent, once it knows the pod and its namespace.
+# Starts the node agent and waits until it has read the pod and its namespace.
 start_agent() {
     local line server left=3
     mkdir -p "$work/node/etc/cni/net.d" "$work/account"
     printf bench >"$work/account/token"
-    # Nobody is checked by it: the API is asked in plain HTTP.
+    # A placeholder: the API server is reached by plain HTTP.
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
         -subj /CN=bench -days 1 -out "$work/account/ca.crt" 2>/dev/null
     server=$(jq -r '.clusters[0].cluster.server' "$work/kubeconfig")
@@ -148,15 +148,15 @@ start_agent() {
     agent=$!
     exec 4<"$work/said"
     while ((left > 0)); do
-        read -r -t 10 line <&4 || die "the agent does not get ready"
+        read -r -t 10 line <&4 || die "agent: not ready within 10 s"
         case $line in *'watches pods'* | *'watches namespaces'* | *"answers the plugin's"*) left=$((left - 1)) ;; esac
     done
-    # Whoever writes must be read.
+    # Keep reading, so that the agent never waits for a full pipe.
     cat <&4 >/dev/null &
     exec 4<&-
 }
 
-# cni COMMAND NAMESPACE PROGRAM…: runs it as Multus would run the plugin.
+# cni COMMAND NAMESPACE PROGRAM…: runs a program with the environment in which Multus runs the plugin.
 cni() {
     local command=$1 arguments="K8S_POD_NAMESPACE=$2;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$netns;K8S_POD_UID=$pod_uid"
     shift 2
@@ -165,47 +165,47 @@ cni() {
         CNI_PATH=/opt/cni/bin:/usr/lib/cni CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" "$@"
 }
 
-# What an ADD leaves in the kernel, for the tools that are to apply the same. nft has no words for
-# the CT target of iptables, but an expression that does the same.
+# Saves the rules of an ADD as input for the other tools. nft can't read the CT target of iptables; an expression
+# replaces it.
 record_rules() {
     make_pod_netns
     cni ADD shop "$detour" <"$work/manifests.conf" >/dev/null
     ip netns exec "$netns" iptables-save >"$work/rules.v4"
     ip netns exec "$netns" ip6tables-save >"$work/rules.v6"
     ip netns exec "$netns" nft list ruleset 2>/dev/null | sed 's/xt target "\?CT"\?/ct zone set 1/' >"$work/rules.nft"
-    grep -q '^-A' "$work/rules.v4" || die "ADD left no rules to compare with"
+    grep -q '^-A' "$work/rules.v4" || die "the ADD made no rules; expected rules to compare with"
     cni DEL shop "$detour" <"$work/manifests.conf"
     ip netns delete "$netns"
 }
 
-# run LABEL STDIN PROGRAM…: measured in this network namespace.
+# run LABEL STDIN PROGRAM…: measures a program in this network namespace.
 run() {
     local label=$1 stdin=$2
     shift 2
     "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "$@"
 }
 
-# The same in the pod's.
+# run_inside LABEL STDIN PROGRAM…: measures a program in the pod's network namespace.
 run_inside() {
     local label=$1 stdin=$2
     shift 2
     ip netns exec "$netns" "$measure" run --label "$label" --out "$work/costs" --stdin "$stdin" -- "$@"
 }
 
-# add LABEL CONF NAMESPACE: an ADD, and unmeasured the DEL that takes its state away.
+# add LABEL CONF NAMESPACE: measures an ADD. The DEL that removes its state is not measured.
 add() {
     cni ADD "$3" "$measure" run --label "$1" --out "$work/costs" --stdin "$work/$2" -- "$detour"
     cni DEL "$3" "$detour" <"$work/$2"
 }
 
-# after_add LABEL COMMAND: a call of the attachment that is there already.
+# after_add LABEL COMMAND: measures a call for an attachment that was added before.
 after_add() {
     cni ADD shop "$detour" <"$work/manifests.conf" >/dev/null
     cni "$2" shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/manifests.conf" -- "$detour"
     cni DEL shop "$detour" <"$work/manifests.conf"
 }
 
-# second_attachment LABEL: an ADD of exclusions alone, in a pod that another attachment redirects.
+# second_attachment LABEL: measures an ADD of exclusions in a pod that another attachment redirects.
 second_attachment() {
     cni ADD shop "$detour" <"$work/redirect.conf" >/dev/null
     cni ADD shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/exclude.conf" -- "$detour"
@@ -213,7 +213,7 @@ second_attachment() {
     cni DEL shop "$detour" <"$work/redirect.conf"
 }
 
-# network LABEL CONF PROGRAM: what makes the pod's network, in a namespace without one.
+# network LABEL CONF PROGRAM: measures the plugin that makes the pod's network.
 network() {
     ip -n "$netns" link delete eth0
     CNI_IFNAME_OF_CALL=eth0 cni ADD shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/$2" -- "$3"
@@ -222,7 +222,7 @@ network() {
 
 contenders=16
 
-# contend NUMBER: one contender's turn, in a network namespace that is as good as new.
+# contend NUMBER: runs one contender in a fresh network namespace.
 contend() {
     case $1 in
         0) add "detour ADD, facts from an API" api.conf shop ;;
@@ -253,9 +253,9 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 work=$(mktemp -d)
 
-say "building"
-build_static --bin detour
-build_static --example probe --example measure
+say "building (the first time: several minutes)"
+build_static release --bin detour
+build_static release --example probe --example measure
 built="$(target_directory)/$target/release"
 detour="$built/detour" probe="$built/examples/probe" measure="$built/examples/measure"
 write_files
@@ -263,11 +263,11 @@ start_api
 start_agent
 record_rules
 
-say "$rounds rounds of $contenders contenders, a fresh network namespace for each"
+say "measuring: $rounds rounds of $contenders contenders"
 for ((round = 0; round < rounds; round++)); do
     for ((turn = 0; turn < contenders; turn++)); do
         make_pod_netns
-        # Whoever comes first in one round comes later in the next.
+        # Rotate the order from round to round.
         contend $(((round + turn) % contenders))
         ip netns delete "$netns"
     done

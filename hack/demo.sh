@@ -1,30 +1,42 @@
 #!/usr/bin/env bash
-# The whole story on one machine, without a cluster: a pod whose Vault init container is stuck at
-# UID 1337, on an OpenShift that gave the proxy another one. Builds the static binary, calls it as
-# Multus would for default/istio-cni, sends real traffic, and prints where it arrived.
-# Exits 1 when anything arrived elsewhere than it should. Cleans up after itself.
+# Shows on one Linux machine, without a cluster, what detour changes for a pod on OpenShift: an init container
+# with UID 1337 resolves a name before the sidecar runs. The script builds the static binary, makes a pod out of
+# network namespaces, calls the binary as Multus does, sends real traffic as each of the pod's users, and prints
+# where each connection ended up. It exits with 1 if a connection ended up elsewhere than expected, and removes
+# everything that it made.
+#
+# Usage: hack/demo.sh [--rules]
+#   --rules  also list the pod's rules with iptables
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
+
+case "${1:-}" in
+    '') list_rules=false ;;
+    --rules) list_rules=true ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+    *) die "unknown argument \"$1\"; expected --rules" ;;
+esac
 
 app_uid=1000650000 proxy_uid=1000659999 vault_uid=1337
 pod_v4=10.88.0.2 pod_v6=fd88::2
 outside_v4=10.88.0.1 outside_v6=fd88::1
 resolver_v4=10.96.0.10 resolver_v6=fd96::a
 server_v4=198.51.100.20 server_v6=2001:db8:20::1
+pod_uid=8e5bd6a4-9a35-4f0e-9d2b-1c33a5b0a001
 
 pod="detour-demo-$$-pod" outside="detour-demo-$$-outside"
 work=''
 servers=()
-attached=false
+attached=''
 
 clean_up() {
     local status=$?
     trap - EXIT
     trap '' INT TERM
-    if "$attached"; then
-        call_plugin DEL >/dev/null || true
+    if [[ -n $attached ]]; then
+        call_plugin DEL "$attached" >/dev/null || true
     fi
     if [[ ${#servers[@]} -gt 0 ]]; then
         kill "${servers[@]}" 2>/dev/null || true
@@ -42,11 +54,12 @@ clean_up() {
     exit "$status"
 }
 
-make_world() {
+# Two network namespaces connected by a veth pair: the pod, and the rest of the world.
+make_network() {
     ip netns add "$pod"
     ip netns add "$outside"
     ip link add name eth0 netns "$pod" type veth peer name eth0 netns "$outside"
-    ip -n "$outside" -batch - <<EOF
+    ip -n "$outside" -batch - <<END
 link set lo up
 link set eth0 up
 addr add $outside_v4/24 dev eth0
@@ -55,22 +68,22 @@ addr add $resolver_v4/32 dev lo
 addr add $resolver_v6/128 dev lo nodad
 addr add $server_v4/32 dev lo
 addr add $server_v6/128 dev lo nodad
-EOF
-    ip -n "$pod" -batch - <<EOF
+END
+    ip -n "$pod" -batch - <<END
 link set lo up
 link set eth0 up
 addr add $pod_v4/24 dev eth0
 addr add $pod_v6/64 dev eth0 nodad
 route add default via $outside_v4
 route add default via $outside_v6
-EOF
+END
 }
 
-# What the API server and the node hold: the pod as Istio's injector leaves it, its namespace with
-# the UID range, the empty definition that the annotation names, and the file which that finds.
-write_cluster() {
-    mkdir "$work/manifests" "$work/net.d"
-    cat >"$work/manifests/namespace.yaml" <<EOF
+# The objects that the plugin would get from the API server: the pod after Istio's injection, its namespace with
+# OpenShift's UID range, and the empty definition to which the pod's annotation refers.
+write_objects() {
+    mkdir "$work/manifests"
+    cat >"$work/manifests/namespace.yaml" <<END
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -78,8 +91,8 @@ metadata:
   annotations:
     openshift.io/sa.scc.uid-range: 1000650000/10000
     openshift.io/sa.scc.supplemental-groups: 1000650000/10000
-EOF
-    cat >"$work/manifests/pod.yaml" <<EOF
+END
+    cat >"$work/manifests/pod.yaml" <<END
 apiVersion: v1
 kind: Pod
 metadata:
@@ -105,46 +118,55 @@ spec:
     env:
     - { name: ISTIO_META_DNS_CAPTURE, value: "true" }
     securityContext: { runAsUser: $proxy_uid, runAsGroup: $proxy_uid }
-EOF
-    cat >"$work/manifests/net-attach-def.yaml" <<EOF
+END
+    cat >"$work/manifests/net-attach-def.yaml" <<END
 apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
 metadata:
   name: istio-cni
   namespace: default
-EOF
-    cat >"$work/net.d/istio-cni.conf" <<EOF
+END
+}
+
+# write_configuration FILE CHAIN: the plugin's configuration, which Multus finds by its name in /etc/cni/multus/net.d.
+write_configuration() {
+    cat >"$work/$1" <<END
 {
   "cniVersion": "0.3.1",
   "name": "istio-cni",
   "type": "detour",
-  "kubernetes": {
-    "manifests_dir": "$work/manifests",
-    "exclude_namespaces": ["istio-system", "kube-system"]
-  },
+  "log_level": "warn",
+  "kubernetes": { "manifests_dir": "$work/manifests" },
   "chain": [
-    { "type": "istio-redirect" },
-    { "type": "uid-exclude", "uids": ["1337"] },
-    { "type": "dns-exclude", "uids": ["1337"] }
+$2
   ]
 }
-EOF
+END
 }
 
-pod_uid=8e5bd6a4-9a35-4f0e-9d2b-1c33a5b0a001
-
-# Multus gives a delegate net1 as its interface, no prevResult, and every argument twice.
+# call_plugin COMMAND CONFIGURATION: Multus gives an attachment the interface name net1 and no prevResult, and
+# passes each CNI argument twice.
 call_plugin() {
-    local pod_arguments="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$pod;K8S_POD_UID=$pod_uid"
+    local arguments="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=$pod;K8S_POD_UID=$pod_uid"
     env -i PATH= \
         CNI_COMMAND="$1" CNI_CONTAINERID="$pod" CNI_NETNS="/var/run/netns/$pod" CNI_IFNAME=net1 \
         CNI_PATH=/var/lib/cni/bin:/opt/cni/bin \
-        CNI_ARGS="IgnoreUnknown=true;$pod_arguments;IgnoreUnknown=1;$pod_arguments" \
-        "$detour" <"$work/net.d/istio-cni.conf"
+        CNI_ARGS="IgnoreUnknown=true;$arguments;IgnoreUnknown=1;$arguments" \
+        "$detour" <"$work/$2"
 }
 
-# serve NETNS LABEL UID ENDPOINT…: answers there until this script ends, however it ends: the
-# servers live as long as somebody holds the other end of their stdin.
+start_pod() {
+    attached=$1
+    call_plugin ADD "$1" >/dev/null
+}
+
+delete_pod() {
+    call_plugin DEL "$attached" >/dev/null
+    attached=''
+}
+
+# serve NETNS LABEL UID ENDPOINT…: starts servers. They end when the other end of their stdin is closed, which
+# happens when this script ends, also by a signal.
 serve() {
     local netns=$1 label=$2 uid=$3 ready=''
     shift 3
@@ -153,30 +175,35 @@ serve() {
         <"$work/alive" >"$work/$label.ready" 3>&- &
     servers+=($!)
     read -r -t 10 ready <"$work/$label.ready" || true
-    [[ $ready == ready ]] || die "the servers of $label can't listen"
+    [[ $ready == ready ]] || die "servers in network namespace $netns: not ready within 10 s"
 }
 
-serve_everything() {
+start_outside() {
     mkfifo "$work/alive"
     exec 3<>"$work/alive"
-    # Whoever takes what is redirected is the proxy: its answers must bear its UID.
-    local port in_pod=() in_outside=()
-    for port in 15001 15006 15020 8080; do
-        in_pod+=("tcp:0.0.0.0:$port" "tcp:[::]:$port")
-    done
-    serve "$pod" pod "$proxy_uid" "${in_pod[@]}" \
-        tcp:127.0.0.1:15053 'tcp:[::1]:15053' udp:127.0.0.1:15053 'udp:[::1]:15053'
+    local port endpoints=()
     for port in 53 443; do
-        in_outside+=("tcp:0.0.0.0:$port" "tcp:[::]:$port")
+        endpoints+=("tcp:0.0.0.0:$port" "tcp:[::]:$port")
     done
-    serve "$outside" outside 0 "${in_outside[@]}" "udp:$resolver_v4:53" "udp:[$resolver_v6]:53"
+    serve "$outside" outside 0 "${endpoints[@]}" "udp:$resolver_v4:53" "udp:[$resolver_v6]:53"
 }
 
-# arrived ANSWER TO: in words.
-arrived() {
+# The sidecar's ports and the application's, all served with the sidecar's UID: the rules recognize its answers by
+# that UID.
+start_sidecar() {
+    local port endpoints=()
+    for port in 15001 15006 15020 8080; do
+        endpoints+=("tcp:0.0.0.0:$port" "tcp:[::]:$port")
+    done
+    serve "$pod" pod "$proxy_uid" "${endpoints[@]}" \
+        tcp:127.0.0.1:15053 'tcp:[::1]:15053' udp:127.0.0.1:15053 'udp:[::1]:15053'
+}
+
+# destination ANSWER TO: prints direct, sidecar:PORT or lost (CAUSE).
+destination() {
     local answer=$1 to=$2 label at original
     if [[ $answer =~ \"error\":\"([a-z]+)\" ]]; then
-        echo "nowhere (${BASH_REMATCH[1]})"
+        echo "lost (${BASH_REMATCH[1]})"
         return
     fi
     label=$(field label "$answer") at=$(field local "$answer") original=$(field original_destination "$answer")
@@ -185,7 +212,7 @@ arrived() {
     elif [[ $label == pod && ( -z $original || $original == "$to" ) ]]; then
         echo "sidecar:${at##*:}"
     else
-        echo "$label $at, meant for ${original:-?}"
+        echo "$label $at, sent to ${original:-?}"
     fi
 }
 
@@ -195,47 +222,53 @@ field() {
     fi
 }
 
-table='%-12s %-11s %-8s %-24s %-14s %-14s %s\n'
+table='%-12s %-11s %-8s %-24s %-16s %-14s %s\n'
 wrong=0
 
-# row NETNS WHO UID WHAT PROTOCOL TO EXPECTED
+heading() {
+    # shellcheck disable=SC2059 # the format is the constant above
+    printf "$bold$table$plain" 'sender' 'UID' 'protocol' 'to' 'ended up at' 'expected' ''
+}
+
+# row NETNS SENDER UID LABEL PROTOCOL TO EXPECTED: sends one message and prints a row of the table.
 row() {
-    local netns=$1 who=$2 uid=$3 what=$4 protocol=$5 to=$6 expected=$7 answer seen verdict
+    local netns=$1 sender=$2 uid=$3 label=$4 protocol=$5 to=$6 expected=$7 answer seen verdict
     answer=$(ip netns exec "$netns" "$probe" send --uid "$uid" --gid "$uid" "$protocol:$to" 3>&-) || true
-    seen=$(arrived "$answer" "$to")
-    if [[ $seen == "$expected" ]]; then
+    seen=$(destination "$answer" "$to")
+    if [[ $seen == "$expected" || $seen == "$expected ("* ]]; then
         verdict="${green}ok${plain}"
     else
         verdict="${red}WRONG${plain}"
         wrong=$((wrong + 1))
     fi
     # shellcheck disable=SC2059 # the format is the constant above
-    printf "$table" "$who" "$uid" "$what" "$to" "$seen" "$expected" "$verdict"
+    printf "$table" "$sender" "$uid" "$label" "$to" "$seen" "$expected" "$verdict"
 }
 
-# What one process sends, in both families: expectations for TCP and for DNS.
+# rows_of SENDER UID TCP DNS: one sender's traffic in both families, with the expectations for TCP and for DNS.
 rows_of() {
-    local who=$1 uid=$2 tcp=$3 dns=$4 server resolver
+    local sender=$1 uid=$2 tcp=$3 dns=$4 server resolver
     for server in "$server_v4" "[$server_v6]"; do
-        row "$pod" "$who" "$uid" TCP tcp "$server:443" "$tcp"
+        row "$pod" "$sender" "$uid" TCP tcp "$server:443" "$tcp"
     done
     for resolver in "$resolver_v4" "[$resolver_v6]"; do
-        row "$pod" "$who" "$uid" "UDP DNS" udp "$resolver:53" "$dns"
-        row "$pod" "$who" "$uid" "TCP DNS" tcp "$resolver:53" "$dns"
+        row "$pod" "$sender" "$uid" "UDP DNS" udp "$resolver:53" "$dns"
+        row "$pod" "$sender" "$uid" "TCP DNS" tcp "$resolver:53" "$dns"
     done
 }
 
-send_everything() {
-    # shellcheck disable=SC2059 # the format is the constant above
-    printf "$bold$table$plain" 'who' 'UID' 'sends' 'to' 'arrived' 'expected' ''
-    rows_of app "$app_uid" sidecar:15001 sidecar:15053
-    rows_of istio-proxy "$proxy_uid" direct direct
-    rows_of vault-init "$vault_uid" direct direct
+send_to_pod() {
     local address
     for address in "$pod_v4" "[$pod_v6]"; do
         row "$outside" outside 0 TCP tcp "$address:8080" sidecar:15006
         row "$outside" outside 0 TCP tcp "$address:15020" direct
     done
+}
+
+# run_detour ARGUMENT…: prints a detour command and runs it.
+run_detour() {
+    printf '%s$ detour %s%s\n' "$bold" "${*//$work\//}" "$plain"
+    (cd "$work" && "$detour" "$@")
 }
 
 show_rules() {
@@ -249,33 +282,59 @@ show_rules() {
 }
 
 need_root
-need_commands gcc=build-essential ip=iproute2 iptables=iptables
+need_commands gcc=build-essential ip=iproute2
+if "$list_rules"; then
+    need_commands iptables=iptables
+fi
 need_rust
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 work=$(mktemp -d)
 
-say "building the static binary and the traffic tool (minutes, the first time)"
-build_static --bin detour
-build_static --example probe
-built="$(target_directory)/$target/release"
+say "1/6 Build the static binary and the traffic tool (the first time: two to three minutes on two cores)"
+build_static demo --bin detour --example probe
+built="$(target_directory)/$target/demo"
 detour="$built/detour" probe="$built/examples/probe"
 
-say "making a pod and a world around it"
-make_world
-write_cluster
-serve_everything
-cat "$work/net.d/istio-cni.conf"
+say "2/6 Make a pod with a sidecar, and a network around it"
+make_network
+write_objects
+write_configuration redirect.conf '    { "type": "istio-redirect" }'
+write_configuration exclude.conf '    { "type": "istio-redirect" },
+    { "type": "uid-exclude", "uids": ["1337"] },
+    { "type": "dns-exclude", "uids": ["1337"] }'
+start_outside
 
-say "calling detour as Multus does for default/istio-cni"
-attached=true
-call_plugin ADD
+say "3/6 Start the pod without exclusions: its init container runs before the sidecar and reaches nothing"
+start_pod redirect.conf
+heading
+rows_of vault-init "$vault_uid" lost lost
+delete_pod
 
-say "sending real traffic"
-send_everything
-show_rules
-if [[ $wrong -gt 0 ]]; then
-    die "$wrong of the rows above are WRONG"
+say "4/6 Start the same pod with UID 1337 and its DNS excluded: the init container reaches everything"
+sed -n '/"chain"/,/^  \]/p' "$work/exclude.conf"
+start_pod exclude.conf
+heading
+rows_of vault-init "$vault_uid" direct direct
+say "5/6 Start the sidecar: the application's traffic goes to it, excluded traffic bypasses it"
+start_sidecar
+heading
+rows_of app "$app_uid" sidecar:15001 sidecar:15053
+rows_of istio-proxy "$proxy_uid" direct direct
+rows_of vault-init "$vault_uid" direct direct
+send_to_pod
+
+say "6/6 Ask detour why: explain reads the manifests, trace reads the rules in the kernel"
+run_detour explain -f manifests/pod.yaml --namespace-file manifests/namespace.yaml --config exclude.conf
+run_detour trace --netns "$pod" --from "uid=$vault_uid" --to "$resolver_v4:53/udp"
+
+if "$list_rules"; then
+    show_rules
+else
+    echo "hack/demo.sh --rules also lists the pod's rules with iptables."
 fi
-say "everything arrived where it should"
+if [[ $wrong -gt 0 ]]; then
+    die "$wrong connections ended up elsewhere than expected (rows marked WRONG)"
+fi
+say "done: every connection ended up where expected"

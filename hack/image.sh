@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the image that the manifests run: the static binary and nothing else, as an OCI layout in
-# target/image with one index for all architectures. No daemon is needed. The same sources and
-# compilers give the same image.
+# Builds the image for the manifests: an OCI layout in target/image with one index for all architectures. The image
+# contains only the static binary. The script needs no container daemon. The same sources and compilers give the same
+# image.
 #
 # Usage: hack/image.sh [--arch LIST] [TAG]
 #   LIST  amd64, arm64 or both (default: amd64,arm64)
@@ -14,7 +14,7 @@ source hack/machine.sh
 
 architectures=amd64,arm64
 if [[ ${1:-} == --arch ]]; then
-    architectures=${2:?--arch needs a list}
+    architectures=${2:?--arch: expected a list, for example amd64,arm64}
     shift 2
 fi
 IFS=, read -ra architectures <<<"$architectures"
@@ -22,11 +22,11 @@ IFS=, read -ra architectures <<<"$architectures"
 need_commands gcc=build-essential jq=jq skopeo=skopeo umoci=umoci
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 tag=${1:-$version}
-# The time of the last commit stands for now wherever an image has a time.
+# The image uses the time of the last commit instead of the current time.
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 created=$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 
-# pack ARCHITECTURE BINARY: puts an image of that name into the layout.
+# pack ARCHITECTURE BINARY: adds an image to the layout, tagged with the architecture.
 pack() {
     install -D -m 0755 "$2" "$work/$1/detour"
     tar --create --file "$work/$1.tar" --directory "$work/$1" --format ustar \
@@ -42,7 +42,7 @@ pack() {
         --config.label "org.opencontainers.image.licenses=Apache-2.0"
 }
 
-# The images that umoci made, one a tag, become the platforms of one index, which gets the tag.
+# Joins the images of umoci, one per tag, into one index with the requested tag.
 join() {
     local type=application/vnd.oci.image.index.v1+json digest
     jq --arg type "$type" '{
@@ -64,17 +64,17 @@ join() {
     }' >"$layout/index.json"
 }
 
-# check ARCHITECTURE EMULATOR: what a node of it would pull is a binary that runs there, and nothing else.
+# check ARCHITECTURE EMULATOR: checks that a node of this architecture pulls only a binary, and that the binary runs.
 check() {
     local pulled="$work/pulled-$1" layer answer
     skopeo copy --quiet --override-arch "$1" "oci:$layout:$tag" "dir:$pulled"
     layer=$(jq -r '.layers | if length == 1 then .[0].digest else error("not one layer") end' "$pulled/manifest.json")
     tar -xvf "$pulled/${layer#sha256:}" --directory "$pulled" >"$work/files"
-    [[ $(<"$work/files") == detour ]] || die "linux/$1: the image has other files than the binary"
+    [[ $(<"$work/files") == detour ]] || die "image linux/$1: expected only the file detour, got $(paste -sd ' ' "$work/files")"
     [[ $(skopeo inspect --override-arch "$1" --format '{{.Os}}/{{.Architecture}}' "oci:$layout:$tag") == "linux/$1" ]] ||
-        die "linux/$1: the image says that it is for another machine"
+        die "image linux/$1: the platform in its configuration is another one"
     answer=$(CNI_COMMAND=VERSION ${2:+"$2"} "$pulled/detour")
-    jq --exit-status '.supportedVersions | length > 0' <<<"$answer" >/dev/null || die "linux/$1: the plugin says $answer"
+    jq --exit-status '.supportedVersions | length > 0' <<<"$answer" >/dev/null || die "image linux/$1: VERSION: expected supportedVersions, got $answer"
     printf 'linux/%s: binary %s bytes, pulled %s bytes, runs%s\n' "$1" "$(stat -c %s "$pulled/detour")" \
         "$(jq '[.config.size, .layers[].size] | add' "$pulled/manifest.json")" "${2:+ under $2}"
 }
@@ -89,8 +89,8 @@ declare -A emulators
 for architecture in "${architectures[@]}"; do
     build_for "$architecture"
     emulators[$architecture]=$emulator
-    say "building for linux/$architecture"
-    build_static --bin detour
+    say "building for linux/$architecture (the first time: several minutes)"
+    build_static release --bin detour
     pack "$architecture" "$directory/$target/release/detour"
 done
 umoci gc --layout "$layout"

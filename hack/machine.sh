@@ -1,12 +1,13 @@
-# What the scripts beside this one need of the machine. Sourced, never run.
+# Functions for the other scripts in this directory: output, required packages, toolchains, builds. Source it; do
+# not run it.
 # shellcheck shell=bash
 
-# The static binary's target: this machine's, until build_for says otherwise.
+# The Rust target of the static binary: for this machine, unless build_for selects another.
 target="$(uname -m)-unknown-linux-musl"
-# What runs a binary of it, where this machine doesn't.
+# The emulator that runs binaries of the target; empty if this machine runs them.
 emulator=''
 : "$emulator"
-# ring's C parts are compiled by the machine's own gcc.
+# gcc compiles the C parts of ring.
 export "CC_${target//-/_}=gcc"
 
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -16,7 +17,7 @@ if [[ -t 1 && -z "${NO_COLOR:-}" ]]; then
 else
     bold='' green='' red='' plain=''
 fi
-# Not every script uses every colour.
+# Not every script uses every color.
 : "$green" "$red"
 
 say() {
@@ -29,30 +30,30 @@ die() {
 }
 
 need_root() {
-    [[ $(id -u) -eq 0 ]] || die "network namespaces and rules need root"
+    [[ $(id -u) -eq 0 ]] || die "run this script as root: it needs network namespaces and netfilter rules"
 }
 
-# need_commands COMMAND=PACKAGE…: installs the packages of those that are missing.
+# need_commands COMMAND=PACKAGE…: installs the packages of missing commands.
 need_commands() {
     local pair missing=() services
     for pair in "$@"; do
         command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
     done
     [[ ${#missing[@]} -gt 0 ]] || return 0
-    command -v apt-get >/dev/null || die "install ${missing[*]} first: there is no apt-get here"
+    command -v apt-get >/dev/null || die "missing packages: ${missing[*]}: apt-get not found; install them and run this script again"
     say "installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq </dev/null
     without_services apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
-    # Nor with the next boot.
+    # Do not start the services at the next boot either.
     mapfile -t services < <(dpkg -L "${missing[@]}" | sed -n 's|.*/systemd/system/\([^/@]*\.service\)$|\1|p')
     if [[ ${#services[@]} -gt 0 ]] && command -v systemctl >/dev/null; then
         systemctl disable --quiet "${services[@]}"
     fi
 }
 
-# without_services COMMAND…: runs what installs packages, and has none of their services started: etcd's
-# and containerd's are not for tests (invoke-rc.d(8), policy-rc.d).
+# without_services COMMAND…: runs a command that installs packages and keeps it from starting their services: the
+# tests start etcd and containerd themselves (invoke-rc.d(8), policy-rc.d).
 without_services() (
     policy=/usr/sbin/policy-rc.d
     if [[ ! -e $policy ]]; then
@@ -63,10 +64,10 @@ without_services() (
     "$@"
 )
 
-# Cargo and the static target.
+# Installs cargo, if rustup is available, and the static target.
 need_rust() {
     if ! command -v cargo >/dev/null; then
-        command -v rustup >/dev/null || die "neither cargo nor rustup is here: install rustup (https://rustup.rs)"
+        command -v rustup >/dev/null || die "cargo and rustup not found: install rustup (https://rustup.rs)"
         say "installing the stable Rust toolchain"
         rustup toolchain install stable --profile minimal </dev/null
         rustup default stable
@@ -74,23 +75,23 @@ need_rust() {
     if command -v rustup >/dev/null; then
         rustup target add "$target" </dev/null
     elif [[ ! -d "$(rustc --print target-libdir --target "$target")" ]]; then
-        die "this Rust has no target $target, and there is no rustup to add it"
+        die "Rust target $target not found: install rustup (https://rustup.rs), or add the target to this toolchain"
     fi
 }
 
-# build_for ARCHITECTURE: makes that the target, named as images name it, and gets what compiles for it
-# and runs it.
+# build_for ARCHITECTURE: selects the target by its name in images (amd64, arm64), and installs its compiler and its
+# emulator.
 build_for() {
     local machine prefix variable
     case $1 in
         amd64) machine=x86_64 ;;
         arm64) machine=aarch64 ;;
-        *) die "$1: the architectures are amd64 and arm64" ;;
+        *) die "unknown architecture \"$1\"; expected amd64 or arm64" ;;
     esac
     target="$machine-unknown-linux-musl" emulator=''
     if [[ $machine != "$(uname -m)" ]]; then
         prefix="$machine-linux-gnu"
-        # The C++ compiler stands for all of the package: a C compiler may be here without headers.
+        # Test for the C++ compiler: the C compiler alone can be installed without the C library's headers.
         emulator="qemu-$machine"
         need_commands "$prefix-g++=crossbuild-essential-$1" "$emulator=qemu-user"
         variable=${target//-/_}
@@ -99,31 +100,33 @@ build_for() {
     need_rust
 }
 
-# need_components COMPONENT…: of the Rust toolchain; one that has no rustup must have them already.
+# need_components COMPONENT…: installs components of the Rust toolchain. A toolchain without rustup must have them.
 need_components() {
     if command -v rustup >/dev/null; then
         rustup component add "$@" </dev/null
     fi
 }
 
-# build_static [--example NAME]…: what cargo builds by release profile for the static target.
+# build_static PROFILE ARGUMENT…: builds for the static target, with arguments of cargo build.
 build_static() {
-    cargo build --locked --release --target "$target" "$@" </dev/null
+    local profile=$1
+    shift
+    cargo build --locked --profile "$profile" --target "$target" "$@" </dev/null
 }
 
-# Where cargo puts what it builds.
+# Prints cargo's target directory.
 target_directory() {
     cargo metadata --locked --no-deps --format-version 1 | sed -E 's/.*"target_directory":"([^"]+)".*/\1/'
 }
 
-# Where tools are that are built here: nobody packages them, or not in the version that is needed.
+# Prints the directory for tools that no package provides in the required version.
 tools_directory() {
     echo "$(target_directory)/tools"
 }
 
-# A Go for what is built here. Distributions' own are often too old for it.
+# Requires Go. Distributions often package a version that is too old.
 need_go() {
-    command -v go >/dev/null || die "building $1 needs Go 1.25 or later (https://go.dev/dl)"
+    command -v go >/dev/null || die "go not found: building $1 needs Go 1.25 or later (https://go.dev/dl)"
 }
 
 need_helm() {
@@ -131,36 +134,36 @@ need_helm() {
     tools=$(tools_directory)
     [[ ! -x $tools/helm ]] || return 0
     need_go helm
-    say "building helm $version (a minute)"
-    # In place only when it is whole.
+    say "building helm $version (about one minute)"
+    # Move it into place only when it is complete.
     GOBIN="$tools/new" go install -ldflags '-s -w' "helm.sh/helm/v3/cmd/helm@$version" </dev/null
     mv "$tools/new/helm" "$tools/helm"
 }
 
-# What calls plugins as a runtime does, by libcni.
+# cnitool calls plugins through libcni, as a runtime does.
 need_cnitool() {
     [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null || return 0
     need_go cnitool
-    say "building cnitool"
+    say "building cnitool (about ten seconds)"
     GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
 }
 
-# The API server of the tests, in the version that its go.mod names.
+# The API server of the tests, in the version of its go.mod.
 need_apiserver() {
     local module=tests/apiserver/kube-apiserver
     need_module "$module" "$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")" \
-        "four minutes on two cores" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
+        "about four minutes on two cores" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
 }
 
-# What asks containerd for pods, in the version that its go.mod names.
+# crictl creates pods in containerd, in the version of its go.mod.
 need_crictl() {
     local module=tests/containerd/crictl
     need_module "$module" "$(sed -n 's/.*=> sigs.k8s.io\/cri-tools v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
-        "a minute" github.com/kubernetes-sigs/cri-tools/cmd/crictl github.com/kubernetes-sigs/cri-tools/pkg/version.Version
+        "about one minute" github.com/kubernetes-sigs/cri-tools/cmd/crictl github.com/kubernetes-sigs/cri-tools/pkg/version.Version
 }
 
-# need_module DIRECTORY VERSION TIME PACKAGE VARIABLE: builds a package that a Go module beside the tests
-# requires; the variable is where it keeps its version.
+# need_module DIRECTORY VERSION TIME PACKAGE VARIABLE: builds a package that a Go module in the tests requires. VARIABLE
+# is the Go variable that holds the version.
 need_module() {
     local directory=$1 version=$2 duration=$3 package=$4 variable=$5 tools program
     tools=$(tools_directory)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Renders the chart into the kustomize bases beside it. With --check it compares the bases with the chart,
-# and checks the chart's configuration with detour validate. With --digest it prints the chart's digest,
-# which each base contains too; that needs no helm.
+# Renders the chart into the kustomize bases next to it.
+#
+# --check   compare the bases with the chart, and check the chart's configuration with detour validate
+# --digest  print the chart's digest, which each base contains; does not need helm
 #
 # Usage: hack/manifests.sh [--check|--digest]
 set -euo pipefail
@@ -20,7 +21,7 @@ fi
 
 render() {
     local platform=$1
-    echo "# Rendered from manifests/chart by hack/manifests.sh for $platform: change that, not this."
+    echo "# Rendered from manifests/chart by hack/manifests.sh for $platform. Do not edit."
     echo "# Chart: $(digest)"
     "$(tools_directory)/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
 }
@@ -38,5 +39,5 @@ for platform in kubernetes openshift; do
         cp "$work/rendered.yaml" "manifests/$platform/rendered.yaml"
     fi
 done
-! "$invalid" || die "the plugin would refuse the chart's configuration"
-! "$stale" || die "the bases are not what the chart gives: run hack/manifests.sh"
+! "$invalid" || die "the chart's configuration: detour validate refuses it"
+! "$stale" || die "kustomize bases: they differ from the rendered chart; run hack/manifests.sh"

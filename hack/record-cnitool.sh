@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Records what the reference's runtime library, driven by cnitool, shows to plugins, in
-# tests/golden/cnitool.json: tests hold this project's own runs of plugins against it. Only needed
-# when the scenes in tests/delegates/cnitool.rs change. Needs Go and root (cnitool keeps results
-# below /var/lib/cni, and takes them away again).
+# Records in tests/golden/cnitool.json what plugins see when libcni, driven by cnitool, calls them. Tests compare
+# detour's own calls of plugins with the record. Run this script only after a change of the cases in
+# tests/delegates/cnitool.rs. It needs Go and root (cnitool saves results below /var/lib/cni and removes them).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Runs all tests, or those that the arguments, cargo test's own, say. What they need and is missing
-# is installed first; what can't be had is an error.
+# Runs the tests: all of them, or those that the arguments of cargo test select. Installs missing packages and tools
+# first; a privilege or tool that can't be provided is an error.
+#
+# Usage: hack/test.sh [ARGUMENT OF cargo test]…
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
@@ -10,7 +12,7 @@ need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
     nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
-# Minutes, the first time: not for those who run other tests.
+# These builds take minutes the first time, so only the tests that use the tools start them.
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_commands etcd=etcd-server setpriv=util-linux
     need_helm

@@ -1,8 +1,9 @@
 //! Inputs without an end and outputs that are not read: the plugin and the agent end the wait, and their
 //! memory stays bounded.
 
-#[path = "scratch/directory.rs"]
-mod directory;
+mod support;
+
+use support::directory;
 
 use directory::Directory;
 use nix::fcntl::OFlag;

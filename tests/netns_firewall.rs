@@ -1,6 +1,8 @@
 //! Rules in a real kernel: what is committed over netlink is what iptables itself would have made
 //! of the same rules, and is read back as it was meant.
 
+mod support;
+
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::{Family, Table};
 use detour_cni::firewall::{
@@ -12,11 +14,7 @@ use policies::policies;
 use proptest::prelude::*;
 use scratch::{in_new_netns, tool};
 use std::fmt::Write as _;
-
-#[path = "policies/drawn.rs"]
-mod drawn;
-mod policies;
-mod scratch;
+use support::{drawn_policies as drawn, new_netns as scratch, policies};
 
 fn restore_text(ruleset: &Ruleset, family: Family) -> String {
     let mut text = String::new();

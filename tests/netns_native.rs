@@ -1,6 +1,8 @@
 //! Native rules in a real kernel: what is committed over netlink is what `nft` itself makes of
 //! the same rules in words, and is read back as it was meant.
 
+mod support;
+
 use detour_cni::firewall::native::{self, NativeTables, text, translate};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::Family;
@@ -10,9 +12,7 @@ use detour_cni::policy::{
 };
 use policies::{on, policies};
 use scratch::{in_new_netns, tool};
-
-mod policies;
-mod scratch;
+use support::{new_netns as scratch, policies};
 
 fn live() -> LiveRuleset {
     LiveRuleset::read(&mut NfSocket::open().expect("nfnetlink")).expect("readable")

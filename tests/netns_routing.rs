@@ -1,17 +1,17 @@
 //! TPROXY's routing in a real kernel, as the library rtnetlink reads it: the plugin's own messages and the
 //! library's must mean the same.
 
-use detour_cni::netns::Routing;
+mod support;
+
+use detour_cni::netns::{Fixtures, OwnFamilies, Routing};
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder, new_connection};
 use scratch::{in_new_netns, tool};
-use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
-
-mod scratch;
+use support::new_netns as scratch;
 
 const MARK: u32 = 1337;
 /// More than the 255 that fit into the header's field.
@@ -45,9 +45,11 @@ async fn in_table(handle: &Handle, message: RouteMessage) -> Vec<RouteMessage> {
 fn rules_and_routes_are_what_the_library_would_make() {
     in_new_netns(|| {
         tool("ip", &["link", "set", "lo", "up"], "");
-        let routing = Routing { mark: MARK, table: TABLE, ip6: true };
-        routing.add().expect("added");
-        routing.add().expect("a second time changes nothing");
+        let routing = [Routing { mark: MARK, table: TABLE, ip6: true }].into();
+        let fixtures = Fixtures { proxy_loopback: false, routing };
+        let both = OwnFamilies { ip: true, ip6: true, proxy_loopback: false };
+        fixtures.add(both).expect("added");
+        fixtures.add(both).expect("a second time changes nothing");
         let (rules, routes) = found();
         let families: Vec<_> = rules.iter().map(|rule| rule.header.family).collect();
         assert_eq!(families, [AddressFamily::Inet, AddressFamily::Inet6]);
@@ -61,8 +63,8 @@ fn rules_and_routes_are_what_the_library_would_make() {
             assert!(route.attributes.contains(&RouteAttribute::Oif(1)), "{route:?}");
         }
         assert_eq!(routes[0].header.scope, RouteScope::Host);
-        routing.remove_but(&BTreeSet::new()).expect("removed");
-        routing.remove_but(&BTreeSet::new()).expect("a second time changes nothing");
+        fixtures.remove_but(&Fixtures::default()).expect("removed");
+        fixtures.remove_but(&Fixtures::default()).expect("a second time changes nothing");
         assert_eq!(found(), (vec![], vec![]));
     });
 }

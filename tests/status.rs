@@ -1,7 +1,8 @@
 //! STATUS, from outside: 0 where an ADD could be served, 50 and the reason where not.
 
-#[path = "scratch/directory.rs"]
-mod directory;
+mod support;
+
+use support::directory;
 
 use directory::Directory;
 use serde_json::{Value, json};

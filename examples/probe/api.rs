@@ -1,5 +1,4 @@
-//! As much of a Kubernetes API as a GET needs: `DIR/PATH.json` is what `GET /PATH` answers. A watch is
-//! told of nothing.
+//! A minimal Kubernetes API: `GET /PATH` returns `DIR/PATH.json`. A watch returns no events.
 
 use anyhow::Context;
 use serde_json::json;
@@ -13,12 +12,12 @@ pub(crate) struct Api {
     /// Where to listen; port 0 picks a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Where the files are: api/v1/namespaces/NS.json, api/v1/namespaces/NS/pods/POD.json, …
+    /// The directory of the files: api/v1/namespaces/NS.json, api/v1/namespaces/NS/pods/POD.json, …
     dir: PathBuf,
 }
 
 impl Api {
-    /// Prints `ready ADDR:PORT` once it answers.
+    /// Prints `ready ADDR:PORT` when it can answer, then serves until stdin ends.
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.listen).with_context(|| format!("listen on {}", self.listen))?;
         println!("ready {}", listener.local_addr()?);
@@ -57,12 +56,12 @@ fn serve(dir: &Path, mut stream: &TcpStream) -> anyhow::Result<()> {
 }
 
 struct Request {
-    /// Without the query.
+    /// The path without the query.
     path: String,
     watches: bool,
 }
 
-/// The next request; `None` at the end of the connection. What is written is taken and forgotten.
+/// The next request; `None` at the end of the connection. Bodies are discarded.
 fn read_request(reader: &mut impl BufRead) -> anyhow::Result<Option<Request>> {
     let mut request = String::new();
     if reader.read_line(&mut request)? == 0 {

@@ -1,5 +1,4 @@
-//! Becomes a user and keeps one connection: for each line of stdin a token is sent over it, and the
-//! answer printed.
+//! Becomes a user and keeps one connection. Sends a token over it for each line of stdin and prints the answer.
 
 use crate::endpoint::{Endpoint, Protocol};
 use crate::send::TOKEN;
@@ -22,7 +21,7 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        ensure!(self.to.protocol == Protocol::Tcp, "only TCP has connections");
+        ensure!(self.to.protocol == Protocol::Tcp, "expected tcp:ADDR:PORT, got udp");
         self.user.become_it()?;
         let stream = TcpStream::connect_timeout(&self.to.address, PATIENCE).context("connect")?;
         stream.set_read_timeout(Some(PATIENCE))?;

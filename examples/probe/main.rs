@@ -1,5 +1,5 @@
-//! The traffic tool of the netns tests, the demo and the bench: answers in one network namespace,
-//! sends in another, and says where what was sent arrived.
+//! The traffic tool of the netns tests, the demo and the benchmark: answers in one network namespace, sends in another,
+//! and prints where the traffic arrived.
 
 mod api;
 mod endpoint;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Blocks until whoever started this process has closed its stdin, so that it can't outlive them.
+/// Blocks until the parent process closes stdin, so that this process ends with its parent.
 fn wait_for_end_of_stdin() -> anyhow::Result<()> {
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
     Ok(())

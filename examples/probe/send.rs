@@ -22,7 +22,7 @@ pub(crate) struct Send {
 pub(crate) const TOKEN: &[u8] = b"detour?\n";
 
 impl Send {
-    /// Prints the answer, or `{"error": …}` and then fails.
+    /// Sends the token. Prints the answer, or prints `{"error": …}` and fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         self.user.become_it()?;
         let timeout = Duration::from_millis(self.timeout_ms);
@@ -47,7 +47,7 @@ fn over_tcp(to: SocketAddr, timeout: Duration) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&to, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.write_all(TOKEN)?;
-    // The end of what is sent ends the connection.
+    // The server closes the connection when this side stops sending.
     stream.shutdown(Shutdown::Write)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -1,5 +1,5 @@
-//! Listens, and answers with who answered, where the packet arrived, where it came from and, for
-//! TCP, where it was meant to go before any NAT.
+//! Listens and answers with its label, the local and the remote address and, for TCP, the original destination before
+//! NAT.
 
 use crate::endpoint::{Endpoint, Protocol};
 use crate::user::User;
@@ -15,7 +15,7 @@ use std::thread;
 
 #[derive(clap::Args)]
 pub(crate) struct Serve {
-    /// Who answers, as the answers say it
+    /// The label in the answers
     #[arg(long)]
     label: String,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub(crate) struct Serve {
 struct Answer<'a> {
     label: &'a str,
     protocol: Protocol,
-    /// The port that was listened on. TPROXY leaves another one in `local`.
+    /// The port of the listener. With TPROXY, `local` has another port.
     listener: u16,
     local: SocketAddr,
     peer: SocketAddr,
@@ -40,8 +40,8 @@ struct Answer<'a> {
 impl Serve {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         let (tcp, udp): (Vec<_>, Vec<_>) = self.endpoints.iter().partition(|e| e.protocol == Protocol::Tcp);
-        // To listen transparently takes a capability, so that comes before the change of user. A
-        // datagram's owner, for rules, is who opened the socket (xt_owner), so that comes after it.
+        // A transparent listener needs a capability, so open it before the change of user. The owner of a datagram is
+        // the user that opened the socket (xt_owner), so open that one afterwards.
         for Endpoint { address, .. } in tcp {
             let listener = listen_tcp(address).with_context(|| format!("listen on tcp:{address}"))?;
             let label = self.label.clone();
@@ -58,7 +58,7 @@ impl Serve {
     }
 }
 
-/// A listener of one family only, transparent as a TPROXY target must be.
+/// Opens a listener for one address family, transparent as TPROXY requires.
 fn listen_tcp(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
@@ -83,7 +83,7 @@ fn serve_tcp(label: &str, port: u16, listener: &TcpListener) {
     }
 }
 
-/// Answers each line with the same, to the end of the connection.
+/// Answers each line until the connection ends.
 fn answer_tcp(label: &str, port: u16, mut stream: &TcpStream) -> anyhow::Result<()> {
     let local = stream.local_addr()?;
     let answer = Answer {
@@ -121,7 +121,7 @@ fn line(answer: &Answer<'_>) -> anyhow::Result<String> {
     Ok(serde_json::to_string(answer)? + "\n")
 }
 
-/// Where conntrack saw the connection go at first; `None` where it isn't tracked.
+/// Returns the destination before NAT; `None` if the connection is not tracked.
 fn original_destination(stream: &TcpStream) -> anyhow::Result<Option<SocketAddr>> {
     let found = if stream.local_addr()?.is_ipv4() {
         getsockopt(stream, sockopt::OriginalDst).map(|raw| {

@@ -158,8 +158,16 @@ impl AgentArguments {
         let services = self.services();
         let socket = services.as_ref().and_then(|services| services.socket.as_ref());
         let accepted = RefCell::new(None);
+        let warned = RefCell::new(Vec::new());
+        // Once each, however often the configuration is compared.
+        let warn = |warnings: Vec<String>| {
+            let earlier = warned.replace(warnings.clone());
+            for warning in warnings.iter().filter(|warning| !earlier.contains(warning)) {
+                tracing::warn!("{warning}");
+            }
+        };
         let desired = || {
-            let desired = |given: &_| self.wanted.desired(&node, &program, given, &token, socket);
+            let desired = |given: &_| self.wanted.desired(&node, &program, given, &token, socket, &warn);
             let newest = self.wanted.given().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {
                 Ok((desired, given)) => {

@@ -105,7 +105,7 @@ pub(super) struct InstallOptions {
     /// A token on the node that the kubeconfig names; else the service account's token is written into it.
     #[arg(long, value_name = "FILE")]
     token_file: Option<HostPath>,
-    /// Install even if the file of --kubeconfig or --token-file is not on the node yet, or not below --root.
+    /// Install even if the kubeconfig of --kubeconfig or --config, or a token, is not on the node yet, or not below --root.
     #[arg(long)]
     allow_missing_credentials: bool,
     /// The API's URL [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT].
@@ -178,7 +178,12 @@ impl InstallArguments {
         let platform = Text::message(&format!("note: {}", self.wanted.describe_platform(&node)));
         crate::print(io::stderr(), &platform, ExitCode::SUCCESS);
         let program = program()?;
-        let desired = |given| self.wanted.desired(&node, &program, &given, &|| self.wanted.token(), None);
+        let warn = |warnings: Vec<String>| {
+            for warning in warnings {
+                crate::print(io::stderr(), &Text::message(&format!("warning: {warning}")), ExitCode::SUCCESS);
+            }
+        };
+        let desired = |given| self.wanted.desired(&node, &program, &given, &|| self.wanted.token(), None, &warn);
         let desired = match self.wanted.given().and_then(desired) {
             Ok(desired) => desired,
             Err(why) => return Ok(super::complain(format_args!("{why:#}"), ExitCode::from(2))),
@@ -250,7 +255,7 @@ impl InstallOptions {
 
     /// What the flags, the environment and the files that they name ask for; `given` has the keys of `--config`.
     /// `token` gives the one for the kubeconfig. With the socket of an agent that stays, the plugin asks
-    /// there first.
+    /// there first. `warn` gets the configuration's warnings.
     pub(super) fn desired(
         &self,
         node: &NodeFiles,
@@ -258,6 +263,7 @@ impl InstallOptions {
         given: &Map<String, Value>,
         token: &dyn Fn() -> Result<String>,
         socket: Option<&HostPath>,
+        warn: &dyn Fn(Vec<String>),
     ) -> Result<DesiredState> {
         let platform = self.platform(node);
         let directory = |given: &Option<HostPath>, usual: &str| match given {
@@ -267,7 +273,6 @@ impl InstallOptions {
         let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names = self.program_names();
-        self.credentials_exist(node)?;
         let own_kubeconfig = self.own_kubeconfig();
         let settings = EntrySettings {
             given: given.clone(),
@@ -279,9 +284,11 @@ impl InstallOptions {
             bin_dir: bin_dir.clone(),
             primary: self.primary,
         };
+        self.credentials_exist(node, settings.effective_kubeconfig()?.as_ref())?;
         let directories = settings.program_directories()?;
-        settings
-            .check(&|kind| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) })?;
+        let is_installed =
+            |kind: &str| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) };
+        warn(settings.check(&is_installed)?);
         let configuration = if self.chained.unwrap_or(platform.chained) {
             ConfigurationTarget::Listed { dir: conf_dir, file: self.conf_name.clone(), entry: settings.member()? }
         } else {
@@ -306,24 +313,38 @@ impl InstallOptions {
         })
     }
 
-    /// Checks the files of the node that the plugin is to use: without them, every ADD would fail.
-    fn credentials_exist(&self, node: &NodeFiles) -> Result<()> {
-        let files = [("--kubeconfig", &self.kubeconfig), ("--token-file", &self.token_file)];
-        for (flag, path) in files {
-            let Some(path) = path.as_ref().filter(|_| !self.allow_missing_credentials) else { continue };
-            read_trusted(&node.reach(path)?, LARGEST_CREDENTIAL).with_context(|| {
-                let root = self.place.root.display();
-                format!(
-                    "{flag} {path}: the plugin can't use this file of the node (below --root {root}); create it \
-                     first, or add --allow-missing-credentials"
-                )
-            })?;
+    /// Checks the files of the node that the plugin is to use: without them, every ADD would fail. `kubeconfig` is
+    /// the one that the whole configuration names.
+    fn credentials_exist(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>) -> Result<()> {
+        if self.allow_missing_credentials {
+            return Ok(());
         }
-        if let Some(path) = self.kubeconfig.as_ref().filter(|_| !self.allow_missing_credentials) {
-            let summary = KubeconfigSummary::read(self.place.root(), &node.reach(path)?);
-            summary.with_context(|| format!("--kubeconfig {path}: the plugin can't use it"))?;
+        let root = self.place.root.display();
+        let unusable = |what: String| {
+            format!(
+                "{what}: the plugin can't use this file of the node (below --root {root}); create it first, or add \
+                 --allow-missing-credentials"
+            )
+        };
+        if let Some(path) = &self.token_file {
+            let read = read_trusted(&node.reach(path)?, LARGEST_CREDENTIAL);
+            read.with_context(|| unusable(format!("--token-file {path}")))?;
+        }
+        let own = self.own_kubeconfig();
+        let is_written = |path: &HostPath| self.kubeconfig.is_none() && *path == own;
+        let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
+        let named = named.map(|path| ("--config: kubernetes.kubeconfig", path));
+        for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig", path)).chain(named) {
+            self.kubeconfig_works(node, path).with_context(|| unusable(format!("{place} {path}")))?;
         }
         Ok(())
+    }
+
+    /// Reads a kubeconfig of the node as the plugin does, with the files that it names.
+    fn kubeconfig_works(&self, node: &NodeFiles, path: &HostPath) -> Result<()> {
+        let reached = node.reach(path)?;
+        read_trusted(&reached, LARGEST_CREDENTIAL)?;
+        KubeconfigSummary::read(&self.place.root, &reached).map(drop).map_err(|error| anyhow!("{error}"))
     }
 
     fn platform(&self, node: &NodeFiles) -> &'static Platform {

@@ -8,6 +8,7 @@ use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Destination, Named, Rulebook, Sender, explain, trace};
 use detour_cni::pod::Pod;
+use detour_cni::sub_plugins::own_addresses;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -53,7 +54,7 @@ pub(super) struct TraceArguments {
     /// Where to: ADDRESS:PORT/tcp or /udp
     #[arg(long, value_name = "WHERE")]
     to: String,
-    /// The pod's own addresses, separated by commas: traffic to them goes over lo [default: status.podIPs]
+    /// The pod's own addresses, separated by commas: traffic to them goes over lo [default: status.podIPs and those of the annotation k8s.v1.cni.cncf.io/network-status]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "of_kernel")]
     pod_ip: Vec<IpAddr>,
     /// The interface by which other traffic leaves and comes in
@@ -96,7 +97,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let subject = arguments.subject.read()?;
             let from = sender(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
-            let own = if arguments.pod_ip.is_empty() { subject.facts.pod.addresses } else { arguments.pod_ip };
+            let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
             (from, Rulebook::of_policy(&policy), own)
         }
     };

@@ -87,6 +87,24 @@ impl NodeConf {
         }
     }
 
+    /// What applies to the agent's own pod while the file `place` can't be used: attachments can set no key of
+    /// the node, except those that identify that pod.
+    #[must_use]
+    pub fn of_agent(conf: &NetConf, place: &str) -> Self {
+        let mut kubernetes = Self::of(conf).kubernetes;
+        kubernetes.retain(|key, _| ["agent_namespace", "agent_pod_prefixes"].contains(&key.as_str()));
+        Self {
+            place: place.to_owned(),
+            top: Map::new(),
+            kubernetes,
+            exclude_namespaces: Vec::new(),
+            pinned: SUB_PLUGINS.map(str::to_owned).into(),
+            attachments_may_exclude_namespaces: false,
+            primary: Some(false),
+            complete: true,
+        }
+    }
+
     /// The text of a node configuration file.
     #[must_use]
     pub fn text(&self) -> String {

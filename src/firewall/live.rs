@@ -5,6 +5,7 @@
 use super::exclusions::{captured, covers_dns_port, protocols};
 use super::expression::Expression;
 use super::native::live::Sets;
+use super::native::rule::NativeAction;
 use super::nfnetlink::attributes::{Attributes, find, find_be64, find_text};
 use super::nfnetlink::{NfError, NfSocket, Verb};
 use super::rule::{Family, Hook, Rule, Table};
@@ -256,11 +257,20 @@ impl LiveRuleset {
         }
     }
 
-    /// Whether detour's native tables redirect traffic, and whether they do by TPROXY.
+    /// Whether detour's native tables redirect traffic.
     #[must_use]
-    pub fn native_redirection(&self) -> (bool, bool) {
-        let has = |name: &str| self.native.values().any(|chains| chains.contains_key(name));
-        (has("ISTIO_OUTPUT"), has("ISTIO_TPROXY"))
+    pub fn redirects_natively(&self) -> bool {
+        self.native.values().any(|chains| chains.contains_key("ISTIO_OUTPUT"))
+    }
+
+    /// Returns the mark that the rules of detour's native tables give to packets for TPROXY.
+    #[must_use]
+    pub fn native_tproxy_mark(&self) -> Option<u32> {
+        let chains = self.native.values().flat_map(BTreeMap::values);
+        chains.flat_map(|chain| chain.rules.iter().flatten()).find_map(|rule| match rule.action {
+            NativeAction::Tproxy { mark, .. } => Some(mark),
+            _ => None,
+        })
     }
 
     /// A chain's rules; none where there is no such chain.

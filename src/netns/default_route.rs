@@ -2,7 +2,7 @@
 
 use super::{HEADER, RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE, failed, open, unless_gone, unless_there};
 use crate::cni::Error;
-use crate::netlink::attributes::{Attributes, find};
+use crate::netlink::attributes::{Attributes, find, parse};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
@@ -16,6 +16,10 @@ const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
 const RTA_MULTIPATH: u16 = 9;
 const RTA_TABLE: u16 = 15;
+const RTA_VIA: u16 = 18;
+const RTA_ENCAP_TYPE: u16 = 21;
+const RTA_ENCAP: u16 = 22;
+const RTA_NH_ID: u16 = 30;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
 const RTN_UNICAST: u8 = 1;
@@ -33,7 +37,7 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         for family in [AF_INET, AF_INET6] {
             for route in socket.list(RTM_GETROUTE, &header(family))? {
                 let Some(rest) = without(&route, index) else { continue };
-                unless_gone(socket.request(RTM_DELROUTE, 0, &route, &[]))?;
+                unless_gone(socket.request(RTM_DELROUTE, 0, &by_nexthop(route), &[]))?;
                 if let RemainingPaths::Paths(rest) = rest {
                     unless_there(socket.request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &rest, &[]))?;
                 }
@@ -55,6 +59,19 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
 /// `struct rtmsg`.
 const fn header(family: u8) -> [u8; HEADER] {
     [family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, RTN_UNICAST, 0, 0, 0, 0]
+}
+
+/// The route as a request names it. The kernel lists a route over a nexthop object with the object and its paths, and
+/// accepts only one of them (`rtm_to_fib_config`, net/ipv4/fib_frontend.c).
+fn by_nexthop(route: Vec<u8>) -> Vec<u8> {
+    let Some((header, attributes)) = route.split_first_chunk::<HEADER>() else { return route };
+    if find(attributes, RTA_NH_ID).is_none() {
+        return route;
+    }
+    let paths = [RTA_OIF, RTA_GATEWAY, RTA_MULTIPATH, RTA_VIA, RTA_ENCAP_TYPE, RTA_ENCAP];
+    let others = parse(attributes).filter(|(kind, _)| !paths.contains(kind));
+    let others = others.fold(Attributes::new(), |others, (kind, value)| others.bytes(kind, value));
+    [header, others.as_bytes()].concat()
 }
 
 /// What is left of a default route without its paths over one interface.

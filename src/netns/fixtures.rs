@@ -14,6 +14,7 @@ use crate::netlink::attributes::{Attributes, find};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkSocket};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// What is needed, or was added.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -25,6 +26,98 @@ pub struct Fixtures {
     pub routing: BTreeSet<Routing>,
 }
 
+/// One object in the namespace, in the order in which they are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fixture(Kind);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    ProxyLoopback,
+    Route(Route),
+    Rule(Rule),
+}
+
+impl fmt::Display for Fixture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Kind::ProxyLoopback => f.write_str("address ::6/128 on lo"),
+            Kind::Route(route) => route.fmt(f),
+            Kind::Rule(rule) => rule.fmt(f),
+        }
+    }
+}
+
+impl Fixture {
+    const fn is_ip6(self) -> bool {
+        match self.0 {
+            Kind::ProxyLoopback => true,
+            Kind::Route(Route { family, .. }) | Kind::Rule(Rule { family, .. }) => matches!(family, Family::Ip6),
+        }
+    }
+
+    fn add(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
+        let added = match self.0 {
+            Kind::ProxyLoopback => return add_proxy_loopback(),
+            Kind::Route(route) => route.add(socket),
+            Kind::Rule(rule) => rule.add(socket),
+        };
+        added.map_err(|e| {
+            let why = match e {
+                Errno::EACCES | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP if self.is_ip6() => {
+                    " (is IPv6 off by sysctl on lo?)"
+                }
+                Errno::ENETDOWN => " (is lo down?)",
+                _ => "",
+            };
+            failed(&format!("{self} can't be added{why}"), &e)
+        })
+    }
+
+    fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Error> {
+        let removed = match self.0 {
+            Kind::ProxyLoopback => return remove_proxy_loopback(),
+            Kind::Route(route) => route.remove(socket),
+            Kind::Rule(rule) => rule.remove(socket),
+        };
+        removed.map_err(|e| failed(&format!("{self} can't be removed"), &e))
+    }
+}
+
+/// Adds these.
+///
+/// # Errors
+/// The kernel refuses one. Where the pod has no IPv6 address, IPv6 may be off on lo and then nothing
+/// needs it there: that is logged.
+pub fn add_fixtures(fixtures: &BTreeSet<Fixture>, addresses: OwnFamilies) -> Result<(), Error> {
+    if fixtures.is_empty() {
+        return Ok(());
+    }
+    let mut socket = socket()?;
+    fixtures.iter().try_for_each(|fixture| match fixture.add(&mut socket) {
+        Err(error) if fixture.is_ip6() && !addresses.ip6 => {
+            tracing::warn!("{error}");
+            Ok(())
+        }
+        other => other,
+    })
+}
+
+/// Removes these; a missing one is not an error.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_fixtures(fixtures: &BTreeSet<Fixture>) -> Result<(), Error> {
+    if fixtures.is_empty() {
+        return Ok(());
+    }
+    let mut socket = socket()?;
+    fixtures.iter().rev().try_for_each(|fixture| fixture.remove(&mut socket))
+}
+
+fn socket() -> Result<NetlinkSocket, Error> {
+    open().map_err(|e| failed("opening a routing socket in the pod failed", &e))
+}
+
 impl Fixtures {
     /// Adds what `other` holds.
     pub fn extend(&mut self, other: &Self) {
@@ -34,37 +127,62 @@ impl Fixtures {
 
     /// Forgets all but what `needed` names.
     pub fn retain(&mut self, needed: &Self) {
-        self.proxy_loopback &= needed.proxy_loopback;
-        self.routing.retain(|routing| needed.routing.contains(routing));
+        let own = self.each();
+        *self = needed.those_with(&own);
     }
 
-    /// What of this is not in the namespace.
+    /// Returns what of this has an object among `fixtures`.
+    #[must_use]
+    pub fn those_with(&self, fixtures: &BTreeSet<Fixture>) -> Self {
+        let has = |(route, rule)| {
+            [Kind::Route(route), Kind::Rule(rule)].iter().any(|kind| fixtures.contains(&Fixture(*kind)))
+        };
+        Self {
+            proxy_loopback: self.proxy_loopback && fixtures.contains(&Fixture(Kind::ProxyLoopback)),
+            routing: self.routing.iter().copied().filter(|routing| routing.parts().any(has)).collect(),
+        }
+    }
+
+    /// Each object.
+    fn each(&self) -> BTreeSet<Fixture> {
+        let routing = self.routing.iter().flat_map(|routing| routing.parts());
+        let kinds = routing.flat_map(|(route, rule)| [Kind::Route(route), Kind::Rule(rule)]);
+        kinds.chain(self.proxy_loopback.then_some(Kind::ProxyLoopback)).map(Fixture).collect()
+    }
+
+    /// The objects that are not in the namespace.
     ///
     /// # Errors
     /// The kernel does not list what there is.
-    pub fn missing(&self, addresses: OwnFamilies) -> Result<Self, Error> {
-        let mut routing = BTreeSet::new();
-        for needed in &self.routing {
-            if !needed.missing()?.is_empty() {
-                routing.insert(*needed);
-            }
-        }
-        Ok(Self { proxy_loopback: self.proxy_loopback && !addresses.proxy_loopback, routing })
+    pub fn missing(&self, addresses: OwnFamilies) -> Result<BTreeSet<Fixture>, Error> {
+        let mut missing = self.each();
+        let mut find = || {
+            // Most pods need no routing, and then no socket.
+            let mut socket = if self.routing.is_empty() { None } else { Some(open()?) };
+            let mut failure = Ok(());
+            missing.retain(|fixture| {
+                let exists = match (fixture.0, &mut socket) {
+                    (Kind::Route(route), Some(socket)) => route.is_in_effect(socket),
+                    (Kind::Rule(rule), Some(socket)) => rule.exists(socket),
+                    _ => Ok(addresses.proxy_loopback),
+                };
+                !exists.unwrap_or_else(|error| {
+                    failure = Err(error);
+                    false
+                })
+            });
+            failure
+        };
+        find().map_err(|e| failed("listing the pod's policy rules and routes failed", &e))?;
+        Ok(missing)
     }
 
-    /// Adds all of it.
+    /// Adds what is missing.
     ///
     /// # Errors
-    /// The kernel refuses something. Where the pod has no IPv6 address, IPv6 may be off on lo and
-    /// then nothing needs an address there: that is logged.
+    /// As [`Self::missing`] and [`add_fixtures`].
     pub fn add(&self, addresses: OwnFamilies) -> Result<(), Error> {
-        if self.proxy_loopback {
-            match add_proxy_loopback() {
-                Err(error) if !addresses.ip6 => tracing::warn!("{error}"),
-                other => other?,
-            }
-        }
-        self.routing.iter().try_for_each(|routing| routing.add())
+        add_fixtures(&self.missing(addresses)?, addresses)
     }
 
     /// Removes all of it but what `needed` names.
@@ -72,10 +190,7 @@ impl Fixtures {
     /// # Errors
     /// The kernel refuses something.
     pub fn remove_but(&self, needed: &Self) -> Result<(), Error> {
-        if self.proxy_loopback && !needed.proxy_loopback {
-            remove_proxy_loopback()?;
-        }
-        self.routing.difference(&needed.routing).try_for_each(|routing| routing.remove_but(&needed.routing))
+        remove_fixtures(&(&self.each() - &needed.each()))
     }
 
     /// What of this is not there, one line each.
@@ -87,27 +202,22 @@ impl Fixtures {
             return Ok(Vec::new());
         }
         let addresses = own_families()?;
-        let missing = self.missing(addresses)?;
-        let mut lines = Vec::new();
-        // Where the pod has no IPv6 address, lo may not have been able to take one.
-        if missing.proxy_loopback && addresses.ip6 {
-            lines.push("missing: address ::6/128 on lo".to_owned());
-        }
-        for routing in missing.routing {
-            lines.extend(routing.missing()?.iter().map(|what| format!("missing: {what}")));
-        }
-        Ok(lines)
+        let mut missing = self.missing(addresses)?;
+        // Where the pod has no IPv6 address, lo may not have been able to take one, or a route.
+        missing.retain(|fixture| addresses.ip6 || !fixture.is_ip6());
+        Ok(missing.iter().map(|fixture| format!("missing: {fixture}")).collect())
     }
 }
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// linux/rtnetlink.h.
 const RTA_OIF: u16 = 4;
+const RTA_PRIORITY: u16 = 6;
 const RTA_TABLE: u16 = 15;
 const RTPROT_BOOT: u8 = 3;
 const RT_SCOPE_HOST: u8 = 254;
 const RTN_LOCAL: u8 = 2;
+/// linux/ipv6_route.h, `IP6_RT_PRIO_USER`: the metric of an IPv6 route that is added without one.
+const IP6_METRIC: u32 = 1024;
 /// linux/fib_rules.h.
 const FIB_RULE_INVERT: u8 = 2;
 const FRA_IIFNAME: u16 = 3;
@@ -130,130 +240,193 @@ pub struct Routing {
 }
 
 impl Routing {
-    fn families(self) -> impl Iterator<Item = u8> {
-        [Some(AF_INET), self.ip6.then_some(AF_INET6)].into_iter().flatten()
-    }
-
-    /// The policy rules and routes that do not exist, one line each.
+    /// Finds the routing of a mark, by the first policy rule of each family.
     ///
     /// # Errors
-    /// The kernel does not list them.
-    pub fn missing(self) -> Result<Vec<String>, Error> {
-        let missing = || {
-            let (mut socket, mut missing) = (open()?, Vec::new());
-            for family in self.families() {
-                let name = if family == AF_INET { "IPv4" } else { "IPv6" };
-                if self.find_rule(&mut socket, family)?.is_none() {
-                    missing.push(format!("{name} policy rule fwmark {:#x} lookup {}", self.mark, self.table));
-                }
-                if !self.has_route(&mut socket, family)? {
-                    missing.push(format!("{name} route local default dev lo table {}", self.table));
-                }
+    /// The kernel does not list the policy rules.
+    pub fn of_mark(mark: u32) -> Result<BTreeSet<Self>, Error> {
+        let find = || {
+            let (mut socket, mut found) = (open()?, BTreeSet::new());
+            for family in [Family::Ip, Family::Ip6] {
+                let rules = socket.list(RTM_GETRULE, &rule_header(family))?;
+                let mut tables = rules.iter().filter_map(|body| by_mark(body).filter(|(other, _)| *other == mark));
+                found.extend(tables.next().map(|(mark, table)| Self { mark, table, ip6: true }));
             }
-            Ok(missing)
+            Ok(found)
         };
-        missing().map_err(|e: Errno| failed("listing the pod's policy rules and routes failed", &e))
+        find().map_err(|e: Errno| failed("listing the pod's policy rules failed", &e))
     }
 
-    /// Adds the rules and routes that do not exist, and replaces another default route of the table.
+    /// Returns the routes and policy rules of which it consists.
+    pub(super) fn parts(self) -> impl Iterator<Item = (Route, Rule)> {
+        let families = [Some(Family::Ip), self.ip6.then_some(Family::Ip6)];
+        let Self { mark, table, .. } = self;
+        families.into_iter().flatten().map(move |family| (Route { family, table }, Rule { family, table, mark }))
+    }
+}
+
+/// An address family; the number is the kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Family {
+    Ip = 2,
+    Ip6 = 10,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ip => "IPv4",
+            Self::Ip6 => "IPv6",
+        })
+    }
+}
+
+/// A route `local default dev lo table TABLE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Route {
+    pub(super) family: Family,
+    table: u32,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} route local default dev lo table {}", self.family, self.table)
+    }
+}
+
+impl Route {
+    /// Whether the table's first default route is this one: a later one has no effect.
+    ///
+    /// # Errors
+    /// The kernel does not list the routes.
+    pub(super) fn is_in_effect(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
+        let first = self.defaults(socket)?.into_iter().next();
+        Ok(first.is_some_and(|body| is_local(&body)))
+    }
+
+    /// Adds the route. Default routes of the table that precede it, or have its metric, are removed.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn add(self) -> Result<(), Error> {
-        let add = || {
-            let mut socket = open()?;
-            for family in self.families() {
-                self.add_to(&mut socket, family)?;
-            }
-            Ok(())
-        };
-        add().map_err(|e: Errno| failed(&format!("the route for packets with mark {} can't be added", self.mark), &e))
-    }
-
-    fn add_to(self, socket: &mut NetlinkSocket, family: u8) -> Result<(), Errno> {
-        if !self.has_route(socket, family)? {
-            let flags = NLM_F_CREATE | NLM_F_REPLACE;
-            socket.request(RTM_NEWROUTE, flags, &route(family), self.route_attributes().as_bytes())?;
-        }
-        if self.find_rule(socket, family)?.is_none() {
-            let flags = NLM_F_CREATE | NLM_F_EXCL;
-            unless_there(socket.request(RTM_NEWRULE, flags, &rule(family), self.rule_attributes().as_bytes()))?;
+    pub(super) fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        let header = self.header();
+        let flags = NLM_F_CREATE | NLM_F_REPLACE;
+        socket.request(RTM_NEWROUTE, flags, &header, self.attributes().as_bytes())?;
+        for other in self.defaults(socket)?.into_iter().take_while(|body| !is_local(body)) {
+            unless_gone(socket.request(RTM_DELROUTE, 0, &other, &[]))?;
         }
         Ok(())
     }
 
-    /// Removes the rules and routes that none of `needed` has; a missing one is not an error.
+    /// Removes the route; a missing one is not an error.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn remove_but(self, needed: &BTreeSet<Self>) -> Result<(), Error> {
-        let is_needed = |family: u8, is_same: &dyn Fn(&Self) -> bool| {
-            needed.iter().any(|other| is_same(other) && other.families().any(|other| other == family))
+    pub(super) fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        unless_gone(socket.request(RTM_DELROUTE, 0, &self.header(), self.attributes().as_bytes()))
+    }
+
+    /// Returns the table's default routes as the kernel lists them, in the order in which they take effect: those for
+    /// one type of service first, then by metric.
+    fn defaults(self, socket: &mut NetlinkSocket) -> Result<Vec<Vec<u8>>, Errno> {
+        let rank = |body: &Vec<u8>| {
+            let ([family, to, from, tos, table, ..], attributes) = body.split_first_chunk::<HEADER>()?;
+            let is_default = (*family, *to, *from) == (self.family as u8, 0, 0)
+                && number(attributes, RTA_TABLE).unwrap_or_else(|| (*table).into()) == self.table;
+            is_default.then(|| (*tos == 0, number(attributes, RTA_PRIORITY).unwrap_or_default()))
         };
-        let remove = || {
-            let mut socket = open()?;
-            for family in self.families() {
-                if !is_needed(family, &|other| (other.mark, other.table) == (self.mark, self.table))
-                    && let Some(rule) = self.find_rule(&mut socket, family)?
-                {
-                    unless_gone(socket.request(RTM_DELRULE, 0, &rule, &[]))?;
-                }
-                if !is_needed(family, &|other| other.table == self.table) {
-                    let attributes = self.route_attributes();
-                    unless_gone(socket.request(RTM_DELROUTE, 0, &route(family), attributes.as_bytes()))?;
-                }
-            }
-            Ok(())
-        };
-        remove()
-            .map_err(|e: Errno| failed(&format!("the route for packets with mark {} can't be removed", self.mark), &e))
+        let mut defaults = socket.list(RTM_GETROUTE, &self.header())?;
+        defaults.retain(|body| rank(body).is_some());
+        defaults.sort_by_key(rank);
+        Ok(defaults)
     }
 
-    /// The policy rule as the kernel lists it.
-    fn find_rule(self, socket: &mut NetlinkSocket, family: u8) -> Result<Option<Vec<u8>>, Errno> {
-        Ok(socket.list(RTM_GETRULE, &rule(family))?.into_iter().find(|body| self.is_rule(body)))
+    /// `struct rtmsg`.
+    const fn header(self) -> [u8; HEADER] {
+        [self.family as u8, 0, 0, 0, 0, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0]
     }
 
-    /// Whether the rule selects packets by the mark alone.
-    fn is_rule(self, body: &[u8]) -> bool {
-        let Some((header, attributes)) = body.split_first_chunk::<HEADER>() else { return false };
-        let [_, to, from, tos, _, _, _, action, flags, ..] = *header;
-        let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
-        let is_narrower = [FRA_IIFNAME, FRA_OIFNAME].iter().any(|kind| find(attributes, *kind).is_some());
-        (to, from, tos, action, flags & FIB_RULE_INVERT) == (0, 0, 0, FR_ACT_TO_TBL, 0)
-            && number(FRA_FWMARK) == Some(self.mark)
-            && number(FRA_FWMASK).is_none_or(|mask| mask == u32::MAX)
-            && number(FRA_TABLE) == Some(self.table)
-            && !is_narrower
+    fn attributes(self) -> Attributes {
+        let attributes = Attributes::new().ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table);
+        // Without a metric, IPv6 removes any route of the table over lo.
+        if self.family == Family::Ip6 { attributes.ne32(RTA_PRIORITY, IP6_METRIC) } else { attributes }
+    }
+}
+
+/// Whether a default route delivers packets to this namespace.
+fn is_local(body: &[u8]) -> bool {
+    let Some(([.., kind, _, _, _, _], attributes)) = body.split_first_chunk::<HEADER>() else { return false };
+    *kind == RTN_LOCAL && number(attributes, RTA_OIF) == Some(LO)
+}
+
+/// A policy rule `fwmark MARK lookup TABLE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rule {
+    pub(super) family: Family,
+    table: u32,
+    mark: u32,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} policy rule fwmark {:#x} lookup {}", self.family, self.mark, self.table)
+    }
+}
+
+impl Rule {
+    /// Whether the kernel has the rule.
+    ///
+    /// # Errors
+    /// The kernel does not list the rules.
+    pub(super) fn exists(self, socket: &mut NetlinkSocket) -> Result<bool, Errno> {
+        self.find(socket).map(|found| found.is_some())
     }
 
-    fn has_route(self, socket: &mut NetlinkSocket, family: u8) -> Result<bool, Errno> {
-        let is_it = |body: &Vec<u8>| {
-            let Some((header, attributes)) = body.split_first_chunk::<HEADER>() else { return false };
-            let [_, to, _, _, table, _, _, kind, ..] = *header;
-            let number = |kind| find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
-            (to, kind) == (0, RTN_LOCAL)
-                && number(RTA_TABLE).unwrap_or_else(|| table.into()) == self.table
-                && number(RTA_OIF) == Some(LO)
-        };
-        Ok(socket.list(RTM_GETROUTE, &route(family))?.iter().any(is_it))
+    /// Adds the rule; that it exists already is not an error.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn add(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        let attributes = Attributes::new().ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table);
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        unless_there(socket.request(RTM_NEWRULE, flags, &rule_header(self.family), attributes.as_bytes()))
     }
 
-    fn rule_attributes(self) -> Attributes {
-        Attributes::new().ne32(FRA_FWMARK, self.mark).ne32(FRA_TABLE, self.table)
+    /// Removes the rule; a missing one is not an error.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn remove(self, socket: &mut NetlinkSocket) -> Result<(), Errno> {
+        match self.find(socket)? {
+            Some(rule) => unless_gone(socket.request(RTM_DELRULE, 0, &rule, &[])),
+            None => Ok(()),
+        }
     }
 
-    fn route_attributes(self) -> Attributes {
-        Attributes::new().ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table)
+    /// The rule as the kernel lists it.
+    fn find(self, socket: &mut NetlinkSocket) -> Result<Option<Vec<u8>>, Errno> {
+        let rules = socket.list(RTM_GETRULE, &rule_header(self.family))?;
+        Ok(rules.into_iter().find(|body| by_mark(body) == Some((self.mark, self.table))))
     }
 }
 
 /// `struct fib_rule_hdr`.
-const fn rule(family: u8) -> [u8; HEADER] {
-    [family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
+const fn rule_header(family: Family) -> [u8; HEADER] {
+    [family as u8, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
 }
 
-/// `struct rtmsg`.
-const fn route(family: u8) -> [u8; HEADER] {
-    [family, 0, 0, 0, 0, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0]
+/// The mark and the table of a rule that selects packets by a mark alone.
+fn by_mark(body: &[u8]) -> Option<(u32, u32)> {
+    let (header, attributes) = body.split_first_chunk::<HEADER>()?;
+    let [_, to, from, tos, _, _, _, action, flags, ..] = *header;
+    let is_narrower = [FRA_IIFNAME, FRA_OIFNAME].iter().any(|kind| find(attributes, *kind).is_some());
+    let is_by_mark = (to, from, tos, action, flags & FIB_RULE_INVERT) == (0, 0, 0, FR_ACT_TO_TBL, 0)
+        && number(attributes, FRA_FWMASK).is_none_or(|mask| mask == u32::MAX)
+        && !is_narrower;
+    Some((number(attributes, FRA_FWMARK)?, number(attributes, FRA_TABLE)?)).filter(|_| is_by_mark)
+}
+
+fn number(attributes: &[u8], kind: u16) -> Option<u32> {
+    find(attributes, kind).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes)
 }

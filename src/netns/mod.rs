@@ -10,7 +10,7 @@ pub use addresses::{
 };
 pub use connections::{OpenConnection, open_connections};
 pub use default_route::replace_default_routes;
-pub use fixtures::{Fixtures, Routing};
+pub use fixtures::{Fixture, Fixtures, Routing, add_fixtures, remove_fixtures};
 use lock::NetnsLock;
 pub use lock::remove_stale_locks;
 use nix::errno::Errno;

@@ -184,7 +184,11 @@ impl<'a> Element<'a> {
 
     fn default_route(&self) -> Result<Option<Vec<IpAddr>>, Error> {
         let texts = self.strings("default-route", "an IPv4 or IPv6 address", |text| text.parse::<IpAddr>().is_ok())?;
-        Ok(texts.map(|texts| texts.iter().filter_map(|text| text.parse().ok()).collect()))
+        // As in Multus (Go's net.IP.To4), an IPv4-mapped IPv6 address is an IPv4 gateway.
+        let gateways = |texts: Vec<String>| {
+            texts.iter().filter_map(|text| text.parse().ok()).map(|gateway: IpAddr| gateway.to_canonical()).collect()
+        };
+        Ok(texts.map(gateways))
     }
 
     fn collect_ignored(&self, ignored: &mut IgnoredFields) {
@@ -335,6 +339,8 @@ mod tests {
         }
         assert_eq!((&*bare.namespace, bare.default_route), ("shop", None));
         assert_eq!(one(&json!({"name": "a", "default-route": []})).default_route, Some(Vec::new()));
+        let mapped = one(&json!({"name": "a", "default-route": ["::ffff:10.11.0.254"]}));
+        assert_eq!(mapped.default_route, Some(vec!["10.11.0.254".parse().expect("IPv4")]));
     }
 
     #[test]

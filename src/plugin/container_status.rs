@@ -26,6 +26,14 @@ pub struct ContainerStatus {
     pub drift: Vec<String>,
 }
 
+impl ContainerStatus {
+    /// Whether the kernel redirects it, and exactly as its attachments asked for.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        self.redirected && self.drift.is_empty() && !self.attachments.is_empty()
+    }
+}
+
 /// Looks at a container, and changes nothing. Waits for another call in its namespace, up to `patience`.
 ///
 /// # Errors
@@ -43,7 +51,7 @@ pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<
             // Native tables of these names are detour's, with saved state or without.
             redirected: foreign.is_some()
                 || (asked && drift.is_empty())
-                || (records.0.is_empty() && live.native_redirection().0),
+                || (records.0.is_empty() && live.redirects_natively()),
             attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
             drift,
         })

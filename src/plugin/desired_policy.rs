@@ -13,7 +13,7 @@ use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SkipReason, S
 use crate::trusted_file::read_text;
 use crate::{cluster, sub_plugins};
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 /// The policy that a call asks for, and a line that says why.
@@ -153,13 +153,20 @@ pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
     Fixtures { proxy_loopback: ip6, routing }
 }
 
-/// What the rules of detour's native tables needed besides themselves, if no record tells: with the default
-/// mark and table.
-pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Fixtures {
-    let (redirects, by_tproxy) = live.native_redirection();
-    let Redirect { inbound_tproxy_mark: mark, inbound_tproxy_route_table: table, .. } = Redirect::default();
-    let routing = by_tproxy.then_some(Routing { mark, table, ip6: true }).into_iter().collect();
-    Fixtures { proxy_loopback: redirects, routing }
+/// What the rules of detour's native tables needed besides themselves, if no record tells: the routing of the mark
+/// that they give to packets. Without a policy rule for it, the routing table is the default one.
+///
+/// # Errors
+/// The kernel does not list the policy rules.
+pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error> {
+    let mut routing = BTreeSet::new();
+    if let Some(mark) = live.native_tproxy_mark() {
+        routing = Routing::of_mark(mark)?;
+        if routing.is_empty() {
+            routing.insert(Routing { mark, table: Redirect::default().inbound_tproxy_route_table, ip6: true });
+        }
+    }
+    Ok(Fixtures { proxy_loopback: live.redirects_natively(), routing })
 }
 
 /// Refuses a policy that needs too many rules. Only an ADD does: what is there can always be repaired and

@@ -2,6 +2,8 @@
 //!
 //! What the node's agent is told of a call, for its log.
 
+use super::desired_policy::is_agent;
+use super::status;
 use crate::cluster::agent;
 use crate::cluster::agent::CallReport;
 use crate::cni::{
@@ -20,27 +22,23 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// The file is wrong or not trusted, or an attachment's configuration would make this the primary plugin.
-/// DEL and GC go on with a warning instead: they must not keep a pod from being deleted.
+/// DEL and GC go on with a warning instead: they must not keep a pod from being deleted. So do STATUS and the
+/// calls for the agent's own pod, because the agent restores the file.
 pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -> Result<Vec<String>, Error> {
     let is_cleanup = matches!(request.command, CniCommand::Del | CniCommand::Gc);
-    let read = read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)).and_then(|found| {
-        let Some((node, warnings)) = found else { return Ok(None) };
-        if document.is_primary() && node.is_attached() && !is_cleanup {
-            return Err(not_primary());
-        }
-        Ok(Some((node, warnings)))
-    });
-    let (node, mut warnings) = match read {
+    let (node, mut warnings) = match read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)) {
         Ok(None) => return Ok(Vec::new()),
         Ok(Some(found)) => found,
         Err(error) if is_cleanup => return Ok(vec![format!("the node's keys are not applied: {}", error.msg)]),
-        Err(error) if request.command == CniCommand::Status => {
-            return Err(Error { code: Code::NotAvailable, ..error });
-        }
-        Err(error) => return Err(error),
+        Err(error) => return without_the_nodes_keys(request, document, program, error),
     };
     if document.is_primary() && node.is_attached() {
-        // Only DEL and GC get here. ADD is refused, so there is no network to remove, and nothing is executed.
+        match request.command {
+            CniCommand::Status => return Err(Error { code: Code::NotAvailable, ..not_primary() }),
+            _ if !is_cleanup => return Err(not_primary()),
+            _ => {}
+        }
+        // ADD is refused, so there is no network to remove, and nothing is executed.
         document.remove_networks();
         warnings.push(format!("the networks are ignored: {}", not_primary().msg));
     }
@@ -48,6 +46,37 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
         warnings.extend(document.govern(&node, program));
     }
     Ok(warnings)
+}
+
+/// Lets those calls continue that the agent's own pod depends on, because the agent restores the file; `error` is
+/// why it can't be used. STATUS is for the runtime's own configuration, because no pod is involved. Returns the
+/// warnings.
+///
+/// The configuration of an ADD may be an attachment's, so it can't set any key of the node. What it says of the
+/// agent's pod applies: at worst, its author keeps it from pods that would not have to select it. A primary plugin's
+/// configuration executes programs for every pod, and whether its author is the node's is not known.
+///
+/// # Errors
+/// `error`, for every other call.
+fn without_the_nodes_keys(
+    request: &Request,
+    document: &mut Document,
+    program: &str,
+    error: Error,
+) -> Result<Vec<String>, Error> {
+    let warning = format!("the node's keys are not applied, until the agent restores the file: {}", error.msg);
+    let conf = NetConf::understand(document, request.command, program).ok();
+    let of_agent = |conf: &NetConf| request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
+    match (request.command, conf) {
+        (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),
+        (CniCommand::Status, _) => Err(Error { code: Code::NotAvailable, ..error }),
+        (CniCommand::Add | CniCommand::Check, Some(conf)) if !document.is_primary() && of_agent(&conf) => {
+            let mut warnings = vec![warning];
+            warnings.extend(document.govern(&NodeConf::of_agent(&conf, NODE_CONFIGURATION), program));
+            Ok(warnings)
+        }
+        _ => Err(error),
+    }
 }
 
 /// Reads the node configuration, with its warnings; `None` if there is no such file. `place` names it in

@@ -12,12 +12,12 @@ use super::record::{AttachmentRecord, ContainerRecords};
 use crate::cni::{Code, Error, LIST_ITEMS, at_most};
 use crate::firewall::nfnetlink::NfSocket;
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Transaction, nfnetlink};
-use crate::netns::{Fixtures, LockMode, NetNs, OwnFamilies};
+use crate::netns::{Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, Store};
 use crate::{cni, firewall, netns};
 use nix::errno::Errno;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 /// How long a call waits for another one in the same namespace.
@@ -174,7 +174,7 @@ impl Reconciler<'_> {
             begun.unknown = None;
         }
         let work = self.prepare(wish, is_new, &live, addresses, go_native, begun)?;
-        work.missing.add(addresses)?;
+        netns::add_fixtures(&work.missing, addresses)?;
         match work.plan.commit(&mut socket, &live) {
             Ok(()) => Ok(work),
             Err(error) if work.may_go_native && is_unable(&error) => {
@@ -233,10 +233,10 @@ impl Reconciler<'_> {
         let leaving = matches!(wish, Operation::Remove);
         let made =
             if dialect == RuleFormat::Iptables { CreatedTables::by(&desired, live) } else { CreatedTables::default() };
-        let mut added = missing.clone();
+        let mut added = needed.those_with(&missing);
         let mut unrecorded = Fixtures::default();
         if kept.0.is_empty() && !live.native.is_empty() {
-            unrecorded = unrecorded_fixtures(live);
+            unrecorded = unrecorded_fixtures(live)?;
             // What its rules need was added with them.
             added.extend(&needed);
             added.extend(&unrecorded);
@@ -325,7 +325,7 @@ impl Reconciler<'_> {
         if !begun.intent || begun.unknown.is_some() {
             return;
         }
-        let undone = begun.missing.remove_but(&Fixtures::default()).and_then(|()| match own {
+        let undone = netns::remove_fixtures(&begun.missing).and_then(|()| match own {
             Some(record) => self.store.write(self.attachment, record),
             None => self.store.remove(self.attachment),
         });
@@ -339,7 +339,7 @@ struct StartedWork {
     /// The intent was written, or may have been.
     intent: bool,
     /// What was added to the namespace besides rules, or may have been.
-    missing: Fixtures,
+    missing: BTreeSet<Fixture>,
     /// The generation of the rules before a transaction of which it is not known whether it took effect.
     unknown: Option<u32>,
 }
@@ -382,7 +382,7 @@ struct PendingWork {
     /// What the rules need besides themselves.
     needed: Fixtures,
     /// What of that is not there.
-    missing: Fixtures,
+    missing: BTreeSet<Fixture>,
     /// What rules without saved state needed.
     unrecorded: Fixtures,
 }

@@ -1,6 +1,6 @@
 //! What is kept of one attachment.
 
-use super::desired_policy::ruleset;
+use super::desired_policy::{fixtures, ruleset};
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
 use crate::netns::{Fixtures, NetnsId};
@@ -31,23 +31,24 @@ pub(super) struct AttachmentRecord {
     /// Tables and built-in chains that were made for it.
     #[serde(default)]
     pub(super) made: CreatedTables,
-    /// What was added to the namespace for it besides rules.
-    #[serde(default)]
+    /// What was added to the namespace for it besides rules. Every version writes it: a default would hide damage.
     pub(super) fixtures: Fixtures,
 }
 
 impl AttachmentRecord {
     /// What is understood of a damaged or newer record, to remove what its attachment added. If the
-    /// redirection is not understood, every chain of a redirection counts as its own.
+    /// redirection is missing or not understood, every chain of a redirection counts as its own; so does, without
+    /// `fixtures`, all that the rules need besides themselves.
     pub(super) fn understood(fields: &Map<String, Value>) -> Option<Self> {
         let policy = fields.get("policy")?.as_object()?;
         let mut record: Self = format::understood(fields);
         if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
             record.policy = format::understood(policy);
         }
-        let interception = policy.get("interception").filter(|found| Interception::deserialize(*found).is_err());
-        if let Some(found) = interception {
-            let settings = found.as_object().and_then(|found| found.values().find_map(Value::as_object));
+        let interception = policy.get("interception");
+        if interception.is_none_or(|found| Interception::deserialize(found).is_err()) {
+            let settings = interception.and_then(Value::as_object);
+            let settings = settings.and_then(|found| found.values().find_map(Value::as_object));
             let redirect: Redirect = settings.map(format::understood).unwrap_or_default();
             let everything = Redirect {
                 inbound_interception_mode: InterceptionMode::Tproxy,
@@ -58,6 +59,11 @@ impl AttachmentRecord {
             record.policy.interception = Interception::On(Box::new(redirect));
             let interception = Interception::On(Box::new(everything));
             record.before = Some(Policy { interception, ..record.policy.clone() });
+        }
+        if fields.get("fixtures").is_none_or(|found| Fixtures::deserialize(found).is_err()) {
+            for policy in [Some(&record.policy), record.before.as_ref()].into_iter().flatten() {
+                record.fixtures.extend(&fixtures(policy, true));
+            }
         }
         Some(record)
     }

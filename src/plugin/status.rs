@@ -44,16 +44,20 @@ fn ambient(conf: &NetConf) -> Result<(), Error> {
 /// Whether facts can be had. If the configuration names an agent on this node, an error is logged: the agent
 /// renews the kubeconfig, and its own pod is attached without facts.
 fn facts(conf: &NetConf) -> Result<bool, Error> {
-    let Kubernetes { agent_socket, agent_namespace, manifests_dir, .. } = &conf.kubernetes;
-    let has_agent = manifests_dir.is_none() && (agent_socket.is_some() || agent_namespace.is_some());
     match cluster::source(&conf.kubernetes).map_or(Ok(()), |source| source.probe()) {
         Ok(()) => Ok(true),
-        Err(error) if has_agent => {
+        Err(error) if has_agent(&conf.kubernetes) => {
             tracing::warn!("an ADD would fail now, which the agent on this node repairs: {error}");
             Ok(false)
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether the configuration names an agent on this node, which repairs what it installed.
+pub(super) fn has_agent(kubernetes: &Kubernetes) -> bool {
+    let Kubernetes { agent_socket, agent_namespace, manifests_dir, .. } = kubernetes;
+    manifests_dir.is_none() && (agent_socket.is_some() || agent_namespace.is_some())
 }
 
 fn kernel() -> Result<(), Error> {

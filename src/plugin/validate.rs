@@ -1,7 +1,7 @@
 //! A configuration checked without a pod, by the parsers that a call uses: what is refused here makes every
 //! ADD on a node fail.
 
-use crate::cni::{CniCommand, Code, Error, NetConf, SUB_PLUGINS};
+use crate::cni::{CniCommand, Code, Error, NetConf, SUB_PLUGINS, result};
 use crate::logging;
 use crate::sub_plugins;
 use crate::suggest::did_you_mean;
@@ -18,7 +18,8 @@ use serde_json::{Map, Value};
 /// that is unknown, whose name looks like a misspelled sub-plugin.
 pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
     let mut warnings = conf.warnings.clone();
-    sub_plugins::check(&conf.chain)?;
+    sub_plugins::check(&conf.chain, &conf.args)?;
+    result::passed_through(conf)?;
     for (kind, block) in sub_plugins::executables(&conf.chain) {
         let meant = did_you_mean(kind, SUB_PLUGINS);
         let refused =
@@ -77,12 +78,50 @@ mod tests {
         validate(&conf, &|_| installed).map_err(|error| error.msg)
     }
 
+    /// The sub-plugin `kind`, and what the pod's own block for it is.
+    fn args(kind: &str, block: Value) -> Value {
+        json!({"chain": [{"type": kind}], "args": {"cni": {kind: block}}})
+    }
+
+    #[test]
+    fn what_depends_on_the_pod_is_accepted() {
+        let same =
+            json!([{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": true}]);
+        let of_pod = json!([
+            {"type": "uid-exclude", "uids": ["container:web", "init-containers", "namespace-range"]},
+            {"type": "dns-exclude", "resolvers": ["resolv-conf", "excluded-ranges"]},
+            {"type": "istio-redirect", "owner_groups_include": ["root", "no-such-group"]},
+        ]);
+        let pinned = json!([{"type": "uid-exclude", "uids": [1], "pod_overrides": false}]);
+        for chain in [same, of_pod, pinned] {
+            let conf = json!({"chain": chain, "args": {"cni": {"uid-exclude": {"uids": ["container:web"]}}}, "prevResult": {}});
+            assert_eq!(validated(conf, None), Ok(vec![]));
+        }
+        let mut ignored = args("uid-exclude", json!({"uids": ["x"]}));
+        ignored["chain"][0]["pod_overrides"] = json!(false);
+        assert_eq!(validated(ignored, None), Ok(vec![]), "an ADD does not read it");
+    }
+
     #[test]
     fn what_an_add_would_refuse_is_refused_with_its_place() {
         for (conf, part) in [
             (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: \"x\" is not accepted"),
             (json!({"chain": [{"type": "istio-redirect", "proxy_prot": 1}]}), "chain[0].proxy_prot: unknown key"),
             (json!({"chain": [{"type": "dns-exclude", "ports": [0]}]}), "chain[0].ports"),
+            (
+                json!({"chain": [
+                    {"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": false},
+                ]}),
+                "chain[0] and chain[1] contradict each other",
+            ),
+            (
+                json!({"chain": [{"type": "istio-redirect", "proxy_uid": [], "proxy_gid": []}]}),
+                "proxy_uid and proxy_gid are both empty",
+            ),
+            (args("istio-redirect", json!({"proxy_port": "x"})), "args.cni.istio-redirect.proxy_port"),
+            (args("uid-exclude", json!({"uids": ["x"]})), "args.cni.uid-exclude.uids"),
+            (args("dns-exclude", json!({"portz": []})), "args.cni.dns-exclude.portz"),
+            (json!({"prevResult": 5}), "prevResult: an object is needed"),
             (
                 json!({"delegates": [{"type": "ovn"}, {"type": "detour", "chain": [{"type": "uid-exclude", "uids": "x"}]}]}),
                 "delegates[1]: chain[0].uids",

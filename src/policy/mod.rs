@@ -16,14 +16,15 @@ use std::collections::BTreeSet;
 
 /// What one attachment asks for, or several together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Policy {
-    /// The redirection to the sidecar.
+    /// The redirection to the sidecar. Saved state always has it: a default would hide damage.
     pub interception: Interception,
     /// What leaves untouched although the pod is redirected.
+    #[serde(default)]
     pub exclusions: BTreeSet<Exclusion>,
     /// Whether somebody else's redirection captures this pod's DNS, as far as its rules or the
     /// pod's facts tell; `None` where there are neither (yet).
+    #[serde(default)]
     pub dns_captured_elsewhere: Option<bool>,
 }
 

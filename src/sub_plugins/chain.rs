@@ -1,6 +1,6 @@
 //! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
 
-use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclusions};
+use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclusions, Resolvers};
 use super::decision::{self, Decision, SkipReason};
 use super::dns_exclude::DnsExclude;
 use super::istio_redirect::{self, OverridingLayers};
@@ -11,7 +11,10 @@ use super::sub_plugin::{Origins, SettingSource, SubPlugin};
 use super::uid_exclude::UidExclude;
 use super::{ignored, settings};
 use crate::cni::{Block, BlockReader, Code, Error, at_most};
+use crate::pod::well_known::PROXY_CONTAINER;
+use crate::pod::{Container, Facts, Pod};
 use crate::policy::{Conflict, Exclusion, Interception, Policy};
+use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 /// The result of a sub-plugin chain for one pod.
@@ -50,12 +53,27 @@ pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
     blocks.filter_map(|block| Some((block.keys.get("type")?.as_str()?, block)))
 }
 
-/// Checks the blocks of `chain` as completely as possible without a pod and without the host's groups.
+/// Checks the blocks of `chain` and of `args`, each alone and together, as completely as possible without a pod and
+/// without the host's groups.
 ///
 /// # Errors
-/// A block is invalid ([`Code::InvalidConfig`]); the message contains its path and the accepted values.
-pub fn check(chain: &[Block]) -> Result<(), Error> {
-    ParsedChain::parse(chain, &|_| Some(0)).map(drop)
+/// A block is invalid, or two contradict each other ([`Code::InvalidConfig`]); the message contains the path and the
+/// accepted values.
+pub fn check(chain: &[Block], args: &Map<String, Value>) -> Result<(), Error> {
+    let group_id = |_: &str| Some(0);
+    let chain = ParsedChain::parse(chain, &group_id)?;
+    // The redirection of a pod with a sidecar and without annotations.
+    let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
+    let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
+    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id: &group_id };
+    interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
+    if chain.uid_excludes.iter().any(|block| block.pod_overrides) {
+        input.parsed_argument(SubPlugin::UidExclude, |r| UidExclude::parse(r, ListAuthor::Pod))?;
+    }
+    if chain.dns_excludes.iter().any(|block| block.pod_overrides) {
+        input.parsed_argument(SubPlugin::DnsExclude, |r| DnsExclude::parse(r, ListAuthor::Pod))?;
+    }
+    Ok(())
 }
 
 /// Runs the sub-plugins in `chain` and skips executables.

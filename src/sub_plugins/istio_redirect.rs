@@ -3,16 +3,14 @@
 
 use super::note::Note;
 use super::parsed_chain::ParsedBlock;
+use super::pod_networks::secondary_interfaces;
 use super::settings::Settings;
 use super::sub_plugin::{SettingSource, SubPlugin};
 use super::values;
-use crate::cni::{Code, DEFAULT_INTERFACE, Error, is_interface_of_rules};
-use crate::networks::{interface_names, networks};
-use crate::pod::well_known::NETWORK_STATUS;
+use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
 use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
-use serde::Deserialize;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 /// The layers that override the `istio-redirect` blocks.
 pub(super) struct OverridingLayers<'a> {
@@ -191,36 +189,6 @@ fn owner_groups(include: Groups, exclude: Groups) -> (Groups, Vec<u32>) {
         (include @ Groups::List(_), Groups::All) => (include, Vec::new()),
         (include, Groups::List(exclude)) => (include, exclude),
     }
-}
-
-/// An element of Multus's annotation (network-attachment-definition-client, `NetworkStatus`).
-#[derive(Deserialize)]
-struct NetworkStatusEntry {
-    #[serde(default)]
-    interface: String,
-    #[serde(default)]
-    default: bool,
-}
-
-/// Returns the interfaces of the pod's secondary networks: those of the networks that it selects, which Multus creates
-/// later, and those that Multus has reported. An annotation that is not valid adds no interfaces, because Multus rejects
-/// it too.
-fn secondary_interfaces(pod: &Pod) -> Vec<String> {
-    let mut names: BTreeSet<String> = selected_interfaces(pod).into_iter().collect();
-    let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
-    let entries: Vec<NetworkStatusEntry> = serde_json::from_str(status).unwrap_or_default();
-    names.extend(entries.into_iter().filter(|entry| !entry.default).map(|entry| entry.interface));
-    names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_interface_of_rules(name)).collect()
-}
-
-/// Returns the names of the selected networks' interfaces. An attachment without an interface, such as this plugin's,
-/// has a name too; no packet ever matches it.
-fn selected_interfaces(pod: &Pod) -> Vec<String> {
-    let selections = networks(pod).unwrap_or_default().elements;
-    let all: Vec<_> = std::iter::once((String::new(), None))
-        .chain(selections.iter().map(|selection| (selection.place.clone(), Some(selection))))
-        .collect();
-    interface_names(DEFAULT_INTERFACE, &all).unwrap_or_default().split_off(1.min(all.len()))
 }
 
 #[cfg(test)]

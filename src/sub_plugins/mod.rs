@@ -16,6 +16,7 @@
 //! | `uid_exclude`, `dns_exclude` | the exclusions |
 //! | `decision` | whether a pod is redirected or skipped, and why |
 //! | `parsed_chain` | the blocks of a sub-plugin chain, parsed |
+//! | `pod_networks` | interfaces and addresses of a pod's networks |
 //! | `istio_redirect` | the redirection, from four layers of settings |
 //! | `ignored` | annotations and arguments without effect |
 //! | `chain` | the evaluation of a sub-plugin chain |
@@ -29,6 +30,7 @@ mod ignored;
 mod istio_redirect;
 mod note;
 mod parsed_chain;
+mod pod_networks;
 mod settings;
 mod sub_plugin;
 #[cfg(test)]
@@ -43,5 +45,6 @@ pub use ids::namespace_uids;
 pub use ignored::{Ignored, ignored};
 pub use note::{Note, Severity};
 pub use parsed_chain::ChainInput;
+pub use pod_networks::own_addresses;
 pub use settings::setting_values;
 pub use sub_plugin::{Origins, SettingSource, SubPlugin};

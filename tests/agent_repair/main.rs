@@ -4,24 +4,14 @@
 //! `nft`, `iptables`, `unshare` and control groups that can be made.
 
 mod agent;
-#[path = "../agent/api.rs"]
-#[expect(dead_code, reason = "an API that fails is for tests/agent")]
-mod api;
 mod in_place;
-#[path = "../convergence/kernel.rs"]
-#[expect(dead_code, reason = "settings are for tests/convergence")]
-mod kernel;
 mod left_alone;
 mod modes;
-#[path = "../find/node.rs"]
-#[expect(dead_code, reason = "nodes of other kinds are for tests/find")]
-mod node;
 mod older;
 mod pod;
-#[path = "../install/program.rs"]
-mod program;
 mod scene;
-#[path = "../cluster/server.rs"]
-#[expect(dead_code, reason = "TLS and connections are for tests/cluster")]
-mod server;
+#[path = "../support/mod.rs"]
+mod support;
 mod taint;
+
+use support::{api, kernel, program, server, simulated_node as node};

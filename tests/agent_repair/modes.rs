@@ -29,6 +29,26 @@ fn a_pod_is_deleted_as_it_is_known_and_if_somebody_makes_a_new_one() {
     });
 }
 
+/// Its successor would have the same rules, and fail its validation too.
+#[test]
+fn a_pod_whose_rules_are_right_is_not_deleted() {
+    scene(|scene| {
+        let pod = scene.pod();
+        pod.call(scene, "ADD");
+        let without_address = ObservedPod { addresses: Vec::new(), ..ObservedPod::clone(&pod.unvalidated()) };
+        for known in [pod.unvalidated(), Arc::new(without_address)] {
+            let done = one(scene.repair_by(&settings(RepairMode::Delete)).look(&[known], Instant::now()));
+            assert_eq!(done.cause, Cause::ValidationFailed);
+            assert!(
+                matches!(&done.outcome, RepairOutcome::Failed(why) if why.contains("what they should be")),
+                "{done:?}"
+            );
+        }
+        assert!(scene.told("DELETE").is_empty());
+        assert_eq!(scene.events()[0], event("DetourRepairFailed", "Warning"));
+    });
+}
+
 #[test]
 fn a_pod_that_changed_meanwhile_is_not_deleted() {
     let conflict = |request: &crate::server::Request| {

@@ -1,6 +1,7 @@
 //! A pod that runs: its sandbox's process in a network namespace with addresses, and what its runtime keeps
 //! of the ADD of the cluster network.
 
+use crate::kernel::Tools;
 use crate::node::{Process, Where, id, uid};
 use crate::scene::Scene;
 use detour_cni::agent::{EndedContainer, ObservedPod};
@@ -33,6 +34,12 @@ pub(crate) struct Pod {
 fn group(uid: &str, container: &str) -> String {
     let uid = uid.replace('-', "_");
     format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/crio-{container}.scope")
+}
+
+impl Tools for Pod {
+    fn tool(&self, name: &str, args: &[&str], input: &str) -> String {
+        Self::tool(self, name, args, input)
+    }
 }
 
 impl Pod {

@@ -8,6 +8,9 @@ mod kubeconfig;
 mod manifests;
 mod own;
 mod scene;
-mod server;
+#[path = "../support/mod.rs"]
+mod support;
 mod tls;
 mod writes;
+
+use support::server;

@@ -189,6 +189,8 @@ fn to_the_routing_of_tproxy() {
         ("route replace default dev eth0 table 133", "missing: IPv4 route local default dev lo table 133"),
         ("-6 route replace unreachable default table 133", "missing: IPv6 route local default dev lo table 133"),
         ("-6 route replace default dev eth0 table 133", "missing: IPv6 route local default dev lo table 133"),
+        ("-6 route add unreachable default table 133 metric 10", "missing: IPv6 route local default dev lo table 133"),
+        ("route add unreachable default table 133 tos 0x10", "missing: IPv4 route local default dev lo table 133"),
         ("rule del table 133", "missing: IPv4 policy rule fwmark 0x539 lookup 133"),
         ("-6 rule del table 133", "missing: IPv6 policy rule fwmark 0x539 lookup 133"),
     ];
@@ -237,5 +239,92 @@ fn another_mark_keeps_the_route_of_the_same_table() {
         call(&pod, "CHECK");
         pod.del(attachment).done();
         other.del(attachment).done();
+    });
+}
+
+/// DEL removes the route that ADD made, and no other one of the table.
+#[test]
+fn del_leaves_a_foreign_route_in_the_table_of_tproxy() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    on_a_node(|| {
+        let pod = Pod::new();
+        pod.add(attachment).done();
+        let foreign = ["-6", "route", "add", "unreachable", "default", "table", "133", "metric", "10"];
+        pod.tool("ip", &foreign, "");
+        pod.del(attachment).done();
+        let left = pod.tool("ip", &["-6", "route", "show", "table", "133"], "");
+        assert!(left.starts_with("unreachable default dev lo metric 10 ") && left.lines().count() == 1, "{left}");
+    });
+}
+
+/// A pod can switch IPv6 off after ADD. Its IPv4 traffic needs the IPv4 routing all the same.
+#[test]
+fn ipv6_that_is_switched_off_leaves_the_ipv4_routing_of_tproxy() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    on_a_node(|| {
+        for dialect in ["iptables", "nftables"] {
+            let pod = Pod::new();
+            let mut configuration = attachment.configuration();
+            configuration["dialect"] = dialect.into();
+            let netns = pod.netns().display().to_string();
+            let call = |verb| pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns);
+            call("ADD").done();
+            pod.tool("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1"], "");
+            let before = Kernel::of(&pod);
+            for verb in ["CHECK", "ADD", "CHECK"] {
+                call(verb).done();
+                Kernel::of(&pod).assert_is(&before, &format!("{dialect}: {verb}"));
+            }
+            call("DEL").done();
+            assert!(!Kernel::of(&pod).has_rules());
+        }
+    });
+}
+
+/// Undoing a failed ADD removes only what that ADD added.
+#[test]
+fn a_failed_add_keeps_the_routing_of_an_earlier_one() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    let damages = [
+        ("sysctl", "-qw net.ipv6.conf.lo.disable_ipv6=1", "sysctl", "-qw net.ipv6.conf.lo.disable_ipv6=0"),
+        ("ip", "link set lo down", "ip", "link set lo up"),
+    ];
+    let words = |text: &'static str| text.split(' ').collect::<Vec<_>>();
+    on_a_node(|| {
+        for (program, damage, repair_program, repair) in damages {
+            let pod = Pod::new();
+            pod.add(attachment).done();
+            let right = Kernel::of(&pod);
+            pod.tool(program, &words(damage), "");
+            let before = Kernel::of(&pod);
+            pod.check(attachment).refused(103);
+            let error = pod.add(attachment).refused(102);
+            assert!(error.contains("on lo?)") || error.contains("is lo down?)"), "{error}");
+            Kernel::of(&pod).assert_is(&before, damage);
+            pod.tool(repair_program, &words(repair), "");
+            pod.add(attachment).done();
+            pod.check(attachment).done();
+            assert!(Kernel::of(&pod).has_same_rules(&right), "{damage}");
+            pod.del(attachment).done();
+            assert!(!Kernel::of(&pod).has_rules());
+        }
+    });
+}
+
+/// What an earlier ADD added stays known when a later one needs less of it.
+#[test]
+fn routing_of_one_family_less_is_removed_as_well() {
+    let attachment = Slot::Detour.with(Facts::Tproxy);
+    on_a_node(|| {
+        let pod = Pod::new();
+        let before = Kernel::of(&pod);
+        let mut configuration = attachment.configuration();
+        let netns = pod.netns().display().to_string();
+        pod.add(attachment).done();
+        configuration["chain"][0]["enable_ipv6"] = false.into();
+        pod.call_with("ADD", attachment.slot.ifname(), &configuration, &netns).done();
+        assert_eq!(pod.tool("ip", &["-6", "route", "show", "table", "133"], ""), "");
+        pod.del(attachment).done();
+        Kernel::of(&pod).assert_is(&before, "after DEL");
     });
 }

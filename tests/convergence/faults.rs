@@ -7,6 +7,7 @@ use crate::kernel::Kernel;
 use crate::node::{STATE, left_in_state, on_a_node, on_a_node_with};
 use crate::pod::Pod;
 use nix::mount::{MsFlags, mount};
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
@@ -194,16 +195,26 @@ fn without_state_a_del_takes_only_what_bears_our_name() {
 fn native_rules_without_state_are_removed_with_their_routing() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
     on_a_node(|| {
-        for (dialect, again) in [("nftables", None), ("nftables", Some("auto")), ("nftables", Some("nftables"))] {
+        for (settings, again) in [
+            ("{}", None),
+            ("{}", Some("auto")),
+            ("{}", Some("nftables")),
+            (r#"{"inbound_tproxy_mark": 77, "inbound_tproxy_route_table": 1000}"#, None),
+            (r#"{"inbound_tproxy_mark": 77, "inbound_tproxy_route_table": 1000}"#, Some("auto")),
+        ] {
+            let settings: Map<String, Value> = serde_json::from_str(settings).expect("JSON");
             let pod = Pod::new();
             let before = Kernel::of(&pod);
             let netns = pod.netns().display().to_string();
             let call = |verb, dialect: &str| {
                 let mut configuration = attachment.configuration();
                 configuration["dialect"] = dialect.into();
+                if verb != "DEL" {
+                    configuration["chain"][0].as_object_mut().expect("a block").extend(settings.clone());
+                }
                 pod.call_with(verb, attachment.slot.ifname(), &configuration, &netns).done();
             };
-            call("ADD", dialect);
+            call("ADD", "nftables");
             let right = Kernel::of(&pod);
             std::fs::remove_dir_all(Path::new(STATE).join("attachments")).expect("there is some");
             if let Some(again) = again {

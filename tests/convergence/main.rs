@@ -11,14 +11,15 @@ mod faults;
 mod foreign;
 mod gc;
 mod inject;
-mod kernel;
 mod kill;
 mod legacy;
 mod limits;
 mod locks;
-mod node;
 mod order;
 mod parallel;
-mod pod;
 mod records;
 mod sequences;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::{kernel, netns_pod as pod, private_node as node};

@@ -101,7 +101,7 @@ fn a_missing_setting_has_its_default_and_del_leaves_nothing() {
         };
         for field in fields(&golden.read("v0.1.0")) {
             // They say that it is a record, and of this pod, or have other values than the default.
-            let necessary = ["/policy", "/policy/interception", "/sandbox"].map(str::to_owned);
+            let necessary = ["/policy", "/policy/interception", "/fixtures", "/sandbox"].map(str::to_owned);
             let others = ["inbound_interception_mode", "proxy_uid", "proxy_gid"]
                 .map(|key| format!("/policy/interception/On/{key}"));
             if necessary.contains(&field) || others.contains(&field) {
@@ -153,6 +153,37 @@ fn a_record_of_a_newer_version_is_refused_with_a_way_out_and_del_leaves_nothing(
                 golden.call(&pod, "DEL").done();
                 let left = Kernel::of(&pod);
                 assert!(!left.has_rules(), "{} with {what}: {:#?}", golden.name, left.rules);
+            }
+        }
+    });
+}
+
+/// Every version writes these fields: without one, the record is damaged.
+#[test]
+fn a_record_without_a_field_of_every_version_is_refused_and_del_leaves_nothing() {
+    on_a_node(|| {
+        for golden in &GOLDEN[..4] {
+            for (parent, key) in [("/policy", "interception"), ("", "fixtures")] {
+                let pod = Pod::new();
+                let before = Kernel::of(&pod);
+                golden.call(&pod, "ADD").done();
+                let mut record = saved(&pod);
+                record.pointer_mut(parent).and_then(Value::as_object_mut).expect("an object").remove(key);
+                save(&pod, &record);
+                for verb in ["CHECK", "ADD"] {
+                    let error = golden.call(&pod, verb).refused(105);
+                    assert!(error.contains(key) && error.contains("delete the pod"), "{error}");
+                }
+                golden.call(&pod, "DEL").done();
+                let left = Kernel::of(&pod);
+                assert!(!left.rules.keys().any(|chain| chain.contains('_')), "{} without {key}: {left:?}", golden.name);
+                let routing = "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; :";
+                let routing = pod.tool("sh", &["-c", routing], "");
+                assert!(!routing.contains("fwmark") && !routing.contains("local default"), "{routing}");
+                // Rules in built-in chains for interfaces and UIDs that the record no longer names stay.
+                if key == "fixtures" {
+                    left.assert_is(&before, &format!("{} without {key}", golden.name));
+                }
             }
         }
     });

@@ -5,7 +5,9 @@ mod chain;
 mod cnitool;
 mod failures;
 mod node_configuration;
-mod pod;
-mod recorders;
 mod reference_plugins;
+#[path = "../support/mod.rs"]
+mod support;
 mod trust;
+
+use support::{delegate_pod as pod, recorders};

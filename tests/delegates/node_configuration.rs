@@ -204,6 +204,43 @@ fn a_broken_or_untrusted_one_stops_add_and_check_and_no_del() {
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
+/// The agent's pod must start on such a node: it restores the file.
+#[test]
+fn a_broken_one_stops_neither_status_nor_the_agents_own_pod() {
+    let agent = json!({
+        "agent_namespace": "shop", "agent_pod_prefixes": ["web-"], "agent_socket": "/no/such/socket",
+        "kubeconfig": "/no/such/kubeconfig",
+    });
+    let evil = crate::pod::with(agent.clone(), &json!({"cni_bin_dir": "/home/evil"}));
+    let chain = json!([{"type": "istio-redirect"}, {"type": "first"}]);
+    let node = Node::stating(&json!({}));
+    for (text, mode) in
+        [("{", 0o644), ("", 0o644), (r#"{"kubernetes": {"timeout_seconds": "x"}}"#, 0o644), ("{}", 0o666)]
+    {
+        node.states(text);
+        fs::set_permissions(node.file(), Permissions::from_mode(mode)).expect("set");
+        let own = |more: &Value| definition(&crate::pod::with(json!({"kubernetes": agent}), more));
+        for command in ["STATUS", "ADD", "CHECK", "DEL"] {
+            let log = node.done(command, &own(&json!({})));
+            assert!(log.contains("the node's keys are not applied") && log.contains("node.json"), "{command}: {log}");
+        }
+        // The configuration may be an attachment's, so no key of the node applies.
+        let conf = own(&json!({"chain": chain, "kubernetes": evil, "log_file": "/var/log/evil.log"}));
+        let output = node.call("ADD", &conf);
+        let ignored = output.stderr.contains("/home/evil") && output.stderr.contains("/var/log/evil.log");
+        assert!(!output.success && ignored, "{output:?}");
+        let other = crate::pod::with(evil.clone(), &json!({"agent_namespace": "istio-system"}));
+        node.refused("ADD", &definition(&json!({"kubernetes": other})), 7, "node.json");
+        // Whether these networks are the node's own is not known.
+        let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});
+        let primary = own(&json!({"delegates": [network], "binDir": node.recorders.bin()}));
+        node.refused("ADD", &primary, 7, "node.json");
+        node.done("STATUS", &primary);
+    }
+    let called = node.recorders.order();
+    assert!(called.iter().all(|call| call == "STATUS first"), "{called:?}");
+}
+
 #[test]
 fn a_definition_is_no_primary_plugin_unless_the_runtime_calls_it() {
     let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});

@@ -4,8 +4,10 @@
 mod as_iptables;
 mod as_nftables;
 mod packet;
-#[path = "../policies/drawn.rs"]
-mod policy;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::drawn_policies as policy;
 
 use detour_cni::firewall::native::{text, translate};
 use detour_cni::firewall::rule::Family;

@@ -141,7 +141,7 @@ fn long_lines_and_deep_files_do_no_harm() {
         assert!(files["detour/log.txt"].lines().all(|line| line.len() < 20_000) && files["detour/log.txt"].len() > 100);
         for name in ["deep@net1.json", "large@net1.json"] {
             let text = &files[&format!("detour/attachments/0123456789abcdef/{name}")];
-            assert!(text.starts_with("(left out: "), "{name}: {text}");
+            assert!(text.starts_with("(omitted: "), "{name}: {text}");
         }
     });
 }

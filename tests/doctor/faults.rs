@@ -244,19 +244,38 @@ fn sandboxes() {
 }
 
 #[test]
+fn blocks_that_contradict_each_other_are_named() {
+    let report = scene(Plan::new(), |scene| {
+        let block = |on: bool| json!({"type": "istio-redirect", "drop_invalid": on});
+        edit(scene, |conf| conf["chain"] = json!([block(true), block(false)]));
+        scene.report(&[])
+    });
+    let lines = report["checks"].as_array().expect("a list");
+    let valid = lines.iter().find(|line| line["id"] == "configuration-valid").expect("checked");
+    let found = valid["found"].as_str().expect("text");
+    assert!(valid["outcome"] == "fail" && found.contains("chain[0] and chain[1] contradict each other"), "{valid:#}");
+}
+
+#[test]
 fn the_users_kubeconfig_overrides_the_configurations_manifests() {
     let mut plan = Plan::new();
     plan.config["kubernetes"]["manifests_dir"] = "/etc/manifests".into();
+    plan.config["kubernetes"]["kubeconfig"] = "".into();
     plan.is_added = false;
     let known = scene(plan, |scene| {
         fs::create_dir(scene.path("etc/manifests")).expect("made");
         let kubeconfig = scene.path(KUBECONFIG).display().to_string();
-        let known = |arguments: &[&str]| {
+        let outcome = |id: &str, arguments: &[&str]| {
             let report = scene.report(arguments);
             let lines = report["checks"].as_array().expect("a list");
-            lines.iter().find(|line| line["id"] == "pod-known").unwrap_or_else(|| panic!("{report:#}")).clone()
+            lines.iter().find(|line| line["id"] == id).unwrap_or_else(|| panic!("{report:#}")).clone()
         };
-        (known(&POD), known(&[&POD[..], &["--kubeconfig", &kubeconfig]].concat()))
+        let of_user = [&POD[..], &["--kubeconfig", &kubeconfig]].concat();
+        let line = |id| [outcome(id, &POD), outcome(id, &of_user)];
+        (line("pod-known"), line("api-reachable"), outcome("right-get-pods", &of_user))
     });
-    assert_eq!((&known.0["outcome"], &known.1["outcome"]), (&json!("fail"), &json!("pass")), "{known:#?}");
+    let outcomes = |lines: &[Value; 2]| lines.each_ref().map(|line| line["outcome"].clone());
+    assert_eq!(outcomes(&known.0), [json!("fail"), json!("pass")], "{known:#?}");
+    assert_eq!(outcomes(&known.1), [json!("not-checked"), json!("pass")], "{known:#?}");
+    assert_eq!(known.2["outcome"], "not-checked", "the plugin asks no API: {known:#?}");
 }

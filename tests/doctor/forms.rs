@@ -81,11 +81,11 @@ fn real_packets_are_captured_and_spared_as_the_policy_wants() {
                     assert!(text.contains(wanted), "{dialect}: {id}: {wanted}: {text}");
                 }
             };
-            let taken = |at: &str| format!("went to {at} (by connection tracking); the proxy took the connection");
+            let taken = |at: &str| format!("went to {at} (by connection tracking); the proxy accepted the connection");
             both("probe-outbound", &taken("127.0.0.1:15001"), &taken("[::1]:15001"));
             both("probe-dns", "went to 127.0.0.1:15053", "went to [::1]:15053");
             both("probe-excluded", "uid 1337, ", "went directly");
-            both("probe-excluded-dns", "went directly", "it is tracked once");
+            both("probe-excluded-dns", "went directly", "tracked once");
             assert!(!found(&lines, "probe-excluded-dns", "pass").contains(" times"), "{lines:?}");
             found(&lines, "probe-counters", "pass");
         });
@@ -108,8 +108,8 @@ fn a_pods_own_users_are_counted_as_it_does() {
             found.map(|line| (line["outcome"].clone(), line["found"].to_string())).expect("a line")
         };
         for (id, wanted) in [
-            ("proxy-user", "uid 2000"),
-            ("rules-equal", "as nftables"),
+            ("proxy-user", "UID 2000"),
+            ("rules-equal", "dialect nftables"),
             ("probe-outbound", "uid 1000, gid 1000"),
             ("probe-dns", "uid 1000, gid 1000"),
             ("probe-excluded", "uid 1337, "),
@@ -128,10 +128,7 @@ fn where_nobody_listens_a_token_goes_through_and_back() {
     scene(plan, |scene| {
         let lines = probed(scene);
         let outbound = found(&lines, "probe-outbound", "pass");
-        assert!(
-            outbound.ends_with("a random token went there and back, with the doctor in the proxy's place"),
-            "{outbound}"
-        );
+        assert!(outbound.ends_with("a random token was echoed, with the doctor in the proxy's place"), "{outbound}");
     });
 }
 
@@ -165,7 +162,10 @@ fn elsewhere_it_says_what_to_run_and_where() {
             let lines = report["checks"].as_array().expect("checks");
             let here = lines.iter().find(|line| line["id"] == "pod-here").expect("a line");
             let (found, next) = (here["found"].as_str().expect("text"), here["next"].as_str().expect("text"));
-            assert_eq!((found, &here["outcome"]), ("it runs on node worker-7, this is node-1", &"not-checked".into()));
+            assert_eq!(
+                (found, &here["outcome"]),
+                ("it runs on node worker-7; this is node node-1", &"not-checked".into())
+            );
             assert!(next.contains("oc debug node/worker-7 -- chroot /host DIR/detour doctor -n shop web-0"), "{next}");
             let exec = match agent {
                 Some(agent) => {

@@ -10,6 +10,7 @@ mod golden;
 mod pod;
 mod programs;
 mod scene;
-#[allow(dead_code, reason = "the tests of sources of facts need more of it")]
-#[path = "../cluster/server.rs"]
-mod server;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::server;

@@ -2,7 +2,10 @@
 //! root, control groups that can be made, `ip` and `unshare`.
 
 mod command;
-mod node;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::simulated_node as node;
 
 use detour_cni::netns::find::{FoundNetns, of_container, of_name, of_pod};
 use node::{Node, Process, Where, id, scene, uid};

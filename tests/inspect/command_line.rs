@@ -207,6 +207,20 @@ fn a_trace_to_the_pods_own_address_goes_over_lo() {
 }
 
 #[test]
+fn a_trace_to_an_address_of_a_secondary_network_goes_over_lo() {
+    let status = r#"[{"name": "ovn", "ips": ["10.0.0.2"], "default": true}, {"name": "a", "ips": ["192.168.7.2"]}]"#;
+    let annotation = format!("annotations: {{k8s.v1.cni.cncf.io/network-status: '{status}', ");
+    let pod = POD.replace("annotations: {", &annotation);
+    let traced = |to: &str| {
+        let found = detour(&["trace", "-f", "-", "--from", "uid=1000", "--to", to, "-o", "json"], &pod, &[]).json();
+        [found["interface"].clone(), found["arrives_at"].clone()]
+    };
+    assert_eq!(traced("192.168.7.2:80/tcp"), ["lo", "direct"]);
+    assert_eq!(traced("10.0.0.2:80/tcp"), ["lo", "direct"]);
+    assert_eq!(traced("192.168.7.3:80/tcp"), ["eth0", "sidecar:15001"]);
+}
+
+#[test]
 fn without_a_terminal_there_is_no_colour() {
     let run = detour(&["explain", "-f", "-"], POD, &[("TERM", "xterm-256color")]);
     assert!(run.code == 0 && !run.stdout.contains('\u{1b}'), "{run:?}");

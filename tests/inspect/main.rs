@@ -1,8 +1,6 @@
 //! `explain`, `trace` and `rules` as a person runs them.
 
 mod command_line;
-#[path = "../scratch/directory.rs"]
-mod directory;
 mod explain;
 mod hostile;
 mod manifests;
@@ -10,3 +8,7 @@ mod networks;
 mod reports;
 mod restore;
 mod run;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::directory;

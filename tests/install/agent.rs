@@ -170,6 +170,14 @@ fn a_configuration_that_the_plugin_would_refuse_changes_nothing_and_is_reported(
         (r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#, "chain[0].uids: "),
         (r#"{"chain": [{"type": "uid-exclud"}]}"#, "did you mean "),
         ("{", "is no JSON object"),
+        (
+            r#"{"chain": [{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": false}]}"#,
+            "contradict each other",
+        ),
+        (
+            r#"{"kubernetes": {"kubeconfig": "/etc/missing.conf"}}"#,
+            "kubernetes.kubeconfig /etc/missing.conf: the plugin can't use",
+        ),
     ] {
         scene.write("config/config.json", bad);
         agent.says(why);
@@ -187,7 +195,8 @@ fn a_configuration_that_the_plugin_would_refuse_changes_nothing_and_is_reported(
     fs::remove_file(scene.path(PROGRAM)).expect("removed");
     agent.says("copy this program to /opt/cni/bin/detour");
 
-    scene.write("config/config.json", r#"{"chain": [{"type": "uid-exclude", "uids": ["8"]}]}"#);
+    scene.write("config/config.json", r#"{"chian": 1, "chain": [{"type": "uid-exclude", "uids": ["8"]}]}"#);
+    agent.says("chian: unknown key");
     agent.says("the newest configuration is accepted");
     assert!(scene.read(LIST).contains("\"8\""), "{}", scene.read(LIST));
     assert_eq!(scrape(&address).value("detour_configuration_refused", "", &[]), Some(0.0));

@@ -324,22 +324,93 @@ fn the_shipped_configurations_are_valid() {
     }
 }
 
-/// A kubeconfig that the plugin can use.
-const KUBECONFIG_TEXT: &str = r#"{
-    "current-context": "c",
-    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    "clusters": [{"name": "c", "cluster": {"server": "https://10.96.0.1:443"}}],
-    "users": [{"name": "u", "user": {"token": "t"}}]
-}"#;
-
 #[test]
 fn a_kubeconfig_of_the_operators_own_is_named_and_none_is_written() {
     let scene = Scene::with("given", "10-calico.conflist", CALICO);
-    scene.write("etc/kubernetes/mesh.conf", KUBECONFIG_TEXT);
+    scene.write("etc/kubernetes/mesh.conf", &kubeconfig(json!({"token": "t"})));
     scene.ok("install", &["--kubeconfig=/etc/kubernetes/mesh.conf"]);
     assert!(!scene.path(KUBECONFIG).exists());
     let list = scene.json(LIST);
     assert_eq!(list["plugins"][3]["kubernetes"]["kubeconfig"], "/etc/kubernetes/mesh.conf");
+}
+
+fn kubeconfig(user: Value) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.96.0.1:443"}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    })
+    .to_string()
+}
+
+#[test]
+fn a_kubeconfig_that_the_plugin_could_not_use_is_refused_whoever_names_it() {
+    let scene = Scene::with("kubeconfigs", "10-calico.conflist", CALICO);
+    scene.write("etc/empty.conf", "");
+    scene.write("etc/broken.conf", "x: [");
+    scene.write("etc/no-context.conf", "{}");
+    scene.write("etc/no-token.conf", &kubeconfig(json!({"tokenFile": "/etc/missing.token"})));
+    scene.write("etc/token", "t");
+    scene.write("etc/good.conf", &kubeconfig(json!({"tokenFile": "/etc/token"})));
+    let config = format!("--config={}", scene.path("config.json").display());
+    let before = || ["etc/cni/net.d/10-calico.conflist"].map(|file| scene.read(file));
+    let untouched = before();
+    for (name, cause) in [
+        ("missing", "No such file"),
+        ("empty", "current-context"),
+        ("broken", "is not one"),
+        ("no-context", "current-context"),
+        ("no-token", "/etc/missing.token"),
+    ] {
+        let path = format!("/etc/{name}.conf");
+        scene.write("config.json", &json!({"kubernetes": {"kubeconfig": path}}).to_string());
+        for (arguments, place) in [
+            ([format!("--kubeconfig={path}"), "--dry-run".to_owned()], "--kubeconfig "),
+            ([config.clone(), "--dry-run".to_owned()], "--config: kubernetes.kubeconfig "),
+            ([config.clone(), "--agent-namespace=a".to_owned()], "--config: kubernetes.kubeconfig "),
+        ] {
+            let output = scene.run("install", &arguments.each_ref().map(String::as_str));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+            assert!(said.contains(&format!("{place}{path}")) && said.contains(cause), "{arguments:?}: {said}");
+        }
+    }
+    assert_eq!(before(), untouched);
+    // The plugin reads files instead, or the installation writes this kubeconfig.
+    for keys in [
+        json!({"kubernetes": {"kubeconfig": "/etc/missing.conf", "manifests_dir": "/etc/manifests"}}),
+        json!({"kubernetes": {"kubeconfig": format!("/{KUBECONFIG}")}}),
+        json!({"kubernetes": {"kubeconfig": "/etc/good.conf"}}),
+    ] {
+        scene.write("config.json", &keys.to_string());
+        scene.ok("install", &[&config, "--dry-run"]);
+    }
+    scene.ok("install", &["--kubeconfig=/etc/good.conf", "--dry-run"]);
+}
+
+#[test]
+fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
+    let scene = Scene::with("refused", "10-calico.conflist", CALICO);
+    let config = format!("--config={}", scene.path("config.json").display());
+    assert!(!scene.path("opt/cni/bin").exists(), "the installation creates it");
+    let redirect = |drop_invalid: bool| json!({"type": "istio-redirect", "drop_invalid": drop_invalid});
+    for (keys, why) in [
+        (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
+        (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
+        (json!({"prevResult": 5}), "prevResult: an object is needed"),
+        (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is no sub-plugin and no executable"),
+    ] {
+        scene.write("config.json", &keys.to_string());
+        let output = scene.run("install", &[&config]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(why), "{keys}: {said}");
+    }
+    scene.write("config.json", r#"{"chian": []}"#);
+    let output = scene.run("install", &[&config]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("warning: chian: unknown key") && said.contains("did you mean \"chain\"?"), "{said}");
 }
 
 #[test]

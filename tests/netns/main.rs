@@ -4,9 +4,6 @@
 #[macro_use]
 mod dialect;
 
-#[path = "../install/agent_process.rs"]
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod agent_process;
 mod attachments;
 mod configuration;
 mod expectations;
@@ -24,14 +21,13 @@ mod native;
 mod own_users;
 mod pod;
 mod processes;
-#[path = "../install/program.rs"]
-mod program;
 mod resolvers;
-#[path = "../install/scene.rs"]
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod scene;
 mod secondary_networks;
+#[path = "../support/mod.rs"]
+mod support;
 mod tproxy;
 mod trace;
 mod vault_init;
 mod world;
+
+use support::{agent_process, install_scene as scene};

@@ -183,3 +183,26 @@ fn a_record_of_another_version_is_removed_as_far_as_it_is_understood() {
         }
     }
 }
+
+/// The list of members tells what DEL must run: a record without it is damaged, not empty.
+#[test]
+fn a_damaged_record_is_refused_and_does_not_keep_the_default_network() {
+    for damaged in ["{}", r#"{"version":1,"netns":"/run/netns/x","sandbox":null}"#, "", "{\"mem"] {
+        for verb in ["DEL", "GC"] {
+            let (node, conf) = added(&json!({"name": "damaged"}));
+            let file = node.kept_file().with_file_name("damaged@eth0.json");
+            assert!(file.exists());
+            fs::write(&file, damaged).expect("writable");
+            let (code, text) = node.refused("CHECK", &conf);
+            assert!(code == 105 && text.contains("delete the pod"), "{text}");
+            if verb == "DEL" {
+                node.done("DEL", &conf);
+                assert_eq!(node.recorders.order()[2..], ["DEL default"], "{damaged:?}");
+            } else {
+                gc(&node, &conf, &json!([]));
+                assert_eq!(node.recorders.order()[2..], ["GC default"], "{damaged:?}");
+            }
+            assert!(!file.exists(), "{verb} {damaged:?}");
+        }
+    }
+}

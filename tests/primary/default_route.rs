@@ -92,21 +92,45 @@ fn without_the_key_a_second_default_route_is_the_plugins_own_failure() {
     assert!(error.contains("File exists"), "{error}");
 }
 
-#[test]
-fn paths_over_a_networks_interface_leave_routes_over_several() {
-    let multipath = "in_pod link add other type veth peer name peer-other
+/// The default routes that are left of those that `routes` adds over the default network's interface and another one,
+/// if a selection asks for no default route.
+fn left_of(routes: &str) -> [Vec<String>; 2] {
+    let other = "in_pod link add other type veth peer name peer-other
             in_pod link set peer-other up
             in_pod link set other up
             in_pod address add 10.19.0.2/24 dev other
-            in_pod -6 address add fd19::2/64 dev other nodad
-            in_pod route add default nexthop via 10.10.0.1 nexthop via 10.10.0.3 nexthop via 10.19.0.1
-            in_pod -6 route add default nexthop via fd10::1 nexthop via fd10::3 nexthop via fd19::1";
-    let first = adds("10", multipath).replace("DEL) in_pod", "DEL) in_pod link delete other || : ; in_pod");
+            in_pod -6 address add fd19::2/64 dev other nodad";
+    let first =
+        adds("10", &format!("{other}\n{routes}")).replace("DEL) in_pod", "DEL) in_pod link delete other || : ; in_pod");
     let node = Node::with(Recorders::new().with("first", &first).with("one", &adds("11", ":")));
     node.definition("shop", "one", &json!({"cniVersion": "1.0.0", "type": "one"}));
     node.pod_selects(&json!([{"name": "one", "default-route": []}]).to_string());
     let conf = node.conf(&json!({"cniVersion": "1.0.0", "name": "cluster", "type": "first"}), &json!({}));
     node.done("ADD", &conf);
-    assert_eq!(routes(&node), [["10.19.0.1 other"], ["fd19::1 other"]]);
+    let left = self::routes(&node);
     node.done("DEL", &conf);
+    left
+}
+
+#[test]
+fn paths_over_a_networks_interface_leave_routes_over_several() {
+    let multipath = "in_pod route add default nexthop via 10.10.0.1 nexthop via 10.10.0.3 nexthop via 10.19.0.1
+            in_pod -6 route add default nexthop via fd10::1 nexthop via fd10::3 nexthop via fd19::1";
+    assert_eq!(left_of(multipath), [["10.19.0.1 other"], ["fd19::1 other"]]);
+}
+
+#[test]
+fn routes_over_nexthop_objects_are_removed_like_others() {
+    let objects = "in_pod nexthop add id 1 via 10.10.0.1 dev $CNI_IFNAME
+            in_pod nexthop add id 2 via 10.19.0.1 dev other
+            in_pod nexthop add id 3 group 1/2
+            in_pod -6 nexthop add id 4 via fd10::1 dev $CNI_IFNAME
+            in_pod -6 nexthop add id 5 via fd19::1 dev other
+            in_pod nexthop add id 6 group 4/5";
+    let over = |ip: u8, ip6: u8| {
+        left_of(&format!("{objects}\nin_pod route add default nhid {ip}\nin_pod -6 route add default nhid {ip6}"))
+    };
+    assert_eq!(over(1, 4), [[""; 0]; 2]);
+    assert_eq!(over(2, 5), [["10.19.0.1 other"], ["fd19::1 other"]]);
+    assert_eq!(over(3, 6), [["10.19.0.1 other"], ["fd19::1 other"]]);
 }

@@ -10,14 +10,10 @@ mod default_route;
 mod definitions;
 mod networks;
 mod node;
-#[path = "../delegates/pod.rs"]
-#[expect(dead_code, reason = "attachments under another primary plugin are for tests/delegates")]
-mod pod;
 mod readiness;
-#[path = "../delegates/recorders.rs"]
-mod recorders;
 mod rollback;
-#[path = "../cluster/server.rs"]
-#[expect(dead_code, reason = "TLS and connections are for tests/cluster")]
-mod server;
 mod sidecar;
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::{delegate_pod as pod, recorders, server};

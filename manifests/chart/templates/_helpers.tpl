@@ -2,7 +2,7 @@
 {{- $name := .Values.global.platform | default "kubernetes" -}}
 {{- $platforms := .Files.Get "platforms.yaml" | fromYaml -}}
 {{- if not (hasKey $platforms $name) -}}
-{{- fail (printf "global.platform: %q is not accepted; accepted: %s, or nothing" $name (keys $platforms | sortAlpha | join ", ")) -}}
+{{- fail (printf "global.platform: expected %s, or no value; got %q" (keys $platforms | sortAlpha | join ", ") $name) -}}
 {{- end -}}
 {{- $platform := get $platforms $name -}}
 {{- $chained := ternary $platform.chained .Values.chained (kindIs "invalid" .Values.chained) -}}
@@ -24,8 +24,8 @@ app.kubernetes.io/component: agent
 {{- if contains "/" .Values.image }}{{ .Values.image }}{{ else }}{{ .Values.hub }}/{{ .Values.image }}:{{ .Values.tag }}{{ end -}}
 {{- end -}}
 
-{{- /* What the agent's container may: files of the node that are not root's; pods' network namespaces, and in
-detour doctor --probe their users. */ -}}
+{{- /* Capabilities of the agent's container: for files that root does not own; for pods' network namespaces; for
+users of pods in detour doctor --probe. */ -}}
 {{- define "detour.capabilities" -}}
 {{- concat (list "CHOWN" "DAC_OVERRIDE" "FOWNER") (ternary (list "NET_ADMIN" "SETGID" "SETUID" "SYS_ADMIN" "SYS_PTRACE") list .Values.repair.enabled) | toYaml -}}
 {{- end -}}
@@ -40,7 +40,7 @@ detour doctor --probe their users. */ -}}
 
 {{- define "detour.repairOtherwise" -}}
 {{- if and .Values.repair.deletePods .Values.repair.labelPods -}}
-{{- fail "repair: deletePods and labelPods are both true; accepted: one of them" -}}
+{{- fail "repair: expected at most one of deletePods and labelPods, got both" -}}
 {{- end -}}
 {{- if .Values.repair.deletePods }}delete{{ else if .Values.repair.labelPods }}label{{ else }}off{{ end -}}
 {{- end -}}

@@ -90,6 +90,15 @@ impl EntrySettings {
         Ok([self.bin_dir.clone()].into_iter().chain(own.filter(|own| *own != self.bin_dir)).collect())
     }
 
+    /// The kubeconfig that the plugin uses; `None` if it reads files instead.
+    ///
+    /// # Errors
+    /// The plugin would refuse the configuration.
+    pub fn effective_kubeconfig(&self) -> Result<Option<HostPath>, InstallError> {
+        let kubernetes = self.conf()?.kubernetes;
+        Ok(kubernetes.kubeconfig.filter(|_| kubernetes.manifests_dir.is_none()).and_then(HostPath::new))
+    }
+
     fn conf(&self) -> Result<NetConf, InstallError> {
         let mut keys = self.plugin();
         keys.insert("name".into(), "n".into());

@@ -55,13 +55,14 @@ impl NodeFiles {
     }
 
     /// Whether one of `directories` has the program `name`; `None` if it is not found and a directory is not in
-    /// reach, as in a pod that mounts only some.
+    /// reach, as in a pod that mounts only some. The first is the installation's own, which it creates if it does
+    /// not exist.
     #[must_use]
     pub fn has_program(&self, name: &str, directories: &[HostPath]) -> Option<bool> {
         let is_file = |directory: &HostPath| self.root.reach(&directory.join(name)).is_ok_and(|path| path.is_file());
         match directories.iter().any(is_file) {
             true => Some(true),
-            false => directories.iter().all(|directory| self.has(directory)).then_some(false),
+            false => directories.iter().skip(1).all(|directory| self.has(directory)).then_some(false),
         }
     }
 

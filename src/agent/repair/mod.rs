@@ -51,6 +51,15 @@ struct RepairCase<'a> {
     known: &'a ObservedPod,
     suspicion: Suspicion,
     cause: Cause,
+    /// Whether its rules are what its attachments asked for, and redirect it.
+    is_right: bool,
+}
+
+impl RepairCase<'_> {
+    /// Whether a new pod could be better off: one that has the same rules would fail its validation too.
+    fn is_curable(&self) -> bool {
+        self.suspicion.redirectable && !(self.cause == Cause::ValidationFailed && self.is_right)
+    }
 }
 
 /// The pods of the node.

@@ -83,7 +83,8 @@ impl<'a> RepairPass<'a> {
             watched.rest();
             return None;
         };
-        let stood = if suspicion.settled { self.stand(watched) } else { Ok(None) };
+        let is_looked_at = suspicion.settled || suspicion.validation_failed;
+        let stood = if is_looked_at { self.stand(watched) } else { Ok(None) };
         // Pods before it, and its own look, may have taken long.
         let now = self.begun.0 + self.begun.1.elapsed();
         let error = stood.as_ref().err();
@@ -95,14 +96,17 @@ impl<'a> RepairPass<'a> {
                 self.news.push((Arc::clone(&known), unreadable(error)));
             }
         }
-        let cause = diagnose(suspicion, stood.ok().flatten().as_ref());
+        let standing = stood.ok().flatten();
+        let cause = diagnose(suspicion, standing.as_ref());
         let certain = if self.means.settings.mode == RepairMode::InPlace { CERTAIN } else { CERTAIN_TO_ACT };
         if !watched.note(cause, self.interval(&known), certain, now) {
             watched.postpone();
             return None;
         }
         let cause = cause?;
-        if suspicion.redirectable
+        let is_right = standing.is_some_and(|standing| standing.is_right());
+        let case = RepairCase { installed: self.installed, known: &known, suspicion, cause, is_right };
+        if case.is_curable()
             && self.may_delete(&watched.tries)
             && let Some(then) = self.deletions.put_off(now)
         {
@@ -115,9 +119,8 @@ impl<'a> RepairPass<'a> {
         }
         watched.tries.note(cause, now);
         watched.wake(watched.tries.next());
-        let case = RepairCase { installed: self.installed, known: &known, suspicion, cause };
         let (mode, outcome) = self.act(&case, watched.tries.are_spent());
-        if mode == RepairMode::Delete && known.owned && suspicion.redirectable {
+        if mode == RepairMode::Delete && known.owned && case.is_curable() {
             self.deletions.note(now);
         }
         if let Some(event) = event(cause, &outcome) {
@@ -290,13 +293,17 @@ impl RepairOutcome {
 /// Deletes the pod, if it still is as it is known.
 ///
 /// # Errors
-/// No controller would create a new one, or the plugin would not redirect that either; or the pod can't be
-/// deleted.
+/// No controller would create a new one, or the new one would be no better off; or the pod can't be deleted.
 pub(super) fn delete(account: &ServiceAccount, case: &RepairCase<'_>) -> Result<RepairOutcome, Error> {
     let RepairCase { known, suspicion, .. } = case;
     if !suspicion.redirectable {
         let msg = "not deleted: the plugin, as it is configured on this node, would not redirect a new pod either; \
                    see detour explain";
+        return Err(Error::new(Code::InvalidConfig, msg));
+    }
+    if !case.is_curable() {
+        let msg = "not deleted: its rules are what they should be, so a new pod would fail its validation too; see \
+                   its init container's log";
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     if !known.owned {

@@ -1,6 +1,5 @@
-//! Everything that somebody elsewhere needs to see what is wrong, as files in an archive.
-//!
-//! An archive of texts in the format that every tar reads (POSIX.1-1988, "ustar").
+//! `detour doctor --bundle`: all evidence as files in one archive. The archive has the POSIX.1-1988 "ustar" format, which
+//! every tar reads; it is written here, because a header of fixed fields is not worth a dependency.
 
 use super::redact::Redactor;
 use super::report::CheckTarget;
@@ -19,25 +18,24 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-/// What the kernel tells of itself that matters (proc(5)).
+/// Files with facts about the kernel (proc(5)).
 const KERNEL: [&str; 3] = ["/proc/version", "/proc/modules", "/proc/sys/net/netfilter/nf_conntrack_max"];
 
-/// How much of a file is read, in bytes; a larger one is left out.
+/// The maximum size of a file that is read, in bytes; larger files are omitted.
 const FILE_LIMIT: u64 = 1 << 20;
-/// How many state files of attachments are in it; the node of a cluster has some hundred pods.
+/// The maximum number of state files; a node has some hundred pods.
 const FILES: usize = 2000;
-/// How large a file in the archive may be, in bytes; the rest of it is left out.
+/// The maximum size of a file in the archive, in bytes; the rest of it is omitted.
 const MEMBER_LIMIT: usize = 8 << 20;
 
 impl Examination {
-    /// The archive, in tar's format: the list and the explanation as JSON, the rules as text, the
-    /// configurations, the installation's log, what is kept of attachments, facts of the kernel, and
-    /// the lines of the logs. Of files, only values of keys that are known to be harmless are in it; of other
-    /// text, nothing that looks like a secret.
+    /// Returns the archive in tar's format: checks and explanation as JSON, the rules as text, the configurations, the
+    /// installation's log, the saved state of attachments, facts about the kernel, and log lines. Files contain only
+    /// values of keys that are known to be harmless; other text contains nothing that looks like a secret.
     ///
     /// # Errors
-    /// A report has no text, which is a fault of this program.
-    pub fn bundle(&self, case: &CheckTarget) -> Result<Vec<u8>, Error> {
+    /// A report can't be serialized, which is a bug.
+    pub fn bundle(&self, target: &CheckTarget) -> Result<Vec<u8>, Error> {
         let secrets = self.kubeconfig.iter().filter_map(|(_, summary)| summary.token.clone()).collect();
         let redactor = Redactor { secrets, harmless: self.names.clone() };
         let mut files = vec![("doctor.json".to_owned(), redactor.report(&self.checklist))];
@@ -56,7 +54,7 @@ impl Examination {
         }
         let structured = |text: &str| match parsed(text) {
             Some(value) => redactor.file(value),
-            None => format!("(left out: {} bytes that are neither JSON nor YAML)\n", text.len()),
+            None => format!("(omitted: {} bytes that are neither JSON nor YAML)\n", text.len()),
         };
         let configurations = self.configurations.iter();
         let configuration =
@@ -65,11 +63,11 @@ impl Examination {
         if let Some((path, _)) = &self.kubeconfig {
             files.push(("kubeconfig".to_owned(), text(path).map_or_else(|why| why, |text| structured(&text))));
         }
-        if let Ok(log) = case.reach(&case.installation.log) {
+        if let Ok(log) = target.reach(&target.installation.log) {
             let text = text(&log).map_or_else(|why| why, |text| structured(&text));
-            files.push((named("node", case.installation.log.as_path()), text));
+            files.push((named("node", target.installation.log.as_path()), text));
         }
-        let kept = HostPath::new(ROOT).and_then(|root| case.reach(&root).ok());
+        let kept = HostPath::new(ROOT).and_then(|root| target.reach(&root).ok());
         for path in kept.iter().flat_map(|kept| below(kept)) {
             let text = text(&path).map_or_else(|why| why, |text| structured(&text));
             let name = kept.as_ref().and_then(|kept| path.strip_prefix(kept).ok()).unwrap_or(&path);
@@ -90,7 +88,7 @@ impl Examination {
     }
 }
 
-/// A configuration or record is JSON, a kubeconfig may be YAML.
+/// Parses JSON or, for a kubeconfig, YAML.
 fn parsed(text: &str) -> Option<Value> {
     serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text)).ok().filter(|value: &Value| value.is_object())
 }
@@ -99,8 +97,8 @@ fn named(directory: &str, path: &Path) -> String {
     format!("{directory}{}", path.display())
 }
 
-/// The text of a file, or why it has none. Its path has been resolved: a link that takes its place leads
-/// elsewhere.
+/// Returns the text of a file, or the reason for its omission. The path is resolved already: a symbolic link in its
+/// place is not followed.
 fn text(path: &Path) -> Result<String, String> {
     contents(read_nofollow(path, FILE_LIMIT))
 }
@@ -110,11 +108,11 @@ fn kernel_text(path: &Path) -> Result<String, String> {
 }
 
 fn contents(read: io::Result<Vec<u8>>) -> Result<String, String> {
-    let bytes = read.map_err(|why| format!("(left out: {why})\n"))?;
+    let bytes = read.map_err(|why| format!("(omitted: {why})\n"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The first files of each directory in `directory`, in the order of their names; links are left out.
+/// Returns the first files of each directory in `directory`, in the order of their names, without symbolic links.
 fn below(directory: &Path) -> Vec<PathBuf> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
     let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -126,12 +124,12 @@ fn below(directory: &Path) -> Vec<PathBuf> {
 }
 
 const BLOCK: usize = 512;
-/// The archive's programs read it in records of so many bytes.
+/// The size of a record of an archive, in bytes.
 const RECORD: usize = 20 * BLOCK;
-/// What a name may have, in bytes.
+/// The maximum length of a file name, in bytes.
 const LONGEST_NAME: usize = 99;
 
-/// The archive of these files, each of a name and its contents; `time` is when, in seconds since 1970.
+/// Returns the archive of files (name, content); `time` is their time of change in seconds since 1970.
 pub(super) fn archive(files: &[(String, Vec<u8>)], time: u64) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, contents) in files {
@@ -153,7 +151,7 @@ fn header(name: &str, length: usize, time: u64) -> [u8; BLOCK] {
     put(116, b"0000000\0");
     put(124, format!("{length:011o}\0").as_bytes());
     put(136, format!("{time:011o}\0").as_bytes());
-    // The sum counts its own field as blanks.
+    // The checksum counts its own field as spaces.
     put(148, b"        ");
     put(156, b"0");
     put(257, b"ustar\x0000");

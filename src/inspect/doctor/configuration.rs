@@ -1,32 +1,30 @@
-//! The configuration by which runtimes, or Multus, call the plugin.
-//!
-//! The node configuration, which the plugin reads at every call, and what it makes of other configurations.
+//! Checks of the configuration with which runtimes or Multus call the plugin, and of the node configuration.
 
 use super::report::CheckGroup;
 use super::report::CheckTarget;
 use super::report::{Check, CheckVerdict, Results};
 use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
 use crate::host_path::HostPath;
-use crate::plugin::node;
+use crate::plugin::{node, validate};
 use crate::trusted_file::read_nofollow;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
 pub(super) const PRESENT: Check =
-    Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the program");
+    Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the plugin");
 pub(super) const VALID: Check = Check::of(CheckGroup::Node, "configuration-valid", "the plugin accepts it");
-pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes find it");
-pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "nothing is asked for that is not done");
-/// All of them.
+pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes use it");
+pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "no unsupported mode is configured");
+/// All checks of the configuration.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
 
-/// A configuration is larger only by mistake.
+/// The maximum size of a configuration file, in bytes.
 const LARGEST: u64 = 1 << 20;
 const INSTALL: &str =
-    "detour install writes it (see detour install --help), or see why the agent on this node does not";
+    "run detour install (see detour install --help), or check why the agent on this node does not write it";
 
-/// A configuration with a plugin of ours.
+/// A valid configuration of this plugin.
 #[derive(Debug, Clone)]
 pub(super) struct Configured {
     pub(super) path: HostPath,
@@ -34,7 +32,7 @@ pub(super) struct Configured {
     pub(super) conf: NetConf,
 }
 
-/// A file that runtimes look at.
+/// A configuration file that runtimes read.
 struct RuntimeFile {
     path: HostPath,
     text: String,
@@ -55,20 +53,20 @@ impl RuntimeFile {
         self.types().iter().any(|kind| OWN_TYPES.contains(kind))
     }
 
-    /// What Multus and the runtime itself pass over when they look for the cluster network.
+    /// Whether the file only has plugins that Multus and runtimes skip when they look for the cluster network.
     fn is_other(&self) -> bool {
         self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
     }
 }
 
-/// Looks for it, and at it. The configurations that are ours and valid.
-pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configured> {
-    let files = match files(case) {
+/// Runs the checks. Returns the valid configurations of this plugin.
+pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Configured> {
+    let files = match files(target) {
         Ok(files) => files,
         Err(why) => {
-            checkup.add(&PRESENT, CheckVerdict::fail(format!("{} can't be read: {why}", case.conf), INSTALL));
+            results.add(&PRESENT, CheckVerdict::fail(format!("reading failed: {}: {why}", target.conf), INSTALL));
             for check in [&VALID, &PICKED, &AMBIENT] {
-                checkup.after(&[&PRESENT], check, || CheckVerdict::pass(""));
+                results.after(&[&PRESENT], check, || CheckVerdict::pass(""));
             }
             return Vec::new();
         }
@@ -76,29 +74,33 @@ pub(super) fn examine(case: &CheckTarget, checkup: &mut Results) -> Vec<Configur
     let ours: Vec<&RuntimeFile> = files.iter().filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for RuntimeFile { path, text, .. } in &ours {
-        match effective(case, path.as_path(), text) {
+        let effective = effective(target, path.as_path(), text);
+        match effective.and_then(|conf| accepted(&conf).map(|()| conf)) {
             Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
             Err(error) => wrong.push(error.to_string()),
         }
     }
-    checkup.add(&PRESENT, present(case, &files, &ours));
-    checkup.after(&[&PRESENT], &VALID, || match wrong.is_empty() {
+    results.add(&PRESENT, present(target, &files, &ours));
+    results.after(&[&PRESENT], &VALID, || match wrong.is_empty() {
         true => CheckVerdict::pass(valid.iter().map(described).collect::<Vec<_>>().join("; ")),
-        false => {
-            CheckVerdict::fail(wrong.join("; "), "correct the key that is named, or install again: detour install")
-        }
+        false => CheckVerdict::fail(wrong.join("; "), "correct the named key, or run detour install again"),
     });
-    checkup.after(&[&PRESENT, &VALID], &PICKED, || picked(case, &files, &valid));
-    checkup.after(&[&PRESENT, &VALID], &AMBIENT, || {
+    results.after(&[&PRESENT, &VALID], &PICKED, || picked(target, &files, &valid));
+    results.after(&[&PRESENT, &VALID], &AMBIENT, || {
         match valid.iter().find(|configured| configured.conf.ambient_enabled) {
             Some(Configured { path, .. }) => CheckVerdict::fail(
-                format!("{path}: ambient_enabled is true, and pods without a sidecar get nothing"),
-                "run istio-cni itself for ambient mode, and take ambient_enabled out of this configuration",
+                format!("{path}: ambient_enabled is true, but detour does not support ambient mode"),
+                "run istio-cni for ambient mode, and remove ambient_enabled from this configuration",
             ),
             None => CheckVerdict::pass("ambient mode is off"),
         }
     });
     valid
+}
+
+/// Checks what an ADD would refuse. The log file is no reason for a refusal; executables have their own check.
+fn accepted(conf: &NetConf) -> Result<(), Error> {
+    validate(&NetConf { log_file: None, ..conf.clone() }, &|_| Some(true)).map(drop)
 }
 
 fn described(configured: &Configured) -> String {
@@ -108,7 +110,7 @@ fn described(configured: &Configured) -> String {
     format!("network {}, type {} in {}{role}: {}", conf.name, conf.kind, path.name(), chain.join(", "))
 }
 
-fn present(case: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -> CheckVerdict {
+fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -> CheckVerdict {
     if !ours.is_empty() {
         return CheckVerdict::pass(ours.iter().map(|file| file.path.to_string()).collect::<Vec<_>>().join(", "));
     }
@@ -118,66 +120,67 @@ fn present(case: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -> 
     match broken.is_empty() {
         true => {
             let names: Vec<String> = files.iter().map(|file| file.path.name()).collect();
-            let names = if names.is_empty() { "it has no configuration".to_owned() } else { names.join(", ") };
-            CheckVerdict::fail(format!("{}: no plugin of type {own}; found: {names}", case.conf), INSTALL)
+            let names =
+                if names.is_empty() { "the directory has no configuration".to_owned() } else { names.join(", ") };
+            CheckVerdict::fail(format!("{}: expected a plugin of type {own}, got {names}", target.conf), INSTALL)
         }
         false => CheckVerdict::fail(
-            format!("no plugin of type {own}, and what can't be read: {}", broken.join("; ")),
-            "correct the file, or install again: detour install",
+            format!("no plugin of type {own}; unreadable files: {}", broken.join("; ")),
+            "correct the file, or run detour install again",
         ),
     }
 }
 
-/// Runtimes take the first file by name (libcni, `LoadConfList` of `ConfFiles`); an attachment is found
-/// by its name.
-fn picked(case: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> CheckVerdict {
+/// Checks whether runtimes use the configuration: they take the first file by name (libcni, `LoadConfList` of
+/// `ConfFiles`). Multus finds an attachment by its network's name.
+fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> CheckVerdict {
     let is_primary = ours.iter().any(|configured| configured.conf.primary.is_some());
-    if !case.chained && !is_primary {
+    if !target.chained && !is_primary {
         let names: Vec<&str> = ours.iter().map(|configured| configured.conf.name.as_str()).collect();
-        return CheckVerdict::pass(format!("Multus finds it by its name, {}", names.join(", ")));
+        return CheckVerdict::pass(format!("Multus finds it by its network name, {}", names.join(", ")));
     }
     let first = files.iter().find(|file| file.json.is_ok() && !file.is_other());
     match first {
         Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),
         Some(file) => CheckVerdict::fail(
             format!(
-                "runtimes take {}, whose plugins are {}; ours is in {}",
+                "runtimes use {}, which has the plugins {}; detour is in {}",
                 file.path.name(),
                 file.types().join(", "),
                 ours.iter().map(|configured| configured.path.name()).collect::<Vec<_>>().join(", ")
             ),
-            format!("install into that list: detour install --chained=true --conf-name {}", file.path.name()),
+            format!("add detour to that list: detour install --chained=true --conf-name {}", file.path.name()),
         ),
-        None => CheckVerdict::not_checked("no file of the directory is a configuration of pods' networks"),
+        None => CheckVerdict::not_checked("the directory has no configuration of a cluster network"),
     }
 }
 
-/// The files that runtimes look at (libcni, `ConfFiles`), in the order of their names, or the one
-/// that was named.
-fn files(case: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
-    let reached = case.reach(&case.conf).map_err(|why| why.to_string())?;
+/// Returns the files that runtimes read (libcni, `ConfFiles`), in the order of their names, or the one that the user
+/// named.
+fn files(target: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
+    let reached = target.reach(&target.conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
-        return Ok(vec![read(case.conf.clone(), &reached)]);
+        return Ok(vec![read(target.conf.clone(), &reached)]);
     }
     let entries = fs::read_dir(&reached).map_err(|why| why.to_string())?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.retain(|name| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)));
     names.sort();
     let file = |name: &String| {
-        let path = case.conf.join(name);
-        let reached = case.reach(&path).map_err(|why| format!("{path}: {why}"))?;
+        let path = target.conf.join(name);
+        let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
         Ok(read(path, &reached))
     };
     names.iter().map(file).collect()
 }
 
-/// One that can't be read is passed over by runtimes as one is that is not JSON.
+/// Reads a file. Runtimes skip a file that can't be read, or is not JSON.
 fn read(path: HostPath, reached: &Path) -> RuntimeFile {
     let (text, json) = match read_nofollow(reached, LARGEST) {
-        Err(why) => (String::new(), Err(format!("it can't be read: {why}"))),
+        Err(why) => (String::new(), Err(format!("reading failed: {why}"))),
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes).into_owned();
-            let json = serde_json::from_str(&text).map_err(|why| format!("it is not JSON: {why}"));
+            let json = serde_json::from_str(&text).map_err(|why| format!("invalid JSON: {why}"));
             (text, json)
         }
     };
@@ -185,39 +188,39 @@ fn read(path: HostPath, reached: &Path) -> RuntimeFile {
 }
 
 pub(super) const NODE_CONFIGURATION_VALID: Check =
-    Check::of(CheckGroup::Node, "node-configuration", "only root can change it, and it is valid");
+    Check::of(CheckGroup::Node, "node-configuration", "the node configuration is valid, and only root can change it");
 
-/// Reads it as the plugin does.
-pub(super) fn examine_node_configuration(case: &CheckTarget, checkup: &mut Results) {
-    let verdict = match read_node_configuration(case) {
+/// Checks the node configuration, which the plugin reads at each call.
+pub(super) fn examine_node_configuration(target: &CheckTarget, results: &mut Results) {
+    let verdict = match read_node_configuration(target) {
         Ok(Some((node, warnings))) => {
-            let stated = format!("{NODE_CONFIGURATION} states {}", node.summary());
+            let stated = format!("{NODE_CONFIGURATION} sets {}", node.summary());
             CheckVerdict::pass([vec![stated], warnings].concat().join("; "))
         }
         Ok(None) => CheckVerdict::NotChecked(
-            format!("{NODE_CONFIGURATION} does not exist: attachments set the node's keys themselves"),
-            Some("detour install writes it".to_owned()),
+            format!("{NODE_CONFIGURATION} not found: each attachment sets the node's keys"),
+            Some("run detour install, which writes it".to_owned()),
         ),
-        Err(why) => CheckVerdict::fail(why, "correct it, or remove it and install again: detour install"),
+        Err(why) => CheckVerdict::fail(why, "correct it, or remove it and run detour install again"),
     };
-    checkup.add(&NODE_CONFIGURATION_VALID, verdict);
+    results.add(&NODE_CONFIGURATION_VALID, verdict);
 }
 
-fn read_node_configuration(case: &CheckTarget) -> Result<Option<(NodeConf, Vec<String>)>, String> {
+fn read_node_configuration(target: &CheckTarget) -> Result<Option<(NodeConf, Vec<String>)>, String> {
     let path =
-        case.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|error| format!("{NODE_CONFIGURATION}: {error}"))?;
+        target.reach_named(NODE_CONFIGURATION.as_ref()).map_err(|error| format!("{NODE_CONFIGURATION}: {error}"))?;
     node::read(NODE_CONFIGURATION, &path).map_err(|error| error.msg)
 }
 
-/// An attachment's configuration as the plugin understands it on this node.
+/// Returns the effective configuration of an attachment on this node.
 ///
 /// # Errors
 /// As [`configuration`].
-pub(super) fn effective(case: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
+pub(super) fn effective(target: &CheckTarget, place: &Path, text: &str) -> Result<NetConf, Error> {
     let govern = || {
-        let (node, _) = read_node_configuration(case).ok()??;
+        let (node, _) = read_node_configuration(target).ok()??;
         let value = serde_json::from_str(text).ok()?;
-        // The runtime's own configuration of a primary plugin stays as it is.
+        // The node configuration does not apply to the runtime's configuration of a primary plugin.
         let (value, _) = node.govern_all(&value, &|kind| OWN_TYPES.contains(&kind)).ok()??;
         Some(value.to_string())
     };

@@ -1,8 +1,5 @@
-//! The kubeconfig that the configuration names.
-//!
-//! The node agent behind its socket.
-//!
-//! Whether the API answers, and what the plugin may there: exactly what it needs as it is configured.
+//! Checks of the plugin's access to facts: its kubeconfig, the node agent's socket, the API server, and exactly the rights
+//! that the plugin needs with this configuration.
 
 use super::configuration;
 use super::report::CheckGroup;
@@ -16,81 +13,81 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-pub(super) const PRESENT: Check = Check::of(CheckGroup::Node, "kubeconfig-present", "the plugin's kubeconfig is there");
-pub(super) const PRIVATE: Check = Check::of(CheckGroup::Node, "kubeconfig-private", "only root may read it");
-pub(super) const VALID: Check = Check::of(CheckGroup::Node, "kubeconfig-valid", "it can be used");
+pub(super) const PRESENT: Check = Check::of(CheckGroup::Node, "kubeconfig-present", "the plugin's kubeconfig exists");
+pub(super) const PRIVATE: Check = Check::of(CheckGroup::Node, "kubeconfig-private", "only root can read it");
+pub(super) const VALID: Check = Check::of(CheckGroup::Node, "kubeconfig-valid", "it is usable");
 pub(super) const TOKEN: Check = Check::of(CheckGroup::Node, "token-valid", "its token has not expired");
-/// All of them.
+/// All checks of the kubeconfig.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &PRIVATE, &VALID, &TOKEN];
-/// Those that must hold before the API can be asked with it.
+/// The checks that must pass before the API server is asked with this kubeconfig.
 pub(super) const USABLE: [&Check; 3] = [&PRESENT, &VALID, &TOKEN];
 
-const REWRITE: &str = "have it written again: detour install, or see why the agent on this node does not write it";
+const REWRITE: &str = "run detour install again, or check why the agent on this node does not write it";
 
-/// Looks at it. Where it is, as this process sees it, and what it says.
+/// Runs the checks of the kubeconfig. Returns its path in this process, and its summary.
 pub(super) fn examine_kubeconfig(
-    case: &CheckTarget,
+    target: &CheckTarget,
     conf: Option<&NetConf>,
-    checkup: &mut Results,
+    results: &mut Results,
 ) -> Option<(PathBuf, KubeconfigSummary)> {
     let Some(conf) = conf else {
-        checkup.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
-            CheckVerdict::not_checked("nothing names it")
+        results.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
+            CheckVerdict::not_checked("no configuration names one")
         });
-        return none(checkup);
+        return none(results);
     };
     let Some(path) = conf.kubernetes.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
         let why = match &conf.kubernetes.manifests_dir {
-            Some(dir) => format!("facts come from the files in {}, not from an API", dir.display()),
-            None => "the configuration names no kubeconfig: it goes by itself alone".to_owned(),
+            Some(dir) => format!("facts come from the files in {}, not from an API server", dir.display()),
+            None => "the configuration names no kubeconfig: the plugin uses the configuration only".to_owned(),
         };
-        checkup.add(&PRESENT, CheckVerdict::not_checked(why));
+        results.add(&PRESENT, CheckVerdict::not_checked(why));
         return None;
     };
     let shown = path.display();
-    let reached = case.reach_named(path).and_then(|reached| Ok((fs::metadata(&reached)?, reached)));
+    let reached = target.reach_named(path).and_then(|reached| Ok((fs::metadata(&reached)?, reached)));
     let (metadata, reached) = match reached {
         Ok((metadata, reached)) if metadata.is_file() => (metadata, reached),
         Ok(_) => {
-            checkup.add(&PRESENT, CheckVerdict::fail(format!("{shown} is no regular file"), REWRITE));
-            return none(checkup);
+            results.add(&PRESENT, CheckVerdict::fail(format!("{shown}: expected a regular file"), REWRITE));
+            return none(results);
         }
         Err(why) => {
-            checkup.add(&PRESENT, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
-            return none(checkup);
+            results.add(&PRESENT, CheckVerdict::fail(format!("{shown}: {why}"), REWRITE));
+            return none(results);
         }
     };
-    checkup.add(&PRESENT, CheckVerdict::pass(shown.to_string()));
+    results.add(&PRESENT, CheckVerdict::pass(shown.to_string()));
     let mode = metadata.permissions().mode() & 0o7777;
-    checkup.add(
+    results.add(
         &PRIVATE,
         match mode & 0o077 {
             0 => CheckVerdict::pass(format!("mode {mode:04o}")),
             _ => CheckVerdict::fail(
-                format!("{shown} has mode {mode:04o}: others can take its token"),
+                format!("{shown} has mode {mode:04o}: other users can read its token"),
                 format!("chmod 0600 {shown}"),
             ),
         },
     );
-    // On the node itself, who owns the links in the path counts as well.
-    let named = if case.mount == Path::new("/") { path } else { &reached };
-    match KubeconfigSummary::read(&case.mount, named) {
+    // On the node itself, the owners of symbolic links in the path count as well.
+    let named = if target.mount == Path::new("/") { path } else { &reached };
+    match KubeconfigSummary::read(&target.mount, named) {
         Ok(summary) => {
-            checkup.add(&VALID, valid(&summary));
-            checkup.add(&TOKEN, token(&summary, Timestamp::now().as_second()));
+            results.add(&VALID, valid(&summary));
+            results.add(&TOKEN, token(&summary, Timestamp::now().as_second()));
             Some((reached, summary))
         }
         Err(error) => {
-            checkup.add(&VALID, CheckVerdict::fail(error.to_string(), REWRITE));
-            checkup.after(&[&VALID], &TOKEN, || CheckVerdict::pass(""));
+            results.add(&VALID, CheckVerdict::fail(error.to_string(), REWRITE));
+            results.after(&[&VALID], &TOKEN, || CheckVerdict::pass(""));
             None
         }
     }
 }
 
-fn none<T>(checkup: &mut Results) -> Option<T> {
+fn none<T>(results: &mut Results) -> Option<T> {
     for check in [&PRIVATE, &VALID, &TOKEN] {
-        checkup.after(&[&PRESENT], check, || CheckVerdict::pass(""));
+        results.after(&[&PRESENT], check, || CheckVerdict::pass(""));
     }
     None
 }
@@ -98,13 +95,13 @@ fn none<T>(checkup: &mut Results) -> Option<T> {
 fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
     let server = &summary.server;
     let by = match &summary.authority {
-        Authority::Embedded => "its authority is in it".to_owned(),
-        Authority::File(file) => format!("its authority is in {}", file.display()),
-        Authority::System => "the node's own authorities are asked, for it names none".to_owned(),
+        Authority::Embedded => "certificate authority embedded".to_owned(),
+        Authority::File(file) => format!("certificate authority in {}", file.display()),
+        Authority::System => "no certificate authority named: the node's own are used".to_owned(),
         Authority::Nobody => {
             return CheckVerdict::fail(
-                format!("{server}: insecure-skip-tls-verify is true, so that anybody can answer for it"),
-                "write certificate-authority-data instead; detour install does",
+                format!("{server}: insecure-skip-tls-verify is true: the server is not authenticated"),
+                "use certificate-authority-data instead; detour install writes it",
             );
         }
     };
@@ -113,37 +110,36 @@ fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
         CredentialsSummary::TokenFile(file) => format!("the token in {}", file.display()),
         CredentialsSummary::Certificate => "a client certificate".to_owned(),
         CredentialsSummary::Nothing => {
-            return CheckVerdict::fail(format!("{server}: it has no credentials"), REWRITE);
+            return CheckVerdict::fail(format!("{server}: no credentials"), REWRITE);
         }
     };
     CheckVerdict::pass(format!("{server} with {who}; {by}"))
 }
 
 fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
-    let shown =
-        |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "for ever".to_owned(), |t| t.to_string());
+    let shown = |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "no end".to_owned(), |t| t.to_string());
     match (&summary.token, summary.expires) {
-        (None, _) => CheckVerdict::not_checked("it has no token"),
-        (Some(_), None) => CheckVerdict::pass("it says nothing of an end"),
+        (None, _) => CheckVerdict::not_checked("no token"),
+        (Some(_), None) => CheckVerdict::pass("the token has no expiry"),
         (Some(_), Some(end)) if end > now => CheckVerdict::pass(format!("valid until {}", shown(end))),
         (Some(_), Some(end)) => CheckVerdict::fail(
-            format!("it expired at {}", shown(end)),
-            "see whether the agent runs on this node, which renews it: kubectl get pods -A -o wide -l \
-             app.kubernetes.io/component=agent; or install again with a new token",
+            format!("expired at {}", shown(end)),
+            "check whether the agent, which renews the token, runs on this node: kubectl get pods -A -o wide -l \
+             app.kubernetes.io/component=agent; or run detour install again with a new token",
         ),
     }
 }
 
-const AGENT: Check = Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and knows");
+const AGENT: Check = Check::of(CheckGroup::Cluster, "agent-reachable", "the node agent answers, and has current facts");
 
-/// Asks it whether it could tell facts now, as STATUS does.
-pub(super) fn examine_agent(case: &CheckTarget, conf: Option<&NetConf>, checkup: &mut Results) {
+/// Checks whether the agent answers and has current facts, as STATUS does.
+pub(super) fn examine_agent(target: &CheckTarget, conf: Option<&NetConf>, results: &mut Results) {
     let socket = conf.and_then(|conf| Some((conf, conf.kubernetes.agent_socket.as_deref()?)));
-    checkup.add(
+    results.add(
         &AGENT,
         match socket {
             None => CheckVerdict::not_checked("the configuration names no agent_socket"),
-            Some((conf, path)) => match case.reach_named(path).map(|reached| ask(conf, &reached)) {
+            Some((conf, path)) => match target.reach_named(path).map(|reached| ask(conf, &reached)) {
                 Ok(Ok(())) => CheckVerdict::pass(path.display().to_string()),
                 Ok(Err(error)) => fail(path, &error.to_string()),
                 Err(error) => fail(path, &error.to_string()),
@@ -161,8 +157,8 @@ fn ask(conf: &NetConf, socket: &Path) -> Result<(), Error> {
 fn fail(path: &Path, why: &str) -> CheckVerdict {
     CheckVerdict::fail(
         format!("{}: {why}", path.display()),
-        "the plugin asks the API itself until it does; see whether the agent runs on this node: kubectl get pods -A -o wide \
-         -l app.kubernetes.io/component=agent",
+        "check whether the agent runs on this node: kubectl get pods -A -o wide -l app.kubernetes.io/component=agent; until \
+         then, the plugin asks the API server itself",
     )
 }
 
@@ -172,35 +168,47 @@ const GET_NAMESPACES: Check = Check::of(CheckGroup::Cluster, "right-get-namespac
 const GET_DEFINITIONS: Check =
     Check::of(CheckGroup::Cluster, "right-get-definitions", "the plugin may get definitions");
 const PATCH_STATUS: Check =
-    Check::of(CheckGroup::Cluster, "right-patch-pods-status", "the plugin may tell a pod's network status");
-const CREATE_EVENTS: Check = Check::of(CheckGroup::Cluster, "right-create-events", "the plugin may tell of events");
+    Check::of(CheckGroup::Cluster, "right-patch-pods-status", "the plugin may patch a pod's status");
+const CREATE_EVENTS: Check = Check::of(CheckGroup::Cluster, "right-create-events", "the plugin may create Events");
 
-/// Asks, where there is a kubeconfig to ask with.
-pub(super) fn examine_rights(inquiry: Option<&ApiProbe>, conf: Option<&NetConf>, checkup: &mut Results) {
-    let (Some(inquiry), Some(conf)) = (inquiry, conf) else {
-        let why = checkup.obstacle(&USABLE).unwrap_or_else(|| "because there is no kubeconfig".to_owned());
-        return checkup.add(&API, CheckVerdict::not_checked(why));
+/// Checks the API server and the plugin's rights with the plugin's kubeconfig.
+pub(super) fn examine_rights(api: Option<&ApiProbe>, conf: Option<&NetConf>, results: &mut Results) {
+    let (Some(api), Some(conf)) = (api, conf) else {
+        let why = results.obstacle(&USABLE).unwrap_or_else(|| "because no kubeconfig is known".to_owned());
+        return results.add(&API, CheckVerdict::not_checked(why));
     };
-    checkup.after(&USABLE, &API, || match inquiry.version() {
-        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
-        Err(error) => CheckVerdict::fail(
-            error.to_string(),
-            "see whether the server runs and whether this node reaches it; a firewall or a wrong address are usual",
-        ),
-    });
+    results.after(&USABLE, &API, || reachable(api));
     for (check, right) in rights(conf) {
-        checkup.after(&[&API], check, || match inquiry.may(&right) {
+        results.after(&[&API], check, || match api.may(&right) {
             Ok(true) => CheckVerdict::pass(right.to_string()),
             Ok(false) => CheckVerdict::fail(
-                format!("it may not {right}"),
-                "grant it: the ClusterRole is in manifests/, and kubectl get clusterrolebinding shows whom it is bound to",
+                format!("the plugin may not {right}"),
+                "grant the right: compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
             ),
             Err(error) => CheckVerdict::not_checked(error.to_string()),
         });
     }
 }
 
-/// What calls of the plugin ask of the API under this configuration.
+/// Checks the API server with the user's kubeconfig, if the plugin itself reads files and needs no API server.
+pub(super) fn examine_api_of_user(api: &ApiProbe, conf: Option<&NetConf>, results: &mut Results) {
+    results.add(&API, reachable(api));
+    for (check, _) in conf.map(rights).unwrap_or_default() {
+        results.add(check, CheckVerdict::not_checked("the plugin needs no right: kubernetes.manifests_dir is set"));
+    }
+}
+
+fn reachable(api: &ApiProbe) -> CheckVerdict {
+    match api.version() {
+        Ok(version) => CheckVerdict::pass(format!("Kubernetes {version}")),
+        Err(error) => CheckVerdict::fail(
+            error.to_string(),
+            "check whether the server runs and this node reaches it; usual causes are a firewall or a wrong address",
+        ),
+    }
+}
+
+/// Returns the rights that the plugin needs with this configuration.
 fn rights(conf: &NetConf) -> Vec<(&'static Check, Right)> {
     let right = |verb, group, resource, subresource| Right { verb, group, resource, subresource, namespace: None };
     let wants = sub_plugins::wants(&conf.chain);
@@ -232,7 +240,7 @@ mod tests {
         let outcome = |expires| token(&summary(expires), 1000);
         assert_eq!(outcome(Some(4_102_444_800)), CheckVerdict::pass("valid until 2100-01-01T00:00:00Z"));
         assert!(matches!(outcome(Some(1000)), CheckVerdict::Fail(found, _) if found.contains("1970-01-01T00:16:40Z")));
-        assert_eq!(outcome(None), CheckVerdict::pass("it says nothing of an end"));
+        assert_eq!(outcome(None), CheckVerdict::pass("the token has no expiry"));
         assert!(matches!(token(&KubeconfigSummary { token: None, ..summary(None) }, 0), CheckVerdict::NotChecked(..)));
     }
 

@@ -1,7 +1,5 @@
-//! What the kernel can do: tried in a network namespace of our own, which nobody else sees and which
-//! goes with the thread that made it.
-//!
-//! A program that is run for what it prints, and not for long.
+//! Checks of the kernel: features are tried in a new network namespace, which is removed with the thread that created
+//! it. Also runs programs for their output, with a timeout.
 
 use super::report::CheckGroup;
 use super::report::{Check, CheckVerdict, Results};
@@ -19,39 +17,40 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-const NETNS: Check = Check::of(CheckGroup::Kernel, "kernel-netns", "network namespaces can be made");
+const NETNS: Check = Check::of(CheckGroup::Kernel, "kernel-netns", "network namespaces can be created");
 const NETFILTER: Check = Check::of(CheckGroup::Kernel, "kernel-nftables", "nf_tables answers");
 const IPTABLES: Check =
-    Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "it takes rules as iptables writes them");
-const NATIVE: Check = Check::of(CheckGroup::Kernel, "kernel-native-rules", "it takes native rules");
+    Check::of(CheckGroup::Kernel, "kernel-iptables-rules", "rules of dialect iptables are accepted");
+const NATIVE: Check = Check::of(CheckGroup::Kernel, "kernel-native-rules", "rules of dialect nftables are accepted");
 const CONNTRACK: Check = Check::of(CheckGroup::Kernel, "kernel-conntrack", "connections are tracked");
 
 const MODULES: &str = "load the modules on the node: modprobe -a nf_tables nft_compat nft_nat nft_ct nf_nat nf_conntrack \
     xt_owner xt_REDIRECT xt_multiport xt_CT";
 
-/// Tries, and says which of the two dialects this configuration can have.
-pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Results) {
+/// Tries the features in a new network namespace and adds the checks.
+pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     let failed = |why: String| Tried { netns: Err(why), ..Tried::default() };
     let tried = match thread::Builder::new().spawn(try_all) {
-        Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread in it ended".to_owned())),
-        Err(error) => failed(format!("a thread can't be started: {error}")),
+        Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread panicked".to_owned())),
+        Err(error) => failed(format!("starting a thread failed: {error}")),
     };
-    checkup.add(
+    results.add(
         &NETNS,
         match &tried.netns {
-            Ok(()) => CheckVerdict::pass("made one to try the rest in"),
+            Ok(()) => CheckVerdict::pass("created one for the other checks"),
             Err(why) if why.starts_with("EPERM") => CheckVerdict::NotChecked(
                 "this needs root (CAP_SYS_ADMIN)".to_owned(),
-                Some("run it as root on the node, or in the agent's pod".to_owned()),
+                Some("run detour doctor as root on the node, or in the agent's pod".to_owned()),
             ),
-            Err(why) => {
-                CheckVerdict::fail(why.clone(), "the kernel needs CONFIG_NET_NS, and user.max_net_namespaces above 0")
-            }
+            Err(why) => CheckVerdict::fail(
+                why.clone(),
+                "enable CONFIG_NET_NS in the kernel, and set user.max_net_namespaces above 0",
+            ),
         },
     );
     let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
-    checkup.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
-        Ok(()) => CheckVerdict::pass("it tells its generation"),
+    results.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
+        Ok(()) => CheckVerdict::pass("the generation can be read"),
         Err(why) => refused(why),
     });
     let asked = conf.map_or(cni::RuleFormatSetting::Auto, |conf| conf.dialect);
@@ -60,21 +59,21 @@ pub(super) fn examine(conf: Option<&NetConf>, checkup: &mut Results) {
         (&NATIVE, &tried.native, cni::RuleFormatSetting::Nftables, &tried.iptables),
     ];
     for (check, own, dialect, other) in dialects {
-        checkup.after(&[&NETFILTER], check, || match own {
-            Ok(()) => CheckVerdict::pass("a pod's were committed and read back, for IPv4 and IPv6"),
+        results.after(&[&NETFILTER], check, || match own {
+            Ok(()) => CheckVerdict::pass("the rules of a pod were committed and read back, for IPv4 and IPv6"),
             Err(why) if asked != dialect && other.is_ok() => {
-                CheckVerdict::NotChecked(format!("refused ({why}), and not needed: the other dialect is taken"), None)
+                CheckVerdict::NotChecked(format!("refused ({why}), but not needed: the other dialect is used"), None)
             }
             Err(why) => refused(why),
         });
     }
-    checkup.after(&[&NETFILTER], &CONNTRACK, || match &tried.conntrack {
+    results.after(&[&NETFILTER], &CONNTRACK, || match &tried.conntrack {
         Ok(()) => CheckVerdict::pass("its table can be read"),
         Err(why) => refused(why),
     });
 }
 
-/// What each thing came to.
+/// The outcome of each feature.
 #[derive(Debug)]
 struct Tried {
     netns: Result<(), String>,
@@ -97,7 +96,7 @@ impl Default for Tried {
     }
 }
 
-/// On a thread that ends there.
+/// Tries all features on the current thread, which must end afterwards.
 fn try_all() -> Tried {
     if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
         let why = if errno == Errno::EPERM { "EPERM".to_owned() } else { errno.to_string() };
@@ -115,7 +114,7 @@ fn try_all() -> Tried {
     }
 }
 
-/// The rules of a pod that has everything.
+/// Commits the rules of a pod with every feature, and reads them back.
 fn commit(dialect: RuleFormat) -> Result<(), String> {
     let redirect = Redirect { dns: DnsCapture::All, drop_invalid: true, ..Redirect::default() };
     let exclusion = Exclusion {
@@ -141,43 +140,43 @@ fn commit(dialect: RuleFormat) -> Result<(), String> {
     })?;
     let live = LiveRuleset::read(&mut socket).map_err(|error| error.to_string())?;
     match dialect.drift(&live, &desired).first() {
-        Some(drift) => Err(format!("what was committed is read back otherwise: {drift}")),
+        Some(drift) => Err(format!("the committed rules read back differently: {drift}")),
         None => Ok(()),
     }
 }
 
-/// How long it may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How much of what it prints is looked at.
-const MOST: u64 = 4 << 20;
+/// The timeout of a program.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum output of a program, in bytes.
+const MAX_OUTPUT: u64 = 4 << 20;
 
-/// What it prints to stdout.
+/// Runs a program and returns its stdout.
 ///
 /// # Errors
-/// Why it prints nothing: it can't be started, fails, or takes too long.
+/// The program can't be started, fails, or exceeds the timeout.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| format!("can't be started: {error}"))?;
+    let mut child = command.spawn().map_err(|error| format!("starting failed: {error}"))?;
     let (to, text) = sync_channel(1);
     let stdout = child.stdout.take();
     let read = move || {
         let mut text = Vec::new();
-        let read = stdout.map(|pipe| pipe.take(MOST).read_to_end(&mut text));
-        // Nobody may wait any more.
+        let read = stdout.map(|pipe| pipe.take(MAX_OUTPUT).read_to_end(&mut text));
+        // The receiver may be gone after the timeout.
         let _ = to.send(read.map(|_| text).unwrap_or_default());
     };
     if let Err(error) = thread::Builder::new().spawn(read) {
         let _ = child.kill().and_then(|()| child.wait());
-        return Err(format!("a thread can't be started: {error}"));
+        return Err(format!("starting a thread failed: {error}"));
     }
-    let text = text.recv_timeout(PATIENCE);
+    let text = text.recv_timeout(TIMEOUT);
     if text.is_err() {
-        // One that has ended by itself meanwhile is as good.
+        // The program may have ended by itself.
         let _ = child.kill();
     }
-    let status = child.wait().map_err(|error| format!("its end can't be waited for: {error}"))?;
+    let status = child.wait().map_err(|error| format!("waiting failed: {error}"))?;
     match text {
-        Err(_) => Err(format!("took more than {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("took more than {} s", TIMEOUT.as_secs())),
         Ok(_) if !status.success() => Err(format!("failed ({status})")),
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
     }

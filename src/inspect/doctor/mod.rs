@@ -1,21 +1,21 @@
-//! What is wrong with a node, or with a pod on it: a list of checks, each with what was found and what
-//! to do next. Nothing is changed; with `--probe` a few packets are sent, to addresses that nobody has.
+//! `detour doctor`: a list of checks of a node, and of a pod on it. Each check reports what it found and, if it fails,
+//! what to do next. Nothing is changed. With `--probe`, a few packets are sent to addresses that are reserved for
+//! documentation.
 //!
-//! A check is done in the file of what it is about and comes to a verdict; one that makes sense only
-//! where others hold is not done where they don't, and says so.
+//! Each check is implemented in the file of its subject and returns a verdict. A check that depends on another one is
+//! reported as not checked if that one did not pass.
 //!
-//! | file | what it knows |
+//! | file | checks |
 //! |---|---|
-//! | `case` | whom it looks at, and where things are |
-//! | `check`, `report` | checks and their verdicts; the list of them |
-//! | `configuration`, `node_configuration`, `program` (`elf`), `installation` | what the node has on disk |
-//! | `kubeconfig`, `rights`, `agent` | how the plugin comes by facts |
-//! | `kernel` | what the kernel can do |
-//! | `pod`, `decision` | what the pod asks for, and what is made of it |
-//! | `sandbox`, `rules`, `listeners` | where the pod is, and what is in its network namespace |
-//! | `probe`, `flight`, `users` | what real packets do |
-//! | `logs`, `complaint`, `tool` | what has been said of the pod, and what that means |
-//! | `bundle`, `redact` (`scan`, `open_keys`), `ustar` | all of it in one archive, without secrets |
+//! | `report` | none: the types of checks, verdicts, results and the printed list; the node and pod to examine |
+//! | `configuration`, `program` | configuration files and programs on the node's disk |
+//! | `credentials` | kubeconfig, agent socket, API server and the plugin's rights |
+//! | `kernel` | the kernel's nf_tables, iptables extensions and connection tracking |
+//! | `pod` | the pod's annotation, its definitions, and the decision about it |
+//! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
+//! | `probe`, `probe_socket` | real packets in the network namespace |
+//! | `logs` | Events, the runtime's journal and the plugin's log file, with the known error messages |
+//! | `bundle`, `redact`, `scan` | none: the archive of all evidence, without secrets |
 
 mod bundle;
 mod configuration;
@@ -25,6 +25,7 @@ mod listeners;
 mod logs;
 mod pod;
 mod probe;
+mod probe_socket;
 mod program;
 mod redact;
 mod report;
@@ -47,9 +48,9 @@ use report::Results;
 use rules::PodNetns;
 use std::path::PathBuf;
 
-/// The list of checks, and what was seen on the way.
+/// The results of all checks, and the evidence that was collected for a bundle.
 pub struct Examination {
-    /// The list.
+    /// The results.
     pub checklist: Checklist,
     configurations: Vec<Configured>,
     kubeconfig: Option<(PathBuf, KubeconfigSummary)>,
@@ -60,32 +61,38 @@ pub struct Examination {
     names: Vec<String>,
 }
 
-/// Looks at the node, and at the pod where one is named.
+/// Runs the checks of the node and, if a pod is named, of the pod.
 #[must_use]
-pub fn examine(case: &CheckTarget) -> Examination {
-    let mut checkup = Results::default();
-    let mut seen = node(case, &mut checkup);
-    if let Some(pod) = &case.pod {
-        of_pod(case, pod, &mut seen, &mut checkup);
+pub fn examine(target: &CheckTarget) -> Examination {
+    let mut results = Results::default();
+    let mut seen = check_node(target, &mut results);
+    if let Some(pod) = &target.pod {
+        check_pod(target, pod, &mut seen, &mut results);
     }
-    let pod = case.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
-    let (node, platform) = (case.node_name.clone(), case.platform.clone());
-    seen.checklist = Checklist { pod, node, platform, ..Checklist::of(checkup.lines) };
+    let pod = target.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    let (node, platform) = (target.node_name.clone(), target.platform.clone());
+    seen.checklist = Checklist { pod, node, platform, ..Checklist::of(results.lines) };
     seen
 }
 
-fn node(case: &CheckTarget, checkup: &mut Results) -> Examination {
-    let configurations = configuration::examine(case, checkup);
+fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
+    let configurations = configuration::examine(target, results);
     let conf = foremost(&configurations);
     let kinds = configurations.iter().map(|configured| configured.conf.kind.clone()).collect();
-    configuration::examine_node_configuration(case, checkup);
-    program::examine(case, &kinds, checkup);
-    let kubeconfig = credentials::examine_kubeconfig(case, conf, checkup);
-    program::examine_installation(case, checkup);
-    let inquiry = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&case.mount, path.clone()));
-    credentials::examine_rights(inquiry.as_ref(), conf, checkup);
-    credentials::examine_agent(case, conf, checkup);
-    kernel::examine(conf, checkup);
+    configuration::examine_node_configuration(target, results);
+    program::examine(target, &kinds, results);
+    let kubeconfig = credentials::examine_kubeconfig(target, conf, results);
+    program::examine_installation(target, results);
+    let reads_files = conf.is_some_and(|conf| conf.kubernetes.manifests_dir.is_some());
+    match target.kubeconfig.as_ref().filter(|_| reads_files) {
+        Some(path) => credentials::examine_api_of_user(&ApiProbe::of_user(path.clone()), conf, results),
+        None => {
+            let api = kubeconfig.as_ref().map(|(path, _)| ApiProbe::new(&target.mount, path.clone()));
+            credentials::examine_rights(api.as_ref(), conf, results);
+        }
+    }
+    credentials::examine_agent(target, conf, results);
+    kernel::examine(conf, results);
     let checklist = Checklist::of(Vec::new());
     Examination {
         checklist,
@@ -98,7 +105,7 @@ fn node(case: &CheckTarget, checkup: &mut Results) -> Examination {
     }
 }
 
-/// The configuration that speaks for the node: the one that redirects, else the first.
+/// Returns the configuration that stands for the node: the first one that redirects, or else the first.
 fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     let redirects = |configured: &&Configured| {
         configured.conf.chain.iter().any(|block| block.keys.get("type").is_some_and(|kind| kind == "istio-redirect"))
@@ -107,90 +114,90 @@ fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     first.map(|configured| &configured.conf)
 }
 
-fn of_pod(case: &CheckTarget, pod: &PodRef, seen: &mut Examination, checkup: &mut Results) {
+fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results: &mut Results) {
     let conf = foremost(&seen.configurations).cloned();
-    let inquiry = inquiry(case, seen, checkup);
-    let (facts, conf) = asked_for(case, pod, (conf, &inquiry), seen, checkup);
-    let inquiry = inquiry.as_ref().ok();
+    let api = api(target, seen, results);
+    let (facts, conf) = check_references(target, pod, (conf, &api), seen, results);
+    let api = api.as_ref().ok();
 
-    let whereabouts = PodNetns::of(case, pod, facts.as_ref());
-    // Why it was never started explains why there is nothing to be found of it.
-    logs::events(inquiry, pod, whereabouts.found().is_some(), checkup);
-    whereabouts.examine(case, inquiry, conf.as_ref(), checkup);
-    in_sandbox(case, whereabouts.found(), facts.as_ref(), seen, checkup);
-    let container = whereabouts.found().and_then(|found| found.container_id.as_deref());
+    let pod_netns = PodNetns::of(target, pod, facts.as_ref());
+    // Events come first: they explain why a pod that never started has no network namespace.
+    logs::events(api, pod, pod_netns.found().is_some(), results);
+    pod_netns.examine(target, api, conf.as_ref(), results);
+    check_netns(target, pod_netns.found(), facts.as_ref(), seen, results);
+    let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
     seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
-    seen.said = logs::journal(case, pod, container, checkup);
-    seen.said.extend(logs::plugin(case, conf.as_ref(), pod, checkup));
+    seen.said = logs::journal(target, pod, container, results);
+    seen.said.extend(logs::plugin(target, conf.as_ref(), pod, results));
 }
 
-/// What the pod asks for, from its annotation to the decision; its facts, and the configuration that it leads to.
-fn asked_for(
-    case: &CheckTarget,
+/// Checks the path from the pod's annotation to the decision. Returns the pod's facts and its configuration.
+fn check_references(
+    target: &CheckTarget,
     pod: &PodRef,
-    (conf, inquiry): (Option<NetConf>, &Result<ApiProbe, String>),
+    (conf, api): (Option<NetConf>, &Result<ApiProbe, String>),
     seen: &mut Examination,
-    checkup: &mut Results,
+    results: &mut Results,
 ) -> (Option<Facts>, Option<NetConf>) {
-    let files = conf.as_ref().and_then(|conf| manifests(case, conf));
-    let source = match (&files, inquiry) {
+    let files = conf.as_ref().and_then(|conf| manifests(target, conf));
+    let source = match (&files, api) {
         (Some(files), _) => Ok(&**files),
-        (None, Ok(inquiry)) => Ok(inquiry.cluster()),
+        (None, Ok(api)) => Ok(api.cluster()),
         (None, Err(why)) => Err(why.clone()),
     };
     let cluster = source.as_ref().ok().copied();
-    let facts = pod::known(source, pod, checkup);
-    let ours = pod::references(case, cluster, facts.as_ref(), conf.as_ref(), checkup);
+    let facts = pod::known(source, pod, results);
+    let ours = pod::references(target, cluster, facts.as_ref(), conf.as_ref(), results);
     let conf = ours.first().cloned().or(conf);
     let configured = [&pod::KNOWN, &configuration::PRESENT, &configuration::VALID];
     let led = [&configured[..], &[&pod::ANNOTATION, &pod::DEFINITION, &pod::LEADS]].concat();
-    // A primary plugin adds the pod's networks itself, and nothing where one of them can't be had.
+    // A primary plugin adds the pod's networks itself, and fails as a whole if one of them is missing.
     let is_primary = conf.as_ref().is_some_and(|conf| conf.primary.is_some());
     let needed = if is_primary { &led } else { &configured[..] };
-    seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, needed, checkup);
+    seen.explained = pod::examine(facts.as_ref(), conf.as_ref(), cluster, needed, results);
     let followed = [&led[..], &[&pod::DECISION]].concat();
-    pod::attached(case, &ours, &seen.configurations, &followed, checkup);
+    pod::attached(target, &ours, &seen.configurations, &followed, results);
     (facts, conf)
 }
 
-/// What is in its network namespace, and what packets do there.
-fn in_sandbox(
-    case: &CheckTarget,
+/// Checks the pod's network namespace and, with `--probe`, real packets.
+fn check_netns(
+    target: &CheckTarget,
     found: Option<&FoundNetns>,
     facts: Option<&Facts>,
     seen: &mut Examination,
-    checkup: &mut Results,
+    results: &mut Results,
 ) {
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
     let store =
-        HostPath::new(ROOT).and_then(|root| case.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
-    seen.live = rules::examine(found, &store, wanted, checkup);
+        HostPath::new(ROOT).and_then(|root| target.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
+    seen.live = rules::examine(found, &store, wanted, results);
     let policy = seen.live.as_ref().and_then(|(live, _)| live.asked.as_ref()).map(|asked| &asked.policy);
-    let listeners = listeners::examine(found, policy, checkup);
-    if case.probe {
+    let listeners = listeners::examine(found, policy, results);
+    if target.probe {
         let before = seen.live.as_ref().map(|(_, report)| report);
-        probe::examine(found, policy, facts, listeners.as_deref(), (before, &store), checkup);
+        probe::examine(found, policy, facts, listeners.as_deref(), (before, &store), results);
     }
 }
 
-/// Whom to ask about the pod: as whoever calls wants, else as the pod that this process runs in, else as the
-/// plugin does.
-fn inquiry(case: &CheckTarget, seen: &Examination, checkup: &Results) -> Result<ApiProbe, String> {
-    if let Some(path) = &case.kubeconfig {
+/// Returns the API server to ask about the pod: the one of `--kubeconfig`, or else the one of the pod that this
+/// process runs in, or else the plugin's.
+fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<ApiProbe, String> {
+    if let Some(path) = &target.kubeconfig {
         return Ok(ApiProbe::of_user(path.clone()));
     }
-    if let Some(inquiry) = ApiProbe::in_cluster() {
-        return Ok(inquiry);
+    if let Some(api) = ApiProbe::in_cluster() {
+        return Ok(api);
     }
-    let (path, _) = seen.kubeconfig.as_ref().ok_or("there is no API to ask: give --kubeconfig")?;
-    checkup.obstacle(&[&credentials::API]).map_or_else(|| Ok(ApiProbe::new(&case.mount, path.clone())), Err)
+    let (path, _) = seen.kubeconfig.as_ref().ok_or("no API server is known; pass --kubeconfig")?;
+    results.obstacle(&[&credentials::API]).map_or_else(|| Ok(ApiProbe::new(&target.mount, path.clone())), Err)
 }
 
-/// Facts from files, where the configuration names a directory of them and the user names no API server.
-fn manifests(case: &CheckTarget, conf: &NetConf) -> Option<Box<dyn Cluster>> {
-    let directory = conf.kubernetes.manifests_dir.as_ref().filter(|_| case.kubeconfig.is_none())?;
-    let reached = case.reach_named(directory).ok()?;
+/// Returns the manifests directory as the source of facts, unless the user names an API server.
+fn manifests(target: &CheckTarget, conf: &NetConf) -> Option<Box<dyn Cluster>> {
+    let directory = conf.kubernetes.manifests_dir.as_ref().filter(|_| target.kubeconfig.is_none())?;
+    let reached = target.reach_named(directory).ok()?;
     let mut kubernetes = conf.kubernetes.clone();
     kubernetes.manifests_dir = Some(reached);
     cluster::source(&kubernetes)

@@ -1,8 +1,6 @@
-//! The program that the configuration names, where the runtime looks for it.
-//!
-//! For which machine a program is, and whether it needs anything of it: the ELF header (elf(5)).
-//!
-//! Whether the node still has what was installed.
+//! Checks of the plugin's program on the node: present, executable, trusted, for this architecture, static, of this
+//! version; and of the installation as a whole. The ELF header is read here, because a library for four fields is not
+//! worth a dependency.
 
 use super::report::CheckGroup;
 use super::report::{Check, CheckVerdict, Results};
@@ -20,23 +18,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(super) const TRUSTED: Check =
-    Check::of(CheckGroup::Node, "program-trusted", "only root can change what is executed");
+    Check::of(CheckGroup::Node, "program-trusted", "only root can change the plugin directories");
 pub(super) const PRESENT: Check =
-    Check::of(CheckGroup::Node, "program-present", "the program is where runtimes look for it");
-pub(super) const EXECUTABLE: Check = Check::of(CheckGroup::Node, "program-executable", "it may be executed");
-pub(super) const ARCHITECTURE: Check = Check::of(CheckGroup::Node, "program-architecture", "it is for this machine");
-pub(super) const STATIC: Check = Check::of(CheckGroup::Node, "program-static", "it needs no library of the node");
-pub(super) const VERSION: Check = Check::of(CheckGroup::Node, "program-version", "it is of this version");
-/// All of them.
+    Check::of(CheckGroup::Node, "program-present", "the program is in the runtimes' plugin directory");
+pub(super) const EXECUTABLE: Check = Check::of(CheckGroup::Node, "program-executable", "the program is executable");
+pub(super) const ARCHITECTURE: Check =
+    Check::of(CheckGroup::Node, "program-architecture", "the program is built for this architecture");
+pub(super) const STATIC: Check = Check::of(CheckGroup::Node, "program-static", "the program is statically linked");
+pub(super) const VERSION: Check = Check::of(CheckGroup::Node, "program-version", "the program has this version");
+/// All checks of the program.
 pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE, &STATIC, &VERSION];
-/// How many files that are not trusted are named; the rest is counted.
+/// The number of untrusted files that a finding names; the rest is counted.
 const NAMED: usize = 3;
 
-/// A program is larger only by mistake: this one has 10 MB, and 100 MB with debugging information.
+/// The maximum size of a program, in bytes: this one has 10 MB, and 100 MB with debug information.
 const LARGEST: u64 = 256 << 20;
-const REINSTALL: &str = "install it again: detour install, or see why the agent on this node does not";
+const REINSTALL: &str = "run detour install again, or check why the agent on this node does not install it";
 
-/// A program that is there.
+/// A program on the node.
 struct Program {
     path: HostPath,
     reached: PathBuf,
@@ -44,56 +43,56 @@ struct Program {
     mode: u32,
 }
 
-/// Looks at the programs called `kinds` in each directory, and at those that were installed.
-pub(super) fn examine(case: &CheckTarget, kinds: &BTreeSet<String>, checkup: &mut Results) {
-    let in_dirs = case.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
-    let wanted: BTreeSet<HostPath> = in_dirs.chain(case.installation.programs.iter().cloned()).collect();
-    let directories = case.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
-    checkup.add(&TRUSTED, trusted(case, &directories));
+/// Checks the programs named `kinds` in each plugin directory, and the installed ones.
+pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &mut Results) {
+    let in_dirs = target.bin_dirs.iter().flat_map(|dir| kinds.iter().map(|kind| dir.join(kind)));
+    let wanted: BTreeSet<HostPath> = in_dirs.chain(target.installation.programs.iter().cloned()).collect();
+    let directories = target.bin_dirs.iter().cloned().chain(wanted.iter().map(HostPath::parent)).collect();
+    results.add(&TRUSTED, trusted(target, &directories));
     let (mut there, mut absent) = (Vec::new(), Vec::new());
     for path in wanted {
-        match open(case, &path) {
+        match open(target, &path) {
             Ok(program) => there.push(program),
             Err(why) => absent.push(format!("{path}: {why}")),
         }
     }
     if there.is_empty() && absent.is_empty() {
-        let why = "no configuration says how it is called, and no installation was logged";
-        checkup.add(&PRESENT, CheckVerdict::not_checked(why));
+        let why = "no configuration and no installation names the program";
+        results.add(&PRESENT, CheckVerdict::not_checked(why));
         for check in &ALL[2..] {
-            checkup.after(&[&PRESENT], check, || CheckVerdict::not_checked(why));
+            results.after(&[&PRESENT], check, || CheckVerdict::not_checked(why));
         }
         return;
     }
     let shown = |programs: &[Program]| programs.iter().map(|p| p.path.to_string()).collect::<Vec<_>>().join(", ");
-    checkup.add(&PRESENT, verdict(absent, || shown(&there), REINSTALL));
-    each(checkup, &[&PRESENT], &EXECUTABLE, &there, |program| match program.mode & 0o111 {
+    results.add(&PRESENT, verdict(absent, || shown(&there), REINSTALL));
+    each(results, &[&PRESENT], &EXECUTABLE, &there, |program| match program.mode & 0o111 {
         0 => Err(format!("mode {:04o}", program.mode)),
         _ => Ok(format!("mode {:04o}", program.mode)),
     });
-    each(checkup, &[&PRESENT], &ARCHITECTURE, &there, |program| match read_elf(&program.bytes) {
-        None => Err("it is no program (no ELF header)".to_owned()),
+    each(results, &[&PRESENT], &ARCHITECTURE, &there, |program| match read_elf(&program.bytes) {
+        None => Err("expected a program, got no ELF header".to_owned()),
         Some(elf) if elf.machine == ARCH => Ok(elf.machine),
-        Some(elf) => Err(format!("it is for {}, this machine is {ARCH}", elf.machine)),
+        Some(elf) => Err(format!("built for {}, this machine is {ARCH}", elf.machine)),
     });
-    each(checkup, &[&PRESENT, &ARCHITECTURE], &STATIC, &there, |program| {
+    each(results, &[&PRESENT, &ARCHITECTURE], &STATIC, &there, |program| {
         match read_elf(&program.bytes).and_then(|elf| elf.interpreter) {
             None => Ok("static".to_owned()),
-            Some(loader) => Err(format!("it is dynamic, and needs {loader} and libraries of the right version")),
+            Some(loader) => Err(format!("dynamically linked: needs {loader} and libraries of the right version")),
         }
     });
-    // One that can't be run can't say what it is.
+    // Only a program that can be executed reports its version.
     let own = read(Path::new("/proc/self/exe"), LARGEST).unwrap_or_default();
-    each(checkup, &[&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| {
+    each(results, &[&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| {
         version(program, &own)
     });
 }
 
-/// The plugin executes what is in these directories, its own and others' plugins, as root.
-fn trusted(case: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdict {
+/// Checks who can change the plugin directories: the plugin runs programs from there as root.
+fn trusted(target: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdict {
     let (mut fine, mut wrong) = (Vec::new(), Vec::new());
     for directory in directories {
-        match all_trusted(case, directory) {
+        match all_trusted(target, directory) {
             Ok(()) => fine.push(directory.to_string()),
             Err(why) => wrong.push((directory.to_string(), why)),
         }
@@ -103,35 +102,36 @@ fn trusted(case: &CheckTarget, directories: &BTreeSet<HostPath>) -> CheckVerdict
     }
     let (directories, why): (Vec<_>, Vec<_>) = wrong.into_iter().unzip();
     let directories = directories.join(" ");
-    let next =
-        format!("plugins there are not executed until: chown -R root:root {directories}; chmod -R go-w {directories}");
+    let next = format!(
+        "run chown -R root:root {directories} && chmod -R go-w {directories}; until then, plugins there are not executed"
+    );
     CheckVerdict::fail(why.join("; "), next)
 }
 
-/// What is not trusted of a directory and the files in it. A missing one is another check's.
-fn all_trusted(case: &CheckTarget, directory: &HostPath) -> Result<(), String> {
-    let Ok(reached) = case.reach(directory) else { return Ok(()) };
+/// Checks a directory and its files. A missing directory is reported by another check.
+fn all_trusted(target: &CheckTarget, directory: &HostPath) -> Result<(), String> {
+    let Ok(reached) = target.reach(directory) else { return Ok(()) };
     match trusted_file::check(&reached) {
         Err(error) if error.is_not_found() => return Ok(()),
-        Err(error) => return Err(on_node(case, &error)),
+        Err(error) => return Err(on_node(target, &error)),
         Ok(_) => {}
     }
     let entries = fs::read_dir(&reached).map_err(|why| format!("{directory}: {why}"))?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
-    let files = names.iter().filter_map(|name| case.reach(&directory.join(name)).ok()).filter(|file| file.is_file());
+    let files = names.iter().filter_map(|name| target.reach(&directory.join(name)).ok()).filter(|file| file.is_file());
     let wrong: Vec<_> = files.filter_map(|file| trusted_file::check(&file).err()).collect();
     if wrong.is_empty() {
         return Ok(());
     }
-    let named = wrong.iter().take(NAMED).map(|error| on_node(case, error)).collect::<Vec<_>>().join("; ");
+    let named = wrong.iter().take(NAMED).map(|error| on_node(target, error)).collect::<Vec<_>>().join("; ");
     let more = wrong.len().saturating_sub(NAMED);
     Err(if more > 0 { format!("{named}; and {more} more in {directory}") } else { named })
 }
 
-/// The error with the path that the node has for the file.
-fn on_node(case: &CheckTarget, error: &trusted_file::FileError) -> String {
-    let path = |path: &Path| match path.strip_prefix(&case.mount) {
+/// Returns the error with the file's path on the node.
+fn on_node(target: &CheckTarget, error: &trusted_file::FileError) -> String {
+    let path = |path: &Path| match path.strip_prefix(&target.mount) {
         Ok(below) => Path::new("/").join(below).display().to_string(),
         Err(_) => path.display().to_string(),
     };
@@ -142,21 +142,21 @@ fn on_node(case: &CheckTarget, error: &trusted_file::FileError) -> String {
     }
 }
 
-fn open(case: &CheckTarget, path: &HostPath) -> Result<Program, String> {
-    let reached = case.reach(path).map_err(|why| why.to_string())?;
+fn open(target: &CheckTarget, path: &HostPath) -> Result<Program, String> {
+    let reached = target.reach(path).map_err(|why| why.to_string())?;
     let metadata = fs::metadata(&reached).map_err(|why| why.to_string())?;
     let bytes = read_nofollow(&reached, LARGEST).map_err(|why| why.to_string())?;
     Ok(Program { path: path.clone(), reached, bytes, mode: metadata.permissions().mode() & 0o7777 })
 }
 
 fn each(
-    checkup: &mut Results,
+    results: &mut Results,
     needed: &[&Check],
     check: &Check,
     programs: &[Program],
     look: impl Fn(&Program) -> Result<String, String>,
 ) {
-    checkup.after(needed, check, || {
+    results.after(needed, check, || {
         let (mut fine, mut wrong) = (BTreeSet::new(), Vec::new());
         for program in programs {
             match look(program) {
@@ -172,18 +172,18 @@ fn verdict(wrong: Vec<String>, fine: impl FnOnce() -> String, next: &str) -> Che
     if wrong.is_empty() { CheckVerdict::pass(fine()) } else { CheckVerdict::fail(wrong.join("; "), next) }
 }
 
-/// The same bytes are the same version; others are asked, as they are what the runtime runs.
+/// Returns the program's version: equal bytes are this version; any other program is run, as the runtime would.
 fn version(program: &Program, own: &[u8]) -> Result<String, String> {
     let ours = env!("CARGO_PKG_VERSION");
     if program.bytes == own {
-        return Ok(format!("{ours}, the same as this program"));
+        return Ok(format!("{ours}, identical to this program"));
     }
     let said = kernel::output(Command::new(&program.reached).args(["version", "-o", "json"]).env_clear());
     let said = said.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
     match said.as_ref().and_then(|said| said["version"].as_str()) {
-        Some(theirs) if theirs == ours => Ok(format!("{ours}, another build of it than this program")),
-        Some(theirs) => Err(format!("it is version {theirs}, this program is {ours}")),
-        None => Err(format!("it is not detour, or too old to say its version; this program is {ours}")),
+        Some(theirs) if theirs == ours => Ok(format!("{ours}, but another build than this program")),
+        Some(theirs) => Err(format!("expected version {ours}, got {theirs}")),
+        None => Err(format!("expected detour {ours}, got another program, or a version that does not report itself")),
     }
 }
 
@@ -192,16 +192,16 @@ const LITTLE_ENDIAN: u8 = 1;
 /// `PT_INTERP`: the program that loads a dynamic one.
 const INTERPRETER: u64 = 3;
 
-/// What a program's header says.
+/// The fields of an ELF header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Elf {
-    /// As [`std::env::consts::ARCH`] has it, else `e_machine` as a number.
+    /// The architecture as in [`std::env::consts::ARCH`], or else the number `e_machine`.
     pub(super) machine: String,
-    /// The loader that it needs; none where it is static.
+    /// The dynamic loader; `None` for a static program.
     pub(super) interpreter: Option<String>,
 }
 
-/// Reads a header; `None` where the bytes are no ELF program.
+/// Reads an ELF header; `None` if the bytes are not an ELF program.
 pub(super) fn read_elf(bytes: &[u8]) -> Option<Elf> {
     if bytes.get(..4)? != MAGIC {
         return None;
@@ -249,29 +249,29 @@ fn machine_name(machine: u64, wide: bool, little: bool) -> String {
     }
 }
 
-pub(super) const INSTALLATION: Check = Check::of(CheckGroup::Node, "installation", "all is as it was installed");
+pub(super) const INSTALLATION: Check = Check::of(CheckGroup::Node, "installation", "the installation is unchanged");
 
-/// How many differences are named; the rest is counted.
+/// The number of differences that a finding names; the rest is counted.
 const INSTALLATION_NAMED: usize = 3;
 
-/// Compares. What another line says already is not said again.
-pub(super) fn examine_installation(case: &CheckTarget, checkup: &mut Results) {
+/// Compares the node with the installation's log. Differences that another check reports are not repeated.
+pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) {
     let all = ALL
         .into_iter()
         .chain(configuration::ALL)
         .chain(credentials::ALL)
         .chain([&configuration::NODE_CONFIGURATION_VALID]);
-    let failed = all.into_iter().find(|check| checkup.has_failed(check));
+    let failed = all.into_iter().find(|check| results.has_failed(check));
     let verdict = match failed {
         Some(check) => CheckVerdict::not_checked(format!("because {} failed", check.id)),
-        None => installation_verdict(&case.installation),
+        None => installation_verdict(&target.installation),
     };
-    checkup.add(&INSTALLATION, verdict);
+    results.add(&INSTALLATION, verdict);
 }
 
 fn installation_verdict(Installation { log, changed, .. }: &Installation) -> CheckVerdict {
     match changed {
-        Ok(None) => CheckVerdict::not_checked(format!("{log} is not there: this was put here by other means")),
+        Ok(None) => CheckVerdict::not_checked(format!("{log} not found: detour was not installed by detour install")),
         Ok(Some(changed)) if changed.is_empty() => {
             CheckVerdict::pass(format!("nothing has changed since {log} was written"))
         }
@@ -279,9 +279,9 @@ fn installation_verdict(Installation { log, changed, .. }: &Installation) -> Che
             let more = changed.len().saturating_sub(INSTALLATION_NAMED);
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };
             let named = changed.iter().take(INSTALLATION_NAMED).cloned().collect::<Vec<_>>().join("; ");
-            CheckVerdict::fail(format!("{named}{more}"), "detour install --dry-run shows what it would put right")
+            CheckVerdict::fail(format!("{named}{more}"), "run detour install --dry-run to see the corrections")
         }
-        Err(why) => CheckVerdict::fail(why.clone(), "install again: detour install writes a new log"),
+        Err(why) => CheckVerdict::fail(why.clone(), "run detour install again, which writes a new log"),
     }
 }
 

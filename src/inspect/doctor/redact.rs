@@ -1,9 +1,9 @@
-//! Text without secrets: what a user can attach to a public issue.
+//! Removes secrets from text that users attach to public issues.
 //!
-//! Structured files (configurations, kubeconfig, records) show only values of keys that are known to be
-//! harmless ([`Redactor::file`]). Log lines of this program show the values of its own keys; all other text
-//! loses what looks like a secret, or follows the name of one. Rather too much is hidden than too little.
-//! The time is linear in the length of the text.
+//! Structured files (configurations, kubeconfig, records) keep only the values of keys that are known to be harmless
+//! ([`Redactor::file`]). Log lines of this program keep the values of its own keys. Other text loses everything that
+//! looks like a secret or follows the name of one. In doubt, a value is removed. The time is linear in the length of
+//! the text.
 
 use super::scan::only_open;
 use super::scan::scan;
@@ -11,9 +11,9 @@ use crate::printable::{REDACTED, cut, json, lines, without_userinfo};
 use serde::Serialize;
 use serde_json::Value;
 
-/// How long a line may be, in bytes.
+/// The maximum length of a line, in bytes.
 pub(super) const LINE_LIMIT: usize = 16 << 10;
-/// Keys of this program's own log lines with names and numbers.
+/// Keys of this program's log lines whose values are names and numbers.
 const NAMES: [&str; 20] = [
     "address",
     "attachment",
@@ -36,40 +36,40 @@ const NAMES: [&str; 20] = [
     "uid",
     "wall_ms",
 ];
-/// Those with text, which may be from elsewhere.
+/// Keys of this program's log lines whose values are free text.
 const TEXTS: [&str; 4] = ["error", "msg", "warnings", "why"];
 const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 
-/// Hides secrets.
+/// Removes secrets from text.
 #[derive(Debug, Default)]
 pub(super) struct Redactor {
-    /// Known secrets, wherever they are.
+    /// Known secrets, which are removed everywhere.
     pub(super) secrets: Vec<String>,
-    /// Words that look like secrets and are none: the pod's UID, its container's ID.
+    /// Words that look like secrets but are not: the pod's UID, its container's ID.
     pub(super) harmless: Vec<String>,
 }
 
 impl Redactor {
-    /// A file of JSON: only values of known keys, and `true`, `false` and `null`.
+    /// Returns a JSON file with only the values of known keys, and `true`, `false` and `null`.
     pub(super) fn file(&self, mut value: Value) -> String {
         only_open(&mut value);
         self.report(&value)
     }
 
-    /// A value of this program's own: its keys say nothing of a secret, its strings may hold text from elsewhere.
+    /// Returns a report of this program as JSON. Its keys are harmless; its strings may contain text of other programs.
     pub(super) fn report(&self, value: &impl Serialize) -> String {
         let Ok(mut value) = serde_json::to_value(value) else { return String::new() };
         self.clean(&mut value);
         json(&format!("{value:#}\n")).into_owned()
     }
 
-    /// Text of this program's own, such as rules.
+    /// Returns text of this program, such as rules.
     pub(super) fn text(&self, text: &str) -> String {
         self.each_line(text, |line| scan(line, None))
     }
 
-    /// Log lines, of this program or of others.
+    /// Returns log lines, of this program or of others.
     pub(super) fn log(&self, text: &str) -> String {
         self.each_line(text, |line| self.log_line(line))
     }
@@ -109,7 +109,8 @@ impl Redactor {
         known.fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), REDACTED))
     }
 
-    /// `time=… level=… key=value`: of this program's own keys only, of other lines what [`scan`] leaves.
+    /// Returns a log line: of this program's form (`time=… level=… key=value`), the values of its own keys; of any
+    /// other line, what [`scan`] leaves.
     fn log_line(&self, line: &str) -> String {
         let Some(pairs) = pairs(line) else { return scan(line, Some(&self.harmless)) };
         let mut out = Vec::new();
@@ -125,7 +126,7 @@ impl Redactor {
     }
 }
 
-/// The pairs of a log line of the form that [`crate::logging`] writes.
+/// Splits a log line of the form that [`crate::logging`] writes into pairs.
 fn pairs(line: &str) -> Option<Vec<(&str, &str)>> {
     let mut rest = line.strip_prefix("time=").map(|_| line)?;
     let mut pairs = Vec::new();
@@ -145,7 +146,7 @@ fn pairs(line: &str) -> Option<Vec<(&str, &str)>> {
     Some(pairs)
 }
 
-/// Where a string ends whose beginning was before `inner`: behind its closing quote.
+/// Returns the end of a quoted string, after its closing quote; `inner` begins after the opening quote.
 fn string_end(inner: &str) -> Option<usize> {
     let mut is_escaped = false;
     let end = inner.find(|c| {
@@ -156,7 +157,7 @@ fn string_end(inner: &str) -> Option<usize> {
     Some(end + 1)
 }
 
-/// From a block's beginning to its end, or to that of the text. Line breaks may be written as `\n`.
+/// Removes PEM blocks; a block without an end extends to the end of the text. Line breaks may be written as `\n`.
 fn without_pem(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;

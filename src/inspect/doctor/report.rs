@@ -1,8 +1,5 @@
-//! The checklist as people and programs get it.
-//!
-//! A check, what it came to, and the list of all.
-//!
-//! Whom the doctor looks at, and where things are.
+//! The types that all checks share: the node and pod to examine, a check and its verdict, the results, and the list
+//! that is printed or serialized.
 
 use crate::host_path::{HostPath, HostRoot};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
@@ -12,69 +9,69 @@ use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
 
-/// What was looked at and what was found.
+/// The results of a run of `detour doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checklist {
-    /// `NAMESPACE/NAME`; none where the node alone was looked at.
+    /// `NAMESPACE/NAME`; `None` if only the node was examined.
     pub pod: Option<String>,
-    /// The node's name, as far as it is known.
+    /// The node's name, if known.
     pub node: Option<String>,
-    /// How the node's directories are known.
+    /// The platform, which decides the node's directories.
     pub platform: String,
-    /// The version of the program that looked.
+    /// The version of this program.
     pub version: &'static str,
-    /// Whether nothing failed.
+    /// Whether no check failed.
     pub healthy: bool,
-    /// The checks.
+    /// One line per check.
     pub checks: Vec<ReportLine>,
 }
 
-/// A line.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReportLine {
-    /// Which check it is; stable.
+    /// The name of the check; stable across releases.
     pub id: &'static str,
-    /// What it is about.
+    /// The subject of the check.
     pub group: CheckGroup,
-    /// What must hold.
+    /// The condition that the check examines.
     pub checked: &'static str,
-    /// Whether it does.
+    /// Whether the condition is met.
     pub outcome: CheckOutcome,
-    /// What was found, or why it could not be looked at.
+    /// What was found, or why the check was not run.
     pub found: String,
-    /// What to do next; none where it holds.
+    /// The next step; `None` if there is nothing to do.
     pub next: Option<String>,
 }
 
-/// What a check is about.
+/// The subject of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckGroup {
-    /// What the node has on disk.
+    /// Files on the node's disk.
     Node,
-    /// How the plugin reaches the API, and what it may there.
+    /// The API server, the plugin's rights there, and the agent.
     Cluster,
-    /// What the kernel can do.
+    /// The kernel's features.
     Kernel,
-    /// What the pod asks for.
+    /// The pod's annotation, definitions and decision.
     Pod,
-    /// What is in the pod's network namespace.
+    /// The pod's network namespace.
     Sandbox,
-    /// What real packets do.
+    /// Real packets.
     Probe,
-    /// What runtime and plugin have said.
+    /// The logs of runtime and plugin.
     Logs,
 }
 
-/// What a check came to.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckOutcome {
-    /// It holds.
+    /// The condition is met.
     Pass,
-    /// It does not.
+    /// The condition is not met.
     Fail,
-    /// It could not be looked at, or there was no need to.
+    /// The check was not possible, or not needed.
     NotChecked,
 }
 
@@ -137,7 +134,7 @@ impl TextReport for Checklist {
 }
 
 impl ReportLine {
-    /// In one line where it holds; else with what was found and what to do below.
+    /// Writes one line; a failure has its finding and the next step on lines of their own.
     fn write(&self, (ids, statements): (usize, usize), page: &mut Screen) {
         let (sign, tone) = self.outcome.sign();
         let failed = self.outcome == CheckOutcome::Fail;
@@ -154,7 +151,7 @@ impl ReportLine {
         if failed {
             page.line(&[Cell::of("       "), Cell::of(&self.found).tone(Tone::Bad)]);
         }
-        // Commands are in lines of their own; what was found is one line, for it holds text from elsewhere.
+        // Next steps may have several lines, for commands. A finding is one line: it can contain text from elsewhere.
         let next = self.next.iter().flat_map(|next| next.lines()).enumerate();
         for (index, line) in next {
             let label = if index == 0 { "next: " } else { "" };
@@ -163,13 +160,13 @@ impl ReportLine {
     }
 }
 
-/// Something that is looked at.
+/// A check: its name, subject and condition.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Check {
-    /// How programs know it; stable.
+    /// The name; stable across releases.
     pub(super) id: &'static str,
     pub(super) group: CheckGroup,
-    /// What must hold.
+    /// The condition that is met if the check passes.
     pub(super) holds: &'static str,
 }
 
@@ -179,14 +176,14 @@ impl Check {
     }
 }
 
-/// What a check came to.
+/// The verdict of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CheckVerdict {
-    /// It holds; what was found.
+    /// The condition is met: the finding.
     Pass(String),
-    /// It does not; what was found, and what to do.
+    /// The condition is not met: the finding and the next step.
     Fail(String, String),
-    /// That can't be told; why, and what to do about that.
+    /// The check was not possible: the reason, and the next step if there is one.
     NotChecked(String, Option<String>),
 }
 
@@ -199,8 +196,8 @@ impl CheckVerdict {
         Self::Fail(found.into(), next.into())
     }
 
-    /// Of several tries of one check: a failure counts, else what was found each time. `none` where
-    /// there was no try.
+    /// Unites the verdicts of several attempts: the first failure, or else all findings. Without an attempt, the
+    /// reason is `none`.
     pub(super) fn all(verdicts: Vec<Self>, none: &str) -> Self {
         let (mut passed, mut failed, mut not_checked) = (Vec::new(), None, None);
         for verdict in verdicts {
@@ -219,14 +216,14 @@ impl CheckVerdict {
     }
 }
 
-/// The checks that were done, in their order.
+/// The results so far, in the order of the checks.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) lines: Vec<ReportLine>,
 }
 
 impl Results {
-    /// Notes what a check came to. A list may be shown to others, so URLs lose their users and passwords.
+    /// Adds a verdict. User names and passwords in URLs are removed, because users share these lists.
     pub(super) fn add(&mut self, check: &Check, verdict: CheckVerdict) {
         let (outcome, found, next) = match verdict {
             CheckVerdict::Pass(found) => (CheckOutcome::Pass, found, None),
@@ -239,7 +236,7 @@ impl Results {
         self.lines.push(ReportLine { id, group, checked: holds, outcome, found, next });
     }
 
-    /// Does a check that makes sense only where `needed` all hold.
+    /// Runs a check if all of `needed` passed, and else adds it as not checked.
     pub(super) fn after(&mut self, needed: &[&Check], check: &Check, verdict: impl FnOnce() -> CheckVerdict) {
         let verdict = match self.obstacle(needed) {
             Some(why) => CheckVerdict::not_checked(why),
@@ -248,12 +245,12 @@ impl Results {
         self.add(check, verdict);
     }
 
-    /// Whether it was looked at and does not hold.
+    /// Whether the check failed.
     pub(super) fn has_failed(&self, check: &Check) -> bool {
         self.lines.iter().any(|line| line.id == check.id && line.outcome == CheckOutcome::Fail)
     }
 
-    /// The first of `needed` that was looked at and is not known to hold.
+    /// Returns why the first of `needed` that did not pass prevents other checks.
     pub(super) fn obstacle(&self, needed: &[&Check]) -> Option<String> {
         let bad = |check: &&Check| {
             let line = self.lines.iter().find(|line| line.id == check.id && line.outcome != CheckOutcome::Pass)?;
@@ -264,53 +261,53 @@ impl Results {
     }
 }
 
-/// A node, and perhaps a pod.
+/// The node to examine, and optionally a pod.
 #[derive(Debug, Clone)]
 pub struct CheckTarget {
-    /// Where this process finds the node's file system.
+    /// The mount point of the node's file system in this process.
     pub mount: PathBuf,
-    /// The name by which the cluster knows this node, where that is known.
+    /// The node's name in the cluster, if known.
     pub node_name: Option<String>,
-    /// The platform's name, as `--platform` calls it.
+    /// The platform, a value of `--platform`.
     pub platform: String,
-    /// Whether the plugin is a member of the cluster network's list there.
+    /// Whether the plugin is part of the cluster network's plugin list on this platform.
     pub chained: bool,
-    /// Where programs are looked for.
+    /// The directories of CNI plugins.
     pub bin_dirs: Vec<HostPath>,
-    /// A configuration, or the directory with those among which it is.
+    /// A configuration file, or the directory of configuration files.
     pub conf: HostPath,
-    /// What is known of the installation.
+    /// The installation according to its log.
     pub installation: Installation,
-    /// The kubeconfig of whoever asks, as this process sees it; else the plugin's own is used.
+    /// The user's kubeconfig, as a path of this process; without it, the plugin's own is used.
     pub kubeconfig: Option<PathBuf>,
-    /// The pod.
+    /// The pod to examine.
     pub pod: Option<PodRef>,
-    /// Whether packets may be sent in its namespace.
+    /// Whether to send packets in the pod's network namespace.
     pub probe: bool,
 }
 
-/// What the log of the installation says of the node.
+/// The installation on the node, read from its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
-    /// The log.
+    /// The path of the log.
     pub log: HostPath,
-    /// The programs that were installed.
+    /// The installed programs.
     pub programs: Vec<HostPath>,
-    /// How the node differs from what was installed, one line each; `None` where nothing was. An
-    /// error says why that can't be told.
+    /// The differences between the node and the installation, one line each; `None` without an installation. The
+    /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,
 }
 
 impl CheckTarget {
-    /// Where this process finds what the node calls `path`.
+    /// Returns the path in this process of a path on the node.
     pub(super) fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
         HostRoot::new(&self.mount).reach(path)
     }
 
-    /// The same for a path that a configuration names.
+    /// Returns the path in this process of a path that a configuration contains.
     pub(super) fn reach_named(&self, path: &std::path::Path) -> io::Result<PathBuf> {
         let path = HostPath::new(path);
-        let path = path.ok_or_else(|| io::Error::other("accepted: an absolute path without \"..\""))?;
+        let path = path.ok_or_else(|| io::Error::other("expected an absolute path without \"..\""))?;
         self.reach(&path)
     }
 }
@@ -325,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_checked_is_no_failure() {
+    fn a_check_that_was_not_run_is_not_a_failure() {
         let fine = || vec![line("a", CheckOutcome::Pass, None), line("b", CheckOutcome::NotChecked, None)];
         assert!(Checklist::of(fine()).healthy);
         let failed = [fine(), vec![line("c", CheckOutcome::Fail, Some("mend it"))]].concat();
@@ -333,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_to_do_stands_below_what_was_found() {
+    fn the_next_step_is_printed_below_the_finding() {
         let list =
             Checklist { platform: "k3s".into(), ..Checklist::of(vec![line("c", CheckOutcome::Fail, Some("mend it"))]) };
         let mut page = Screen::new(false);
@@ -350,7 +347,7 @@ mod tests {
     const C: Check = Check::of(CheckGroup::Node, "c", "c");
 
     #[test]
-    fn one_failure_of_several_tries_counts() {
+    fn the_first_failure_of_several_attempts_is_the_verdict() {
         let (pass, fail) = (|text: &str| CheckVerdict::pass(text), || CheckVerdict::fail("broken", "mend it"));
         let not = || CheckVerdict::not_checked("no route");
         assert_eq!(CheckVerdict::all(vec![pass("a"), fail(), pass("b")], "none"), fail());
@@ -360,28 +357,28 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_shown_without_their_user() {
-        let mut checkup = Results::default();
-        checkup.add(&A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
-        let line = &checkup.lines[0];
+    fn user_names_and_passwords_are_removed_from_urls() {
+        let mut results = Results::default();
+        results.add(&A, CheckVerdict::fail("https://u:s3cr3t@a failed", "ask http://s3cr3t@b"));
+        let line = &results.lines[0];
         let shown = (line.found.as_str(), line.next.as_deref());
         assert_eq!(shown, ("https://(redacted)@a failed", Some("ask http://(redacted)@b")));
     }
 
     #[test]
-    fn what_needs_a_check_that_failed_is_not_done() {
-        let mut checkup = Results::default();
-        checkup.add(&A, CheckVerdict::pass("fine"));
-        checkup.after(&[&A], &B, || CheckVerdict::fail("broken", "mend it"));
-        checkup.after(&[&A, &B], &C, || unreachable!("b failed"));
-        let outcomes: Vec<_> = checkup.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
+    fn a_check_that_depends_on_a_failed_one_is_not_run() {
+        let mut results = Results::default();
+        results.add(&A, CheckVerdict::pass("fine"));
+        results.after(&[&A], &B, || CheckVerdict::fail("broken", "mend it"));
+        results.after(&[&A, &B], &C, || unreachable!("b failed"));
+        let outcomes: Vec<_> = results.lines.iter().map(|line| (line.outcome, line.found.as_str())).collect();
         let wanted = [
             (CheckOutcome::Pass, "fine"),
             (CheckOutcome::Fail, "broken"),
             (CheckOutcome::NotChecked, "because b failed"),
         ];
         assert_eq!(outcomes, wanted);
-        assert_eq!(checkup.obstacle(&[&C]), Some("because c was not checked".to_owned()));
-        assert_eq!(checkup.obstacle(&[&A]), None);
+        assert_eq!(results.obstacle(&[&C]), Some("because c was not checked".to_owned()));
+        assert_eq!(results.obstacle(&[&A]), None);
     }
 }

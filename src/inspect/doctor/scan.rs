@@ -1,11 +1,9 @@
-//! One pass over a line of text that hides what looks like a secret, or follows the name of one.
-//!
-//! Keys of configurations, kubeconfigs and records whose values are no secrets.
+//! Recognizes secrets: one pass over a line of text, and the list of keys of structured files whose values are harmless.
 
 use crate::printable::REDACTED;
 use serde_json::Value;
 
-/// Parts of names that hold secrets, in lower case, without separators.
+/// Parts of the names of secrets, in lower case, without separators.
 const SECRET: [&str; 13] = [
     "authoritydata",
     "authorization",
@@ -21,22 +19,22 @@ const SECRET: [&str; 13] = [
     "signature",
     "token",
 ];
-/// Ends of such names.
+/// Ends of the names of secrets.
 const ENDS: [&str; 9] = ["key", "keys", "psk", "pwd", "pass", "pin", "jwt", "sig", "creds"];
-/// Names that look like such names.
+/// Parts of harmless names that look like names of secrets.
 const HARMLESS: [&str; 3] = ["unauth", "author", "bypass"];
-/// Schemes of an Authorization header (RFC 7235): a credential follows behind a blank.
+/// Schemes of an Authorization header (RFC 7235), which a credential follows after a space.
 const SCHEMES: [&str; 5] = ["bearer", "basic", "digest", "negotiate", "ntlm"];
-/// How a token starts: a JSON Web Token (`{"` in base64url), OpenShift's own.
+/// Prefixes of tokens: a JSON Web Token (`{"` in base64url), a token of OpenShift.
 const STARTS: [&str; 2] = ["eyj", "sha256~"];
-/// How long a run of letters and digits can be that is no token.
+/// The maximum length of a harmless run of letters and digits.
 const LONGEST_RUN: usize = 15;
-/// The same of a word with separators, and of a run without digits.
+/// The maximum length of a harmless word with separators, and of a run without digits.
 const LONGEST_WORD: usize = 23;
 const LONGEST_NAME: usize = 39;
 
-/// The line without what follows the name of a secret, without credentials and tokens of known forms, and,
-/// where words that are `harmless` are given, without each other word that looks random.
+/// Returns the line without values that follow the name of a secret, and without credentials and tokens of known forms.
+/// If `harmless` words are given, all other words that look random are removed as well.
 pub(super) fn scan(line: &str, harmless: Option<&[String]>) -> String {
     let mut out = String::with_capacity(line.len());
     let mut rest = line;
@@ -63,7 +61,7 @@ const fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+' | '/' | '~' | '%')
 }
 
-/// How much behind a word stays, and how much after that is the value of a secret.
+/// Returns how many bytes after a word are kept, and how many after those are the value of a secret.
 fn value_behind(word: &str, behind: &str) -> (usize, usize) {
     let name = word.rsplit(['/', '+', '~', '%']).next().unwrap_or_default();
     let flat: String = name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
@@ -77,7 +75,7 @@ fn value_behind(word: &str, behind: &str) -> (usize, usize) {
         let start = decorated + skip(&behind[decorated..], |c| matches!(c, '=' | ':' | '>' | ' ' | '\t'));
         let value = &behind[start..];
         return quoted(behind, start).unwrap_or_else(|| {
-            // A header, YAML or a list has no end that is known.
+            // The end of a header, of YAML or of a list is unknown.
             let is_word = mark == '=' && !value.starts_with(['[', '{', '(']);
             (start, if is_word { value.find(char::is_whitespace).unwrap_or(value.len()) } else { value.len() })
         });
@@ -110,7 +108,7 @@ fn value_behind(word: &str, behind: &str) -> (usize, usize) {
     if is_value { (blank, end) } else { (0, 0) }
 }
 
-/// A value in quotes that begins at `start`; quotes may be escaped, as in a string within a string.
+/// Returns the quoted value that begins at `start`; the quotes may be escaped, as in a string within a string.
 fn quoted(text: &str, start: usize) -> Option<(usize, usize)> {
     let level = skip(&text[start..], |c| c == '\\');
     let quote = text[start + level..].chars().next().filter(|c| matches!(c, '"' | '\'' | '`'))?;
@@ -132,12 +130,12 @@ fn is_secret(flat: &str) -> bool {
     contains_secret(flat) || of_name && !is_harmless || flat == "value" || SCHEMES.contains(&flat)
 }
 
-/// The length of what such characters begin.
+/// Returns the length of the prefix of such characters.
 fn skip(text: &str, which: impl Fn(char) -> bool) -> usize {
     text.len() - text.trim_start_matches(which).len()
 }
 
-/// The length up to a quote that has at most `level` backslashes before it, or up to the end.
+/// Returns the length up to a quote with at most `level` backslashes before it, or up to the end.
 fn closing(text: &str, quote: char, level: usize) -> usize {
     let mut backslashes = 0;
     for (at, c) in text.char_indices() {
@@ -155,7 +153,7 @@ fn has_known_form(word: &str) -> bool {
     word.len() > 8 && word.split(['/', '%', '+']).any(starts)
 }
 
-/// Whether a word looks like a key, a hash or a token, and not like a name, a path or a time.
+/// Whether a word looks like a key, a hash or a token, rather than a name, a path or a time.
 fn is_random(word: &str, harmless: &[String]) -> bool {
     if !looks_random(word) {
         return false;
@@ -179,7 +177,7 @@ fn looks_random(word: &str) -> bool {
         || word.len() > LONGEST_WORD && counts.0 > 0 && counts.1 > 1 && counts.2 > 1
 }
 
-/// Keys whose values are shown. A value below any other key is hidden, whatever its own key is.
+/// Keys whose values are shown. All values below any other key are removed.
 const OPEN: [&str; 6] = [
     // The plugin's configuration, and istio-cni's.
     "cniVersion cniVersions name type log_level plugin_log_level log_file kubernetes kubeconfig agent_socket
@@ -203,18 +201,18 @@ const OPEN: [&str; 6] = [
     "plugins disableCheck bridge master mode mtu vlan ipam subnet rangeStart rangeEnd range_start range_end range ranges
     gateway routes dst gw address addresses dns nameservers domain search options interface interfaces ifname mac sandbox
     ips version",
-    // Kubeconfigs. Of a user, what kind of credential it has; `env` shows names, for `value` is not open.
+    // Kubeconfigs: the kind of a user's credential. Of `env`, only names, because `value` is not open.
     "current-context contexts clusters users user cluster context namespace server certificate-authority proxy-url
     tls-server-name tokenFile client-certificate client-key exec command apiVersion kind interactiveMode env
     auth-provider",
     // The installation's record.
     "installer role ours before aside",
 ];
-/// Keys of objects whose members have names of their own, such as paths.
+/// Keys of objects whose members have arbitrary names, such as paths.
 const MAPS: [&str; 2] = ["files", "lists"];
 
-/// Hides the values of all keys that are not known to be harmless. What stays: keys, `true`, `false`, `null`,
-/// and how many there are of what.
+/// Removes the values of all keys that are not known to be harmless. Keys, `true`, `false`, `null` and the number of
+/// items stay.
 pub(super) fn only_open(value: &mut Value) {
     match value {
         Value::Object(members) => {

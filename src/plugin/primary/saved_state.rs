@@ -14,14 +14,14 @@ use std::path::PathBuf;
 
 /// All that was, or is about to be, run for a pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct SavedState {
     /// Where the pod's network namespace was.
+    #[serde(default)]
     netns: PathBuf,
     /// Which one that was.
     sandbox: Option<NetnsId>,
     /// In the order in which they were added: the default network, the others, the members of the
-    /// chain.
+    /// chain. Every version writes them: a default would hide damage.
     pub(super) members: Vec<Invocation>,
 }
 

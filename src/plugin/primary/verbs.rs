@@ -143,7 +143,14 @@ fn interfaces_of(
 
 fn take_away(context: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), Error> {
     let store = context.store();
-    let taken = match SavedState::read_to_remove(&store, attachment)? {
+    let kept = match SavedState::read_to_remove(&store, attachment) {
+        Err(error) if error.code == Code::State => {
+            tracing::warn!("GC removes the damaged record; the default network's own GC frees addresses: {error}");
+            None
+        }
+        other => other?,
+    };
+    let taken = match kept {
         Some(kept) => {
             let call = Call {
                 command: CniCommand::Del,

@@ -292,32 +292,3 @@ fn the_pods_argument_accepts_no_administrators_keys() {
     let msg = with(json!({"proxy_port": 0})).error();
     assert!(msg.starts_with("args.cni.istio-redirect.proxy_port: "), "{msg}");
 }
-
-fn secondary(annotations: &[(&str, &str)]) -> Vec<String> {
-    let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    secondary_interfaces(&Pod { namespace: "shop".into(), annotations, ..Pod::default() })
-}
-
-#[test]
-fn selected_networks_have_interface_names_before_they_exist() {
-    let selected = [("k8s.v1.cni.cncf.io/networks", "default/istio-cni, storage, fast@data0")];
-    assert_eq!(secondary(&selected), ["data0", "net1", "net2"]);
-    assert!(secondary(&[]).is_empty());
-    assert!(secondary(&[("k8s.v1.cni.cncf.io/networks", "a//b")]).is_empty());
-}
-
-#[test]
-fn reported_interfaces_count_except_the_default_one() {
-    let status = r#"[{"name":"ovn","interface":"eth0","default":true},{"name":"a","interface":"net7"},{"name":"b"}]"#;
-    assert_eq!(secondary(&[(NETWORK_STATUS, status)]), ["net7"]);
-    assert!(secondary(&[(NETWORK_STATUS, "[{\"interface\":\"a/b\"}]")]).is_empty());
-    assert!(secondary(&[(NETWORK_STATUS, "no JSON")]).is_empty());
-    assert_eq!(secondary(&[(NETWORK_STATUS, r#"[{"interface":"net1:7"},{"interface":"net2"}]"#)]), ["net2"]);
-}
-
-/// Otherwise the pod's author could exclude `eth0` even if the node pins its policy.
-#[test]
-fn lo_and_interface_prefixes_of_iptables_are_ignored() {
-    assert_eq!(secondary(&[("k8s.v1.cni.cncf.io/networks", "a@eth+,b@+,c@data0,d@lo")]), ["data0"]);
-    assert!(secondary(&[(NETWORK_STATUS, r#"[{"interface":"eth+"}]"#)]).is_empty());
-}

@@ -5,6 +5,7 @@ pub(super) mod scenario;
 use super::ignored::annotations;
 use super::*;
 use crate::cni::{Block, Code};
+use crate::pod::Pod;
 use crate::pod::well_known::{
     EXCLUDE_DNS, EXCLUDE_GIDS, EXCLUDE_INBOUND_PORTS, EXCLUDE_INTERFACES, EXCLUDE_UIDS, INTERCEPTION_MODE,
     KUBEVIRT_INTERFACES,
@@ -78,7 +79,7 @@ fn a_pod_without_a_sidecar_is_skipped_and_its_annotations_are_not_parsed() {
 fn exclusions_apply_to_every_sidecar_even_if_another_program_redirects() {
     let expected = ["uid 5", "uid 6 udp 53"];
     for (reason, change) in [
-        (SkipReason::IstioInit, (|pod| pod.containers[0].name = "istio-init".into()) as fn(&mut crate::pod::Pod)),
+        (SkipReason::IstioInit, (|pod| pod.containers[0].name = "istio-init".into()) as fn(&mut Pod)),
         (SkipReason::EnvoyDisabled, |pod| pod.containers[1].env.push(("DISABLE_ENVOY".into(), "true".into()))),
         (SkipReason::NotASidecar("router".into()), |pod| pod.containers[1].args[1] = "router".into()),
         (SkipReason::InjectionRefused, |pod| drop(pod.labels.insert("sidecar.istio.io/inject".into(), "false".into()))),

@@ -1,8 +1,20 @@
 //! What a pod's namespace holds, as a value.
 
-use crate::pod::Pod;
+use super::netns_pod::Pod;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+/// A pod in whose network namespace programs run.
+pub(crate) trait Tools {
+    /// Runs a program with `input` on stdin and returns its stdout.
+    fn tool(&self, name: &str, args: &[&str], input: &str) -> String;
+}
+
+impl Tools for Pod {
+    fn tool(&self, name: &str, args: &[&str], input: &str) -> String {
+        Self::tool(self, name, args, input)
+    }
+}
 
 /// Rules and everything else that a plugin could leave behind.
 #[derive(Clone, PartialEq, Eq)]
@@ -21,7 +33,7 @@ const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo
     ip -6 route show table all dev lo";
 
 impl Kernel {
-    pub(crate) fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &impl Tools) -> Self {
         let text = pod.tool("sh", &["-c", LOOK], "");
         let (rules_text, rest) = text.split_once("#chains\n").expect("printed");
         let (chains_text, rest) = rest.split_once("#rest\n").expect("printed");
@@ -109,6 +121,6 @@ impl fmt::Debug for Kernel {
 }
 
 /// The settings of all interfaces.
-pub(crate) fn settings(pod: &Pod) -> String {
+pub(crate) fn settings(pod: &impl Tools) -> String {
     pod.tool("sysctl", &["-a", "-r", r"^net\.ipv[46]\.conf\."], "")
 }

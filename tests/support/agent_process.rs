@@ -1,6 +1,6 @@
 //! A `detour agent` that runs.
 
-use crate::program::program;
+use super::program::program;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;

@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::agent_process::Agent;
-pub(crate) use crate::program::program;
+use super::agent_process::Agent;
+pub(crate) use super::program::program;
 
 pub(crate) const CALICO: &str = include_str!("../golden/conflist/before/10-calico.conflist");
 
