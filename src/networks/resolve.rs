@@ -152,15 +152,15 @@ fn look_up(
     references: &[Reference<'_>],
 ) -> Result<BTreeMap<ObjectRef, Lookup>, Error> {
     let Some(cluster) = cluster else { return Ok(BTreeMap::new()) };
-    let mut wanted: BTreeMap<ObjectRef, bool> = BTreeMap::new();
+    let mut awaited: BTreeMap<ObjectRef, bool> = BTreeMap::new();
     for reference in references {
         if let Some(object) = reference.object(conf) {
-            *wanted.entry(object).or_default() |= !reference.may_be_a_file();
+            *awaited.entry(object).or_default() |= !reference.may_be_a_file();
         }
     }
-    let wanted: Vec<_> = wanted.into_iter().map(|(object, awaited)| DefinitionQuery { object, awaited }).collect();
-    let found = cluster.definitions(&wanted)?;
-    Ok(wanted.into_iter().map(|query| query.object).zip(found).collect())
+    let queries: Vec<_> = awaited.into_iter().map(|(object, awaited)| DefinitionQuery { object, awaited }).collect();
+    let found = cluster.definitions(&queries)?;
+    Ok(queries.into_iter().map(|query| query.object).zip(found).collect())
 }
 
 /// Everything that resolution needs.

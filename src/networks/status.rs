@@ -136,8 +136,8 @@ pub fn added_interface(interface: &str, added: AddedNetwork<'_>) -> Option<Event
 
 /// Returns the event that a definition was not found; `searched` describes the search.
 #[must_use]
-pub fn no_network_found(wanted: &ObjectRef, searched: &str) -> Event {
-    let ObjectRef { namespace, name } = wanted;
+pub fn no_network_found(definition: &ObjectRef, searched: &str) -> Event {
+    let ObjectRef { namespace, name } = definition;
     let message =
         format!("cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {searched}");
     Event { warning: true, reason: "NoNetworkFound".into(), message }

@@ -1,4 +1,4 @@
-//! Interfaces and addresses of a pod's networks, as far as its annotations contain them.
+//! Interfaces and addresses of a pod's networks according to its annotations.
 
 use crate::cni::{DEFAULT_INTERFACE, is_interface_of_rules};
 use crate::networks::{interface_names, networks};

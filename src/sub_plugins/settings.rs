@@ -255,7 +255,7 @@ pub fn setting_values(redirect: &Redirect) -> impl Iterator<Item = (&'static str
     Settings::DEFINITIONS.into_iter().map(|definition| (definition.key, (definition.value)(redirect)))
 }
 
-/// Returns the destinations that the pod's annotation excludes, whatever its other annotations are.
+/// Returns the destinations that the pod's annotation excludes. Its other annotations may be invalid.
 pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
     annotated(pod, &[EXCLUDE_OUTBOUND_RANGES], |written, _| written.list(values::parse_ranges))
 }
