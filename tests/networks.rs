@@ -219,7 +219,7 @@ fn invalid_annotations_are_rejected_without_a_request() {
     for (conf, networks, wanted) in [
         (&delegate(), "a,,b", "element 2 at character 3: empty element"),
         (&delegate(), "a@eth0", "element 1 at character 1: interface name \"eth0\" (as requested) is already"),
-        (&delegate(), "a@net2,b", "element 2 at character 8: interface name \"net2\" (as requested) is already"),
+        (&delegate(), "a@net2,b", "element 2 at character 8: interface name \"net2\" (by its position) is already"),
         (&delegate(), routes, "element 2 at character 48: default-route: 10.0.0.2 is the pod's second IPv4"),
         (&isolated, "a,other/b", "element 2 at character 3: other/b: namespaceIsolation forbids"),
     ] {

@@ -86,7 +86,7 @@ impl ParsedChain {
                 None if block.keys.get("type").is_some_and(Value::is_string) => {}
                 None => {
                     let names = SubPlugin::ALL.map(SubPlugin::name).join(", ");
-                    let msg = format!("{}.type is missing; accepted: {names}, or an executable's name", block.path);
+                    let msg = format!("{}.type: missing; expected {names}, or an executable's name", block.path);
                     return Err(Error::new(Code::InvalidConfig, msg));
                 }
             }

@@ -298,12 +298,12 @@ fn the_proxys_variable_determines_whether_dns_is_captured_elsewhere() {
 #[test]
 fn an_invalid_block_is_an_error_for_every_pod() {
     for (block, start) in [
-        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; accepted: "),
-        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; accepted: "),
-        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; accepted: "),
+        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; "),
+        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; "),
+        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; "),
         (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
-        (json!({"uids": [1]}), "chain[0].type is missing; accepted: istio-redirect, uid-exclude, dns-exclude"),
-        (json!({"type": 7}), "chain[0].type is missing"),
+        (json!({"uids": [1]}), "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, or an executable's name"),
+        (json!({"type": 7}), "chain[0].type: missing"),
     ] {
         let scenario = chain(json!([block]));
         for scenario in [scenario.clone().without_sidecar(), scenario.without_facts()] {
