@@ -302,7 +302,10 @@ fn an_invalid_block_is_an_error_for_every_pod() {
         (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; "),
         (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; "),
         (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
-        (json!({"uids": [1]}), "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, or an executable's name"),
+        (
+            json!({"uids": [1]}),
+            "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, or an executable's name",
+        ),
         (json!({"type": 7}), "chain[0].type: missing"),
     ] {
         let scenario = chain(json!([block]));
