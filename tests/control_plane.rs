@@ -1,5 +1,5 @@
-//! What is relied on of Istio's control plane (docs/control-plane.md), item by item, on pods as the
-//! injectors of several minor versions make them (`tests/golden/injected`).
+//! The parts of Istio's injected pods that detour depends on (docs/control-plane.md), item by item, with pods from the
+//! injectors of several minor versions (`tests/golden/injected`).
 
 use detour_cni::networks;
 use detour_cni::pod::Pod;
@@ -28,7 +28,7 @@ fn all_pods() -> impl Iterator<Item = (String, Value)> {
     names.map(|(version, platform)| (format!("{version}-{platform}"), injected(version, platform)))
 }
 
-/// The sample configuration in a plugin list, which applies to every pod.
+/// The sample configuration in a plugin list, so that it applies to every pod.
 static CONFIGURATION: LazyLock<PathBuf> = LazyLock::new(|| {
     let plugin: Value = serde_json::from_str(&read("conf/openshift-istio-cni.conf")).expect("JSON");
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control-plane.conflist");
@@ -37,7 +37,7 @@ static CONFIGURATION: LazyLock<PathBuf> = LazyLock::new(|| {
     path
 });
 
-/// `detour explain -o json`.
+/// Runs `detour explain -o json`.
 fn explain(pod: &Value) -> Value {
     let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
         .args(["explain", "-o", "json", "-f", "-", "--config"])
@@ -53,14 +53,14 @@ fn explain(pod: &Value) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// A setting: its value, and at whose word.
-fn setting(said: &Value, key: &str) -> (Value, Vec<Value>) {
-    let mut settings = said["settings"].as_array().expect("settings").iter();
-    let setting = settings.find(|setting| setting["key"] == key).unwrap_or_else(|| panic!("{key} in {said}"));
+/// Returns a setting's value and its sources.
+fn setting(report: &Value, key: &str) -> (Value, Vec<Value>) {
+    let mut settings = report["settings"].as_array().expect("settings").iter();
+    let setting = settings.find(|setting| setting["key"] == key).unwrap_or_else(|| panic!("{key} in {report}"));
     (setting["value"].clone(), setting["sources"].as_array().expect("sources").clone())
 }
 
-/// A container, of whichever sort.
+/// Finds a container or an init container.
 fn container<'a>(pod: &'a mut Value, name: &str) -> &'a mut Value {
     let spec = pod["spec"].as_object_mut().expect("a spec");
     let lists = spec.iter_mut().filter(|(key, _)| ["containers", "initContainers"].contains(&key.as_str()));
@@ -78,40 +78,40 @@ fn proxy_env(pod: &mut Value, name: &str, value: &str) {
     env.push(json!({ "name": name, "value": value }));
 }
 
-/// What must come of a change to an injected pod.
+/// The expected effect of a change to an injected pod.
 enum Effect {
-    /// It is not redirected, and this is in the reason.
-    LeftAlone(&'static str),
-    /// A setting becomes this, at the item's word.
+    /// The pod is not redirected, with this text in the reason.
+    NotRedirected(&'static str),
+    /// A setting has this value, with the item as its source.
     Set(&'static str, Value),
-    /// The proxy is known by this UID and GID.
+    /// The proxy has this UID and GID.
     Proxy(u32, u32),
-    /// All is as before.
+    /// Nothing changes.
     None,
 }
 
-/// An item by its name in docs/control-plane.md, a change to it, and what comes of that.
+/// An item by its name in docs/control-plane.md, a change to the pod, and the effect.
 type Item = (&'static str, fn(&mut Value), Effect);
 
 fn items() -> Vec<Item> {
-    use Effect::{LeftAlone, None, Proxy, Set};
+    use Effect::{None, NotRedirected, Proxy, Set};
     vec![
         (
             "sidecar.istio.io/status",
             |pod| {
                 pod["metadata"]["annotations"].as_object_mut().expect("some").remove("sidecar.istio.io/status");
             },
-            LeftAlone("sidecar.istio.io/status"),
+            NotRedirected("sidecar.istio.io/status"),
         ),
         (
             "sidecar.istio.io/inject",
             |pod| pod["metadata"]["labels"]["sidecar.istio.io/inject"] = "false".into(),
-            LeftAlone("sidecar.istio.io/inject"),
+            NotRedirected("sidecar.istio.io/inject"),
         ),
         (
             "sidecar.istio.io/interceptionMode",
             |pod| annotate(pod, "sidecar.istio.io/interceptionMode", "NONE"),
-            LeftAlone("NONE"),
+            NotRedirected("NONE"),
         ),
         (
             "sidecar.istio.io/interceptionMode",
@@ -166,11 +166,15 @@ fn items() -> Vec<Item> {
         (
             "istio-proxy",
             |pod| container(pod, "istio-proxy")["name"] = "proxy".into(),
-            LeftAlone("no container is named istio-proxy"),
+            NotRedirected("no container is named istio-proxy"),
         ),
         ("istio-proxy", move_proxy, None),
-        ("args", |pod| container(pod, "istio-proxy")["args"] = json!(["proxy", "router"]), LeftAlone("router")),
-        ("istio-init", |pod| container(pod, "istio-validation")["name"] = "istio-init".into(), LeftAlone("istio-init")),
+        ("args", |pod| container(pod, "istio-proxy")["args"] = json!(["proxy", "router"]), NotRedirected("router")),
+        (
+            "istio-init",
+            |pod| container(pod, "istio-validation")["name"] = "istio-init".into(),
+            NotRedirected("istio-init"),
+        ),
         (
             "istio-validation",
             |pod| {
@@ -196,13 +200,13 @@ fn items() -> Vec<Item> {
             Set("redirect_dns", json!(false)),
         ),
         ("INVALID_DROP", |pod| proxy_env(pod, "INVALID_DROP", "true"), Set("drop_invalid", json!(true))),
-        ("DISABLE_ENVOY", |pod| proxy_env(pod, "DISABLE_ENVOY", "true"), LeftAlone("DISABLE_ENVOY")),
+        ("DISABLE_ENVOY", |pod| proxy_env(pod, "DISABLE_ENVOY", "true"), NotRedirected("DISABLE_ENVOY")),
         ("ISTIO_META_INTERCEPTION_MODE", |pod| proxy_env(pod, "ISTIO_META_INTERCEPTION_MODE", "TPROXY"), None),
         ("ISTIO_DUAL_STACK", |pod| proxy_env(pod, "ISTIO_DUAL_STACK", "false"), None),
     ]
 }
 
-/// From the ordinary containers to the init containers, or back.
+/// Moves the proxy from the containers to the init containers, or back.
 fn move_proxy(pod: &mut Value) {
     let proxy = container(pod, "istio-proxy").clone();
     let is_native = proxy.get("restartPolicy").is_some();
@@ -214,19 +218,19 @@ fn move_proxy(pod: &mut Value) {
     pod["spec"][list].as_array_mut().expect("a list").push(proxy);
 }
 
-/// What decides about traffic, without what differs in words only.
-fn outcome(said: &Value) -> [&Value; 5] {
-    ["redirected", "decision", "proxy", "settings", "exempt"].map(|key| &said[key])
+/// The parts of a report that decide about traffic.
+fn outcome(report: &Value) -> [&Value; 5] {
+    ["redirected", "decision", "proxy", "settings", "exempt"].map(|key| &report[key])
 }
 
 #[test]
-fn every_version_of_the_injector_leads_to_the_same_outcome() {
+fn all_versions_of_the_injector_have_the_same_outcome() {
     for platform in PLATFORMS {
         let oldest = explain(&injected(VERSIONS[0], platform));
         assert_eq!(oldest["redirected"], true, "{oldest}");
         for version in &VERSIONS[1..] {
-            let said = explain(&injected(version, platform));
-            assert_eq!(outcome(&said), outcome(&oldest), "{version} on {platform}");
+            let report = explain(&injected(version, platform));
+            assert_eq!(outcome(&report), outcome(&oldest), "{version} on {platform}");
         }
     }
 }
@@ -238,14 +242,14 @@ fn each_item_has_its_effect_in_every_version() {
         for (item, change, effect) in items() {
             let mut pod = pod.clone();
             change(&mut pod);
-            let said = explain(&pod);
+            let report = explain(&pod);
             match effect {
-                Effect::LeftAlone(reason) => {
-                    assert_eq!(said["redirected"], false, "{name}, {item}: {said}");
-                    assert!(said["decision"].as_str().expect("text").contains(reason), "{name}, {item}: {said}");
+                Effect::NotRedirected(reason) => {
+                    assert_eq!(report["redirected"], false, "{name}, {item}: {report}");
+                    assert!(report["decision"].as_str().expect("text").contains(reason), "{name}, {item}: {report}");
                 }
                 Effect::Set(key, value) => {
-                    let (found, sources) = setting(&said, key);
+                    let (found, sources) = setting(&report, key);
                     assert_eq!(found, value, "{name}, {item}");
                     let named = sources.iter().any(|source| source.as_str().is_some_and(|text| text.ends_with(item)));
                     assert!(named, "{name}, {item}: {sources:?}");
@@ -253,27 +257,26 @@ fn each_item_has_its_effect_in_every_version() {
                 }
                 Effect::Proxy(uid, gid) => {
                     assert_eq!(
-                        (&said["proxy"]["uid"], &said["proxy"]["gid"]),
+                        (&report["proxy"]["uid"], &report["proxy"]["gid"]),
                         (&json!([uid]), &json!([gid])),
                         "{name}"
                     );
                 }
-                Effect::None => assert_eq!(outcome(&said), outcome(&before), "{name}, {item}"),
+                Effect::None => assert_eq!(outcome(&report), outcome(&before), "{name}, {item}"),
             }
         }
     }
 }
 
-/// The injector tells its own validation, which must agree with the rules that it finds, by flags
-/// (istio, `tools/istio-iptables`).
+/// The flags of Istio's validation container describe the rules that it expects (istio, `tools/istio-iptables`).
 #[test]
-fn what_the_injectors_validation_expects_is_what_is_done() {
+fn the_settings_agree_with_the_flags_of_istios_validation() {
     for (name, mut pod) in all_pods() {
-        let said = explain(&pod);
+        let report = explain(&pod);
         let args: Vec<String> =
             serde_json::from_value(container(&mut pod, "istio-validation")["args"].clone()).expect("args");
         let flags: BTreeMap<&str, &str> = args.windows(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
-        let as_text = |key: &str| match setting(&said, key).0 {
+        let as_text = |key: &str| match setting(&report, key).0 {
             Value::Array(items) => {
                 let mut items: Vec<String> = items.iter().map(|item| item.as_str().expect("text").to_owned()).collect();
                 items.sort();
@@ -293,15 +296,15 @@ fn what_the_injectors_validation_expects_is_what_is_done() {
             ("-d", "inbound_ports_exclude"),
             ("-o", "outbound_ports_exclude"),
         ] {
-            let mut wanted: Vec<&str> = flags[flag].split(',').collect();
-            wanted.sort_unstable();
-            assert_eq!(as_text(key), wanted.join(","), "{name}: {flag}");
+            let mut expected: Vec<&str> = flags[flag].split(',').collect();
+            expected.sort_unstable();
+            assert_eq!(as_text(key), expected.join(","), "{name}: {flag}");
         }
     }
 }
 
 #[test]
-fn on_openshift_the_proxys_uid_is_the_last_of_the_namespaces_range_and_elsewhere_1337() {
+fn the_proxys_uid_is_the_last_of_the_namespaces_range_on_openshift_and_1337_on_kubernetes() {
     for (platform, uid) in [("openshift", 1_000_650_000 + 10_000 - 1), ("kubernetes", 1337)] {
         for version in VERSIONS {
             let proxy = &explain(&injected(version, platform))["proxy"];
@@ -312,7 +315,7 @@ fn on_openshift_the_proxys_uid_is_the_last_of_the_namespaces_range_and_elsewhere
 }
 
 #[test]
-fn the_injector_leaves_a_pods_own_networks_in_either_form() {
+fn the_networks_of_the_pod_and_of_the_injector_are_both_selected() {
     for version in VERSIONS {
         let mut pod = Pod { namespace: "shop".into(), ..Pod::default() };
         let injected = injected(version, "openshift");
@@ -327,7 +330,7 @@ fn the_injector_leaves_a_pods_own_networks_in_either_form() {
 }
 
 #[test]
-fn the_document_names_each_item() {
+fn the_document_contains_each_item() {
     let document = read("docs/control-plane.md");
     let rows: Vec<&str> = document.lines().filter(|line| line.starts_with("| ")).collect();
     for (item, _, _) in items() {

@@ -1,7 +1,9 @@
-//! Facts from a directory of manifests, for whoever has no API: YAML files of one or more
-//! documents, JSON files, lists of objects.
+//! A directory of manifests as a source of facts, for nodes without an API: YAML files with one or more documents,
+//! JSON files, lists of objects.
 
-use super::{Cluster, DefinitionQuery, Event, Lookup, ObjectRef, about, another_uid, wire};
+use super::fact_source::{Cluster, uid_mismatch, with_pod};
+use super::resources::{DefinitionQuery, Event, Lookup, ObjectRef};
+use super::wire;
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::trusted_file::{self, check, read_trusted};
@@ -12,16 +14,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a file's name ends with when it is read.
+/// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// [`EXTENSIONS`], for messages.
-const FILES: &str = "*.yaml, *.yml, *.json";
+/// [`EXTENSIONS`] for messages.
+const PATTERNS: &str = "*.yaml, *.yml, *.json";
 
-/// A file is larger only by mistake: an object has at most 1.5 MiB (etcd, `--max-request-bytes`).
-const LARGEST: u64 = 4 << 20;
+/// The maximum size of a file; an object has at most 1.5 MiB (etcd, `--max-request-bytes`).
+const MAX_FILE: u64 = 4 << 20;
 
-/// A kind of objects: `apiVersion` and `kind`.
+/// The kind of an object: `apiVersion` and `kind`.
 pub(super) type ObjectKind = (&'static str, &'static str);
 
 pub(super) const POD: ObjectKind = ("v1", "Pod");
@@ -31,20 +33,20 @@ pub(super) const DEFINITION: ObjectKind = ("k8s.cni.cncf.io/v1", "NetworkAttachm
 /// A directory of manifests.
 #[derive(Debug)]
 pub(super) struct Manifests {
-    /// The directory; its subdirectories are not read.
+    /// The directory; subdirectories are not read.
     pub(super) dir: PathBuf,
 }
 
-/// Where objects hold a pod template: workloads, cron jobs, `PodTemplate`.
+/// The JSON pointers to pod templates: of workloads, of cron jobs, of `PodTemplate`.
 const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
 
 /// One object of a file.
 #[derive(Debug)]
 pub(super) struct ManifestObject {
     file: PathBuf,
-    /// What the file holds.
+    /// The contents of the file.
     text: Arc<str>,
-    /// Which of the file's documents, counted from 0.
+    /// The index of the document in the file, from 0.
     document: usize,
     /// Whether it is an item of a `List`.
     listed: bool,
@@ -53,25 +55,25 @@ pub(super) struct ManifestObject {
 
 impl Cluster for Manifests {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        self.find(wanted, with_namespace).map_err(|error| about(wanted, error))
+        self.find(wanted, with_namespace).map_err(|error| with_pod(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
         let (manifests, broken) = self.read()?;
-        Self::named_namespace(&manifests, &broken, wanted).map_err(|error| about(wanted, error))
+        Self::namespace_of(&manifests, &broken, wanted).map_err(|error| with_pod(wanted, error))
     }
 
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let (manifests, broken) = self.read()?;
         let found = wanted.iter().map(|DefinitionQuery { object, .. }| match find_definition(&manifests, object) {
             Some(manifest) => Ok(Lookup::Found(manifest.read::<wire::DefinitionObject>()?.into())),
-            None => Ok(Lookup::Missing(format!("no manifest of it in {} ({FILES})", self.dir.display()))),
+            None => Ok(Lookup::Missing(format!("no manifest in {} ({PATTERNS})", self.dir.display()))),
         });
         let found: Vec<Lookup> = found.collect::<Result<_, Error>>()?;
         let missing = wanted.iter().zip(&found).find(|(_, found)| matches!(found, Lookup::Missing(_)));
         match (missing, broken.first()) {
             (Some((DefinitionQuery { object, .. }, _)), Some(error)) => {
-                Err(error.clone().with_details(format!("NetworkAttachmentDefinition {object} may stand there")))
+                Err(error.clone().with_details(format!("it may contain NetworkAttachmentDefinition {object}")))
             }
             _ => Ok(found),
         }
@@ -86,14 +88,14 @@ impl Cluster for Manifests {
         Some(namespaces)
     }
 
-    /// Manifests are not written to.
+    /// Logs the report: manifests are not changed.
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
         let Pod { namespace, name, .. } = pod;
         if let Some(status) = status {
-            tracing::info!("pod {namespace}/{name}: network status, not written to manifests: {status}");
+            tracing::info!("pod {namespace}/{name}: network status, not written to the manifests: {status}");
         }
         for Event { reason, message, .. } in events {
-            tracing::info!("pod {namespace}/{name}: event, not written to manifests: {reason}: {message}");
+            tracing::info!("pod {namespace}/{name}: Event, not written to the manifests: {reason}: {message}");
         }
         Ok(())
     }
@@ -107,11 +109,11 @@ impl Manifests {
     fn find(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let (manifests, broken) = self.read()?;
         let found = self.pod(&manifests, wanted).and_then(|pod| {
-            let namespace = with_namespace.then(|| Self::named_namespace(&manifests, &broken, wanted)).transpose()?;
+            let namespace = with_namespace.then(|| Self::namespace_of(&manifests, &broken, wanted)).transpose()?;
             Ok(Facts { pod, namespace })
         });
         match (found, broken.first()) {
-            // What is missing may stand in the file that can't be read.
+            // A file that can't be read may contain what is missing.
             (Err(Error { code: Code::PodUnknown, msg, .. }), Some(error)) => Err(error.clone().with_details(msg)),
             (found, _) => {
                 broken.iter().for_each(|error| tracing::warn!("{error}"));
@@ -120,29 +122,30 @@ impl Manifests {
         }
     }
 
-    /// All objects, in the order of the files' names, and what can't be read.
+    /// Returns all objects, in the order of the files' names, and the errors of files that can't be read.
     fn read(&self) -> Result<(Vec<ManifestObject>, Vec<Error>), Error> {
-        let wrong = |what: &str| {
+        let invalid = |what: &str| {
             Error::new(Code::InvalidConfig, format!("kubernetes.manifests_dir: {} {what}", self.dir.display()))
         };
-        let failed = |error: io::Error| wrong("can't be read; accepted: a directory").with_details(error.to_string());
-        // A user who can change the file decides which pods have a sidecar, and what is excluded.
+        let failed = |error: io::Error| invalid("can't be read; expected a directory").with_details(error.to_string());
+        // A user who can change a file decides which pods have a sidecar, and what is excluded.
         let trusted = check(&self.dir).map_err(|error| match error {
             trusted_file::FileError::Io(error) => failed(error),
-            refused => wrong(&format!("is not used: {refused}")),
+            refused => invalid(&format!("is not used: {refused}")),
         });
         let mut files = Vec::new();
         for entry in fs::read_dir(trusted?).map_err(failed)? {
             let path = self.dir.join(entry.map_err(failed)?.file_name());
-            if path.extension().is_some_and(|e| EXTENSIONS.iter().any(|known| e == *known)) {
+            if path.extension().is_some_and(|e| EXTENSIONS.iter().any(|extension| e == *extension)) {
                 files.push(path);
             }
         }
         files.sort();
         let (mut manifests, mut broken) = (Vec::new(), Vec::new());
         for file in &files {
-            let text = read_trusted(file, LARGEST).map_err(|error| self::broken(file, error));
-            let text = text.and_then(|text| String::from_utf8(text).map_err(|_| self::broken(file, "not UTF-8")));
+            let text = read_trusted(file, MAX_FILE).map_err(|error| manifest_error(file, error));
+            let text =
+                text.and_then(|text| String::from_utf8(text).map_err(|_| manifest_error(file, "expected UTF-8")));
             broken.extend(text.and_then(|text| documents(file, &text, &mut manifests)).err());
         }
         Ok((manifests, broken))
@@ -150,33 +153,33 @@ impl Manifests {
 
     fn pod(&self, manifests: &[ManifestObject], wanted: &PodRef) -> Result<Pod, Error> {
         let PodRef { namespace, name, .. } = wanted;
-        let mut another = None;
+        let mut other_uid = None;
         for manifest in manifests.iter().filter(|m| m.is(POD, Some(namespace), name)) {
             let pod = Pod::from(manifest.read::<wire::PodObject>()?);
             if pod.is(wanted) {
                 return Ok(pod);
             }
-            another = Some((pod, manifest));
+            other_uid = Some((pod, manifest));
         }
         let dir = self.dir.display();
-        let msg = match another {
+        let msg = match other_uid {
             Some((pod, manifest)) => format!(
-                "{} in {}; correct metadata.uid or leave it out",
-                another_uid(&pod, wanted),
+                "{} in {}; correct metadata.uid or remove it",
+                uid_mismatch(&pod, wanted),
                 manifest.file.display()
             ),
-            None => format!("no manifest of this Pod in {dir} ({FILES}); add one"),
+            None => format!("no manifest in {dir} ({PATTERNS}); add one"),
         };
         Err(Error::new(Code::PodUnknown, msg))
     }
 
-    /// One that has no manifest has no annotations: every pod is in a namespace, and many a directory
-    /// holds the pods alone.
-    fn named_namespace(manifests: &[ManifestObject], broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
+    /// Returns the pod's namespace. One without a manifest has no annotations, because many directories contain only
+    /// pods.
+    fn namespace_of(manifests: &[ManifestObject], broken: &[Error], wanted: &PodRef) -> Result<Namespace, Error> {
         let name = &wanted.namespace;
         match (manifests.iter().find(|m| m.is(NAMESPACE, None, name)), broken.first()) {
             (Some(manifest), _) => Ok(manifest.read::<wire::NamespaceObject>()?.into()),
-            (None, Some(error)) => Err(error.clone().with_details(format!("Namespace {name} may stand there"))),
+            (None, Some(error)) => Err(error.clone().with_details(format!("it may contain Namespace {name}"))),
             (None, None) => Ok(Namespace { name: name.clone(), ..Namespace::default() }),
         }
     }
@@ -187,26 +190,26 @@ impl ManifestObject {
         self.object.pointer(pointer).and_then(Value::as_str)
     }
 
-    pub(super) fn namespace(&self) -> &str {
-        self.text("/metadata/namespace").unwrap_or("default")
+    fn namespace(&self) -> &str {
+        self.text("/metadata/namespace").unwrap_or(wire::DEFAULT_NAMESPACE)
     }
 
-    /// Whether it is of that kind; one that doesn't say its API version may be of any.
+    /// Returns whether it is of that kind; an object without an API version matches any.
     pub(super) fn is_a(&self, (api_version, kind): ObjectKind) -> bool {
         self.text("/kind") == Some(kind) && self.text("/apiVersion").is_none_or(|version| version == api_version)
     }
 
-    /// Its kind; empty if it has none.
+    /// Returns its kind; empty if absent.
     pub(super) fn kind(&self) -> &str {
         self.text("/kind").unwrap_or_default()
     }
 
-    /// Its name; empty if it has none.
+    /// Returns its name; empty if absent.
     pub(super) fn name(&self) -> &str {
         self.text("/metadata/name").unwrap_or_default()
     }
 
-    /// Its kind, namespace and name, for messages.
+    /// Returns its kind, namespace and name for messages.
     pub(super) fn title(&self) -> String {
         match (self.kind(), self.text("/metadata/namespace"), self.name()) {
             ("", _, _) => "an object without a kind".to_owned(),
@@ -215,17 +218,17 @@ impl ManifestObject {
         }
     }
 
-    /// Sets its namespace unless it names one.
+    /// Sets its namespace, if absent.
     pub(super) fn default_namespace(&mut self, namespace: &str) {
         if let Some(Value::Object(metadata)) = self.object.get_mut("metadata") {
-            let own = metadata.entry("namespace").or_insert(Value::Null);
-            if own.is_null() {
-                *own = namespace.into();
+            let value = metadata.entry("namespace").or_insert(Value::Null);
+            if value.is_null() {
+                *value = namespace.into();
             }
         }
     }
 
-    /// The pods that it creates: its pod template, in its namespace, with a name such as theirs.
+    /// Returns its pod template as a pod in its namespace, called `NAME-*`; `None` if it has no template.
     pub(super) fn template(&self) -> Option<Self> {
         let mut templates = TEMPLATES.iter().filter_map(|pointer| self.object.pointer(pointer));
         let mut object = templates.find(|template| template.pointer("/spec/containers").is_some())?.clone();
@@ -252,16 +255,16 @@ impl ManifestObject {
             && namespace.is_none_or(|namespace| self.namespace() == namespace)
     }
 
-    /// The object.
+    /// Deserializes the object.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_value(self.object.clone()).map_err(|error| {
-            let line = if self.listed { None } else { self.line::<T>() };
-            broken(&self.file, line.unwrap_or_else(|| error.to_string()))
+            let cause = if self.listed { None } else { self.error_with_line::<T>() };
+            manifest_error(&self.file, cause.unwrap_or_else(|| error.to_string()))
         })
     }
 
-    /// What is wrong and in which line: an error in a value knows no line, so the text is read again.
-    fn line<T: DeserializeOwned>(&self) -> Option<String> {
+    /// Parses the text again for an error with its line: an error of a `Value` has none.
+    fn error_with_line<T: DeserializeOwned>(&self) -> Option<String> {
         let result = yaml::<T>(&mut self.text.as_bytes()).nth(self.document)?;
         result.err().map(|error| error.to_string())
     }
@@ -271,14 +274,14 @@ fn find_definition<'a>(manifests: &'a [ManifestObject], wanted: &ObjectRef) -> O
     manifests.iter().find(|manifest| manifest.is(DEFINITION, Some(&wanted.namespace), &wanted.name))
 }
 
-/// Adds a file's objects to `all`, those of a list one by one.
+/// Adds the objects in a file's text to `all`; a list adds its items.
 pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) -> Result<(), Error> {
-    let whole: Arc<str> = text.into();
+    let contents: Arc<str> = text.into();
     for (document, result) in yaml::<Value>(&mut text.as_bytes()).enumerate() {
-        let mut object = result.map_err(|error| broken(file, error))?;
+        let mut object = result.map_err(|error| manifest_error(file, error))?;
         let manifest = |listed, object| ManifestObject {
             file: file.to_owned(),
-            text: Arc::clone(&whole),
+            text: Arc::clone(&contents),
             document,
             listed,
             object,
@@ -286,8 +289,8 @@ pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) 
         if object.is_null() {
             continue;
         }
-        let of_kind = object["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).map(str::to_owned);
-        match (of_kind, object.get_mut("items")) {
+        let item_kind = object["kind"].as_str().and_then(|kind| kind.strip_suffix("List")).map(str::to_owned);
+        match (item_kind, object.get_mut("items")) {
             (Some(kind), Some(Value::Array(items))) => {
                 all.extend(items.drain(..).map(|item| manifest(true, with_kind(item, &kind))));
             }
@@ -297,7 +300,7 @@ pub(super) fn documents(file: &Path, text: &str, all: &mut Vec<ManifestObject>) 
     Ok(())
 }
 
-/// An item of a `PodList`, as the API returns it, names no kind.
+/// Adds the kind to an item of a list: the items of a `PodList` from the API have none.
 fn with_kind(mut item: Value, kind: &str) -> Value {
     if let (Value::Object(keys), false) = (&mut item, kind.is_empty()) {
         keys.entry("kind").or_insert_with(|| kind.into());
@@ -311,6 +314,6 @@ fn yaml<'a, T: DeserializeOwned + 'a>(
     serde_saphyr::read_with_options(text, serde_saphyr::options! { with_snippet: false })
 }
 
-fn broken(file: &Path, cause: impl std::fmt::Display) -> Error {
+fn manifest_error(file: &Path, cause: impl std::fmt::Display) -> Error {
     Error::new(Code::InvalidConfig, format!("manifest {}: {cause}", file.display()))
 }

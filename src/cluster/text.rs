@@ -1,32 +1,34 @@
-//! Objects from a text that the user gives: YAML of one or more documents, JSON, lists.
+//! Objects from manifests that the user passes to a command: YAML with one or more documents, JSON, lists. Pod
+//! templates of workloads count as pods.
 
-use super::{Cluster, Definition, DefinitionQuery, Event, Lookup, manifests, wire};
+use super::fact_source::Cluster;
+use super::resources::{Definition, DefinitionQuery, Event, Lookup};
+use super::{manifests, wire};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-/// A pod that a text gives, or the pods of a pod template in it. `Display` gives the object's kind, namespace and
-/// name.
+/// A pod, or a workload's pod template as a pod. `Display` gives the object's kind, namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
-    /// The kind of the object: `Pod`, or one that has a pod template.
+    /// The object's kind: `Pod`, or the kind of a workload.
     pub kind: String,
-    /// The name of the object.
+    /// The object's name.
     pub name: String,
-    /// The pod; the name of a template's ends with `*`.
+    /// The pod; for a template, its name ends with `*`.
     pub pod: Pod,
 }
 
 impl Given {
-    /// Whether it is a pod template.
+    /// Returns whether it is a workload's pod template.
     #[must_use]
     pub fn is_template(&self) -> bool {
         self.kind != manifests::POD.1
     }
 
-    /// Whether `name` names it: the object's name, or `KIND/NAME` as kubectl writes it.
+    /// Returns whether `name` selects it: the object's name, or `KIND/NAME` as in kubectl.
     #[must_use]
     pub fn is_named(&self, name: &str) -> bool {
         match name.split_once('/') {
@@ -42,21 +44,21 @@ impl fmt::Display for Given {
     }
 }
 
-/// What is found in a text.
+/// The objects in a text, each kind in its order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Objects {
-    /// Its pods and pod templates, in their order.
+    /// Pods and pod templates.
     pub pods: Vec<Given>,
-    /// Its namespaces, in their order.
+    /// Namespaces.
     pub namespaces: Vec<Namespace>,
-    /// Its NetworkAttachmentDefinitions, in their order.
+    /// NetworkAttachmentDefinitions.
     pub definitions: Vec<Definition>,
-    /// The objects of other kinds: kind, namespace and name.
+    /// Kind, namespace and name of objects of other kinds.
     pub others: Vec<String>,
 }
 
 impl Objects {
-    /// Adds what `other` holds.
+    /// Adds the objects of `other`.
     pub fn extend(&mut self, other: Self) {
         self.pods.extend(other.pods);
         self.namespaces.extend(other.namespaces);
@@ -65,25 +67,25 @@ impl Objects {
     }
 }
 
-/// A cluster that has these objects and no others. Nothing is told to it.
+/// A source with only these objects; reports are ignored.
 impl Cluster for Objects {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.is(wanted);
         let pod =
-            self.pods.iter().map(|given| &given.pod).find(is).cloned().ok_or_else(|| unknown("Pod", &wanted.name))?;
+            self.pods.iter().map(|given| &given.pod).find(is).cloned().ok_or_else(|| not_found("Pod", &wanted.name))?;
         let namespace = if with_namespace { Some(self.namespace(wanted)?) } else { None };
         Ok(Facts { pod, namespace })
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
         let found = self.namespaces.iter().find(|namespace| namespace.name == wanted.namespace);
-        found.cloned().ok_or_else(|| unknown("Namespace", &wanted.namespace))
+        found.cloned().ok_or_else(|| not_found("Namespace", &wanted.namespace))
     }
 
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         let look_up = |DefinitionQuery { object, .. }: &DefinitionQuery| {
             let found = self.definitions.iter().find(|definition| definition.object == *object);
-            found.cloned().map_or_else(|| Lookup::Missing("it is not among the given ones".to_owned()), Lookup::Found)
+            found.cloned().map_or_else(|| Lookup::Missing("not found in the given objects".to_owned()), Lookup::Found)
         };
         Ok(wanted.iter().map(look_up).collect())
     }
@@ -103,14 +105,15 @@ impl Cluster for Objects {
     }
 }
 
-fn unknown(kind: &str, name: &str) -> Error {
-    Error::new(Code::PodUnknown, format!("{kind} {name} is not among the given objects"))
+fn not_found(kind: &str, name: &str) -> Error {
+    Error::new(Code::PodUnknown, format!("{kind} {name} not found in the given objects"))
 }
 
-/// Reads `text`, which comes from `place`. `namespace` is that of objects that name none.
+/// Parses the objects in `text`. `place` is where it comes from, for errors; `namespace` is the namespace of objects
+/// without one.
 ///
 /// # Errors
-/// It is no YAML, or a Pod, a pod template, a Namespace or a definition in it is none that the API would take.
+/// The text is not YAML, or a Pod, a pod template, a Namespace or a definition in it is invalid.
 pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Error> {
     let mut all = Vec::new();
     manifests::documents(place, text, &mut all)?;
@@ -126,8 +129,8 @@ pub fn objects(place: &Path, text: &str, namespace: &str) -> Result<Objects, Err
         if manifest.is_a(manifests::POD) {
             objects.pods.push(given(manifest.read()?));
         } else if let Some(template) = manifest.template() {
-            let about = |error: Error| Error { msg: format!("{}: {title}", error.msg), ..error };
-            objects.pods.push(given(template.read().map_err(about)?));
+            let with_title = |error: Error| Error { msg: format!("{}: {title}", error.msg), ..error };
+            objects.pods.push(given(template.read().map_err(with_title)?));
         } else if manifest.is_a(manifests::NAMESPACE) {
             objects.namespaces.push(manifest.read::<wire::NamespaceObject>()?.into());
         } else if manifest.is_a(manifests::DEFINITION) {
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_and_namespaces_are_found_among_whatever_else_there_is() {
+    fn pods_and_namespaces_are_found_among_other_objects() {
         let text = "
 kind: Service
 metadata: {name: s}
@@ -169,7 +172,7 @@ metadata: {name: alone}
     }
 
     #[test]
-    fn templates_are_pods_of_a_name_such_as_theirs_in_the_objects_namespace() {
+    fn a_template_is_a_pod_in_its_workloads_namespace() {
         let spec = "{template: {metadata: {labels: {a: b}}, spec: {hostNetwork: true, containers: [{name: c}]}}}";
         for (kind, rest) in [
             ("Deployment", format!("spec: {spec}")),
@@ -203,14 +206,15 @@ metadata: {name: alone}
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn an_error_names_the_file() {
         let error = objects(Path::new("pod.yaml"), "kind: Pod\nmetadata: {name: [1]}", "default").expect_err("no name");
         assert!(error.msg.starts_with("manifest pod.yaml: "), "{error}");
         assert!(objects(Path::new("-"), "a: [", "default").is_err());
     }
-    /// Aliases that multiply, an alias of a long text, many values, many levels.
+
+    /// Nested aliases, an alias of a long text, many values, many levels.
     #[test]
-    fn a_short_text_can_not_become_large() {
+    fn a_short_text_can_not_expand_without_limit() {
         let started = std::time::Instant::now();
         let levels =
             (1..12).map(|level| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(",")));

@@ -1,7 +1,8 @@
-//! Kubernetes' objects as far as they are read, in the form that its API and manifests have
-//! (k8s.io/api, `core/v1`): of a pod's hundreds of fields only those that decide something here.
+//! The fields of Kubernetes objects that this program reads, in the format of the API and of manifests (k8s.io/api,
+//! `core/v1`), with conversions to [`crate::pod`] and [`crate::cluster`]'s values. `null` is accepted for an absent
+//! value everywhere, because Go writes empty lists and maps as `null`.
 
-use crate::cluster;
+use super::resources::{Definition, NodeTaints, ObjectRef, Token};
 use crate::pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// A value whose key is absent or `null`, as Go writes empty lists and maps, is empty.
+/// Deserializes `null` as the default value.
 pub(crate) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -20,124 +21,10 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A `Pod`.
-#[derive(Debug, Deserialize)]
-pub(crate) struct PodObject {
-    pub(crate) metadata: Metadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) spec: PodSpec,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) status: PodStatus,
-}
+/// The namespace of a manifest without one, for kubectl and the API.
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct PodStatus {
-    #[serde(rename = "podIP")]
-    address: Option<String>,
-    #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
-    addresses: Vec<PodAddress>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct PodAddress {
-    ip: String,
-}
-
-impl PodStatus {
-    fn addresses(&self) -> Vec<IpAddr> {
-        let all = self.address.iter().chain(self.addresses.iter().map(|address| &address.ip));
-        let mut addresses: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
-        addresses.sort();
-        addresses.dedup();
-        addresses
-    }
-}
-
-/// A `Namespace`.
-#[derive(Debug, Deserialize)]
-pub(crate) struct NamespaceObject {
-    pub(crate) metadata: Metadata,
-}
-
-/// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
-#[derive(Debug, Deserialize)]
-pub(crate) struct DefinitionObject {
-    pub(crate) metadata: Metadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    pub(crate) spec: DefinitionSpec,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct DefinitionSpec {
-    #[serde(deserialize_with = "null_is_empty")]
-    config: String,
-}
-
-impl From<DefinitionObject> for cluster::Definition {
-    fn from(DefinitionObject { metadata, mut spec }: DefinitionObject) -> Self {
-        if spec.config.len() > cluster::Definition::MAX_CONFIG {
-            spec.config.truncate(spec.config.ceil_char_boundary(cluster::Definition::MAX_CONFIG + 1));
-            spec.config.shrink_to_fit();
-        }
-        let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
-        let object = cluster::ObjectRef { namespace, name: metadata.name };
-        Self { object, annotations: metadata.annotations, config: spec.config }
-    }
-}
-
-/// A `Node`.
-#[derive(Debug, Deserialize)]
-pub(super) struct NodeObject {
-    metadata: NodeMetadata,
-    #[serde(default, deserialize_with = "null_is_empty")]
-    spec: NodeSpec,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct NodeMetadata {
-    name: String,
-    resource_version: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct NodeSpec {
-    #[serde(deserialize_with = "null_is_empty")]
-    taints: Vec<Value>,
-}
-
-impl From<NodeObject> for cluster::NodeTaints {
-    fn from(NodeObject { metadata, spec }: NodeObject) -> Self {
-        Self { name: metadata.name, resource_version: metadata.resource_version, taints: spec.taints }
-    }
-}
-
-/// A list of definitions.
-#[derive(Debug, Deserialize)]
-pub(super) struct Definitions {
-    #[serde(default, deserialize_with = "null_is_empty")]
-    items: Vec<ListItem>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ListItem {
-    metadata: Metadata,
-}
-
-impl Definitions {
-    /// The namespaces of those of this name, sorted.
-    pub(super) fn namespaces_with(self, name: &str) -> Vec<String> {
-        let named = self.items.into_iter().filter(|item| item.metadata.name == name);
-        let mut namespaces: Vec<String> = named.filter_map(|item| item.metadata.namespace).collect();
-        namespaces.sort();
-        namespaces
-    }
-}
-
+/// The metadata of an object.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Metadata {
     name: String,
@@ -159,6 +46,16 @@ impl From<ObjectMeta> for Metadata {
             annotations: meta.annotations.unwrap_or_default(),
         }
     }
+}
+
+/// A `Pod`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PodObject {
+    pub(crate) metadata: Metadata,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) spec: PodSpec,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) status: PodStatus,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -213,12 +110,36 @@ struct Variable {
     value_from: Option<IgnoredAny>,
 }
 
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodStatus {
+    #[serde(rename = "podIP")]
+    address: Option<String>,
+    #[serde(rename = "podIPs", deserialize_with = "null_is_empty")]
+    addresses: Vec<PodAddress>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct PodAddress {
+    ip: String,
+}
+
+impl PodStatus {
+    fn addresses(&self) -> Vec<IpAddr> {
+        let all = self.address.iter().chain(self.addresses.iter().map(|address| &address.ip));
+        let mut addresses: Vec<IpAddr> = all.filter_map(|text| text.parse().ok()).collect();
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
+}
+
 impl From<PodObject> for pod::Pod {
     fn from(PodObject { metadata, spec, status }: PodObject) -> Self {
         Self {
             addresses: status.addresses(),
-            // What is not said is `default` (kubectl's and the API's rule for manifests).
-            namespace: metadata.namespace.unwrap_or_else(|| "default".to_owned()),
+            namespace: metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
             name: metadata.name,
             uid: metadata.uid,
             labels: metadata.labels,
@@ -248,13 +169,96 @@ impl From<ContainerObject> for pod::Container {
     }
 }
 
+/// A `Namespace`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct NamespaceObject {
+    pub(crate) metadata: Metadata,
+}
+
 impl From<NamespaceObject> for pod::Namespace {
     fn from(NamespaceObject { metadata }: NamespaceObject) -> Self {
         Self { name: metadata.name, annotations: metadata.annotations }
     }
 }
 
-/// A `TokenRequest` that was granted.
+/// A `NetworkAttachmentDefinition` (k8s.cni.cncf.io/v1).
+#[derive(Debug, Deserialize)]
+pub(crate) struct DefinitionObject {
+    pub(crate) metadata: Metadata,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub(crate) spec: DefinitionSpec,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DefinitionSpec {
+    #[serde(deserialize_with = "null_is_empty")]
+    config: String,
+}
+
+impl From<DefinitionObject> for Definition {
+    fn from(DefinitionObject { metadata, mut spec }: DefinitionObject) -> Self {
+        if spec.config.len() > Definition::MAX_CONFIG {
+            spec.config.truncate(spec.config.ceil_char_boundary(Definition::MAX_CONFIG + 1));
+            spec.config.shrink_to_fit();
+        }
+        let namespace = metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+        let object = ObjectRef { namespace, name: metadata.name };
+        Self { object, annotations: metadata.annotations, config: spec.config }
+    }
+}
+
+/// A list of NetworkAttachmentDefinitions; only their names are read.
+#[derive(Debug, Deserialize)]
+pub(super) struct Definitions {
+    #[serde(default, deserialize_with = "null_is_empty")]
+    items: Vec<ListItem>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListItem {
+    metadata: Metadata,
+}
+
+impl Definitions {
+    /// Returns the namespaces of the definitions called `name`, sorted.
+    pub(super) fn namespaces_with(self, name: &str) -> Vec<String> {
+        let named = self.items.into_iter().filter(|item| item.metadata.name == name);
+        let mut namespaces: Vec<String> = named.filter_map(|item| item.metadata.namespace).collect();
+        namespaces.sort();
+        namespaces
+    }
+}
+
+/// A `Node`.
+#[derive(Debug, Deserialize)]
+pub(super) struct NodeObject {
+    metadata: NodeMetadata,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    spec: NodeSpec,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeMetadata {
+    name: String,
+    resource_version: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeSpec {
+    #[serde(deserialize_with = "null_is_empty")]
+    taints: Vec<Value>,
+}
+
+impl From<NodeObject> for NodeTaints {
+    fn from(NodeObject { metadata, spec }: NodeObject) -> Self {
+        Self { name: metadata.name, resource_version: metadata.resource_version, taints: spec.taints }
+    }
+}
+
+/// The response to a `TokenRequest`.
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenGranted {
     status: TokenStatus,
@@ -267,28 +271,28 @@ struct TokenStatus {
     expiration_timestamp: Timestamp,
 }
 
-impl From<TokenGranted> for cluster::Token {
+impl From<TokenGranted> for Token {
     fn from(TokenGranted { status }: TokenGranted) -> Self {
         Self { text: status.token, expires: status.expiration_timestamp }
     }
 }
 
-/// What tells whether an object stays.
+/// The metadata of an object, for whether it is being deleted.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct OwnedObject {
-    metadata: OwnerMetadata,
+    metadata: DeletionMetadata,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct OwnerMetadata {
+struct DeletionMetadata {
     deletion_timestamp: Option<IgnoredAny>,
 }
 
 impl OwnedObject {
-    /// Whether it is not being deleted: with `--cascade=foreground` it exists until its pods are gone.
-    pub(super) fn stays(&self) -> bool {
-        self.metadata.deletion_timestamp.is_none()
+    /// Whether it is being deleted: with `--cascade=foreground` it exists until its pods are deleted.
+    pub(super) fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
     }
 }
 
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_that_is_read_arrives() {
+    fn all_fields_of_a_pod_are_converted() {
         let read = pod(json!({
             "kind": "Pod",
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"l": "1"}, "annotations": {"a": "2"}},
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_absent_are_empty() {
+    fn null_and_absent_values_are_empty() {
         let bare = pod(json!({"metadata": {"name": "p"}}));
         let null = pod(json!({
             "metadata": {"name": "p", "namespace": null, "uid": null, "labels": null, "annotations": null},
@@ -376,19 +380,19 @@ mod tests {
     }
 
     #[test]
-    fn of_a_definition_that_is_too_large_only_the_beginning_is_kept() {
+    fn a_definition_that_is_too_large_is_truncated() {
         let read = |config: &str| {
             let object = json!({"metadata": {"name": "d"}, "spec": {"config": config}});
-            cluster::Definition::from(serde_json::from_value::<DefinitionObject>(object).expect("a definition"))
+            Definition::from(serde_json::from_value::<DefinitionObject>(object).expect("a definition"))
         };
-        const LIMIT: usize = cluster::Definition::MAX_CONFIG;
+        const LIMIT: usize = Definition::MAX_CONFIG;
         assert_eq!(read(&"x".repeat(LIMIT)).config.len(), LIMIT);
         assert_eq!(read(&"x".repeat(5 * LIMIT)).config.len(), LIMIT + 1);
         assert_eq!(read(&"\u{1f300}".repeat(LIMIT)).config.len(), LIMIT + 4);
     }
 
     #[test]
-    fn an_object_without_a_name_is_none() {
+    fn an_object_without_a_name_is_an_error() {
         assert!(serde_json::from_value::<PodObject>(json!({"kind": "Status", "metadata": {}, "code": 200})).is_err());
         assert!(serde_json::from_value::<NamespaceObject>(json!({"metadata": {}})).is_err());
     }

@@ -1,8 +1,7 @@
-//! What a plugin's exit and stdout mean (SPEC.md, "Success" and "Error").
-//!
-//! What a plugin printed, as a result in the version of the configuration.
+//! Parses the exit status and stdout of a plugin (SPEC.md, "Success" and "Error"), and converts its result to
+//! the version of the network's configuration.
 
-use super::process::{ChildExit, said};
+use super::process::{ChildExit, stderr_note};
 use crate::cni::result::AddResult;
 use crate::cni::version::ResultShape;
 use crate::cni::{CniCommand, Code, Error};
@@ -10,33 +9,33 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// How much of a text that makes no sense an error quotes, in characters.
-const QUOTED: usize = 200;
-/// The reference library's code for an error that has none of its own (`pkg/types`, `ErrInternal`).
+/// The maximum number of characters that an error quotes of invalid output.
+const MAX_QUOTED_CHARS: usize = 200;
+/// The reference library's code for an error without a code of its own (`pkg/types`, `ErrInternal`).
 const UNSPECIFIC: u32 = 999;
 
-/// The result on stdout, where the call has one; `None` where there is nothing on it.
+/// Returns the result on stdout: for ADD only, and `None` if stdout is empty.
 ///
 /// # Errors
-/// The plugin's own, with its code, message and details. [`Code::Delegate`] where it has no code of
-/// its own, said nothing, nothing that makes sense, or was ended by a signal.
-pub(super) fn of(program: &Path, command: CniCommand, ended: &ChildExit) -> Result<Option<Value>, Error> {
-    if !ended.status.success() {
-        return Err(failure(program, ended));
+/// The plugin's own error with its code, message and details. [`Code::Delegate`] if the plugin has no error
+/// code, prints nothing or invalid output, or is killed by a signal.
+pub(super) fn parse(program: &Path, command: CniCommand, exit: &ChildExit) -> Result<Option<Value>, Error> {
+    if !exit.status.success() {
+        return Err(failure(program, exit));
     }
-    let has_result = command == CniCommand::Add && !ended.stdout.trim_ascii().is_empty();
+    let has_result = command == CniCommand::Add && !exit.stdout.trim_ascii().is_empty();
     if !has_result {
         return Ok(None);
     }
-    serde_json::from_slice(&ended.stdout).map(Some).map_err(|error| {
-        let program = program.display();
-        let printed = quoted(&ended.stdout);
-        Error::new(Code::Delegate, format!("{program}: what it printed is not JSON ({error}): {printed}"))
+    serde_json::from_slice(&exit.stdout).map(Some).map_err(|error| {
+        let (program, output) = (program.display(), quoted(&exit.stdout));
+        let msg = format!("{program}: invalid result on stdout: expected JSON, got {output}: {error}");
+        Error::new(Code::Delegate, msg)
     })
 }
 
-/// A plugin's error object. The reference library has no default for the code; a plugin in shell
-/// may well forget it.
+/// A plugin's error object. The code is optional because plugins written in shell often omit it; the reference
+/// library has no default for it.
 #[derive(Deserialize)]
 struct PluginError {
     #[serde(default)]
@@ -46,46 +45,46 @@ struct PluginError {
     details: String,
 }
 
-fn failure(program: &Path, ended: &ChildExit) -> Error {
-    // A plugin whose work was refused afterwards has printed a result before (`pkg/skel`, the
-    // check of namespaces): the last object counts.
-    let objects = serde_json::Deserializer::from_slice(&ended.stdout).into_iter::<Value>();
+fn failure(program: &Path, exit: &ChildExit) -> Error {
+    // The last object counts: `pkg/skel` checks the plugin's namespace after the plugin has printed its result.
+    let objects = serde_json::Deserializer::from_slice(&exit.stdout).into_iter::<Value>();
     let last = objects.map_while(Result::ok).last();
-    if let Some(answer) = last.and_then(|object| serde_json::from_value::<PluginError>(object).ok()) {
-        let error = Error::new(Code::Delegate, answer.msg).with_details(answer.details);
-        return if [0, UNSPECIFIC].contains(&answer.code) { error } else { error.answered_with(answer.code) };
+    if let Some(reported) = last.and_then(|object| serde_json::from_value::<PluginError>(object).ok()) {
+        let error = Error::new(Code::Delegate, reported.msg).with_details(reported.details);
+        return if [0, UNSPECIFIC].contains(&reported.code) { error } else { error.answered_with(reported.code) };
     }
-    let what = if ended.stdout.trim_ascii().is_empty() {
-        "without a message".to_owned()
-    } else {
-        format!("and what it printed is no CNI error: {}", quoted(&ended.stdout))
-    };
-    let msg = format!("{}: it failed ({}) {what}{}", program.display(), ended.status, said(&ended.last_words));
+    let got = if exit.stdout.trim_ascii().is_empty() { "nothing".to_owned() } else { quoted(&exit.stdout) };
+    let msg = format!(
+        "{}: plugin failed ({}): expected a CNI error object on stdout, got {got}{}",
+        program.display(),
+        exit.status,
+        stderr_note(&exit.stderr_tail)
+    );
     Error::new(Code::Delegate, msg)
 }
 
 fn quoted(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    let beginning: String = text.chars().take(QUOTED).collect();
-    if beginning.len() < text.len() { format!("{beginning:?}…") } else { format!("{beginning:?}") }
+    let start: String = text.chars().take(MAX_QUOTED_CHARS).collect();
+    if start.len() < text.len() { format!("{start:?}…") } else { format!("{start:?}") }
 }
 
-/// The result in the configuration's version. One without a version is in the configuration's,
-/// `null` is an empty one (reference library, `pkg/invoke/exec.go`). Where only the label differs,
-/// everything in it stays as it is; a result of another shape is converted.
+/// Converts a result to `cni_version`. As in the reference library (`pkg/invoke/exec.go`), a result without a
+/// version has the configuration's version, and `null` is an empty result. A result of the same shape keeps all
+/// its keys; only `cniVersion` changes.
 ///
 /// # Errors
-/// [`Code::Delegate`]: it can't be understood, or has no place for what is in it in that version.
-pub(super) fn accept(answer: Value, cni_version: &str) -> Result<Value, Error> {
-    let answer = if answer.is_null() { Value::Object(Map::new()) } else { answer };
-    let wrong = |error: Error| Error { code: Code::Delegate, ..error };
-    let understood = AddResult::read(&answer, cni_version).map_err(wrong)?;
-    match answer {
+/// [`Code::Delegate`]: the result is invalid, or `cni_version` can't express it.
+pub(super) fn convert(result: Value, cni_version: &str) -> Result<Value, Error> {
+    let result = if result.is_null() { Value::Object(Map::new()) } else { result };
+    let invalid = |error: Error| Error { code: Code::Delegate, ..error };
+    let parsed = AddResult::read(&result, cni_version).map_err(invalid)?;
+    match result {
         Value::Object(mut same) if has_shape(&same, cni_version) => {
             same.insert("cniVersion".to_owned(), cni_version.into());
             Ok(Value::Object(same))
         }
-        _ => understood.to_json(cni_version).map_err(wrong),
+        _ => parsed.to_json(cni_version).map_err(invalid),
     }
 }
 
@@ -101,32 +100,32 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
-    /// `status` is wait(2)'s: the exit code in the second byte, a signal in the first.
-    fn answer(command: CniCommand, status: i32, stdout: &str, stderr: &str) -> Result<Option<Value>, Error> {
+    /// Parses with `status` as wait(2) encodes it: the exit code in the second byte, a signal in the first.
+    fn parsed(command: CniCommand, status: i32, stdout: &str, stderr: &str) -> Result<Option<Value>, Error> {
         let status = ExitStatus::from_raw(status);
-        let ended = ChildExit { status, stdout: stdout.into(), last_words: stderr.into() };
-        of(Path::new("/bin/x"), command, &ended)
+        let exit = ChildExit { status, stdout: stdout.into(), stderr_tail: stderr.into() };
+        parse(Path::new("/bin/x"), command, &exit)
     }
 
     fn refused(status: i32, stdout: &str, stderr: &str) -> Error {
-        answer(CniCommand::Add, status, stdout, stderr).expect_err("it failed")
+        parsed(CniCommand::Add, status, stdout, stderr).expect_err("it failed")
     }
 
     #[test]
-    fn a_result_is_adds() {
-        let result = answer(CniCommand::Add, 0, " {\"ips\": []}\n", "");
+    fn only_add_has_a_result() {
+        let result = parsed(CniCommand::Add, 0, " {\"ips\": []}\n", "");
         assert_eq!(result, Ok(Some(json!({"ips": []}))));
-        assert_eq!(answer(CniCommand::Add, 0, " \n", ""), Ok(None));
+        assert_eq!(parsed(CniCommand::Add, 0, " \n", ""), Ok(None));
         for command in [CniCommand::Del, CniCommand::Check, CniCommand::Gc, CniCommand::Status] {
-            assert_eq!(answer(command, 0, "done", ""), Ok(None));
+            assert_eq!(parsed(command, 0, "done", ""), Ok(None));
         }
         let error = refused(0, "done", "");
         assert_eq!(error.code, Code::Delegate);
-        assert!(error.msg.starts_with("/bin/x: what it printed is not JSON") && error.msg.ends_with("\"done\""));
+        assert!(error.msg.starts_with("/bin/x: invalid result on stdout: expected JSON, got \"done\": "), "{error}");
     }
 
     #[test]
-    fn an_error_keeps_code_message_and_details() {
+    fn a_plugin_error_keeps_code_message_and_details() {
         let error = refused(256, r#"{"cniVersion": "1.0.0", "code": 11, "msg": "later", "details": "why"}"#, "noise");
         assert_eq!((error.code, error.number()), (Code::Delegate, 11));
         assert_eq!((error.msg.as_str(), error.details.as_str()), ("later", "why"));
@@ -137,53 +136,57 @@ mod tests {
     }
 
     #[test]
-    fn a_result_before_the_error_is_passed_over() {
+    fn a_result_before_the_error_object_is_ignored() {
         let error = refused(256, "{\"cniVersion\": \"1.0.0\"}\n{\"code\": 8, \"msg\": \"own netns\"}\n", "");
         assert_eq!((error.number(), error.msg.as_str()), (8, "own netns"));
     }
 
     #[test]
-    fn without_an_error_object_it_is_said_what_was_seen() {
+    fn a_failure_without_an_error_object_quotes_status_stdout_and_stderr() {
         let error = refused(3 << 8, "", "no such thing");
-        let wanted = r#"/bin/x: it failed (exit status: 3) without a message (stderr: "no such thing")"#;
+        let wanted = "/bin/x: plugin failed (exit status: 3): expected a CNI error object on stdout, got nothing \
+                      (stderr: \"no such thing\")";
         assert_eq!((error.code, error.msg.as_str()), (Code::Delegate, wanted));
         assert!(refused(9, "", "").msg.contains("signal: 9"));
         for garbage in ["boom", "[]", r#"{"code": 7}"#, r#"{"code": -1, "msg": "m"}"#] {
-            assert!(refused(256, garbage, "").msg.contains("is no CNI error: "), "{garbage}");
+            assert!(
+                refused(256, garbage, "").msg.contains("expected a CNI error object on stdout, got \""),
+                "{garbage}"
+            );
         }
         let long = refused(256, &"ä".repeat(10_000), "");
         assert!(long.msg.ends_with('…') && long.msg.chars().count() < 300, "{long}");
     }
 
     #[test]
-    fn of_the_same_shape_all_stays_but_the_label() {
+    fn a_result_of_the_same_shape_keeps_all_keys_but_the_version() {
         for (answer, wanted) in [
             (json!({"cniVersion": "1.0.0", "own": {"x": 1}}), json!({"cniVersion": "1.1.0", "own": {"x": 1}})),
             (json!({"cniVersion": ""}), json!({"cniVersion": "1.1.0"})),
             (json!({"dns": {}}), json!({"dns": {}, "cniVersion": "1.1.0"})),
             (Value::Null, json!({"cniVersion": "1.1.0"})),
         ] {
-            assert_eq!(accept(answer, "1.1.0"), Ok(wanted));
+            assert_eq!(convert(answer, "1.1.0"), Ok(wanted));
         }
     }
 
     #[test]
-    fn another_shape_is_converted() {
+    fn a_result_of_another_shape_is_converted() {
         let older = json!({"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.0.0.1/8"}], "dns": {}});
         let newer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.1/8"}]});
-        assert_eq!(accept(older.clone(), "1.0.0"), Ok(newer.clone()));
-        assert_eq!(accept(newer, "0.4.0"), Ok(older));
+        assert_eq!(convert(older.clone(), "1.0.0"), Ok(newer.clone()));
+        assert_eq!(convert(newer, "0.4.0"), Ok(older));
     }
 
     #[test]
-    fn what_is_no_result_is_refused() {
+    fn an_invalid_result_is_refused() {
         for answer in [json!({"cniVersion": "9.0.0"}), json!({"cniVersion": 1}), json!([]), json!({"ips": "10.0.0.1"})]
         {
-            let error = accept(answer, "1.1.0").expect_err("refused");
+            let error = convert(answer, "1.1.0").expect_err("refused");
             assert_eq!(error.code, Code::Delegate);
             assert!(error.msg.starts_with("result") && error.msg.contains("is not accepted"), "{error}");
         }
         let without_address = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]});
-        assert_eq!(accept(without_address, "0.2.0").map_err(|error| error.code), Err(Code::Delegate));
+        assert_eq!(convert(without_address, "0.2.0").map_err(|error| error.code), Err(Code::Delegate));
     }
 }

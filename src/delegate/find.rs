@@ -1,26 +1,26 @@
-//! Where the executable of a plugin is, and whether root may run it.
+//! Locates the executable of a plugin and checks that only root can change it.
 
-use super::Call;
+use super::call::Call;
 use crate::cni::{Code, Error};
 use crate::trusted_file;
 use std::path::{Path, PathBuf};
 
-/// The first regular file named `kind` in the directories of `call`. Only trusted users can change it or
-/// the path that leads to it, so that it stays the same file until it runs.
+/// Returns the first regular file named `kind` in the directories of `call`. Only root can change the file or a
+/// directory on its path, so it stays the same file until it runs.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: no such file, `kind` is not a file name (a configuration can't name files
-/// outside of these directories), or another user can change the file or a directory on its path. Such a
-/// file is never skipped in favor of the next directory.
+/// [`Code::InvalidConfig`]: file not found; `kind` is not a file name (a configuration must not reach files outside
+/// of these directories); or another user can change the file or a directory on its path. Such a file is an error:
+/// the next directory is not tried.
 pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
-        let msg = format!("type {kind:?} is not accepted; accepted: the name of an executable in CNI_PATH, without /");
+        let msg = format!("invalid type {kind:?}; expected the name of an executable in CNI_PATH, without /");
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     let refused = |error: trusted_file::FileError| {
         Error::new(Code::InvalidConfig, format!("plugin {kind:?} is not executed: {error}"))
     };
-    // A plugin looks for its IPAM plugin in the same directories, so this one matters even if it has no `kind`.
+    // Checked even if it has no file `kind`: the plugin searches the same directories for its IPAM plugin.
     bin_dir(call).map_err(|error| Error { msg: format!("plugin {kind:?} is not executed: {}", error.msg), ..error })?;
     let mut candidates = call.directories().map(|directory| directory.join(kind));
     let Some(file) = candidates.find(|file| is_file(file)) else {
@@ -35,18 +35,17 @@ pub(super) fn find(kind: &str, call: &Call) -> Result<PathBuf, Error> {
     Ok(file)
 }
 
-/// The directory that the configuration names, if it exists. A missing one is not passed on to plugins:
+/// Returns the directory that the configuration names, if it exists. A missing directory is not passed to plugins:
 /// another user may create it while they run.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: another user can change it or a directory on its path, or it holds the commands of
-/// the system.
+/// [`Code::InvalidConfig`]: another user can change it or a directory on its path, or it contains system commands.
 pub(super) fn bin_dir(call: &Call) -> Result<Option<&Path>, Error> {
     let Some(directory) = call.bin_dir.as_deref() else { return Ok(None) };
     match trusted_file::check(directory) {
-        Ok(resolved) if is_of_system(&resolved) => {
+        Ok(resolved) if has_system_commands(&resolved) => {
             let shown = directory.display();
-            let msg = format!("{shown} holds commands of the system; expected a directory of CNI plugins only");
+            let msg = format!("{shown} contains system commands; expected a directory that contains only CNI plugins");
             Err(Error::new(Code::InvalidConfig, msg))
         }
         Ok(_) => Ok(Some(directory)),
@@ -55,9 +54,9 @@ pub(super) fn bin_dir(call: &Call) -> Result<Option<&Path>, Error> {
     }
 }
 
-/// Whether a directory holds shells and other commands. The author of a configuration must not reach them: a
-/// shell executes the configuration that it gets on stdin.
-fn is_of_system(resolved: &Path) -> bool {
+/// Returns whether a directory contains shells or other system commands. Authors of configurations must not reach
+/// them: a shell would execute the configuration that it gets on stdin.
+fn has_system_commands(resolved: &Path) -> bool {
     const SYSTEM: [&str; 6] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
     const SHELLS: [&str; 3] = ["sh", "bash", "busybox"];
     SYSTEM.iter().any(|system| resolved == Path::new(system))
@@ -75,7 +74,7 @@ mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    /// A directory that goes with the test.
+    /// A directory that is removed after the test.
     struct Root(PathBuf);
 
     impl Root {
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_regular_file_counts() {
+    fn the_first_regular_file_is_used() {
         let root = Root::new("first");
         let path = ["none", "a", "b", "c"].map(|name| root.0.join(name));
         fs::create_dir_all(path[1].join("x")).expect("a directory of that name");
@@ -119,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn a_type_is_a_file_name() {
+    fn a_type_that_is_not_a_file_name_is_refused() {
         for kind in ["", ".", "..", "../sh", "/bin/sh", "a/b", "a\0b"] {
             let error = find(kind, &call(None, &["/".into(), "/bin".into()])).expect_err("refused");
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.contains("is not accepted; accepted: "), "{error}");
+            assert!(error.msg.contains("invalid type "), "{error}");
         }
     }
 
@@ -149,18 +148,18 @@ mod tests {
             chown(changed, Some(Uid::from_raw(0)), None).expect("root");
             fs::set_permissions(changed, Permissions::from_mode(0o755)).expect("changed");
         }
-        // A link is as good as what it leads to.
+        // A symbolic link is judged by its target.
         fs::remove_file(&first).expect("removed");
         symlink(&second, &first).expect("a link");
-        assert_eq!(find("x", &call(None, &path)), Ok(first.clone()), "under the name that it was called by");
+        assert_eq!(find("x", &call(None, &path)), Ok(first.clone()), "the path of the link");
         given(&second);
         let error = find("x", &call(None, &path)).expect_err("refused");
         assert!(error.msg.contains(&format!("{} is owned by UID 12345", second.display())), "{error}");
     }
 
-    /// `sh` with the configuration on stdin would execute what is in it.
+    /// `sh` would execute the configuration on stdin.
     #[test]
-    fn the_configured_directory_has_no_commands_of_the_system() {
+    fn a_configured_directory_with_system_commands_is_refused() {
         let root = Root::new("system");
         let with_a_shell = root.file("tools/busybox");
         let link = root.0.join("link");
@@ -168,20 +167,20 @@ mod tests {
         for directory in [Path::new("/bin"), Path::new("/usr/sbin"), &link, with_a_shell.parent().expect("a directory")]
         {
             let error = find("sh", &call(Some(directory), &[])).expect_err("refused");
-            let wanted = format!("plugin \"sh\" is not executed: {} holds commands of the system", directory.display());
+            let wanted = format!("plugin \"sh\" is not executed: {} contains system commands", directory.display());
             assert!(error.code == Code::InvalidConfig && error.msg.starts_with(&wanted), "{error}");
         }
     }
 
     #[test]
-    fn the_configured_directory_is_trusted_or_missing() {
+    fn the_configured_directory_must_be_trusted_or_missing() {
         let root = Root::new("configured");
         let (own, found) = (root.file("own/other"), root.file("b/x"));
         let (own, path) = (own.parent().expect("a directory"), [root.0.join("b")]);
         assert_eq!(find("x", &call(Some(own), &path)), Ok(found.clone()));
         assert_eq!(bin_dir(&call(Some(own), &path)).expect("trusted"), Some(own));
         chown(own, Some(Uid::from_raw(12345)), None).expect("root");
-        let error = find("x", &call(Some(own), &path)).expect_err("plugins would look there for others");
+        let error = find("x", &call(Some(own), &path)).expect_err("plugins would search it");
         assert!(error.msg.contains(&format!("{} is owned by UID 12345", own.display())), "{error}");
         let missing = root.0.join("missing");
         assert_eq!(find("x", &call(Some(&missing), &path)), Ok(found));

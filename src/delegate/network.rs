@@ -1,34 +1,34 @@
-//! Several plugins one after another: order, previous results, undoing what failed.
+//! A network's plugin list, and the configuration that each plugin gets on stdin (SPEC.md, "Deriving execution
+//! configuration from plugin configuration").
 
-use super::{Call, Runner, answer, call, verb};
-use crate::cni::{Block, CniCommand, Error, ValidAttachment, version};
+use crate::cni::{Block, CniCommand, Error, ValidAttachment, version, wrong_type};
 use crate::networks::RunnableConfiguration;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// One plugin of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugin {
     /// Its `type`.
     pub kind: String,
-    /// Where its configuration stands, for messages: `chain[3]`, `plugins[0]`.
+    /// The path of its configuration in messages, such as `chain[3]` or `plugins[0]`.
     pub path: String,
-    /// Its configuration as written, `type` included.
+    /// Its configuration as written, including `type`.
     pub conf: Map<String, Value>,
 }
 
-/// A network configuration in the specification's sense: a list of plugins under one name.
+/// A network configuration in the sense of the CNI specification: a plugin list with a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetworkConfiguration {
     /// `name`.
     pub name: String,
-    /// `cniVersion`: all its plugins are called in this version. Empty is `0.1.0` (SPEC.md).
+    /// `cniVersion`, the version in which all plugins are called. An empty value means `0.1.0` (SPEC.md).
     pub cni_version: String,
-    /// Its plugins, in the order of ADD.
+    /// The plugins, in the order of ADD.
     pub plugins: Vec<Plugin>,
-    /// What the runtime offers in `runtimeConfig`.
+    /// `runtimeConfig` of the runtime; each plugin gets the keys that its `capabilities` list.
     pub runtime_config: Map<String, Value>,
-    /// What a pod's reference passes in `args.cni` (Multus's `cni-args`); it wins over what a plugin
-    /// has there itself.
+    /// Values for `args.cni` of each plugin, from the pod's network selection (Multus's `cni-args`). They override
+    /// the plugin's own values.
     pub args: Map<String, Value>,
     /// `disableCheck`.
     pub disable_check: bool,
@@ -55,242 +55,186 @@ impl From<&RunnableConfiguration> for NetworkConfiguration {
 }
 
 impl NetworkConfiguration {
-    /// Whether all its plugins can be found, before anything is changed.
-    ///
-    /// # Errors
-    /// The first that can't.
-    pub fn find(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
-        self.plugins.iter().try_for_each(|plugin| runner.find(call, &plugin.kind))
-    }
-
-    /// ADD, in order: each plugin's result is the next one's `prevResult`, and `previous` the
-    /// first one's. The last one's is returned, labelled with the network's version. A plugin that
-    /// prints nothing leaves the result as it is; `None` where there never was one.
-    ///
-    /// # Errors
-    /// The first that failed. Then DEL went to it and, in reverse, to those before it.
-    pub fn add(&self, runner: &dyn Runner, call: &Call, previous: Option<Value>) -> Result<Option<Value>, Error> {
-        let mut latest = previous;
-        for (index, plugin) in self.plugins.iter().enumerate() {
-            let answer = self.attach(runner, call, plugin, latest.as_ref());
-            match answer.and_then(|answer| answer.map(|answer| answer::accept(answer, self.version())).transpose()) {
-                Ok(None) => {}
-                Ok(Some(result)) => latest = Some(result),
-                Err(error) => {
-                    self.undo(runner, call, &self.plugins[..=index], latest.as_ref());
-                    return Err(failed(call, plugin, error));
-                }
-            }
-        }
-        Ok(latest)
-    }
-
-    fn undo(&self, runner: &dyn Runner, call: &Call, plugins: &[Plugin], latest: Option<&Value>) {
-        if let Err(error) = self.detach(runner, &call.with_command(CniCommand::Del), plugins, latest) {
-            tracing::warn!("undoing a failed ADD: {error}");
-        }
-    }
-
-    /// DEL, in reverse, with the result of ADD where the version knows that. All are tried.
-    ///
-    /// # Errors
-    /// The first that failed; the others are in its details.
-    pub fn del(&self, runner: &dyn Runner, call: &Call, result: Option<&Value>) -> Result<(), Error> {
-        self.detach(runner, call, &self.plugins, result)
-    }
-
-    fn detach(
-        &self,
-        runner: &dyn Runner,
-        call: &Call,
-        plugins: &[Plugin],
-        result: Option<&Value>,
-    ) -> Result<(), Error> {
-        // The version that brought CHECK brought the result for DEL (SPEC.md, 0.4.0).
-        let result = result.filter(|_| self.allows(CniCommand::Check));
-        let one = |plugin: &Plugin| self.attach(runner, call, plugin, result).map(drop);
-        Error::all(plugins.iter().rev().map(|plugin| one(plugin).map_err(|error| failed(call, plugin, error))))
-    }
-
-    /// CHECK, in order, with the result of ADD. A network whose version does not know CHECK, or
-    /// that has `disableCheck`, has nothing to be checked.
-    ///
-    /// # Errors
-    /// The first that failed.
-    pub fn check(&self, runner: &dyn Runner, call: &Call, result: Option<&Value>) -> Result<(), Error> {
-        if self.disable_check || !self.allows(CniCommand::Check) {
-            return Ok(());
-        }
-        self.plugins.iter().try_for_each(|plugin| {
-            self.attach(runner, call, plugin, result).map(drop).map_err(|error| failed(call, plugin, error))
-        })
-    }
-
-    /// GC, in order, with the attachments that the runtime still has, where it says so. All are
-    /// tried. A network whose version does not know GC, or that has `disableGC`, has none.
-    ///
-    /// # Errors
-    /// The first that failed; the others are in its details.
-    pub fn gc(&self, runner: &dyn Runner, call: &Call, valid: Option<&[ValidAttachment]>) -> Result<(), Error> {
-        if self.disable_gc || !self.allows(CniCommand::Gc) {
-            return Ok(());
-        }
-        Error::all(self.plugins.iter().map(|plugin| {
-            let conf = call::for_gc(self, plugin, valid);
-            runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
-        }))
-    }
-
-    /// STATUS, in order. A network whose version does not know it is available.
-    ///
-    /// # Errors
-    /// The first that failed.
-    pub fn status(&self, runner: &dyn Runner, call: &Call) -> Result<(), Error> {
-        if !self.allows(CniCommand::Status) {
-            return Ok(());
-        }
-        self.plugins.iter().try_for_each(|plugin| {
-            let conf = call::for_node(self, plugin);
-            runner.run(call, &plugin.kind, &conf).map(drop).map_err(|error| failed(call, plugin, error))
-        })
-    }
-
-    fn attach(
-        &self,
-        runner: &dyn Runner,
-        call: &Call,
-        plugin: &Plugin,
-        previous: Option<&Value>,
-    ) -> Result<Option<Value>, Error> {
-        runner.run(call, &plugin.kind, &call::for_attachment(self, plugin, previous)?)
-    }
-
-    /// The version that its plugins are called in.
+    /// Returns the version in which the plugins are called.
     #[must_use]
     pub fn version(&self) -> &str {
         if self.cni_version.is_empty() { version::UNSTATED } else { &self.cni_version }
     }
 
-    fn allows(&self, command: CniCommand) -> bool {
+    /// Returns whether the network's version has `command`.
+    pub(super) fn allows(&self, command: CniCommand) -> bool {
         version::check(self.version(), command).is_ok()
+    }
+
+    /// Returns the configuration of `plugin` for ADD, DEL and CHECK: its own keys, the network's name and version,
+    /// the previous result, `args`, and the keys of `runtimeConfig` that its `capabilities` list.
+    ///
+    /// # Errors
+    /// `capabilities` is not an object of booleans, or `args` is not an object although the call passes values.
+    pub(super) fn attachment_conf(
+        &self,
+        plugin: &Plugin,
+        previous: Option<&Value>,
+    ) -> Result<Map<String, Value>, Error> {
+        let mut conf = self.node_conf(plugin);
+        if let Some(previous) = previous {
+            conf.insert("prevResult".to_owned(), previous.clone());
+        }
+        let mut runtime_config = Map::new();
+        for capability in capabilities(plugin)? {
+            if let Some(value) = self.runtime_config.get(capability) {
+                runtime_config.insert(capability.to_owned(), value.clone());
+            }
+        }
+        if !runtime_config.is_empty() {
+            conf.insert("runtimeConfig".to_owned(), runtime_config.into());
+        }
+        if !self.args.is_empty() {
+            let args = plugin.conf.get("args").unwrap_or(&Value::Null);
+            let invalid = || invalid(plugin, "args", args, "an object whose cni is an object");
+            let mut args = match args {
+                Value::Null => Map::new(),
+                args => args.as_object().cloned().ok_or_else(invalid)?,
+            };
+            let cni = args.entry("cni").or_insert_with(|| json!({}));
+            cni.as_object_mut().ok_or_else(invalid)?.extend(self.args.clone());
+            conf.insert("args".to_owned(), args.into());
+        }
+        Ok(conf)
+    }
+
+    /// Returns the configuration of `plugin` for STATUS, which concerns no attachment.
+    pub(super) fn node_conf(&self, plugin: &Plugin) -> Map<String, Value> {
+        let mut conf = plugin.conf.clone();
+        // It describes the plugin to the runtime; the plugin must not get it.
+        conf.shift_remove("capabilities");
+        conf.insert("name".to_owned(), self.name.as_str().into());
+        conf.insert("cniVersion".to_owned(), self.cni_version.as_str().into());
+        conf
+    }
+
+    /// Returns the configuration of `plugin` for GC. The list of valid attachments has two keys: the reference
+    /// library used the second one before the specification defined the first (`libcni/api.go`).
+    pub(super) fn gc_conf(&self, plugin: &Plugin, valid: Option<&[ValidAttachment]>) -> Map<String, Value> {
+        let mut conf = self.node_conf(plugin);
+        if let Some(valid) = valid {
+            let list: Value =
+                valid.iter().map(|a| json!({"containerID": a.container_id, "ifname": a.ifname})).collect();
+            conf.insert("cni.dev/valid-attachments".to_owned(), list.clone());
+            conf.insert("cni.dev/attachments".to_owned(), list);
+        }
+        conf
     }
 }
 
-/// The error of a plugin, in the reference library's words (`libcni/api.go`).
-fn failed(call: &Call, plugin: &Plugin, mut error: Error) -> Error {
-    error.msg = format!("plugin type={:?} failed ({}): {}", plugin.kind, verb(call.command), error.msg);
-    error
+fn capabilities(plugin: &Plugin) -> Result<Vec<&str>, Error> {
+    let expected = "true or false, by name";
+    match plugin.conf.get("capabilities") {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Object(named)) => {
+            let mut supported = Vec::new();
+            for (name, value) in named {
+                if value.as_bool().ok_or_else(|| invalid(plugin, &format!("capabilities.{name}"), value, expected))? {
+                    supported.push(name.as_str());
+                }
+            }
+            Ok(supported)
+        }
+        Some(other) => Err(invalid(plugin, "capabilities", other, expected)),
+    }
+}
+
+fn invalid(plugin: &Plugin, key: &str, value: &Value, expected: &str) -> Error {
+    wrong_type(&format!("{}.{key}", plugin.path), value, expected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cni::Code;
-    use serde_json::json;
-    use std::cell::RefCell;
 
-    /// Calls of plugins that were made in this process: the command, the type, and the previous
-    /// result's `from`.
-    #[derive(Default)]
-    struct Made(RefCell<Vec<String>>);
-
-    impl Runner for Made {
-        /// Makes a call. What a plugin of type `a` returns is from `a`; one of type `silent` returns
-        /// nothing, and one of type `ADD`, `DEL`, … fails with that command.
-        fn run(&self, call: &Call, kind: &str, conf: &Map<String, Value>) -> Result<Option<Value>, Error> {
-            let from = conf.get("prevResult").map_or("-", |previous| previous["from"].as_str().unwrap_or("?"));
-            self.0.borrow_mut().push(format!("{} {kind} {from}", call.command));
-            if kind == call.command.to_string() {
-                return Err(Error::new(Code::Delegate, format!("{kind} refused")).answered_with(11));
-            }
-            Ok((call.command == CniCommand::Add && kind != "silent").then(|| json!({"from": kind})))
-        }
-
-        fn find(&self, _: &Call, kind: &str) -> Result<(), Error> {
-            if kind == "none" { Err(Error::new(Code::InvalidConfig, kind)) } else { Ok(()) }
-        }
+    fn plugin(conf: &Value) -> Plugin {
+        Plugin { kind: "x".into(), path: "chain[1]".into(), conf: conf.as_object().expect("an object").clone() }
     }
 
-    fn network(version: &str, kinds: &[&str]) -> NetworkConfiguration {
-        let plugin = |kind: &&str| Plugin { kind: (*kind).into(), path: String::new(), conf: Map::new() };
-        let plugins = kinds.iter().map(plugin).collect();
+    fn network() -> NetworkConfiguration {
+        let runtime_config = json!({"portMappings": [1], "dns": {"servers": []}, "mac": "m"});
         NetworkConfiguration {
             name: "n".into(),
-            cni_version: version.into(),
-            plugins,
+            cni_version: "1.1.0".into(),
+            runtime_config: runtime_config.as_object().expect("an object").clone(),
             ..NetworkConfiguration::default()
         }
     }
 
-    fn call(command: CniCommand) -> Call {
-        Call { netns: "/run/netns/c".into(), ..call::tests::call() }.with_command(command)
-    }
-
-    /// Does something; which calls were made.
-    fn calls<T>(work: impl FnOnce(&dyn Runner) -> T) -> (T, Vec<String>) {
-        let made = Made::default();
-        let answer = work(&made);
-        (answer, made.0.take())
+    #[test]
+    fn a_plugin_gets_the_name_the_version_and_the_previous_result() {
+        let own = plugin(&json!({"type": "x", "name": "other", "cniVersion": "0.1.0", "a": {"b": [1, null]}}));
+        let previous = json!({"cniVersion": "1.1.0", "ips": []});
+        let conf = network().attachment_conf(&own, Some(&previous)).expect("a configuration");
+        let wanted = json!({
+            "type": "x", "name": "n", "cniVersion": "1.1.0", "a": {"b": [1, null]}, "prevResult": previous,
+        });
+        assert_eq!(Value::Object(conf), wanted);
+        let conf = network().attachment_conf(&own, None).expect("a configuration");
+        assert!(!conf.contains_key("prevResult"));
     }
 
     #[test]
-    fn results_go_down_the_list() {
-        let network = network("1.0.0", &["a", "silent", "b"]);
-        let (result, made) = calls(|runner| network.add(runner, &call(CniCommand::Add), None));
-        assert_eq!(made, ["ADD a -", "ADD silent a", "ADD b a"]);
-        assert_eq!(result, Ok(Some(json!({"from": "b", "cniVersion": "1.0.0"}))));
-        let silent = self::network("", &["silent"]);
-        assert_eq!(calls(|runner| silent.add(runner, &call(CniCommand::Add), None)).0, Ok(None));
+    fn runtime_config_has_the_keys_that_capabilities_list() {
+        let able = json!({"type": "x", "capabilities": {"portMappings": true, "mac": false, "ips": true}});
+        let conf = network().attachment_conf(&plugin(&able), None).expect("a configuration");
+        assert_eq!(conf["runtimeConfig"], json!({"portMappings": [1]}));
+        assert!(!conf.contains_key("capabilities"));
+        let unable = json!({"type": "x", "capabilities": {"ips": true}});
+        let conf = network().attachment_conf(&plugin(&unable), None).expect("a configuration");
+        assert!(!conf.contains_key("runtimeConfig"));
     }
 
     #[test]
-    fn a_failed_add_is_undone_from_there_upwards() {
-        let network = network("1.0.0", &["a", "b", "ADD", "c"]);
-        let (result, made) = calls(|runner| network.add(runner, &call(CniCommand::Add), None));
-        assert_eq!(made, ["ADD a -", "ADD b a", "ADD ADD b", "DEL ADD b", "DEL b b", "DEL a b"]);
-        let error = result.expect_err("it failed");
-        assert_eq!((error.number(), error.msg.as_str()), (11, r#"plugin type="ADD" failed (add): ADD refused"#));
+    fn capabilities_that_are_not_booleans_are_refused() {
+        for (wrong, place) in [(json!([]), "chain[1].capabilities: "), (json!({"a": 1}), "chain[1].capabilities.a: ")] {
+            let own = plugin(&json!({"type": "x", "capabilities": wrong}));
+            let error = network().attachment_conf(&own, None).expect_err("refused");
+            assert_eq!(error.code, Code::InvalidConfig);
+            assert!(error.msg.starts_with(place), "{error}");
+        }
     }
 
     #[test]
-    fn del_goes_up_the_list_and_tries_all() {
-        let network = network("0.4.0", &["a", "DEL", "DEL"]);
-        let result = json!({"from": "final"});
-        let (answer, made) = calls(|runner| network.del(runner, &call(CniCommand::Del), Some(&result)));
-        assert_eq!(made, ["DEL DEL final", "DEL DEL final", "DEL a final"]);
-        let error = answer.expect_err("two failed");
-        assert_eq!((error.number(), error.details.as_str()), (11, r#"plugin type="DEL" failed (delete): DEL refused"#));
-        let older = self::network("0.3.1", &["a"]);
-        assert_eq!(calls(|runner| older.del(runner, &call(CniCommand::Del), Some(&result))).1, ["DEL a -"]);
+    fn args_of_the_network_override_those_of_the_plugin() {
+        let args = json!({"a": 1, "b": 2});
+        let network = NetworkConfiguration { args: args.as_object().expect("an object").clone(), ..network() };
+        for (own, wanted) in [
+            (json!({"type": "x"}), json!({"cni": {"a": 1, "b": 2}})),
+            (
+                json!({"args": {"other": 0, "cni": {"b": 9, "c": 3}}}),
+                json!({"other": 0, "cni": {"b": 2, "c": 3, "a": 1}}),
+            ),
+        ] {
+            assert_eq!(network.attachment_conf(&plugin(&own), None).expect("a configuration")["args"], wanted);
+        }
+        for wrong in [json!([]), json!({"cni": 1})] {
+            let error = network.attachment_conf(&plugin(&json!({"args": wrong})), None).expect_err("refused");
+            assert!(error.msg.starts_with("chain[1].args: "), "{error}");
+        }
     }
 
     #[test]
-    fn versions_and_flags_say_what_there_is_to_do() {
-        let check =
-            |network: NetworkConfiguration| calls(|runner| network.check(runner, &call(CniCommand::Check), None)).1;
-        assert_eq!(check(network("0.4.0", &["a"])), ["CHECK a -"]);
-        assert_eq!(check(network("0.3.1", &["a"])), [""; 0]);
-        assert_eq!(check(network("", &["a"])), [""; 0]);
-        assert_eq!(check(NetworkConfiguration { disable_check: true, ..network("1.0.0", &["a"]) }), [""; 0]);
-        let gc = |network: NetworkConfiguration| calls(|runner| network.gc(runner, &call(CniCommand::Gc), None)).1;
-        assert_eq!(gc(network("1.1.0", &["GC", "a"])), ["GC GC -", "GC a -"]);
-        assert_eq!(gc(network("1.0.0", &["a"])), [""; 0]);
-        assert_eq!(gc(NetworkConfiguration { disable_gc: true, ..network("1.1.0", &["a"]) }), [""; 0]);
-        let status =
-            |network: NetworkConfiguration| calls(|runner| network.status(runner, &call(CniCommand::Status))).1;
-        assert_eq!(status(network("1.1.0", &["a", "b"])), ["STATUS a -", "STATUS b -"]);
-        assert_eq!(status(network("1.0.0", &["a"])), [""; 0]);
+    fn gc_has_the_list_under_both_keys_and_no_attachment_keys() {
+        let own = plugin(&json!({"type": "x", "capabilities": {"mac": true}}));
+        let valid = [ValidAttachment { container_id: "c".into(), ifname: "eth0".into() }];
+        let list = json!([{"containerID": "c", "ifname": "eth0"}]);
+        let wanted = json!({
+            "type": "x", "name": "n", "cniVersion": "1.1.0",
+            "cni.dev/valid-attachments": list, "cni.dev/attachments": list,
+        });
+        assert_eq!(Value::Object(network().gc_conf(&own, Some(&valid))), wanted);
+        assert!(!network().gc_conf(&own, None).contains_key("cni.dev/valid-attachments"));
     }
 
     #[test]
-    fn all_are_looked_for() {
-        let found = |kinds: &[&str]| calls(|runner| network("1.0.0", kinds).find(runner, &call(CniCommand::Add))).0;
-        assert_eq!(found(&["a", "b"]), Ok(()));
-        assert_eq!(found(&["a", "none"]).map_err(|error| error.msg), Err("none".to_owned()));
-    }
-
-    #[test]
-    fn a_configuration_becomes_a_network() {
+    fn a_parsed_configuration_becomes_a_network() {
         let text = json!({"cniVersion": "1.0.0", "name": "n", "disableGC": true, "plugins": [{"type": "a"}, {"type": "b", "x": 1}]});
         let configuration = RunnableConfiguration::parse("here", &text.to_string(), None).expect("accepted");
         let network = NetworkConfiguration::from(&configuration);

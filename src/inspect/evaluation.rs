@@ -52,7 +52,7 @@ pub(super) fn hear(subject: &Subject) -> Result<Vec<Evaluation<'_>>, Error> {
         }]);
     };
     let own = |name: &str| networks.networks.iter().any(|network| network.name == name);
-    let asking = networks.asking.iter();
+    let asking = networks.evaluated.iter();
     asking.map(|one| Evaluation::of(subject, own(&one.name).then_some(one.name.as_str()), &one.conf)).collect()
 }
 

@@ -10,7 +10,7 @@ use crate::firewall::native::rule::table_name;
 use crate::firewall::rule::{Family, Rule, Table};
 use crate::firewall::{Counter, Difference, Drift, LiveRule, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
 use crate::netns::{NetNs, own_addresses};
-use crate::plugin::netns_state::{NetnsState, asked};
+use crate::plugin::netns_state::NetnsState;
 use crate::policy::{Interception, Policy};
 use crate::state::Store;
 use serde::Serialize;
@@ -57,7 +57,7 @@ impl LiveRules {
     /// # Errors
     /// It can't be entered, or its rules or what is kept of its attachments can't be read.
     pub fn of(sandbox: &NetNs, store: &Store) -> Result<Self, Error> {
-        let asked = asked(store, sandbox)?;
+        let asked = NetnsState::find(store, sandbox)?;
         sandbox.enter(PATIENCE, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = asked.as_ref().map_or_else(|| Ok(Vec::new()), |asked| asked.fixtures.drift())?;

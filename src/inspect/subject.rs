@@ -2,7 +2,7 @@
 
 use crate::cluster::{self, Cluster, Given, Objects};
 use crate::cni::{Code, Error, NetConf, configuration};
-use crate::plugin::primary::{Preview, together};
+use crate::plugin::primary::{Preview, preview};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -204,7 +204,7 @@ impl Subject {
     /// For a primary plugin, those of an ADD about the pod's networks.
     pub(super) fn of(conf: impl Into<Applied>, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
         let Applied { conf, as_attachment } = conf.into();
-        let networks = conf.primary.as_ref().map(|primary| together(&conf, primary, cluster, &facts.pod));
+        let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
         Ok(Self { networks: networks.transpose()?, conf, as_attachment, facts, template_of: None })
     }
 

@@ -1,15 +1,16 @@
-//! Connections that are older than the rules. NAT decides at a connection's first packet, so that a
-//! connection that the kernel tracked without the rules keeps its way until it closes.
+//! Connections that are older than the rules. NAT decides at the first packet of a connection, so a connection that the
+//! kernel tracked without the rules keeps bypassing the sidecar until it closes.
 //!
-//! Forgetting its entry would not help: the kernel takes the next packet for a new connection's and redirects
-//! it (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (seen with
-//! 6.18). For a query over UDP it does help.
+//! Deleting its conntrack entry would not help: the kernel treats the next packet as a new connection and redirects it
+//! (`nf_conntrack_tcp_loose`), the proxy does not know the connection, and both ends get a reset (observed with 6.18).
+//! It does help for DNS queries over UDP.
 
 use super::desired_policy::writes_ip6;
-use super::reconcile::records;
+use super::open_netns;
+use super::record::ContainerRecords;
 use crate::cni::{Code, Error};
 use crate::firewall::nfnetlink::{Connection, NfSocket};
-use crate::netns::{LockMode, NetNs, OpenConnection, open_connections};
+use crate::netns::{LockMode, OpenConnection, open_connections};
 use crate::policy::{
     DnsCapture, Exclusion, IdRange, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges, Redirect,
     TrafficOwner,
@@ -22,27 +23,25 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// How many connections are compared with the exclusions, and so how many are counted at most.
-const MOST_CONNECTIONS: usize = 1000;
-/// How many DNS flows are forgotten.
-const MOST_FLOWS: usize = 5000;
+/// The maximum number of connections that are compared with the exclusions, and so counted.
+const MAX_CONNECTIONS: usize = 1000;
+/// The maximum number of DNS flows whose conntrack entries are deleted.
+const MAX_DNS_FLOWS: usize = 5000;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const DNS_PORT: u16 = 53;
 
-/// Counts the container's established TCP connections that bypass the sidecar although its policy redirects
-/// them, and has the kernel forget DNS queries over UDP that do, where DNS is captured. Connections that are
-/// exempt because of a GID or an interface count, too: the kernel does not list these.
+/// Counts the container's established TCP connections that bypass the sidecar although its policy redirects them. If
+/// DNS is captured, also deletes the conntrack entries of DNS queries over UDP that bypass it. Connections that are
+/// excluded by GID or by interface are counted too: the kernel does not list these properties.
 ///
 /// # Errors
-/// [`Code::TryAgain`]: another call works in the namespace for longer than `patience`. The namespace is gone, or
-/// its connections can't be listed or are too many.
-pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result<usize, Error> {
-    super::check_own_netns(netns)?;
-    let gone = || Error::new(Code::InvalidNetns, format!("{}: network namespace not found", netns.display()));
-    let (store, sandbox) = (Store::new(ROOT), NetNs::open(netns)?.ok_or_else(gone)?);
-    sandbox.enter_to(LockMode::Change, patience, || {
-        let records = records(&store, container_id, &sandbox)?;
+/// [`Code::TryAgain`]: another call locks the network namespace longer than `timeout`. The network namespace is gone,
+/// or its connections can't be listed or are too many.
+pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<usize, Error> {
+    let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
+    netns.enter_to(LockMode::Change, timeout, || {
+        let records = ContainerRecords::read(&store, container_id, &netns)?;
         let policy = records.policy()?;
         let Some(redirect) = policy.redirect() else { return Ok(0) };
         let dns_captured = redirect.dns != DnsCapture::Off;
@@ -51,26 +50,28 @@ pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result
         let by_ends: HashMap<_, _> = open
             .iter()
             .filter(|open| may_be_redirected(redirect, open))
-            .map(|one| ((one.local, one.remote), one))
+            .map(|open| ((open.local, open.remote), open))
             .collect();
         let find = |c: &Connection| {
             let outbound = by_ends.get(&(c.source, c.destination)).map(|open| (**open, true));
             outbound.or_else(|| by_ends.get(&(c.destination, c.source)).map(|open| (**open, false)))
         };
-        let (connections, flows) = (Cell::new(MOST_CONNECTIONS), Cell::new(MOST_FLOWS));
-        let one_of = |left: &Cell<usize>| left.replace(left.get().saturating_sub(1)) > 0;
-        let is_wanted = |c: &Connection| {
+        let (connections, flows) = (Cell::new(MAX_CONNECTIONS), Cell::new(MAX_DNS_FLOWS));
+        let take_one = |left: &Cell<usize>| left.replace(left.get().saturating_sub(1)) > 0;
+        let is_relevant = |c: &Connection| {
             c.answers == c.destination
                 && match c.protocol {
-                    TCP => find(c).is_some() && one_of(&connections),
-                    UDP => dns_captured && c.destination.port() == DNS_PORT && one_of(&flows),
+                    TCP => find(c).is_some() && take_one(&connections),
+                    UDP => dns_captured && c.destination.port() == DNS_PORT && take_one(&flows),
                     _ => false,
                 }
         };
-        let failed =
-            |error| Error::new(Code::KernelRefused, format!("connection tracking of {}: {error}", netns.display()));
+        let failed = |error| {
+            let msg = format!("reading connection tracking failed: {}: {error}", netns.path().display());
+            Error::new(Code::KernelRefused, msg)
+        };
         let mut socket = NfSocket::open().map_err(failed)?;
-        let tracked = socket.connections(is_wanted).map_err(failed)?;
+        let tracked = socket.connections(is_relevant).map_err(failed)?;
         for query in tracked.iter().filter(|c| c.protocol == UDP) {
             socket.forget(query).map_err(failed)?;
         }
@@ -81,13 +82,13 @@ pub fn bypassing(container_id: &str, netns: &Path, patience: Duration) -> Result
     })
 }
 
-/// Whether a redirection can be about the connection: it is not the proxy's own, and not within the pod.
+/// Returns whether a redirection may apply to the connection: it is not the proxy's own, and not within the pod.
 fn may_be_redirected(redirect: &Redirect, open: &OpenConnection) -> bool {
     let OpenConnection { local, remote, uid } = open;
     !redirect.proxy_uid.contains(uid) && !remote.ip().is_loopback() && local.ip() != remote.ip()
 }
 
-/// Whether the policy redirects such a connection when it begins.
+/// Returns whether the policy redirects such a connection at its first packet.
 fn is_redirected(policy: &Policy, open: &OpenConnection, outbound: bool) -> bool {
     let Some(redirect) = policy.redirect() else { return false };
     let OpenConnection { local, remote, uid } = *open;
@@ -99,19 +100,19 @@ fn is_redirected(policy: &Policy, open: &OpenConnection, outbound: bool) -> bool
             Ports::All => has_port(&redirect.inbound_ports_exclude, local.port()),
             included @ Ports::List(_) => !has_port(included, local.port()),
         };
-        // TPROXY is no NAT: its connections look untouched.
+        // TPROXY uses no NAT: its connections look the same as bypassing ones.
         let is_nat = redirect.inbound_interception_mode == InterceptionMode::Redirect;
         return is_nat && !is_excluded && local.port() != redirect.inbound_tunnel_port;
     }
-    let is_exempt = has_port(&redirect.outbound_ports_exclude, remote.port())
+    let is_excluded = has_port(&redirect.outbound_ports_exclude, remote.port())
         || has_address(&redirect.outbound_ip_ranges_exclude, remote)
         || policy.exclusions.iter().any(|exclusion| exclusion.covers(&exclusion_of(uid, remote)));
     let is_included = has_port(&redirect.outbound_ports_include, remote.port())
         || has_address(&redirect.outbound_ip_ranges_include, remote);
-    is_included && !is_exempt
+    is_included && !is_excluded
 }
 
-/// The narrowest exclusion that exempts a connection to `remote`.
+/// Returns the narrowest exclusion that covers a connection to `remote`.
 fn exclusion_of(uid: u32, remote: SocketAddr) -> Exclusion {
     Exclusion {
         owner: TrafficOwner::Uid(IdRange::one(uid)),
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_rules_exempt_does_not_count() {
+    fn excluded_connections_are_not_counted() {
         let plain = || policy(|_| {});
         let narrow = || {
             policy(|r| {

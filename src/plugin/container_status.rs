@@ -1,11 +1,12 @@
-//! What the node's agent asks of a container that runs: what is kept of it, whether that still holds,
-//! and that it hold again. No runtime's call is behind it, and no configuration is needed.
+//! The view of the node's agent on a running container: its live state, repair from saved state, and removal of saved
+//! state whose network namespace is gone. No call of a runtime and no configuration is involved.
 
 use super::check::differences;
-use super::del::take_away;
+use super::del::remove;
 use super::netns_state::ForeignRedirection;
-use super::reconcile::{Operation, converge, records};
-use super::record::NetnsRecord;
+use super::open_netns;
+use super::reconcile::{Operation, reconcile};
+use super::record::{ContainerRecords, NetnsRecord};
 use crate::cni::{Code, Error};
 use crate::firewall::LiveRuleset;
 use crate::host_path::{HostPath, HostRoot};
@@ -14,43 +15,42 @@ use crate::state::{Attachment, ROOT, Store};
 use std::path::Path;
 use std::time::Duration;
 
-/// What there is of a container in its namespace.
+/// The live state of a container in its network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerStatus {
-    /// The attachments of which something is kept; none where there was no ADD.
+    /// The attachments with saved state; empty without an ADD.
     pub attachments: Vec<Attachment>,
-    /// Whether its traffic is sent to a sidecar, by what the attachments asked for or by another
-    /// tool's rules.
+    /// Whether its traffic is redirected to a sidecar, by rules of its attachments or of another tool.
     pub redirected: bool,
-    /// How the kernel differs from what the attachments ask for, one line each.
+    /// The drift of the kernel from the desired state of the attachments, one line per difference.
     pub drift: Vec<String>,
 }
 
 impl ContainerStatus {
-    /// Whether the kernel redirects it, and exactly as its attachments asked for.
+    /// Returns whether the container is redirected by its own attachments, without drift.
     #[must_use]
     pub fn is_right(&self) -> bool {
         self.redirected && self.drift.is_empty() && !self.attachments.is_empty()
     }
 }
 
-/// Looks at a container, and changes nothing. Waits for another call in its namespace, up to `patience`.
+/// Reads the live state of a container. Waits up to `timeout` for another call in its network namespace.
 ///
 /// # Errors
-/// [`Code::TryAgain`]: that took longer. The namespace is gone, is this process's own or can't be looked at; what is kept can't be
-/// understood.
-pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<ContainerStatus, Error> {
-    let (store, sandbox) = (Store::new(ROOT), open(netns)?);
-    sandbox.enter(patience, || {
-        let records = records(&store, container_id, &sandbox)?;
+/// [`Code::TryAgain`]: timeout. The network namespace is gone, can't be read, or is this process's own; the saved
+/// state is unreadable.
+pub fn container_status(container_id: &str, netns: &Path, timeout: Duration) -> Result<ContainerStatus, Error> {
+    let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
+    netns.enter(timeout, || {
+        let records = ContainerRecords::read(&store, container_id, &netns)?;
         let live = LiveRuleset::now()?;
-        let asked = records.policy()?.redirect().is_some();
-        let foreign = ForeignRedirection::find(&live, &records.known_rules(), asked);
+        let desired = records.policy()?.redirect().is_some();
+        let foreign = ForeignRedirection::find(&live, &records.known_rules(), desired);
         let drift = if records.0.is_empty() { Vec::new() } else { differences(&records, &live)? };
         Ok(ContainerStatus {
-            // Native tables of these names are detour's, with saved state or without.
+            // Native tables with these names belong to detour, even without saved state.
             redirected: foreign.is_some()
-                || (asked && drift.is_empty())
+                || (desired && drift.is_empty())
                 || (records.0.is_empty() && live.redirects_natively()),
             attachments: records.0.into_iter().map(|(attachment, _)| attachment).collect(),
             drift,
@@ -58,71 +58,66 @@ pub fn standing(container_id: &str, netns: &Path, patience: Duration) -> Result<
     })
 }
 
-/// Makes the kernel hold again what the container's attachments asked for when they were added. Nobody
-/// is asked for facts: what was true then counts. Does nothing where there was no ADD.
+/// Restores the rules of the container's attachments from saved state, with the facts of their ADD. Does nothing for
+/// a container without an ADD.
 ///
 /// # Errors
-/// Why it does not hold; then the kernel is as it was.
+/// The rules can't be applied; the kernel's rules are unchanged.
 pub fn restore(container_id: &str, netns: &Path) -> Result<(), Error> {
-    let (store, sandbox) = (Store::new(ROOT), open(netns)?);
-    // What holds for one of them holds for all.
-    match records(&store, container_id, &sandbox)?.0.first() {
-        Some((attachment, _)) => converge(&store, attachment, &sandbox, Operation::Reapply),
+    let (store, netns) = (Store::new(ROOT), open_netns::at(netns)?);
+    // Reconciling one attachment applies the rules of all.
+    match ContainerRecords::read(&store, container_id, &netns)?.0.first() {
+        Some((attachment, _)) => reconcile(&store, attachment, &netns, Operation::Reapply),
         None => Ok(()),
     }
 }
 
-/// Forgets attachments whose namespace is there no more: runtimes make no DEL for what they did not add
-/// themselves, and Multus none that it missed. `root` is where the node's file system is mounted. Gives those that are forgotten.
+/// Removes the saved state of attachments whose network namespace is gone: runtimes make no DEL for attachments that
+/// they did not add themselves, and Multus repeats no DEL that it missed. `root` is the mount point of the node's file
+/// system. Returns the removed attachments.
 ///
 /// # Errors
-/// What is kept can't be read or removed.
+/// The saved state can't be read or removed.
 pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let store = Store::new(ROOT);
-    let mut forgotten = Vec::new();
+    let mut removed = Vec::new();
     for container_id in store.containers()? {
         for attachment in store.of_container(&container_id)? {
             let record = match store.read_part(&attachment) {
-                // It must not keep all others.
+                // A damaged record must not block the others.
                 Err(error) if error.code == Code::State => {
                     tracing::warn!("{error}");
                     None
                 }
                 other => other?,
             };
-            let Some(NetnsRecord { sandbox: Some(id), netns: Some(netns) }) = record else { continue };
-            let gone = if netns.starts_with(root) {
-                NetNs::open(&netns).is_ok_and(|there| there.is_none_or(|there| there.id() != id))
+            let Some(NetnsRecord { netns_id: Some(id), netns_path: Some(path) }) = record else { continue };
+            let is_gone = if path.starts_with(root) {
+                NetNs::open(&path).is_ok_and(|netns| netns.is_none_or(|netns| netns.id() != id))
             } else {
-                is_gone_from_node(root, &netns, id)
+                is_gone_from_node(root, &path, id)
             };
-            if gone {
-                take_away(&store, &attachment, None)?;
-                forgotten.push(attachment);
+            if is_gone {
+                remove(&store, &attachment, None)?;
+                removed.push(attachment);
             }
         }
     }
-    Ok(forgotten)
+    Ok(removed)
 }
 
-/// Whether the runtime's path leads nowhere, or to another namespace. A file that is no namespace says nothing:
-/// without mount propagation, each looks so below `root`.
-fn is_gone_from_node(root: &Path, netns: &Path, id: NetnsId) -> bool {
-    let Some(path) = HostPath::new(netns) else { return false };
+/// Returns whether the runtime's path does not exist on the node, or is another network namespace. A path that exists
+/// but is no namespace proves nothing: without mount propagation, every namespace below `root` looks like that.
+fn is_gone_from_node(root: &Path, path: &Path, id: NetnsId) -> bool {
+    let Some(path) = HostPath::new(path) else { return false };
     let root = HostRoot::new(root);
     let exists = |path: &HostPath| root.reach(path).and_then(|path| path.try_exists()).ok();
     match (exists(&path.parent()), exists(&path)) {
         (Some(true), Some(false)) => true,
         (_, Some(true)) => {
-            let there = root.reach(&path).ok().and_then(|path| NetNs::open(&path).ok().flatten());
-            there.is_some_and(|there| there.id() != id)
+            let netns = root.reach(&path).ok().and_then(|path| NetNs::open(&path).ok().flatten());
+            netns.is_some_and(|netns| netns.id() != id)
         }
         _ => false,
     }
-}
-
-fn open(netns: &Path) -> Result<NetNs, Error> {
-    super::check_own_netns(netns)?;
-    let gone = || Error::new(Code::InvalidNetns, format!("{}: there is no network namespace", netns.display()));
-    NetNs::open(netns)?.ok_or_else(gone)
 }

@@ -1,89 +1,136 @@
-//! DEL: takes away what the attachment's ADD put in, and nothing else. It succeeds with whatever
-//! is left to work on: no namespace, no state, no ADD, twice.
+//! DEL and GC: remove what the ADD of an attachment added, and nothing else. DEL succeeds without a network namespace,
+//! without saved state, without an ADD, and when it is repeated.
 
-use super::reconcile::{Operation, converge};
+use super::reconcile::{Operation, reconcile};
 use super::record::{AttachmentRecord, NetnsRecord, attachment};
-use crate::cni::{Code, Error, NetConf, Request};
+use crate::cni::{Code, Error, NetConf, Request, ValidAttachment};
 use crate::netns::{NetNs, remove_stale_locks};
 use crate::state::{Attachment, ROOT, Store};
 use serde_json::Value;
 
-/// Nothing goes to stdout.
+/// Runs DEL, which has no result.
 ///
 /// # Errors
-/// What is in the kernel could not be taken away and the namespace is still there, or state can't be read
-/// now. Then state is still there for the next DEL.
+/// The network namespace exists, but the rules can't be removed; or the saved state can't be read now. The saved state
+/// remains for the next DEL.
 pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
-    let sandbox = request.netns.as_deref().map(NetNs::open).transpose()?.flatten();
-    take_away(&Store::new(ROOT), &attachment(request, &conf.name), sandbox.as_ref())?;
+    let netns = request.netns.as_deref().map(NetNs::open).transpose()?.flatten();
+    remove(&Store::new(ROOT), &attachment(request, &conf.name), netns.as_ref())?;
     Ok(None)
 }
 
-/// Takes away what the attachment left in the namespace, where that is still there, and forgets
-/// the attachment. State that can't be understood or written is logged; it must not keep a pod from going.
-/// State that can't be read now is an error: the next DEL needs it.
+/// Runs GC, which has no result: a DEL for each attachment of this network that the runtime no longer has. All are
+/// tried even if one fails.
+///
+/// # Errors
+/// The first attachment that could not be removed.
+pub(super) fn run_gc(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error> {
+    // A missing list does not mean that all attachments are stale.
+    let Some(valid) = &conf.valid_attachments else { return Ok(None) };
+    let store = Store::new(ROOT);
+    let as_valid = |attachment: &Attachment| ValidAttachment {
+        container_id: attachment.container_id.clone(),
+        ifname: attachment.ifname.clone(),
+    };
+    let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&as_valid(attachment));
+    let mut failures = Vec::new();
+    for container_id in store.containers()? {
+        let attachments = store.of_container(&container_id).unwrap_or_else(|error| {
+            failures.push(error);
+            Vec::new()
+        });
+        for attachment in attachments.iter().filter(|attachment| is_stale(attachment)) {
+            match recorded_netns(&store, attachment).and_then(|netns| remove(&store, attachment, netns.as_ref())) {
+                Ok(()) => tracing::info!("removed the stale {attachment}"),
+                Err(error) => failures.push(error),
+            }
+        }
+    }
+    failures.iter().for_each(|error| tracing::error!("{error}"));
+    failures.into_iter().next().map_or(Ok(None), Err)
+}
+
+/// Removes the attachment's rules, if the network namespace exists, and its saved state. Damaged or read-only state is
+/// logged: it must not block the deletion of a pod. State that can't be read now is an error, because the next DEL
+/// needs it.
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn take_away(store: &Store, attachment: &Attachment, sandbox: Option<&NetNs>) -> Result<(), Error> {
-    let own = match store.read::<AttachmentRecord>(attachment) {
-        Err(error) if error.code == Code::State => {
-            let understood = store.read_part(attachment).ok().flatten();
-            let understood = understood.and_then(|fields| AttachmentRecord::understood(&fields));
-            let written = understood.map(|record| store.write(attachment, &record).map(|()| record)).transpose();
-            let record = written.unwrap_or_else(|error| {
-                tracing::warn!("{error}");
-                None
-            });
-            if record.is_some() {
-                tracing::warn!("the rules are removed as far as the record is understood: {error}");
-            } else {
-                tracing::warn!("a redirection that it may have made is left in the pod: {error}");
-                forget(store, attachment);
-            }
-            record
-        }
+pub(super) fn remove(store: &Store, attachment: &Attachment, netns: Option<&NetNs>) -> Result<(), Error> {
+    let record = match store.read::<AttachmentRecord>(attachment) {
+        Err(error) if error.code == Code::State => recover_record(store, attachment, &error),
         other => other?,
     };
-    match sandbox {
-        Some(sandbox) if is_of_another(store, attachment, own.as_ref(), sandbox)? => {}
-        Some(sandbox) => match converge(store, attachment, sandbox, Operation::Remove) {
+    match netns {
+        Some(netns) if is_of_another_pod(store, attachment, record.as_ref(), netns)? => {}
+        Some(netns) => match reconcile(store, attachment, netns, Operation::Remove) {
             Err(error) if error.code == Code::State => tracing::warn!("{error}"),
             other => other?,
         },
-        // Each call removes its own, unless it is killed.
+        // Calls remove their own locks, unless they are killed.
         None => remove_stale_locks(),
     }
     forget(store, attachment);
     Ok(())
 }
 
-/// Whether the namespace is not the one of the ADD but, at the same path, that of another pod.
+/// Replaces a damaged record by what is readable of it; removes it if nothing is.
+fn recover_record(store: &Store, attachment: &Attachment, error: &Error) -> Option<AttachmentRecord> {
+    let recovered = store.read_part(attachment).ok().flatten().and_then(|fields| AttachmentRecord::recover(&fields));
+    let written = recovered.map(|record| store.write(attachment, &record).map(|()| record)).transpose();
+    let record = written.unwrap_or_else(|error| {
+        tracing::warn!("{error}");
+        None
+    });
+    if record.is_some() {
+        tracing::warn!("DEL removes the rules that the readable part of a damaged record describes: {error}");
+    } else {
+        tracing::warn!("DEL leaves the rules of an unreadable record in the pod, if there are any: {error}");
+        forget(store, attachment);
+    }
+    record
+}
+
+/// Returns whether the network namespace is that of another pod, which has the path of the deleted one.
 ///
 /// # Errors
-/// State can't be read now.
-fn is_of_another(
+/// The saved state can't be read now.
+fn is_of_another_pod(
     store: &Store,
     attachment: &Attachment,
-    own: Option<&AttachmentRecord>,
-    sandbox: &NetNs,
+    record: Option<&AttachmentRecord>,
+    netns: &NetNs,
 ) -> Result<bool, Error> {
-    if let Some(record) = own {
-        return Ok(record.sandbox.is_some_and(|id| id != sandbox.id()));
+    if let Some(record) = record {
+        return Ok(record.netns_id.is_some_and(|id| id != netns.id()));
     }
     for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
         for other in store.of_container(container_id)? {
-            // What can't be understood is of another pod, and no reason to keep this one.
-            let record = match store.read_part::<NetnsRecord>(&other) {
-                Err(error) if error.code == Code::State => None,
-                other => other?,
-            };
-            if record.is_some_and(|record| record.sandbox == Some(sandbox.id())) {
+            if netns_record(store, &other)?.is_some_and(|record| record.netns_id == Some(netns.id())) {
                 return Ok(true);
             }
         }
     }
     Ok(false)
+}
+
+/// Opens the network namespace of an attachment, if its path still exists.
+///
+/// # Errors
+/// The saved state can't be read now, or the network namespace can't be opened.
+fn recorded_netns(store: &Store, attachment: &Attachment) -> Result<Option<NetNs>, Error> {
+    match netns_record(store, attachment)?.and_then(|record| record.netns_path) {
+        Some(path) => NetNs::open(&path),
+        None => Ok(None),
+    }
+}
+
+/// Reads where the rules of an attachment are; `None` if its record is missing or damaged.
+fn netns_record(store: &Store, attachment: &Attachment) -> Result<Option<NetnsRecord>, Error> {
+    match store.read_part(attachment) {
+        Err(error) if error.code == Code::State => Ok(None),
+        other => other,
+    }
 }
 
 fn forget(store: &Store, attachment: &Attachment) {

@@ -1,7 +1,5 @@
-//! What a call asks for: from the configuration, the caller and the pod's facts to one policy and
-//! the reason for it. `explain` asks the same of a pod that no call was made for.
-//!
-//! What the kernel should hold for a policy.
+//! The desired policy of an attachment, evaluated from its configuration, its arguments and the pod's facts; and the
+//! desired state of the kernel for a policy.
 
 use crate::cni::{Block, Error, NetConf, Request, at_most};
 use crate::firewall::rule::Family;
@@ -16,74 +14,77 @@ use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-/// The policy that a call asks for, and a line that says why.
+/// A group file with more bytes is a mistake: NSS serves directories of many users.
+const MAX_GROUP_FILE: u64 = 4 << 20;
+
+/// The desired policy of an attachment, and a line that explains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DesiredPolicy {
     pub(super) policy: Policy,
     pub(super) why: String,
-    /// What the pod asks for in vain.
+    /// Settings of the pod that have no effect.
     pub(super) ignored: Vec<Ignored>,
 }
 
 impl DesiredPolicy {
-    fn nothing(why: &SkipReason) -> Self {
-        Self { policy: Policy::default(), why: why.to_string(), ignored: Vec::new() }
+    fn skip(reason: &SkipReason) -> Self {
+        Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new() }
     }
 }
 
-/// Facts of a pod, with its namespace where the flag says so.
-pub(super) type FactsOf<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
+/// Fetches the facts of a pod; with those of its namespace if the flag is set.
+pub(super) type FetchFacts<'a> = dyn Fn(&PodRef, bool) -> Result<Facts, Error> + 'a;
 
-/// Finds out, with facts from where the configuration says.
+/// Evaluates the desired policy of a call, with facts from the configured source.
 ///
 /// # Errors
-/// As [`wish_by`].
-pub(super) fn wish(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
+/// As [`evaluate`].
+pub(super) fn desired_policy(request: &Request, conf: &NetConf) -> Result<DesiredPolicy, Error> {
     let pod = request.args.pod.as_ref();
     match cluster::source(&conf.kubernetes) {
-        Some(source) => wish_by(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
-        None => wish_by(pod, conf, None),
+        Some(source) => evaluate(pod, conf, Some(&|pod: &PodRef, with_namespace| source.facts(pod, with_namespace))),
+        None => evaluate(pod, conf, None),
     }
 }
 
-/// Finds out, with facts from `facts`; `None` where there are none to be had. Namespaces that are
-/// excluded and the agent's own pods need none.
+/// Evaluates the desired policy of a pod. `fetch_facts` is `None` without a source of facts. No facts are fetched for
+/// pods that are skipped.
 ///
 /// # Errors
-/// Facts can't be known, or the configuration or the pod asks for something impossible.
-pub(super) fn wish_by(
+/// The facts can't be fetched, or a setting of the configuration or of the pod is invalid.
+pub(super) fn evaluate(
     pod: Option<&PodRef>,
     conf: &NetConf,
-    facts: Option<&FactsOf<'_>>,
+    fetch_facts: Option<&FetchFacts<'_>>,
 ) -> Result<DesiredPolicy, Error> {
-    if let Some(why) = pod.and_then(|pod| skip_reason(conf, pod)) {
-        return Ok(DesiredPolicy::nothing(&why));
+    if let Some(reason) = pod.and_then(|pod| skip_reason(conf, pod)) {
+        return Ok(DesiredPolicy::skip(&reason));
     }
-    match (pod, facts) {
-        (None, Some(_)) => Ok(DesiredPolicy::nothing(&SkipReason::NoPodName)),
+    match (pod, fetch_facts) {
+        (None, Some(_)) => Ok(DesiredPolicy::skip(&SkipReason::NoPodName)),
         (None, None) => {
-            let redirect = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
-            let others: Vec<Block> = conf.chain.iter().filter(|block| !redirect(block)).cloned().collect();
-            run(&others, conf, None)
+            let redirects = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
+            let exclusions: Vec<Block> = conf.chain.iter().filter(|block| !redirects(block)).cloned().collect();
+            run(&exclusions, conf, None)
         }
         (Some(_), None) => run(&conf.chain, conf, None),
-        (Some(pod), Some(facts)) => {
+        (Some(pod), Some(fetch_facts)) => {
             let wants = sub_plugins::wants(&conf.chain);
             if !wants.pod {
-                return Ok(DesiredPolicy::nothing(&SkipReason::NoSubPlugin));
+                return Ok(DesiredPolicy::skip(&SkipReason::NoSubPlugin));
             }
-            run(&conf.chain, conf, Some(&facts(pod, wants.namespace)?))
+            run(&conf.chain, conf, Some(&fetch_facts(pod, wants.namespace)?))
         }
     }
 }
 
-/// Returns whether `pod` is the node agent's, which must start before anything else works.
+/// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
 pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
     skip_reason(conf, pod) == Some(SkipReason::AgentPod)
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {
-    let output = output(blocks, conf, facts).map_err(|error| about(facts, error))?;
+    let output = output(blocks, conf, facts).map_err(|error| with_pod(facts, error))?;
     for note in output.notes {
         match note.severity {
             Severity::Info => tracing::info!("{}", note.text),
@@ -94,18 +95,18 @@ fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<Desire
     Ok(DesiredPolicy { policy: output.policy, why: output.decision.to_string(), ignored })
 }
 
-/// The error with the pod's name, where it has none yet.
-fn about(facts: Option<&Facts>, error: Error) -> Error {
+/// Adds the pod's name to the error, unless the error contains it.
+fn with_pod(facts: Option<&Facts>, error: Error) -> Error {
     match facts.map(|facts| format!("{}/{}", facts.pod.namespace, facts.pod.name)) {
         Some(pod) if !error.msg.contains(&pod) => Error { msg: format!("pod {pod}: {}", error.msg), ..error },
         _ => error,
     }
 }
 
-/// What `blocks` make of a pod under this configuration.
+/// Runs the sub-plugins in `blocks` with the pod's facts, if they are known.
 ///
 /// # Errors
-/// As [`chain::run`].
+/// As [`sub_plugins::run`].
 pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<sub_plugins::ChainOutput, Error> {
     let (runtime, previous) = (conf.runtime_nameservers(), conf.prev_result_nameservers());
     let resolvers = Resolvers { runtime: &runtime, cluster_dns: &conf.kubernetes.cluster_dns, previous: &previous };
@@ -115,12 +116,10 @@ pub fn output(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result
     sub_plugins::run(blocks, &input)
 }
 
-/// A group file is larger only by mistake: directories of many users are served by NSS.
-const LARGEST_GROUPS: u64 = 4 << 20;
-
-/// The GIDs of the host's groups by name (group(5): `name:password:GID:members`); the first of a name counts.
+/// Reads the GIDs of the host's groups by name (group(5): `name:password:GID:members`). The first entry of a name
+/// takes precedence.
 fn host_groups(file: &Path) -> HashMap<String, u32> {
-    let groups = read_text(file, LARGEST_GROUPS).unwrap_or_default();
+    let groups = read_text(file, MAX_GROUP_FILE).unwrap_or_default();
     let group = |line: &str| {
         let mut fields = line.split(':');
         Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
@@ -128,13 +127,13 @@ fn host_groups(file: &Path) -> HashMap<String, u32> {
     groups.lines().rev().filter_map(group).collect()
 }
 
-/// The rules that `policy` needs in a pod that has IPv6 or not. Istio's rules for IPv4 are there
-/// in every pod.
+/// Returns the rules for `policy` in a pod with or without IPv6. The rules for IPv4 are written in every pod, as
+/// Istio does.
 pub(super) fn ruleset(policy: &Policy, ip6: bool) -> Ruleset {
     Ruleset::of(policy, if writes_ip6(policy, ip6) { &Family::ALL } else { &[Family::Ip] })
 }
 
-/// Whether the rules for `policy` are there for IPv6 too, in a pod that has IPv6 or not.
+/// Returns whether the rules for `policy` include IPv6, in a pod with or without IPv6.
 pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
     match policy.redirect().map(|redirect| redirect.ipv6) {
         Some(Ipv6::On) => true,
@@ -143,7 +142,7 @@ pub(super) fn writes_ip6(policy: &Policy, ip6: bool) -> bool {
     }
 }
 
-/// What the rules for `policy` need of the namespace besides themselves.
+/// Returns the routes, policy rules and addresses that the rules for `policy` need.
 pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
     let Some(redirect) = policy.redirect() else { return Fixtures::default() };
     let ip6 = writes_ip6(policy, ip6);
@@ -153,11 +152,11 @@ pub(super) fn fixtures(policy: &Policy, ip6: bool) -> Fixtures {
     Fixtures { proxy_loopback: ip6, routing }
 }
 
-/// What the rules of detour's native tables needed besides themselves, if no record tells: the routing of the mark
-/// that they give to packets. Without a policy rule for it, the routing table is the default one.
+/// Returns the fixtures of detour's native tables without saved state: the routing of the mark that these rules set.
+/// If no policy rule has this mark, the default routing table is assumed.
 ///
 /// # Errors
-/// The kernel does not list the policy rules.
+/// The kernel's policy rules can't be read.
 pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error> {
     let mut routing = BTreeSet::new();
     if let Some(mark) = live.native_tproxy_mark() {
@@ -169,12 +168,12 @@ pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error>
     Ok(Fixtures { proxy_loopback: live.redirects_natively(), routing })
 }
 
-/// Refuses a policy that needs too many rules. Only an ADD does: what is there can always be repaired and
+/// Refuses a policy with too many rules. Only an ADD calls it, so that existing rules can always be repaired and
 /// removed.
 ///
 /// # Errors
 /// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
 pub(super) fn check_rules(policy: &Policy, place: &str) -> Result<(), Error> {
-    let what = format!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
-    at_most(MOST_RULES, "rules", &what, most_rules(policy))
+    let place = format!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
+    at_most(MOST_RULES, "rules", &place, most_rules(policy))
 }

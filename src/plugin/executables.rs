@@ -1,5 +1,5 @@
-//! The executables in a chain: they run for every pod, after what this plugin does itself, and are
-//! undone before it.
+//! The executables in a sub-plugin chain. They run for every pod after this plugin's own work, and are undone before
+//! it.
 
 use crate::cni::{Block, Code, Error, NetConf, Request};
 use crate::delegate::{Call, Executables, NetworkConfiguration, Plugin};
@@ -13,7 +13,8 @@ pub(super) struct ChainExecutables {
 }
 
 impl ChainExecutables {
-    pub(super) fn of(request: &Request, conf: &NetConf) -> Self {
+    /// Returns the executables in the chain of `conf`.
+    pub(super) fn new(request: &Request, conf: &NetConf) -> Self {
         let plugin = |(kind, block): (&str, &Block)| Plugin {
             kind: kind.to_owned(),
             path: block.path.clone(),
@@ -27,49 +28,56 @@ impl ChainExecutables {
             args: conf.args.clone(),
             ..NetworkConfiguration::default()
         };
-        Self { network, call: Call::handed_on(request, conf) }
+        Self { network, call: Call::forward(request, conf) }
     }
 
-    /// Whether all can be found, before anything is changed for an ADD.
+    /// Checks that all can be run, before an ADD changes anything.
     ///
     /// # Errors
-    /// Which can't.
+    /// The first executable that is missing or not trusted.
     pub(super) fn find(&self) -> Result<(), Error> {
         self.network.find(&Executables, &self.call)
     }
 
-    /// The result of the last one, or `result` where none has one.
+    /// Runs ADD. Returns the last result, or `result` if no executable prints one.
     ///
     /// # Errors
-    /// The first that failed; it and those before it are undone.
+    /// The first executable that fails; it and those before it are undone.
     pub(super) fn add(&self, conf: &NetConf, result: Option<Value>) -> Result<Option<Value>, Error> {
         let previous = result.clone().filter(|_| conf.prev_result.is_some());
         Ok(self.network.add(&Executables, &self.call, previous)?.or(result))
     }
 
+    /// Runs DEL for all, even if one fails.
+    ///
     /// # Errors
-    /// The first that failed; all are tried.
+    /// The executables that failed.
     pub(super) fn del(&self, conf: &NetConf) -> Result<(), Error> {
         self.network.del(&Executables, &self.call, conf.prev_result.as_ref())
     }
 
+    /// Runs CHECK.
+    ///
     /// # Errors
-    /// The first that failed.
+    /// The first executable that fails.
     pub(super) fn check(&self, conf: &NetConf) -> Result<(), Error> {
         self.network.check(&Executables, &self.call, conf.prev_result.as_ref())
     }
 
+    /// Runs GC for all, even if one fails.
+    ///
     /// # Errors
-    /// The first that failed; all are tried.
+    /// The executables that failed.
     pub(super) fn gc(&self, conf: &NetConf) -> Result<(), Error> {
         self.network.gc(&Executables, &self.call, conf.valid_attachments.as_deref())
     }
 
+    /// Runs STATUS.
+    ///
     /// # Errors
-    /// The first that failed; [`Code::NotAvailable`] where it has no code of its own or is not
-    /// there at all.
+    /// The first executable that fails or is missing; [`Code::NotAvailable`] unless it has its own code.
     pub(super) fn status(&self) -> Result<(), Error> {
-        let answer = self.find().and_then(|()| self.network.status(&Executables, &self.call));
-        answer.map_err(|error| Error { code: Code::NotAvailable, ..error })
+        let outcome = self.find().and_then(|()| self.network.status(&Executables, &self.call));
+        outcome.map_err(|error| Error { code: Code::NotAvailable, ..error })
     }
 }

@@ -1,63 +1,49 @@
-//! What all attachments in one network namespace ask for, found by the namespace alone.
-//!
-//! In which dialect a pod's rules are written: what is there already, and who redirects, count
-//! before what is merely preferred. A pod never has rules of ours in both.
-//!
-//! Other tools' redirections of a pod, and what they mean for a policy.
+//! The desired state of a network namespace, and the foreign redirections and rule formats that constrain it.
 
 use super::desired_policy::{fixtures, ruleset};
-use super::reconcile::records;
 use super::record::{AttachmentRecord, ContainerRecords};
-use crate::cni;
-use crate::cni::{Code, Error};
+use crate::cni::{Code, Error, RuleFormatSetting};
 use crate::firewall::rule::{Family, Table};
 use crate::firewall::{LiveChain, LiveRuleset, RuleFormat, Ruleset, legacy_tables};
 use crate::netns::{Fixtures, NetNs};
 use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, Store};
 
-/// What is kept of a namespace's attachments, together.
+/// The desired state of a network namespace, from the saved state of its attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetnsState {
-    /// Who asks.
+    /// The attachments in this network namespace.
     pub attachments: Vec<Attachment>,
-    /// What they ask for together.
+    /// The union of their policies.
     pub policy: Policy,
-    /// The rules that the namespace should hold.
+    /// The desired rules.
     pub rules: Ruleset,
-    /// How they are written.
+    /// The format of the rules.
     pub dialect: RuleFormat,
-    /// What the rules need of the namespace besides themselves.
+    /// The routes, policy rules and addresses that the rules need.
     pub fixtures: Fixtures,
 }
 
-/// Looks through all containers for the attachments whose rules are in `sandbox`; `None` where
-/// nobody has asked for anything there.
-///
-/// # Errors
-/// State can't be read, or the attachments contradict each other.
-pub fn asked(store: &Store, sandbox: &NetNs) -> Result<Option<NetnsState>, Error> {
-    let mut found = Vec::new();
-    for container in store.containers()? {
-        let mut records = records(store, &container, sandbox)?;
-        records.0.retain(|(_, record)| record.sandbox == Some(sandbox.id()));
-        if !records.0.is_empty() {
-            found.push(records);
-        }
-    }
-    // The kernel gives a namespace's number to a later one, and a pod that got no DEL leaves what it had.
-    let current = found.iter().position(|records| records.0.iter().any(|(_, record)| leads_to(record, sandbox)));
-    found.into_iter().nth(current.unwrap_or_default()).map(NetnsState::of).transpose()
-}
-
-/// Whether the path of the ADD still leads there. In the agent's container none may lead anywhere.
-fn leads_to(record: &AttachmentRecord, sandbox: &NetNs) -> bool {
-    let there = record.netns.as_deref().and_then(|path| NetNs::open(path).ok().flatten());
-    there.is_some_and(|there| there.id() == sandbox.id())
-}
-
 impl NetnsState {
-    fn of(records: ContainerRecords) -> Result<Self, Error> {
+    /// Finds the attachments whose rules are in `netns` among all containers; `None` if there are none.
+    ///
+    /// # Errors
+    /// The saved state can't be read, or the attachments contradict each other.
+    pub fn find(store: &Store, netns: &NetNs) -> Result<Option<Self>, Error> {
+        let mut found = Vec::new();
+        for container in store.containers()? {
+            let mut records = ContainerRecords::read(store, &container, netns)?;
+            records.0.retain(|(_, record)| record.netns_id == Some(netns.id()));
+            if !records.0.is_empty() {
+                found.push(records);
+            }
+        }
+        // The kernel reuses the inode number of a namespace, and a pod without DEL leaves its records.
+        let current = found.iter().position(|records| records.0.iter().any(|(_, record)| leads_to(record, netns)));
+        found.into_iter().nth(current.unwrap_or_default()).map(Self::new).transpose()
+    }
+
+    fn new(records: ContainerRecords) -> Result<Self, Error> {
         let policy = records.policy()?;
         let (rules, fixtures) = (ruleset(&policy, records.ip6()), fixtures(&policy, records.ip6()));
         let dialect = records.dialect().unwrap_or_default();
@@ -66,76 +52,81 @@ impl NetnsState {
     }
 }
 
-/// What is known of a pod when its dialect is chosen.
+/// Returns whether the path in the record leads to `netns`. In the agent's container, such paths may lead nowhere.
+fn leads_to(record: &AttachmentRecord, netns: &NetNs) -> bool {
+    let found = record.netns_path.as_deref().and_then(|path| NetNs::open(path).ok().flatten());
+    found.is_some_and(|found| found.id() == netns.id())
+}
+
+/// The facts about a pod that constrain its rule format. A pod never has rules of detour in both formats.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct FormatFacts {
-    /// The dialect of what the kernel holds of ours, or other attachments on the container have.
+    /// The format of detour's rules in the kernel, or of the container's other attachments.
     pub(super) in_use: Option<RuleFormat>,
-    /// The dialect that this attachment had before.
-    pub(super) before: Option<RuleFormat>,
-    /// Who else redirects the pod.
+    /// The saved format of this attachment.
+    pub(super) saved: Option<RuleFormat>,
+    /// Another tool's redirection of the pod.
     pub(super) foreign: Option<ForeignRedirection>,
 }
 
-/// Chooses.
+/// Chooses the rule format: existing rules and foreign redirections take precedence over preferences.
 ///
 /// # Errors
-/// The configuration demands a dialect that does not go with what is there.
-pub(super) fn choose(asked: cni::RuleFormatSetting, known: FormatFacts) -> Result<RuleFormat, Error> {
-    let wanted = match asked {
-        cni::RuleFormatSetting::Auto => None,
-        cni::RuleFormatSetting::Iptables => Some(RuleFormat::Iptables),
-        cni::RuleFormatSetting::Nftables => Some(RuleFormat::Nftables),
+/// The setting conflicts with existing rules or with a foreign redirection.
+pub(super) fn choose_format(setting: RuleFormatSetting, facts: FormatFacts) -> Result<RuleFormat, Error> {
+    let requested = match setting {
+        RuleFormatSetting::Auto => None,
+        RuleFormatSetting::Iptables => Some(RuleFormat::Iptables),
+        RuleFormatSetting::Nftables => Some(RuleFormat::Nftables),
     };
-    let out_of_reach = known.foreign.is_some_and(|foreign| !foreign.in_iptables);
-    match (wanted, known.in_use) {
-        (Some(wanted), Some(used)) if wanted != used => {
+    let needs_nftables = facts.foreign.is_some_and(|foreign| !foreign.in_iptables);
+    match (requested, facts.in_use) {
+        (Some(requested), Some(used)) if requested != used => {
+            let (used, requested) = (used.name(), requested.name());
             let msg = format!(
-                "dialect: the pod's rules are written as {} already and can't be as {} too; delete the pod, or write auto",
-                used.name(),
-                wanted.name()
+                "dialect: expected auto or {used}, got {requested}: the pod has rules in {used} format already; set \
+                 auto, or delete the pod"
             );
             Err(Error::new(Code::InvalidConfig, msg))
         }
         (_, Some(used)) => Ok(used),
-        (Some(RuleFormat::Iptables), None) if out_of_reach => {
-            let msg = "dialect: another tool redirects the pod by rules of nftables or of iptables-legacy, which no rule \
-                       of iptables-nft can exempt anything from; accepted: auto, nftables";
+        (Some(RuleFormat::Iptables), None) if needs_nftables => {
+            let msg = "dialect: expected auto or nftables, got iptables: another tool redirects the pod with rules of \
+                       nftables or iptables-legacy, from which rules of iptables-nft can't exclude traffic";
             Err(Error::new(Code::ForeignRules, msg))
         }
-        (Some(wanted), None) => Ok(wanted),
-        (None, None) if out_of_reach => Ok(RuleFormat::Nftables),
-        (None, None) => Ok(known.before.unwrap_or_default()),
+        (Some(requested), None) => Ok(requested),
+        (None, None) if needs_nftables => Ok(RuleFormat::Nftables),
+        (None, None) => Ok(facts.saved.unwrap_or_default()),
     }
 }
 
-/// A redirection that is somebody else's.
+/// Another tool's redirection of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignRedirection {
-    /// Whether it is in the tables of iptables-nft, where what is exempt can be accepted before it.
-    /// A verdict there does not stop other tables.
+    /// Whether it is in the tables of iptables-nft, where an exclusion can accept traffic before it. An accept verdict
+    /// has no effect on redirections in other tables.
     pub(super) in_iptables: bool,
     /// Whether it captures DNS.
     pub(super) captures_dns: bool,
 }
 
 impl ForeignRedirection {
-    /// Finds one whose rules are not among those `known` as ours. `redirected` says that the pod is
-    /// redirected by us, so that nobody else need be.
+    /// Finds a redirection that is not among the `known` rules of detour. If detour redirects the pod (`redirected`),
+    /// tables of iptables-legacy are not assumed to redirect it.
     pub(super) fn find(live: &LiveRuleset, known: &Ruleset, redirected: bool) -> Option<Self> {
         let native = live.native_istio.map(|istio| Self { in_iptables: false, captures_dns: istio.captures_dns });
         let other = native.or_else(|| Self::in_iptables(live, known));
         if redirected { other } else { other.or_else(Self::in_legacy) }
     }
 
-    /// Says that another redirection may apply too, in a pod that is redirected by us. To be asked in the
-    /// namespace.
-    pub(super) fn remark_legacy() {
+    /// Warns about tables of iptables-legacy in a pod that detour redirects. Call it in the network namespace.
+    pub(super) fn log_legacy() {
         let tables = legacy_tables();
         if !tables.is_empty() {
             let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let all = all.join(", ");
-            tracing::warn!("tables of iptables-legacy ({all}) are in the pod too; both theirs and these rules apply");
+            tracing::warn!("the pod has tables of iptables-legacy too ({all}): their rules apply in addition to these");
         }
     }
 
@@ -148,19 +139,21 @@ impl ForeignRedirection {
         Some(Self { in_iptables: true, captures_dns })
     }
 
-    /// Rules of the older iptables (`iptables-legacy`) are no part of nf_tables. What they are can't
-    /// be read without iptables; that the pod is redirected by them shows in there being no other
-    /// rules that do, and that DNS is captured in there being a table for its zones.
+    /// Infers a redirection from the tables of `iptables-legacy`, whose rules are not part of nf_tables and can't be
+    /// read without iptables: a nat table redirects, because no other rules do; a raw table captures DNS, because it
+    /// exists for the zones of DNS.
     fn in_legacy() -> Option<Self> {
         let tables = legacy_tables();
         let has = |table: Table| tables.iter().any(|(_, name)| name == table.name());
         has(Table::Nat).then(|| Self { in_iptables: false, captures_dns: has(Table::Raw) })
     }
 
-    /// The policy beside it: it stays, so that only the exclusions are ours.
-    pub(super) fn beside(self, mut policy: Policy) -> Policy {
+    /// Returns the policy without its redirection: the foreign one remains, and only exclusions are added.
+    pub(super) fn adapt(self, mut policy: Policy) -> Policy {
         if policy.redirect().is_some() {
-            tracing::warn!("another tool's redirection is in the pod already and stays; only exclusions are added");
+            tracing::warn!(
+                "another tool redirects the pod already: its redirection is kept, and only exclusions are added"
+            );
             policy.interception = Interception::Unsaid;
         }
         policy.dns_captured_elsewhere = Some(self.captures_dns);
@@ -171,10 +164,10 @@ impl ForeignRedirection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cni::RuleFormatSetting::{Auto, Iptables, Nftables};
+    use crate::cni::RuleFormatSetting::{Auto, Iptables, Nftables};
 
     #[test]
-    fn what_is_there_decides_before_what_is_preferred() {
+    fn existing_rules_take_precedence_over_preferences() {
         let nothing = FormatFacts::default();
         let used = |dialect| FormatFacts { in_use: Some(dialect), ..nothing };
         let by = |in_iptables| FormatFacts {
@@ -186,8 +179,8 @@ mod tests {
             (Iptables, nothing, Some(RuleFormat::Iptables)),
             (Nftables, nothing, Some(RuleFormat::Nftables)),
             (Auto, used(RuleFormat::Nftables), Some(RuleFormat::Nftables)),
-            (Auto, FormatFacts { before: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Nftables)),
-            (Iptables, FormatFacts { before: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Iptables)),
+            (Auto, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Nftables)),
+            (Iptables, FormatFacts { saved: Some(RuleFormat::Nftables), ..nothing }, Some(RuleFormat::Iptables)),
             (Iptables, used(RuleFormat::Nftables), None),
             (Nftables, used(RuleFormat::Iptables), None),
             (Auto, by(true), Some(RuleFormat::Iptables)),
@@ -195,15 +188,15 @@ mod tests {
             (Iptables, by(false), None),
             (Nftables, by(false), Some(RuleFormat::Nftables)),
         ];
-        for (asked, known, expected) in table {
-            assert_eq!(choose(asked, known).ok(), expected, "{asked:?} {known:?}");
+        for (setting, facts, expected) in table {
+            assert_eq!(choose_format(setting, facts).ok(), expected, "{setting:?} {facts:?}");
         }
     }
 
     #[test]
-    fn an_error_names_both_dialects_and_the_way_out() {
-        let known = FormatFacts { in_use: Some(RuleFormat::Nftables), ..FormatFacts::default() };
-        let error = choose(Iptables, known).expect_err("not both");
+    fn a_format_conflict_names_both_formats_and_the_next_step() {
+        let facts = FormatFacts { in_use: Some(RuleFormat::Nftables), ..FormatFacts::default() };
+        let error = choose_format(Iptables, facts).expect_err("not both");
         assert_eq!(error.code, Code::InvalidConfig);
         for word in ["nftables", "iptables", "delete the pod"] {
             assert!(error.msg.contains(word), "{error}");

@@ -1,11 +1,9 @@
-//! The node configuration file: what it states applies to every attachment that a call is for.
-//!
-//! What the node's agent is told of a call, for its log.
+//! The node configuration file, which applies to every attachment; and the report of a call to the node's agent, for
+//! the agent's log.
 
 use super::desired_policy::is_agent;
 use super::status;
-use crate::cluster::agent;
-use crate::cluster::agent::CallReport;
+use crate::cluster::agent::{self, CallReport};
 use crate::cni::{
     CniCommand, Code, Document, Error, NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NetConf, NodeConf, Request,
 };
@@ -17,20 +15,23 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Puts the node's keys into the configuration of a call, in place of the attachment's own. Returns what is
-/// ignored of those, one line each. The runtime's own configuration of a primary plugin stays as it is.
+/// The maximum length of an error in a report, in characters.
+const MAX_REPORTED_ERROR: usize = 4000;
+
+/// Replaces keys in the configuration of a call by the node's. Returns a warning for each ignored key of the
+/// attachment. The runtime's own configuration of a primary plugin is not changed.
 ///
 /// # Errors
-/// The file is wrong or not trusted, or an attachment's configuration would make this the primary plugin.
-/// DEL and GC go on with a warning instead: they must not keep a pod from being deleted. So do STATUS and the
-/// calls for the agent's own pod, because the agent restores the file.
+/// The file is invalid or not trusted, or an attachment's configuration would make this the primary plugin. These are
+/// warnings for DEL and GC, which must not block the deletion of a pod. An invalid file is a warning for STATUS and for
+/// the agent's own pod too, because the agent restores the file.
 pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -> Result<Vec<String>, Error> {
     let is_cleanup = matches!(request.command, CniCommand::Del | CniCommand::Gc);
     let (node, mut warnings) = match read(NODE_CONFIGURATION, Path::new(NODE_CONFIGURATION)) {
         Ok(None) => return Ok(Vec::new()),
         Ok(Some(found)) => found,
         Err(error) if is_cleanup => return Ok(vec![format!("the node's keys are not applied: {}", error.msg)]),
-        Err(error) => return without_the_nodes_keys(request, document, program, error),
+        Err(error) => return apply_without_file(request, document, program, error),
     };
     if document.is_primary() && node.is_attached() {
         match request.command {
@@ -48,29 +49,29 @@ pub(super) fn apply(request: &Request, document: &mut Document, program: &str) -
     Ok(warnings)
 }
 
-/// Lets those calls continue that the agent's own pod depends on, because the agent restores the file; `error` is
-/// why it can't be used. STATUS is for the runtime's own configuration, because no pod is involved. Returns the
-/// warnings.
+/// Lets the calls continue that the agent's own pod depends on, because the agent restores the file. `error` is the
+/// reason why the file can't be used. STATUS concerns the runtime's own configuration, because no pod is involved.
+/// Returns the warnings.
 ///
-/// The configuration of an ADD may be an attachment's, so it can't set any key of the node. What it says of the
-/// agent's pod applies: at worst, its author keeps it from pods that would not have to select it. A primary plugin's
-/// configuration executes programs for every pod, and whether its author is the node's is not known.
+/// The configuration of an ADD may come from an attachment, so it can't set any key of the node. Its description of the
+/// agent's pod applies: at worst, its author excludes pods that need not select it anyway. A primary plugin's
+/// configuration executes programs for every pod, and its author may not be the node's administrator.
 ///
 /// # Errors
 /// `error`, for every other call.
-fn without_the_nodes_keys(
+fn apply_without_file(
     request: &Request,
     document: &mut Document,
     program: &str,
     error: Error,
 ) -> Result<Vec<String>, Error> {
-    let warning = format!("the node's keys are not applied, until the agent restores the file: {}", error.msg);
+    let warning = format!("the node's keys are not applied until the agent restores the file: {}", error.msg);
     let conf = NetConf::understand(document, request.command, program).ok();
-    let of_agent = |conf: &NetConf| request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
+    let is_agents = |conf: &NetConf| request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
     match (request.command, conf) {
         (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),
         (CniCommand::Status, _) => Err(Error { code: Code::NotAvailable, ..error }),
-        (CniCommand::Add | CniCommand::Check, Some(conf)) if !document.is_primary() && of_agent(&conf) => {
+        (CniCommand::Add | CniCommand::Check, Some(conf)) if !document.is_primary() && is_agents(&conf) => {
             let mut warnings = vec![warning];
             warnings.extend(document.govern(&NodeConf::of_agent(&conf, NODE_CONFIGURATION), program));
             Ok(warnings)
@@ -79,13 +80,13 @@ fn without_the_nodes_keys(
     }
 }
 
-/// Reads the node configuration, with its warnings; `None` if there is no such file. `place` names it in
-/// messages, and `path` is where this process finds it.
+/// Reads the node configuration and its warnings; `None` if the file does not exist. `place` is its name in messages,
+/// and `path` its path in this process.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: another user can change it, it can't be read, or it is wrong.
+/// [`Code::InvalidConfig`]: another user can change the file, it can't be read, or it is invalid.
 pub fn read(place: &str, path: &Path) -> Result<Option<(NodeConf, Vec<String>)>, Error> {
-    // On a node without it, nothing else is examined.
+    // Without the file, its directories are not checked either.
     if matches!(fs::symlink_metadata(path), Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
     {
         return Ok(None);
@@ -98,51 +99,48 @@ pub fn read(place: &str, path: &Path) -> Result<Option<(NodeConf, Vec<String>)>,
 
 fn not_primary() -> Error {
     let msg = format!(
-        "clusterNetwork and delegates are for the runtime's own configuration, and {NODE_CONFIGURATION} states that \
+        "clusterNetwork and delegates are for the runtime's own configuration only: {NODE_CONFIGURATION} states that \
          this is not the node's primary plugin; if it is, install with --primary=true (primaryPlugin.enabled)"
     );
     Error::new(Code::InvalidConfig, msg)
 }
 
-/// Tells how a call ended that began at `started`, where the configuration names an agent. It takes
-/// as long as a write, and nothing depends on it.
-pub(super) fn tell<T>(
+/// Reports the outcome of a call, which began at `started`, to the agent that the configuration names. It takes as long
+/// as one write, and the call does not depend on it.
+pub(super) fn report<T>(
     request: &Request,
     conf: &NetConf,
-    answer: &Result<T, Error>,
+    outcome: &Result<T, Error>,
     started: Instant,
-    noticed: &EventCollector,
+    events: &EventCollector,
 ) {
-    // A runtime asks for the status every few seconds.
+    // Runtimes call STATUS every few seconds.
     let Some(socket) = conf.kubernetes.agent_socket.as_ref().filter(|_| request.command != CniCommand::Status) else {
         return;
     };
-    let error = answer.as_ref().err();
-    let called = CallReport {
+    let error = outcome.as_ref().err();
+    let report = CallReport {
         command: request.command.to_string(),
         pod: request.about(),
         container: request.container_id.clone(),
         network: conf.name.clone(),
         ifname: request.ifname.clone(),
         code: error.map(Error::number),
-        error: error.map(|error| error.to_string().chars().take(LONGEST).collect()).unwrap_or_default(),
-        facts: noticed.facts(),
+        error: error.map(|error| error.to_string().chars().take(MAX_REPORTED_ERROR).collect()).unwrap_or_default(),
+        facts: events.facts(),
         wall_us: microseconds(started.elapsed()),
-        cpu_us: microseconds(processor_time()),
-        warnings: noticed.warnings(),
+        cpu_us: microseconds(cpu_time()),
+        warnings: events.warnings(),
     };
-    agent::tell(socket, called);
+    agent::tell(socket, report);
 }
-
-/// So much of an error is told, in characters.
-const LONGEST: usize = 4000;
 
 fn microseconds(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// This process's and that of the executables that it ran.
-fn processor_time() -> Duration {
+/// Returns the CPU time of this process and of the executables that it ran.
+fn cpu_time() -> Duration {
     let used = [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN].into_iter().filter_map(|who| getrusage(who).ok());
     let microseconds = used.map(|used| {
         let (user, system) = (used.user_time(), used.system_time());

@@ -1,106 +1,89 @@
-//! Makes the kernel hold what all attachments on a container ask for together. The intent is
-//! written before the commit, so that whoever comes after a call that was killed knows what may
-//! be in the kernel, and finishes the work.
+//! Reconciles the rules in a pod's network namespace with the desired state of all attachments of the container.
 //!
-//! DEL in a network namespace that holds too much to find the rules of one attachment: what the pod's
-//! processes put there must not keep the pod from being deleted.
+//! The intent is saved before the rules are committed. If the process is killed in between, the next call knows which
+//! rules may be in the kernel and completes or removes them.
 
 use super::desired_policy::{check_rules, fixtures, ruleset, unrecorded_fixtures};
-use super::netns_state::ForeignRedirection;
-use super::netns_state::{FormatFacts, choose};
+use super::netns_state::{ForeignRedirection, FormatFacts, choose_format};
 use super::record::{AttachmentRecord, ContainerRecords};
-use crate::cni::{Code, Error, LIST_ITEMS, at_most};
-use crate::firewall::nfnetlink::NfSocket;
-use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Transaction, nfnetlink};
-use crate::netns::{Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
+use crate::cni::{Code, Error, LIST_ITEMS, RuleFormatSetting, at_most};
+use crate::firewall::nfnetlink::{NfError, NfSocket};
+use crate::firewall::{self, CreatedTables, LiveRuleset, RuleFormat, Transaction};
+use crate::netns::{self, Fixture, Fixtures, LockMode, NetNs, OwnFamilies};
 use crate::policy::{Interception, Policy};
 use crate::state::{Attachment, Store};
-use crate::{cni, firewall, netns};
 use nix::errno::Errno;
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
-/// How long a call waits for another one in the same namespace.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How often the rules are read again because somebody else changed them at the same time.
-const TRIES: usize = 100;
-/// For how long they are: a process with CAP_NET_ADMIN in the pod can change them all the time.
-const DEADLINE: Duration = Duration::from_secs(5);
-/// How often they are read again because the netlink socket failed, and what became of a transaction is
-/// not known.
-const SOCKET_TRIES: usize = 3;
+/// How long a call waits for another call in the same network namespace.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum number of attempts if another process changes the rules concurrently.
+const MAX_ATTEMPTS: usize = 100;
+/// The time limit for these attempts: a process with CAP_NET_ADMIN in the pod can change rules without end.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of netlink socket failures, each of which leaves the outcome of a transaction unknown.
+const MAX_SOCKET_FAILURES: usize = 3;
 
-/// What a call wants of one attachment.
+/// What a call changes in the desired state of one attachment.
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
-    /// This policy, in place of what it asked for before, in this dialect.
-    Apply(Policy, cni::RuleFormatSetting),
-    /// What it asked for when it was added; nothing where it is there no more.
+    /// Replaces its policy, with a setting for the rule format.
+    Apply(Policy, RuleFormatSetting),
+    /// Restores its saved policy; does nothing without one.
     Reapply,
-    /// Nothing any more.
+    /// Removes its policy.
     Remove,
 }
 
-/// Makes the kernel hold what `wish` and all other attachments on the container ask for.
+/// Applies `operation` to the attachment and reconciles the rules with the policies of all attachments of the
+/// container.
 ///
 /// # Errors
-/// The namespace can't be entered, the attachments contradict each other, state can't be kept, or
-/// the kernel refuses; then nothing of this call is in the kernel, or state says what may be.
-pub(super) fn converge(store: &Store, attachment: &Attachment, netns: &NetNs, wish: Operation) -> Result<(), Error> {
-    let access = if matches!(wish, Operation::Remove) { LockMode::CleanUp } else { LockMode::Change };
-    netns.enter_to(access, PATIENCE, || match (Reconciler { store, attachment, netns }.run(wish)) {
-        Err(error) if access == LockMode::CleanUp && error.code == Code::ForeignRules => {
+/// The network namespace can't be entered, the attachments contradict each other, the state can't be saved, or the
+/// kernel refuses the rules. Rules of this call that may be in the kernel are recorded in the saved state.
+pub(super) fn reconcile(
+    store: &Store,
+    attachment: &Attachment,
+    netns: &NetNs,
+    operation: Operation,
+) -> Result<(), Error> {
+    let lock_mode = if operation.is_removal() { LockMode::CleanUp } else { LockMode::Change };
+    netns.enter_to(lock_mode, LOCK_TIMEOUT, || match (Reconciler { store, attachment, netns }.run(operation)) {
+        Err(error) if lock_mode == LockMode::CleanUp && error.code == Code::ForeignRules => {
             abandon(store, attachment, netns, &error)
         }
         other => other,
     })
 }
 
-/// Reads what is kept of the container's attachments; what was left in another namespace is gone
-/// with that.
-pub(super) fn records(store: &Store, container_id: &str, netns: &NetNs) -> Result<ContainerRecords, Error> {
-    let mut records = ContainerRecords::default();
-    for attachment in store.of_container(container_id)? {
-        if let Some(record) = store.read::<AttachmentRecord>(&attachment)?
-            && record.sandbox.is_none_or(|id| id == netns.id())
-        {
-            records.0.push((attachment, record));
-        }
-    }
-    Ok(records)
-}
-
 impl Operation {
-    /// Where secondary networks are not to be captured: neither are those that are there already.
-    fn spare_secondary_networks(&mut self) -> Result<(), Error> {
-        let Self::Apply(Policy { interception: Interception::On(redirect), .. }, _) = self else { return Ok(()) };
-        if !redirect.capture_secondary_networks {
-            let mut known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
-            let there = netns::secondary_interfaces()?;
-            at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", there.len())?;
-            redirect.exclude_interfaces.extend(there.into_iter().filter(|name| known.insert(name.clone())));
-        }
-        Ok(())
+    const fn is_removal(&self) -> bool {
+        matches!(self, Self::Remove)
     }
 
-    const fn dialect(&self) -> cni::RuleFormatSetting {
+    const fn dialect(&self) -> RuleFormatSetting {
         match self {
             Self::Apply(_, dialect) => *dialect,
-            Self::Reapply | Self::Remove => cni::RuleFormatSetting::Auto,
+            Self::Reapply | Self::Remove => RuleFormatSetting::Auto,
         }
     }
 
     fn redirects(&self) -> bool {
         matches!(self, Self::Apply(policy, _) if policy.redirect().is_some())
     }
-}
 
-/// Whether the kernel can't do what the `iptables` dialect needs: it has no nft_compat, or lacks an
-/// extension, or the pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c:
-/// EINVAL). A refused transaction leaves nothing, so that trying is the cheapest way to ask.
-fn is_unable(error: &nfnetlink::NfError) -> bool {
-    let unable = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
-    matches!(error, nfnetlink::NfError::Refused { errno, .. } if unable.contains(errno))
+    /// Excludes the interfaces of secondary networks that exist already, if the policy does not capture such networks.
+    fn exclude_secondary_networks(&mut self) -> Result<(), Error> {
+        let Self::Apply(Policy { interception: Interception::On(redirect), .. }, _) = self else { return Ok(()) };
+        if !redirect.capture_secondary_networks {
+            let mut excluded: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+            let secondary = netns::secondary_interfaces()?;
+            at_most(LIST_ITEMS, "interfaces", "the pod's network namespace", secondary.len())?;
+            redirect.exclude_interfaces.extend(secondary.into_iter().filter(|name| excluded.insert(name.clone())));
+        }
+        Ok(())
+    }
 }
 
 struct Reconciler<'a> {
@@ -109,259 +92,61 @@ struct Reconciler<'a> {
     netns: &'a NetNs,
 }
 
-impl Reconciler<'_> {
-    fn run(&self, mut wish: Operation) -> Result<(), Error> {
-        let first = self.records()?;
-        let own = first.get(self.attachment);
-        let is_new = matches!(wish, Operation::Apply(..));
-        if matches!(wish, Operation::Reapply) {
-            let Some(own) = own else { return Ok(()) };
-            wish = Operation::Apply(own.policy.clone(), cni::RuleFormatSetting::Auto);
-        }
-        wish.spare_secondary_networks()?;
-        if matches!(wish, Operation::Remove) && own.is_none() && !first.0.is_empty() {
-            return Ok(());
-        }
-        let leaving = matches!(wish, Operation::Remove);
-        let mut begun = StartedWork::default();
-        let done = self.commit(&wish, is_new, &mut begun).and_then(|work| self.settle(work, leaving));
-        // What a DEL can't remove is for the next one.
-        if done.is_err() && !leaving {
-            self.undo(own, &begun);
-        }
-        done
-    }
-
-    /// Tries until the kernel holds what is asked for.
-    fn commit(&self, wish: &Operation, is_new: bool, begun: &mut StartedWork) -> Result<PendingWork, Error> {
-        let addresses = netns::own_families()?;
-        let (mut go_native, mut failures) = (false, 0);
-        let deadline = Instant::now() + DEADLINE;
-        for _ in (0..TRIES).take_while(|_| Instant::now() < deadline) {
-            match self.try_once(wish, is_new, addresses, go_native, begun) {
-                Ok(work) => return Ok(work),
-                Err(Obstacle::Changed) => {}
-                Err(Obstacle::Unable(why)) => {
-                    tracing::info!("{why}; the rules are written as nftables");
-                    go_native = true;
-                }
-                Err(Obstacle::Socket(error)) => {
-                    failures += 1;
-                    if failures == SOCKET_TRIES {
-                        return Err(error);
-                    }
-                    tracing::warn!("{error}; the rules are read again");
-                }
-                Err(Obstacle::Final(error)) => return Err(error),
-            }
-        }
-        let msg = "somebody else keeps changing the pod's rules at the same time; the runtime should try again";
-        Err(Error::new(Code::TryAgain, msg))
-    }
-
-    fn try_once(
-        &self,
-        wish: &Operation,
-        is_new: bool,
-        addresses: OwnFamilies,
-        go_native: bool,
-        begun: &mut StartedWork,
-    ) -> Result<PendingWork, Obstacle> {
-        let mut socket = NfSocket::open().map_err(|e| Obstacle::of(e, None))?;
-        let live = LiveRuleset::read(&mut socket).map_err(|e| Obstacle::of(e, None))?;
-        // Each transaction makes a generation: this one did not take effect.
-        if begun.unknown == Some(live.generation) {
-            begun.unknown = None;
-        }
-        let work = self.prepare(wish, is_new, &live, addresses, go_native, begun)?;
-        netns::add_fixtures(&work.missing, addresses)?;
-        match work.plan.commit(&mut socket, &live) {
-            Ok(()) => Ok(work),
-            Err(error) if work.may_go_native && is_unable(&error) => {
-                Err(Obstacle::Unable(refused(&error, Some(&work.plan))))
-            }
-            Err(error) => {
-                if matches!(error, nfnetlink::NfError::Socket(_)) {
-                    begun.unknown.get_or_insert(live.generation);
-                }
-                Err(Obstacle::of(error, Some(&work.plan)))
-            }
-        }
-    }
-
-    fn records(&self) -> Result<ContainerRecords, Error> {
-        records(self.store, &self.attachment.container_id, self.netns)
-    }
-
-    /// Finds out what is to be done and writes down the intent; [`Obstacle::Changed`] where another
-    /// attachment has come meanwhile.
-    fn prepare(
-        &self,
-        wish: &Operation,
-        is_new: bool,
-        live: &LiveRuleset,
-        addresses: OwnFamilies,
-        go_native: bool,
-        begun: &mut StartedWork,
-    ) -> Result<PendingWork, Obstacle> {
-        let present = self.store.of_container(&self.attachment.container_id)?;
-        let kept = self.records()?;
-        let before = kept.known_rules();
-        let mut records = kept.clone();
-        let own = kept.get(self.attachment);
-        let redirected = wish.redirects() || kept.policy().is_ok_and(|policy| policy.redirect().is_some());
-        let foreign = ForeignRedirection::find(live, &before, redirected);
-        if foreign.is_none() && redirected {
-            ForeignRedirection::remark_legacy();
-        }
-        let known = FormatFacts {
-            in_use: live.dialect(&before).or_else(|| kept.dialect_of_others(self.attachment)),
-            before: own.map(|own| own.dialect),
-            foreign,
-        };
-        let dialect = if go_native { RuleFormat::Nftables } else { choose(wish.dialect(), known)? };
-        if own.is_some() || matches!(wish, Operation::Apply(..)) {
-            records.put(self.attachment, self.intent(wish, own, foreign, addresses, dialect));
-        }
-        let policy = records.policy()?;
-        if is_new {
-            check_rules(&policy, &format!("{} and the container's others", self.attachment))?;
-        }
-        let desired = ruleset(&policy, records.ip6());
-        let needed = fixtures(&policy, records.ip6());
-        let missing = needed.missing(addresses)?;
-        let leaving = matches!(wish, Operation::Remove);
-        let made =
-            if dialect == RuleFormat::Iptables { CreatedTables::by(&desired, live) } else { CreatedTables::default() };
-        let mut added = needed.those_with(&missing);
-        let mut unrecorded = Fixtures::default();
-        if kept.0.is_empty() && !live.native.is_empty() {
-            unrecorded = unrecorded_fixtures(live)?;
-            // What its rules need was added with them.
-            added.extend(&needed);
-            added.extend(&unrecorded);
-        }
-        records.remember(self.attachment, leaving, live, &made, &added);
-        begun.intent = true;
-        begun.missing.extend(&missing);
-        match self.keep(&records, &kept) {
-            // An intent is not worth a pod that can't go: until it is done, what is kept holds.
-            Err(error) if leaving => tracing::warn!("{error}"),
-            other => other?,
-        }
-        let now = self.store.of_container(&self.attachment.container_id)?;
-        if now.iter().any(|other| other != self.attachment && !present.contains(other)) {
-            return Err(Obstacle::Changed);
-        }
-        let plan = dialect.plan(live, &before, &desired, &records.made());
-        let may_go_native = !go_native && wish.dialect() == cni::RuleFormatSetting::Auto && known.in_use.is_none();
-        Ok(PendingWork { records, plan, may_go_native, needed, missing, unrecorded })
-    }
-
-    fn intent(
-        &self,
-        wish: &Operation,
-        own: Option<&AttachmentRecord>,
-        foreign: Option<ForeignRedirection>,
-        addresses: OwnFamilies,
-        dialect: RuleFormat,
-    ) -> AttachmentRecord {
-        let mut record = own.cloned().unwrap_or_default();
-        let wanted = match wish {
-            Operation::Apply(policy, _) => foreign.map_or(policy.clone(), |foreign| foreign.beside(policy.clone())),
-            Operation::Reapply | Operation::Remove => Policy::default(),
-        };
-        if record.policy != wanted {
-            record.before = own.map(|own| own.before.clone().unwrap_or_else(|| own.policy.clone()));
-            record.policy = wanted;
-        }
-        // The same namespace keeps its path: the agent's way to it is not the runtime's.
-        if record.sandbox.replace(self.netns.id()) != Some(self.netns.id()) {
-            record.netns = Some(self.netns.path().to_owned());
-        }
-        record.dialect = dialect;
-        // A pod without any address may get one of either family later.
-        record.ip6 |= addresses.ip6 || !addresses.ip;
-        record
-    }
-
-    /// Writes what is not kept already.
-    fn keep(&self, records: &ContainerRecords, kept: &ContainerRecords) -> Result<(), Error> {
-        let mut changed = records.0.iter().filter(|(attachment, record)| kept.get(attachment) != Some(record));
-        changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
-    }
-
-    /// Forgets what was there only while the work was under way. That it can't be written is no
-    /// failure: the intent says as much, at more length.
-    ///
-    /// # Errors
-    /// A DEL can't remove what is needed no more; state still says so.
-    fn settle(&self, work: PendingWork, leaving: bool) -> Result<(), Error> {
-        tracing::debug!(changes = work.plan.len(), "the kernel holds what is asked for");
-        let mut settled = work.records.clone();
-        let mut added = settled.fixtures();
-        added.extend(&work.unrecorded);
-        match added.remove_but(&work.needed) {
-            Ok(()) => settled.0.iter_mut().for_each(|(_, record)| record.fixtures.retain(&work.needed)),
-            Err(error) if leaving => return Err(error),
-            // It does no harm, and DEL removes it.
-            Err(error) => tracing::warn!("{error}"),
-        }
-        settled.0.iter_mut().for_each(|(_, record)| record.before = None);
-        if leaving {
-            settled.0.retain(|(attachment, _)| attachment != self.attachment);
-        }
-        let kept = self.keep(&settled, &work.records);
-        let forgotten = if leaving { self.store.remove(self.attachment) } else { Ok(()) };
-        for error in [kept, forgotten].into_iter().filter_map(Result::err) {
-            tracing::warn!("{error}");
-        }
-        Ok(())
-    }
-
-    /// Takes back what a failed call began. Where that can't be done, or where its rules may be in the
-    /// kernel, state stays as it is: it says what DEL has to remove.
-    fn undo(&self, own: Option<&AttachmentRecord>, begun: &StartedWork) {
-        if !begun.intent || begun.unknown.is_some() {
-            return;
-        }
-        let undone = netns::remove_fixtures(&begun.missing).and_then(|()| match own {
-            Some(record) => self.store.write(self.attachment, record),
-            None => self.store.remove(self.attachment),
-        });
-        undone.unwrap_or_else(|error| tracing::warn!("undoing a failed call: {error}"));
-    }
+/// The inputs of one attempt.
+#[derive(Clone, Copy)]
+struct Attempt<'a> {
+    operation: &'a Operation,
+    /// Whether an ADD made the call: limits apply to an ADD only.
+    is_add: bool,
+    addresses: OwnFamilies,
+    /// Whether the kernel has refused the rules in iptables format.
+    force_nftables: bool,
 }
 
 /// What a call has begun, and may have to undo.
 #[derive(Default)]
 struct StartedWork {
-    /// The intent was written, or may have been.
-    intent: bool,
-    /// What was added to the namespace besides rules, or may have been.
-    missing: BTreeSet<Fixture>,
-    /// The generation of the rules before a transaction of which it is not known whether it took effect.
-    unknown: Option<u32>,
+    /// Whether the intent is saved, or may be.
+    has_intent: bool,
+    /// The fixtures that were added to the network namespace, or may be.
+    added: BTreeSet<Fixture>,
+    /// The generation of the rules before a transaction whose outcome is unknown.
+    unknown_since: Option<u32>,
 }
 
-/// Why the kernel does not hold what is asked for after one try.
+/// The changes to commit after the intent is saved.
+struct PendingWork {
+    /// The records that are saved until the changes are complete.
+    records: ContainerRecords,
+    transaction: Transaction,
+    /// Whether the rules can be written in nftables format if the kernel refuses this one.
+    may_use_nftables: bool,
+    /// The fixtures that the rules need.
+    needed: Fixtures,
+    /// Those that do not exist.
+    missing: BTreeSet<Fixture>,
+    /// The fixtures of rules without saved state.
+    unrecorded: Fixtures,
+}
+
+/// The reason why one attempt failed.
 enum Obstacle {
-    /// Another process changed the rules or the attachments meanwhile.
+    /// Another process changed the rules or the attachments concurrently.
     Changed,
-    /// The kernel is unable to take the rules in this dialect.
-    Unable(Error),
-    /// The socket failed.
+    /// The kernel does not support the rule format.
+    Unsupported(Error),
+    /// The netlink socket failed.
     Socket(Error),
-    /// Another try would not help.
+    /// An error that a retry does not solve.
     Final(Error),
 }
 
 impl Obstacle {
-    fn of(error: nfnetlink::NfError, plan: Option<&Transaction>) -> Self {
+    fn new(error: NfError, transaction: Option<&Transaction>) -> Self {
         match error {
-            nfnetlink::NfError::Changed => Self::Changed,
-            nfnetlink::NfError::Socket(_) => Self::Socket(refused(&error, plan)),
-            _ => Self::Final(refused(&error, plan)),
+            NfError::Changed => Self::Changed,
+            NfError::Socket(_) => Self::Socket(refused(&error, transaction)),
+            _ => Self::Final(refused(&error, transaction)),
         }
     }
 }
@@ -372,65 +157,281 @@ impl From<Error> for Obstacle {
     }
 }
 
-/// What is to be done, once the intent is written.
-struct PendingWork {
-    /// What will be kept of the container's attachments while it is done.
-    records: ContainerRecords,
-    plan: Transaction,
-    /// Whether it can be written as nftables where the kernel is unable to take it as it is.
-    may_go_native: bool,
-    /// What the rules need besides themselves.
-    needed: Fixtures,
-    /// What of that is not there.
-    missing: BTreeSet<Fixture>,
-    /// What rules without saved state needed.
-    unrecorded: Fixtures,
+impl Reconciler<'_> {
+    fn run(&self, mut operation: Operation) -> Result<(), Error> {
+        let saved = self.read_records()?;
+        let own = saved.get(self.attachment);
+        let is_add = matches!(operation, Operation::Apply(..));
+        let is_removal = operation.is_removal();
+        if matches!(operation, Operation::Reapply) {
+            let Some(own) = own else { return Ok(()) };
+            operation = Operation::Apply(own.policy.clone(), RuleFormatSetting::Auto);
+        }
+        operation.exclude_secondary_networks()?;
+        if is_removal && own.is_none() && !saved.0.is_empty() {
+            return Ok(());
+        }
+        let mut started = StartedWork::default();
+        let outcome = self.commit(&operation, is_add, &mut started).and_then(|work| self.complete(work, is_removal));
+        // The next DEL retries what a DEL can't remove.
+        if outcome.is_err() && !is_removal {
+            self.undo(own, &started);
+        }
+        outcome
+    }
+
+    /// Retries until the rules are committed.
+    fn commit(&self, operation: &Operation, is_add: bool, started: &mut StartedWork) -> Result<PendingWork, Error> {
+        let mut attempt = Attempt { operation, is_add, addresses: netns::own_families()?, force_nftables: false };
+        let mut socket_failures = 0;
+        let deadline = Instant::now() + RETRY_TIMEOUT;
+        for _ in (0..MAX_ATTEMPTS).take_while(|_| Instant::now() < deadline) {
+            match self.commit_once(attempt, started) {
+                Ok(work) => return Ok(work),
+                Err(Obstacle::Changed) => {}
+                Err(Obstacle::Unsupported(error)) => {
+                    tracing::info!("using the nftables rule format: {error}");
+                    attempt.force_nftables = true;
+                }
+                Err(Obstacle::Socket(error)) => {
+                    socket_failures += 1;
+                    if socket_failures == MAX_SOCKET_FAILURES {
+                        return Err(error);
+                    }
+                    tracing::warn!("reading the rules again: {error}");
+                }
+                Err(Obstacle::Final(error)) => return Err(error),
+            }
+        }
+        let msg = "changing the pod's rules failed: another process keeps changing them; the runtime should retry";
+        Err(Error::new(Code::TryAgain, msg))
+    }
+
+    fn commit_once(&self, attempt: Attempt<'_>, started: &mut StartedWork) -> Result<PendingWork, Obstacle> {
+        let mut socket = NfSocket::open().map_err(|e| Obstacle::new(e, None))?;
+        let live = LiveRuleset::read(&mut socket).map_err(|e| Obstacle::new(e, None))?;
+        // Every transaction increments the generation, so the unknown one did not take effect.
+        if started.unknown_since == Some(live.generation) {
+            started.unknown_since = None;
+        }
+        let work = self.prepare(attempt, &live, started)?;
+        netns::add_fixtures(&work.missing, attempt.addresses)?;
+        match work.transaction.commit(&mut socket, &live) {
+            Ok(()) => Ok(work),
+            Err(error) if work.may_use_nftables && is_unsupported(&error) => {
+                Err(Obstacle::Unsupported(refused(&error, Some(&work.transaction))))
+            }
+            Err(error) => {
+                if matches!(error, NfError::Socket(_)) {
+                    started.unknown_since.get_or_insert(live.generation);
+                }
+                Err(Obstacle::new(error, Some(&work.transaction)))
+            }
+        }
+    }
+
+    fn read_records(&self) -> Result<ContainerRecords, Error> {
+        ContainerRecords::read(self.store, &self.attachment.container_id, self.netns)
+    }
+
+    /// Plans the changes and saves the intent. Returns [`Obstacle::Changed`] if another attachment was added
+    /// concurrently.
+    fn prepare(
+        &self,
+        attempt: Attempt<'_>,
+        live: &LiveRuleset,
+        started: &mut StartedWork,
+    ) -> Result<PendingWork, Obstacle> {
+        let Attempt { operation, addresses, .. } = attempt;
+        let attachments = self.store.of_container(&self.attachment.container_id)?;
+        let saved = self.read_records()?;
+        let known_rules = saved.known_rules();
+        let mut records = saved.clone();
+        let own = saved.get(self.attachment);
+        let redirected = operation.redirects() || saved.policy().is_ok_and(|policy| policy.redirect().is_some());
+        let foreign = ForeignRedirection::find(live, &known_rules, redirected);
+        if foreign.is_none() && redirected {
+            ForeignRedirection::log_legacy();
+        }
+        let facts = FormatFacts {
+            in_use: live.dialect(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
+            saved: own.map(|own| own.dialect),
+            foreign,
+        };
+        let dialect = match attempt.force_nftables {
+            true => RuleFormat::Nftables,
+            false => choose_format(operation.dialect(), facts)?,
+        };
+        if own.is_some() || matches!(operation, Operation::Apply(..)) {
+            records.insert(self.attachment, self.intent(operation, own, foreign, addresses, dialect));
+        }
+        let policy = records.policy()?;
+        if attempt.is_add {
+            check_rules(&policy, &format!("{} and the container's other attachments", self.attachment))?;
+        }
+        let desired = ruleset(&policy, records.ip6());
+        let needed = fixtures(&policy, records.ip6());
+        let missing = needed.missing(addresses)?;
+        let created = match dialect {
+            RuleFormat::Iptables => CreatedTables::by(&desired, live),
+            RuleFormat::Nftables => CreatedTables::default(),
+        };
+        let mut added = needed.those_with(&missing);
+        let mut unrecorded = Fixtures::default();
+        if saved.0.is_empty() && !live.native.is_empty() {
+            unrecorded = unrecorded_fixtures(live)?;
+            // The fixtures of rules without saved state were added together with them.
+            added.extend(&needed);
+            added.extend(&unrecorded);
+        }
+        records.record_additions(self.attachment, operation.is_removal(), live, &created, &added);
+        started.has_intent = true;
+        started.added.extend(&missing);
+        match self.write_changed(&records, &saved) {
+            // A DEL must not fail because its intent can't be saved: until it is complete, the old records apply.
+            Err(error) if operation.is_removal() => tracing::warn!("{error}"),
+            other => other?,
+        }
+        let now = self.store.of_container(&self.attachment.container_id)?;
+        if now.iter().any(|other| other != self.attachment && !attachments.contains(other)) {
+            return Err(Obstacle::Changed);
+        }
+        let transaction = dialect.plan(live, &known_rules, &desired, &records.created_tables());
+        let may_use_nftables =
+            !attempt.force_nftables && operation.dialect() == RuleFormatSetting::Auto && facts.in_use.is_none();
+        Ok(PendingWork { records, transaction, may_use_nftables, needed, missing, unrecorded })
+    }
+
+    /// Returns the attachment's record as the operation changes it.
+    fn intent(
+        &self,
+        operation: &Operation,
+        own: Option<&AttachmentRecord>,
+        foreign: Option<ForeignRedirection>,
+        addresses: OwnFamilies,
+        dialect: RuleFormat,
+    ) -> AttachmentRecord {
+        let mut record = own.cloned().unwrap_or_default();
+        let desired = match operation {
+            Operation::Apply(policy, _) => foreign.map_or(policy.clone(), |foreign| foreign.adapt(policy.clone())),
+            Operation::Reapply | Operation::Remove => Policy::default(),
+        };
+        if record.policy != desired {
+            record.previous_policy = own.map(|own| own.previous_policy.clone().unwrap_or_else(|| own.policy.clone()));
+            record.policy = desired;
+        }
+        // The path is updated with the network namespace only: the agent's path differs from the runtime's.
+        if record.netns_id.replace(self.netns.id()) != Some(self.netns.id()) {
+            record.netns_path = Some(self.netns.path().to_owned());
+        }
+        record.dialect = dialect;
+        // A pod without addresses may get addresses of both families later.
+        record.ip6 |= addresses.ip6 || !addresses.ip;
+        record
+    }
+
+    /// Writes the records that differ from the saved ones.
+    fn write_changed(&self, records: &ContainerRecords, saved: &ContainerRecords) -> Result<(), Error> {
+        let mut changed = records.0.iter().filter(|(attachment, record)| saved.get(attachment) != Some(record));
+        changed.try_for_each(|(attachment, record)| self.store.write(attachment, record))
+    }
+
+    /// Removes fixtures that are no longer needed, and the intent from the records. Failing to write the records is
+    /// not an error: the intent describes a superset of what is in the kernel.
+    ///
+    /// # Errors
+    /// A DEL can't remove fixtures; they remain recorded.
+    fn complete(&self, work: PendingWork, is_removal: bool) -> Result<(), Error> {
+        tracing::debug!(changes = work.transaction.len(), "rules committed");
+        let mut records = work.records.clone();
+        let mut added = records.fixtures();
+        added.extend(&work.unrecorded);
+        match added.remove_but(&work.needed) {
+            Ok(()) => records.0.iter_mut().for_each(|(_, record)| record.fixtures.retain(&work.needed)),
+            Err(error) if is_removal => return Err(error),
+            // An unused fixture is harmless; DEL removes it.
+            Err(error) => tracing::warn!("{error}"),
+        }
+        records.0.iter_mut().for_each(|(_, record)| record.previous_policy = None);
+        if is_removal {
+            records.0.retain(|(attachment, _)| attachment != self.attachment);
+        }
+        let written = self.write_changed(&records, &work.records);
+        let removed = if is_removal { self.store.remove(self.attachment) } else { Ok(()) };
+        for error in [written, removed].into_iter().filter_map(Result::err) {
+            tracing::warn!("{error}");
+        }
+        Ok(())
+    }
+
+    /// Reverts what a failed call began. If that fails, or if its rules may be in the kernel, the saved state remains:
+    /// it describes what DEL has to remove.
+    fn undo(&self, own: Option<&AttachmentRecord>, started: &StartedWork) {
+        if !started.has_intent || started.unknown_since.is_some() {
+            return;
+        }
+        let undone = netns::remove_fixtures(&started.added).and_then(|()| match own {
+            Some(record) => self.store.write(self.attachment, record),
+            None => self.store.remove(self.attachment),
+        });
+        undone.unwrap_or_else(|error| tracing::warn!("undoing a failed call failed: {}: {error}", self.attachment));
+    }
 }
 
-fn refused(error: &nfnetlink::NfError, plan: Option<&Transaction>) -> Error {
-    use nfnetlink::NfError::{TooMany, TooManyDeletions};
-    if matches!(error, TooMany(_) | TooManyDeletions { .. }) {
+/// Returns whether the kernel does not support the iptables format: it has no nft_compat, lacks an extension, or the
+/// pod has a user namespace of its own (`owner_check` of net/netfilter/xt_owner.c: EINVAL). A refused transaction
+/// changes nothing, so trying it is the cheapest probe.
+fn is_unsupported(error: &NfError) -> bool {
+    let errnos = [Errno::EINVAL, Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT];
+    matches!(error, NfError::Refused { errno, .. } if errnos.contains(errno))
+}
+
+/// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
+fn refused(error: &NfError, transaction: Option<&Transaction>) -> Error {
+    if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
         return firewall::failed("changing", *error);
     }
     let lacking = [Errno::EAGAIN, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-    if matches!(error, nfnetlink::NfError::Socket(errno) if lacking.contains(errno)) {
-        let msg = format!("the pod's rules: {error}: the node lacks memory or file descriptors; try again");
+    if matches!(error, NfError::Socket(errno) if lacking.contains(errno)) {
+        let msg =
+            format!("the pod's rules: {error}: the node lacks memory or file descriptors; the runtime should retry");
         return Error::new(Code::TryAgain, msg);
     }
-    let at = match error {
-        nfnetlink::NfError::Refused { index: Some(index), .. } => plan.and_then(|plan| plan.describe(*index)),
+    let place = match error {
+        NfError::Refused { index: Some(index), .. } => transaction.and_then(|plan| plan.describe(*index)),
         _ => None,
     };
-    let what = at.unwrap_or_else(|| "the pod's rules".to_owned());
-    let needed = match plan {
+    let place = place.unwrap_or_else(|| "the pod's rules".to_owned());
+    let needed = match transaction {
         Some(Transaction::Nftables(_)) => {
             "nf_tables with nat, redirect, tproxy and ct expressions for family inet (5.2 or later)"
         }
-        _ => "nf_tables with nft_compat and the xtables extensions, which dialect nftables does without",
+        _ => "nf_tables with nft_compat and the xtables extensions (dialect nftables needs only nf_tables)",
     };
-    let msg = format!("{what}: {error}; does the node's kernel have {needed}?");
+    let msg = format!("{place}: {error}; check that the node's kernel has {needed}");
     Error::new(Code::KernelRefused, msg)
 }
 
-/// Removes the rules, or makes them have no effect, if no other attachment of the container needs them, and
-/// forgets the attachment. To be called in the namespace.
+/// Removes the attachment in a network namespace that has too many rules to find those of one attachment: rules that
+/// the pod's processes add must not block its deletion. The rules are removed or disabled, unless another attachment
+/// of the container needs them. Call it in the network namespace.
 ///
 /// # Errors
 /// The saved state can't be read or written.
-pub(super) fn abandon(store: &Store, attachment: &Attachment, sandbox: &NetNs, why: &Error) -> Result<(), Error> {
-    tracing::warn!("the rules are removed as far as they are found: {why}");
-    let records = records(store, &attachment.container_id, sandbox)?;
-    let known = records.policy();
-    let other = records.0.iter().find(|(other, record)| other != attachment && record.sandbox.is_some());
+fn abandon(store: &Store, attachment: &Attachment, netns: &NetNs, cause: &Error) -> Result<(), Error> {
+    tracing::warn!("DEL removes only the rules that it can find: {cause}");
+    let records = ContainerRecords::read(store, &attachment.container_id, netns)?;
+    let policy = records.policy();
+    let other = records.0.iter().find(|(other, record)| other != attachment && record.netns_id.is_some());
     if let Some((other, record)) = other {
-        // The chains of the attachment that leaves are known as ours by the one that stays.
+        // The remaining attachment takes over the netfilter chains of this one.
         let mut record = record.clone();
-        record.before = Some(known?);
+        record.previous_policy = Some(policy?);
         store.write(other, &record)?;
     } else {
         let dialect = records.dialect().unwrap_or_default();
-        firewall::remove(dialect, &records.known_rules(), &records.made())
-            .unwrap_or_else(|error| tracing::warn!("rules stay in the network namespace until it is deleted: {error}"));
+        firewall::remove(dialect, &records.known_rules(), &records.created_tables())
+            .unwrap_or_else(|error| tracing::warn!("rules remain until the network namespace is deleted: {error}"));
         let removed = records.fixtures().remove_but(&Fixtures::default());
         removed.unwrap_or_else(|error| tracing::warn!("{error}"));
     }

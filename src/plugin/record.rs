@@ -1,45 +1,48 @@
-//! What is kept of one attachment.
+//! The saved state of attachments: one record per attachment, and all records of one container.
 
 use super::desired_policy::{fixtures, ruleset};
 use crate::cni::{Code, Error, Request};
 use crate::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-use crate::netns::{Fixtures, NetnsId};
+use crate::netns::{Fixtures, NetNs, NetnsId};
 use crate::policy::{DnsCapture, Interception, InterceptionMode, Policy, Redirect};
-use crate::state::{Attachment, format};
+use crate::state::{Attachment, Store, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// What an attachment asks for, and what it left in the namespace besides rules.
+/// The saved state of one attachment: its policy, and what was added to the network namespace for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttachmentRecord {
-    /// What it asks for.
+    /// The desired policy.
     pub(super) policy: Policy,
-    /// What it asked for before, until the kernel is known to hold `policy`.
-    pub(super) before: Option<Policy>,
-    /// The namespace that the rules are in; `None` where the attachment never had any.
-    pub(super) sandbox: Option<NetnsId>,
-    /// How the rules are written.
+    /// The policy before, until the rules of `policy` are committed.
+    #[serde(rename = "before")]
+    pub(super) previous_policy: Option<Policy>,
+    /// The network namespace of the rules; `None` if the attachment never had any.
+    #[serde(rename = "sandbox")]
+    pub(super) netns_id: Option<NetnsId>,
+    /// The format of the rules.
     #[serde(default)]
     pub(super) dialect: RuleFormat,
-    /// Where that namespace was.
-    #[serde(default)]
-    pub(super) netns: Option<PathBuf>,
-    /// The rules are there for IPv6 too.
+    /// The path of the network namespace.
+    #[serde(default, rename = "netns")]
+    pub(super) netns_path: Option<PathBuf>,
+    /// Whether there are rules for IPv6.
     #[serde(default)]
     pub(super) ip6: bool,
-    /// Tables and built-in chains that were made for it.
-    #[serde(default)]
-    pub(super) made: CreatedTables,
-    /// What was added to the namespace for it besides rules. Every version writes it: a default would hide damage.
+    /// Tables and built-in chains that were created for it.
+    #[serde(default, rename = "made")]
+    pub(super) created_tables: CreatedTables,
+    /// Routes, policy rules and addresses that were added for it. Every version writes them: a default would hide
+    /// damage.
     pub(super) fixtures: Fixtures,
 }
 
 impl AttachmentRecord {
-    /// What is understood of a damaged or newer record, to remove what its attachment added. If the
-    /// redirection is missing or not understood, every chain of a redirection counts as its own; so does, without
-    /// `fixtures`, all that the rules need besides themselves.
-    pub(super) fn understood(fields: &Map<String, Value>) -> Option<Self> {
+    /// Recovers what is readable of a damaged or newer record, so that the attachment can be removed. If the
+    /// redirection is missing or unreadable, every netfilter chain of a redirection is attributed to it; if `fixtures`
+    /// is, everything that the rules need besides themselves.
+    pub(super) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let policy = fields.get("policy")?.as_object()?;
         let mut record: Self = format::understood(fields);
         if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
@@ -58,10 +61,10 @@ impl AttachmentRecord {
             };
             record.policy.interception = Interception::On(Box::new(redirect));
             let interception = Interception::On(Box::new(everything));
-            record.before = Some(Policy { interception, ..record.policy.clone() });
+            record.previous_policy = Some(Policy { interception, ..record.policy.clone() });
         }
         if fields.get("fixtures").is_none_or(|found| Fixtures::deserialize(found).is_err()) {
-            for policy in [Some(&record.policy), record.before.as_ref()].into_iter().flatten() {
+            for policy in [Some(&record.policy), record.previous_policy.as_ref()].into_iter().flatten() {
                 record.fixtures.extend(&fixtures(policy, true));
             }
         }
@@ -69,21 +72,23 @@ impl AttachmentRecord {
     }
 
     fn dialect_of_rules(&self) -> Option<RuleFormat> {
-        let may_have_rules = self.sandbox.is_some() && !(self.policy.is_empty() && self.before.is_none());
+        let may_have_rules = self.netns_id.is_some() && !(self.policy.is_empty() && self.previous_policy.is_none());
         may_have_rules.then_some(self.dialect)
     }
 }
 
-/// The part of a [`Record`] that says where its rules are.
+/// The part of an [`AttachmentRecord`] that identifies the network namespace of the rules.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct NetnsRecord {
-    /// As in [`Record`].
-    pub(super) sandbox: Option<NetnsId>,
-    /// As in [`Record`].
-    pub(super) netns: Option<PathBuf>,
+    /// The network namespace of the rules.
+    #[serde(rename = "sandbox")]
+    pub(super) netns_id: Option<NetnsId>,
+    /// The path of the network namespace.
+    #[serde(rename = "netns")]
+    pub(super) netns_path: Option<PathBuf>,
 }
 
-/// The attachment that a call is for.
+/// Returns the attachment of a call.
 pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
     Attachment {
         container_id: request.container_id.clone(),
@@ -92,107 +97,121 @@ pub(super) fn attachment(request: &Request, network: &str) -> Attachment {
     }
 }
 
-/// All that attachments on one container ask for.
+/// The records of all attachments of one container, sorted by attachment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ContainerRecords(pub(super) Vec<(Attachment, AttachmentRecord)>);
 
 impl ContainerRecords {
-    /// What all of them ask for together.
+    /// Reads the records of a container. Skips those of another network namespace, which is gone.
+    pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
+        let mut records = Self::default();
+        for attachment in store.of_container(container_id)? {
+            if let Some(record) = store.read::<AttachmentRecord>(&attachment)?
+                && record.netns_id.is_none_or(|id| id == netns.id())
+            {
+                records.0.push((attachment, record));
+            }
+        }
+        Ok(records)
+    }
+
+    /// Returns the record of an attachment.
+    pub(super) fn get(&self, attachment: &Attachment) -> Option<&AttachmentRecord> {
+        self.0.iter().find(|(other, _)| other == attachment).map(|(_, record)| record)
+    }
+
+    /// Inserts or replaces the record of `attachment`. The records stay sorted, so that the union of the policies does
+    /// not depend on the order of the ADDs.
+    pub(super) fn insert(&mut self, attachment: &Attachment, record: AttachmentRecord) {
+        self.0.retain(|(other, _)| other != attachment);
+        self.0.push((attachment.clone(), record));
+        self.0.sort_by(|(a, _), (b, _)| a.cmp(b));
+    }
+
+    /// Returns the union of all policies.
     ///
     /// # Errors
-    /// Two contradict each other.
+    /// Two policies contradict each other.
     pub(super) fn policy(&self) -> Result<Policy, Error> {
-        let mut all = Policy::default();
+        let mut union = Policy::default();
         for (index, (attachment, AttachmentRecord { policy, .. })) in self.0.iter().enumerate() {
-            all = all.union(policy).map_err(|conflict| {
+            union = union.union(policy).map_err(|conflict| {
                 let contradicts = |(_, other): &&(Attachment, AttachmentRecord)| other.policy.union(policy).is_err();
                 let other = self.0[..index].iter().find(contradicts).map(|(other, _)| other.to_string());
                 let msg = format!(
-                    "{attachment} and {} contradict each other: {conflict}; a pod has one redirection, so give both the same value",
+                    "{attachment} and {} contradict each other: {conflict}; a pod has one redirection: set the same \
+                     value in both",
                     other.unwrap_or_else(|| "the others".to_owned())
                 );
                 Error::new(Code::InvalidConfig, msg)
             })?;
         }
-        Ok(all)
+        Ok(union)
     }
 
-    /// How the rules are written; `None` where there are none.
+    /// Returns the format of the rules; `None` if there are no rules.
     pub(super) fn dialect(&self) -> Option<RuleFormat> {
         self.0.iter().find_map(|(_, record)| record.dialect_of_rules())
     }
 
-    /// How the rules that others than `attachment` asked for are written.
+    /// Returns the format of the rules of all attachments except `attachment`.
     pub(super) fn dialect_of_others(&self, attachment: &Attachment) -> Option<RuleFormat> {
         let mut others = self.0.iter().filter(|(other, _)| other != attachment);
         others.find_map(|(_, record)| record.dialect_of_rules())
     }
 
-    /// Every chain and built-in rule that may be in iptables' tables because of them, whichever call
-    /// was killed when.
+    /// Returns every netfilter chain and built-in rule that may be in the iptables tables because of these attachments,
+    /// even if a call was killed.
     pub(super) fn known_rules(&self) -> Ruleset {
         if self.dialect() == Some(RuleFormat::Nftables) {
             return Ruleset::default();
         }
-        let together = self.policy().unwrap_or_default();
-        let each = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.before.as_ref()]);
-        let mut known = ruleset(&together, true);
-        each.flatten().for_each(|policy| known.know_also(&ruleset(policy, true)));
+        let policies = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
+        let mut known = ruleset(&self.policy().unwrap_or_default(), true);
+        policies.flatten().for_each(|policy| known.know_also(&ruleset(policy, true)));
         known
     }
 
-    /// Notes what is about to be made in the namespace, and forgets what is there no more. What an
-    /// attachment that leaves was the one to know goes to one that stays.
-    pub(super) fn remember(
-        &mut self,
-        own: &Attachment,
-        leaving: bool,
-        live: &LiveRuleset,
-        made: &CreatedTables,
-        missing: &Fixtures,
-    ) {
-        self.0.iter_mut().for_each(|(_, record)| record.made.forget_absent(live));
-        let left = self.get(own).filter(|_| leaving).cloned().unwrap_or_default();
-        let stays = |(other, record): &&mut (Attachment, AttachmentRecord)| other != own && record.sandbox.is_some();
-        let heir = if leaving { self.0.iter_mut().find(stays) } else { self.0.iter_mut().find(|(a, _)| a == own) };
-        if let Some((_, heir)) = heir {
-            heir.made.add(made);
-            heir.made.add(&left.made);
-            heir.fixtures.extend(missing);
-            heir.fixtures.extend(&left.fixtures);
-            heir.ip6 |= left.ip6;
-        }
-    }
-
-    /// Whether the rules are there for IPv6 too.
+    /// Returns whether there are rules for IPv6.
     pub(super) fn ip6(&self) -> bool {
         self.0.iter().any(|(_, record)| record.ip6)
     }
 
-    /// Everything that was added for any of them besides rules.
+    /// Returns the fixtures of all attachments.
     pub(super) fn fixtures(&self) -> Fixtures {
         let mut fixtures = Fixtures::default();
         self.0.iter().for_each(|(_, record)| fixtures.extend(&record.fixtures));
         fixtures
     }
 
-    /// Everything that was made for any of them.
-    pub(super) fn made(&self) -> CreatedTables {
-        let mut made = CreatedTables::default();
-        self.0.iter().for_each(|(_, record)| made.add(&record.made));
-        made
+    /// Returns the tables and built-in chains that were created for any attachment.
+    pub(super) fn created_tables(&self) -> CreatedTables {
+        let mut created = CreatedTables::default();
+        self.0.iter().for_each(|(_, record)| created.add(&record.created_tables));
+        created
     }
 
-    /// One of them.
-    pub(super) fn get(&self, attachment: &Attachment) -> Option<&AttachmentRecord> {
-        self.0.iter().find(|(other, _)| other == attachment).map(|(_, record)| record)
-    }
-
-    /// In place of what was kept of `attachment`; in the order of their names, so that the union
-    /// does not depend on which came first.
-    pub(super) fn put(&mut self, attachment: &Attachment, record: AttachmentRecord) {
-        self.0.retain(|(other, _)| other != attachment);
-        self.0.push((attachment.clone(), record));
-        self.0.sort_by(|(a, _), (b, _)| a.cmp(b));
+    /// Records the tables and fixtures that the call for `own` is about to add, and drops tables that no longer exist.
+    /// If the call removes `own`, another attachment takes over what only `own` has recorded.
+    pub(super) fn record_additions(
+        &mut self,
+        own: &Attachment,
+        is_removal: bool,
+        live: &LiveRuleset,
+        created: &CreatedTables,
+        fixtures: &Fixtures,
+    ) {
+        self.0.iter_mut().for_each(|(_, record)| record.created_tables.forget_absent(live));
+        let removed = self.get(own).filter(|_| is_removal).cloned().unwrap_or_default();
+        let remains = |(other, record): &&mut (Attachment, AttachmentRecord)| other != own && record.netns_id.is_some();
+        let owner =
+            if is_removal { self.0.iter_mut().find(remains) } else { self.0.iter_mut().find(|(a, _)| a == own) };
+        if let Some((_, owner)) = owner {
+            owner.created_tables.add(created);
+            owner.created_tables.add(&removed.created_tables);
+            owner.fixtures.extend(fixtures);
+            owner.fixtures.extend(&removed.fixtures);
+            owner.ip6 |= removed.ip6;
+        }
     }
 }

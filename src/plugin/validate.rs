@@ -1,34 +1,39 @@
-//! A configuration checked without a pod, by the parsers that a call uses: what is refused here makes every
-//! ADD on a node fail.
+//! Validates a configuration without a pod, with the parsers of a call: what is refused here makes every ADD on a node
+//! fail.
 
-use crate::cni::{CniCommand, Code, Error, NetConf, SUB_PLUGINS, result};
+use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetConf, SUB_PLUGINS, result};
 use crate::logging;
 use crate::sub_plugins;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 
-/// Checks `conf` with the blocks of its sub-plugins and, for a primary plugin, those delegates that run in this
-/// process. `is_installed` returns whether an executable is on the node; `None` if that is unknown. Returns what
-/// could not be checked and the configuration's own warnings, one line each.
+/// Checks `conf`, the blocks of its sub-plugins and, for a primary plugin, those delegates that run in this process.
+/// `is_installed` returns whether an executable exists on the node; `None` if that is unknown. Returns the
+/// configuration's own warnings and what could not be checked, one line each.
 ///
-/// Names of groups are not looked up: they are those of the node.
+/// Group names are not resolved, because the groups are those of the node.
 ///
 /// # Errors
-/// The first thing that an ADD would refuse, with the key's path; an executable that is not installed or, if
+/// The first setting that an ADD would refuse, with the path of its key; an executable that is not installed or, if
 /// that is unknown, whose name looks like a misspelled sub-plugin.
 pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> Result<Vec<String>, Error> {
     let mut warnings = conf.warnings.clone();
     sub_plugins::check(&conf.chain, &conf.args)?;
     result::passed_through(conf)?;
     for (kind, block) in sub_plugins::executables(&conf.chain) {
-        let meant = did_you_mean(kind, SUB_PLUGINS);
+        let suggestion = did_you_mean(kind, SUB_PLUGINS);
         let refused =
-            |what: &str| Error::new(Code::InvalidConfig, format!("{}.type: {kind:?} {what}{meant}", block.path));
+            |what: &str| Error::new(Code::InvalidConfig, format!("{}.type: {kind:?} {what}{suggestion}", block.path));
         match is_installed(kind) {
             Some(true) => {}
-            Some(false) => return Err(refused("is no sub-plugin and no executable in the program directories")),
-            None if !meant.is_empty() => return Err(refused("is no sub-plugin")),
-            None => warnings.push(format!("{}.type: {kind:?} is an executable, which was not looked for", block.path)),
+            Some(false) => {
+                return Err(refused("is not a sub-plugin, and not an executable in the program directories"));
+            }
+            None if !suggestion.is_empty() => return Err(refused("is not a sub-plugin")),
+            None => warnings.push(format!(
+                "{}.type: {kind:?} is an executable; whether it is installed was not checked",
+                block.path
+            )),
         }
     }
     if let Some(path) = &conf.log_file {
@@ -37,16 +42,16 @@ pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> 
     for (place, keys) in delegates(conf) {
         let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
         let parsed = NetConf::parse(Value::Object(keys).to_string().as_bytes(), CniCommand::Add, "").map_err(about)?;
-        let noticed = validate(&parsed, is_installed).map_err(about)?;
-        warnings.extend(noticed.into_iter().map(|warning| format!("{place}: {warning}")));
+        let of_delegate = validate(&parsed, is_installed).map_err(about)?;
+        warnings.extend(of_delegate.into_iter().map(|warning| format!("{place}: {warning}")));
     }
     Ok(warnings)
 }
 
-/// The `delegates` that run in this process, each as a configuration of its own.
+/// Returns the `delegates` that run in this process, each as a complete configuration with its place.
 fn delegates(conf: &NetConf) -> Vec<(String, Map<String, Value>)> {
     let Some(primary) = &conf.primary else { return Vec::new() };
-    let crate::cni::DefaultNetwork::Delegates(delegates) = &primary.default else { return Vec::new() };
+    let DefaultNetwork::Delegates(delegates) = &primary.default else { return Vec::new() };
     let mut found = Vec::new();
     for (i, delegate) in delegates.iter().enumerate() {
         let plugins = delegate["plugins"].as_array().map(|plugins| plugins.iter().collect::<Vec<_>>());
@@ -78,13 +83,13 @@ mod tests {
         validate(&conf, &|_| installed).map_err(|error| error.msg)
     }
 
-    /// The sub-plugin `kind`, and what the pod's own block for it is.
+    /// Returns a configuration of the sub-plugin `kind` with `block` as the pod's arguments.
     fn args(kind: &str, block: Value) -> Value {
         json!({"chain": [{"type": kind}], "args": {"cni": {kind: block}}})
     }
 
     #[test]
-    fn what_depends_on_the_pod_is_accepted() {
+    fn settings_that_depend_on_the_pod_are_accepted() {
         let same =
             json!([{"type": "istio-redirect", "drop_invalid": true}, {"type": "istio-redirect", "drop_invalid": true}]);
         let of_pod = json!([
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_add_would_refuse_is_refused_with_its_place() {
+    fn settings_that_an_add_would_refuse_are_refused_with_their_path() {
         for (conf, part) in [
             (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: \"x\" is not accepted"),
             (json!({"chain": [{"type": "istio-redirect", "proxy_prot": 1}]}), "chain[0].proxy_prot: unknown key"),
@@ -140,12 +145,12 @@ mod tests {
     fn an_executable_is_refused_if_it_is_missing_or_looks_like_a_misspelled_sub_plugin() {
         let of = |kind: &str, installed| validated(json!({"chain": [{"type": kind}]}), installed);
         let why = of("uid-exclud", None).expect_err("a typing error");
-        assert_eq!(why, "chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean \"uid-exclude\"?");
+        assert_eq!(why, "chain[0].type: \"uid-exclud\" is not a sub-plugin; did you mean \"uid-exclude\"?");
         let why = of("uid-exclud", Some(false)).expect_err("a typing error");
         assert!(why.ends_with("in the program directories; did you mean \"uid-exclude\"?"), "{why}");
         assert!(of("exclude-backup", Some(false)).is_err());
         assert_eq!(of("exclude-backup", Some(true)), Ok(vec![]));
         assert_eq!(of("uid-exclud", Some(true)), Ok(vec![]), "an executable of that name");
-        assert!(of("exclude-backup", None).expect("accepted")[0].contains("was not looked for"));
+        assert!(of("exclude-backup", None).expect("accepted")[0].contains("was not checked"));
     }
 }

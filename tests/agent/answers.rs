@@ -284,7 +284,7 @@ fn a_token_that_kube_would_send_with_its_line_end_is_named() {
         std::fs::write(&token, "token\n").expect("written");
         let agent = scene.agent_that_starts("first");
         let line = agent.says("the API can't be watched yet");
-        assert!(line.contains(&token.display().to_string()) && line.contains("write the token alone"), "{line}");
+        assert!(line.contains(&token.display().to_string()) && line.contains("write only the token"), "{line}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         std::fs::write(&token, "token").expect("written");
         agent.says_all(&["watches pods", "watches namespaces"]);

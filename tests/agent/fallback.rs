@@ -21,7 +21,7 @@ fn falls_back(scene: &Scene, why: &str) {
 #[test]
 fn without_an_agent() {
     Scene::run(|scene| {
-        falls_back(scene, "nobody listens there");
+        falls_back(scene, "no agent listens");
         let (code, text) = scene.call("ADD", &scene.conf_of_agent_alone(), Some(UID)).refused();
         let socket = scene.socket().display().to_string();
         assert!(code == 11 && text.contains(&socket) && text.contains("kubernetes.kubeconfig"), "{code}: {text}");
@@ -33,7 +33,7 @@ fn with_an_agent_that_was_killed() {
     Scene::run(|scene| {
         scene.agent().end(Signal::SIGKILL);
         assert!(scene.socket().exists());
-        falls_back(scene, "nobody listens there");
+        falls_back(scene, "no agent listens");
     });
 }
 
@@ -101,11 +101,11 @@ fn with_nonsense() {
         (vec!["SSH-2.0-OpenSSH_9.2"], "no greeting"),
         (vec!["{}", ""], "earlier version"),
         (vec![HELLO, "[1, 2"], "no answer"),
-        (vec![HELLO], "ends the connection"),
+        (vec![HELLO], "closed the connection"),
         (vec![HELLO, "{\"answer\":\"later\"}"], "version"),
-        (vec![HELLO, "{\"answer\":\"done\"}"], "another question"),
-        (vec![HELLO, &of_another], "another question"),
-        (vec![HELLO, &no_namespace], "another question"),
+        (vec![HELLO, "{\"answer\":\"done\"}"], "another request"),
+        (vec![HELLO, &of_another], "another request"),
+        (vec![HELLO, &no_namespace], "another request"),
         (vec![HELLO, "{\"answer\":\"failed\",\"code\":101,\"msg\":\"no right\"}"], "no right"),
     ] {
         Scene::run(|scene| {

@@ -33,7 +33,7 @@ fn a_failure_is_told_with_its_code_and_text() {
         let (code, _) = scene.call("ADD", &scene.conf(), Some("uid-9")).refused();
         let line = agent.says("command=ADD");
         assert_eq!(field(&line, "code"), code.to_string());
-        assert!(line.contains("level=error") && line.contains("wanted is uid-9"), "{line}");
+        assert!(line.contains("level=error") && line.contains("expected uid-9"), "{line}");
     });
 }
 

@@ -1,6 +1,6 @@
-//! NetworkAttachmentDefinitions, from an API and from a directory.
+//! NetworkAttachmentDefinitions from an API server and from a directory of manifests.
 
-use crate::scene::{api, directory, knows_both, kubeconfig, manifests, status, wanted};
+use crate::scene::{api, directory, has_both, kubeconfig, manifests, status, wanted};
 use crate::server::{Answer, Request, Server};
 use detour_cni::cluster::{self, Cluster, DefinitionQuery, Lookup, ObjectRef};
 use detour_cni::cni::{Code, Error};
@@ -33,7 +33,7 @@ fn source(test: &str, server: &Server, timeout: Duration) -> Box<dyn Cluster> {
 }
 
 /// Answers with every definition of the namespace `shop`.
-fn knows_shops(request: &Request) -> Answer {
+fn has_shops(request: &Request) -> Answer {
     let name = request.line.strip_prefix(&format!("GET {PATH}/namespaces/shop/network-attachment-definitions/"));
     match name.and_then(|rest| rest.split(' ').next()) {
         Some(name) => Answer::json(200, &definition("shop", name, &json!({"config": CONFIG}))),
@@ -46,7 +46,7 @@ const BRIEF: Duration = Duration::from_millis(300);
 
 #[test]
 fn definitions_arrive_in_order_with_their_exact_configuration() {
-    let server = Server::plain(knows_shops);
+    let server = Server::plain(has_shops);
     let wanted = [object("shop", "b.c"), object("shop", "a")];
     let found = source("order", &server, LONG).definitions(&wanted).expect("definitions");
     for (wanted, found) in wanted.iter().zip(found) {
@@ -58,11 +58,11 @@ fn definitions_arrive_in_order_with_their_exact_configuration() {
 }
 
 #[test]
-fn all_are_asked_for_at_the_same_time() {
+fn definitions_are_requested_concurrently() {
     let meeting = Barrier::new(5);
     let server = Server::plain(move |request| {
         meeting.wait();
-        knows_shops(request)
+        has_shops(request)
     });
     let wanted: Vec<_> = (0..5).map(|i| object("shop", &format!("n{i}"))).collect();
     assert_eq!(source("same-time", &server, LONG).definitions(&wanted).expect("definitions").len(), 5);
@@ -70,8 +70,8 @@ fn all_are_asked_for_at_the_same_time() {
 }
 
 #[test]
-fn nothing_is_asked_for_nothing_and_for_what_is_no_name() {
-    let server = Server::plain(knows_shops);
+fn no_request_is_sent_for_an_empty_list_or_an_invalid_name() {
+    let server = Server::plain(has_shops);
     let source = source("nothing", &server, LONG);
     assert_eq!(source.definitions(&[]), Ok(vec![]));
     for wrong in [object("shop", "../secrets/x"), object("a/b", "x"), object("shop", "")] {
@@ -90,39 +90,40 @@ fn an_absent_specification_is_an_empty_configuration() {
 }
 
 #[test]
-fn one_that_is_missing_is_looked_for_during_two_seconds_and_named() {
-    let server = Server::plain(knows_shops);
+fn a_missing_definition_is_retried_for_two_seconds_and_named() {
+    let server = Server::plain(has_shops);
     let started = Instant::now();
     let found = source("missing", &server, LONG).definitions(&[object("shop", "a"), object("other", "x")]);
-    let [Lookup::Found(_), Lookup::Missing(sought)] = &found.expect("an answer")[..] else { panic!("both or none") };
-    for part in ["NetworkAttachmentDefinition other/x: GET http://", "/namespaces/other/", "6 tries", "\"x\" not found"]
+    let [Lookup::Found(_), Lookup::Missing(why)] = &found.expect("an answer")[..] else { panic!("one of two exists") };
+    for part in
+        ["NetworkAttachmentDefinition other/x: GET http://", "/namespaces/other/", "6 attempts", "\"x\" not found"]
     {
-        assert!(sought.contains(part), "{part}: {sought}");
+        assert!(why.contains(part), "{part}: {why}");
     }
     assert!(started.elapsed() > Duration::from_millis(1800) && started.elapsed() < Duration::from_secs(4));
 }
 
 #[test]
-fn one_that_is_not_awaited_is_missing_at_once() {
-    let server = Server::plain(knows_shops);
+fn a_missing_definition_that_is_not_awaited_is_not_retried() {
+    let server = Server::plain(has_shops);
     let wanted = DefinitionQuery { awaited: false, ..object("other", "x") };
     let found = source("at-once", &server, LONG).definitions(&[wanted]).expect("an answer");
-    assert!(matches!(&found[..], [Lookup::Missing(sought)] if sought.contains("/other/")), "{found:?}");
+    assert!(matches!(&found[..], [Lookup::Missing(why)] if why.contains("/other/")), "{found:?}");
     assert_eq!(server.requests().len(), 1);
 }
 
 #[test]
-fn one_that_appears_is_found() {
-    let server = Server::plain(|request| if request.nth == 0 { status(404, "not yet") } else { knows_shops(request) });
+fn a_definition_that_appears_during_the_retries_is_found() {
+    let server = Server::plain(|request| if request.nth == 0 { status(404, "not yet") } else { has_shops(request) });
     let found = source("appears", &server, LONG).definitions(&[object("shop", "a")]).expect("definitions");
     assert!(matches!(found[..], [Lookup::Found(_)]), "{found:?}");
 }
 
 #[test]
-fn trouble_and_missing_rights_are_errors() {
+fn server_errors_and_missing_rights_are_errors() {
     let fails = |test: &str, code: u16| -> Error {
         let server = Server::plain(move |request| match request.line.contains("/bad ") {
-            true => status(code, "said"),
+            true => status(code, "reason"),
             false => Answer::Hang,
         });
         let wanted = [object("shop", "good"), object("shop", "bad")];
@@ -140,7 +141,7 @@ fn trouble_and_missing_rights_are_errors() {
 }
 
 #[test]
-fn namespaces_that_have_it_are_listed_at_once_or_not_at_all() {
+fn namespaces_with_a_definition_are_listed_with_one_request() {
     let server = Server::plain(|request| {
         assert!(request.line.starts_with(&format!("GET {PATH}/network-attachment-definitions?")), "{}", request.line);
         assert!(request.line.contains("fieldSelector=metadata.name%3Dx"), "{}", request.line);
@@ -159,10 +160,10 @@ fn namespaces_that_have_it_are_listed_at_once_or_not_at_all() {
 }
 
 #[test]
-fn one_connection_serves_one_request_after_the_other() {
+fn requests_reuse_the_connection() {
     let server = Server::plain(|request| match request.line.contains(PATH) {
-        true => knows_shops(request),
-        false => knows_both(request),
+        true => has_shops(request),
+        false => has_both(request),
     });
     let source = source("connection", &server, LONG);
     source.facts(&wanted(), false).expect("facts");
@@ -172,7 +173,7 @@ fn one_connection_serves_one_request_after_the_other() {
 }
 
 #[test]
-fn manifests_have_definitions_too() {
+fn definitions_are_found_in_manifests() {
     let dir = directory("definitions-manifests");
     let yaml = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a, namespace: shop}\n\
                 spec:\n  config: '{ \"type\": \"bridge\" }'\n---\napiVersion: example.com/v1\n\
@@ -181,15 +182,15 @@ fn manifests_have_definitions_too() {
     fs::write(dir.join("b.json"), definition("default", "a", &json!({})).to_string()).expect("a file");
     let source = cluster::source(&manifests(&dir)).expect("a source");
     let found = source.definitions(&[object("shop", "a"), object("default", "a"), object("shop", "b")]);
-    let [Lookup::Found(first), Lookup::Found(second), Lookup::Missing(sought)] = &found.expect("an answer")[..] else {
+    let [Lookup::Found(first), Lookup::Found(second), Lookup::Missing(why)] = &found.expect("an answer")[..] else {
         panic!("two are there")
     };
     assert_eq!((&*first.config, &*second.config), ("{ \"type\": \"bridge\" }", ""));
-    assert!(sought.contains("definitions-manifests"), "{sought}");
+    assert!(why.contains("definitions-manifests"), "{why}");
     assert_eq!(source.namespaces_with_definition("a"), Some(vec!["default".into(), "shop".into()]));
 
     fs::write(dir.join("c.yaml"), "a: b: c").expect("a file");
     assert!(source.definitions(&[object("shop", "a")]).is_ok());
-    let error = source.definitions(&[object("shop", "b")]).expect_err("it may stand in the broken file");
+    let error = source.definitions(&[object("shop", "b")]).expect_err("the broken file may contain it");
     assert!(error.msg.contains("c.yaml") && error.details.contains("shop/b"), "{error}");
 }

@@ -1,7 +1,7 @@
-//! What a runtime hands down to a plugin and what must not count: in a process of its own, for a
-//! process can't change its environment safely.
+//! Environment variables that the plugin inherits from the runtime and must ignore. The test runs in child processes,
+//! because a process can't change its environment safely.
 
-use crate::scene::{facts_by, knows_both, kubeconfig, status};
+use crate::scene::{facts_by, has_both, kubeconfig, status};
 use crate::server::Server;
 use serde_json::json;
 use std::env;
@@ -9,18 +9,18 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Names the kubeconfig to the process in which the test runs again.
+/// The path of the kubeconfig for the child process.
 const KUBECONFIG: &str = "TEST_KUBECONFIG";
 
 #[test]
-fn neither_proxies_nor_kubeconfig_count_and_no_thread_is_started() {
+fn proxy_variables_and_kubeconfig_are_ignored_and_no_thread_is_started() {
     if let Some(path) = env::var_os(KUBECONFIG) {
         let before = threads();
         facts_by(Path::new(&path)).expect("facts");
         assert_eq!(threads(), before);
         return;
     }
-    let server = Server::plain(knows_both);
+    let server = Server::plain(has_both);
     let proxy = Server::plain(|_| status(502, "a proxy"));
     let path = kubeconfig("environment", &json!({"server": server.http()}), &json!({}));
     for (variable, value) in [
@@ -34,7 +34,7 @@ fn neither_proxies_nor_kubeconfig_count_and_no_thread_is_started() {
         ("NO_PROXY", "[::1".to_owned()),
         ("KUBECONFIG", "/absent".to_owned()),
     ] {
-        let test = "environment::neither_proxies_nor_kubeconfig_count_and_no_thread_is_started";
+        let test = "environment::proxy_variables_and_kubeconfig_are_ignored_and_no_thread_is_started";
         let child = Command::new(env::current_exe().expect("this test"))
             .args(["--exact", test, "--nocapture"])
             .env(KUBECONFIG, &path)

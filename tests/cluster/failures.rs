@@ -1,6 +1,6 @@
-//! An API that does not answer, or not at once.
+//! Failures of the API server: which errors are retried, for how long, and which message they produce.
 
-use crate::scene::{GET_POD, api, facts, facts_by, knows_both, kubeconfig, pod, status, wanted};
+use crate::scene::{GET_POD, api, facts, facts_by, has_both, kubeconfig, pod, status, wanted};
 use crate::server::{Answer, Request, Server, closed_port, takes};
 use detour_cni::cluster;
 use detour_cni::cni::{Code, Error};
@@ -8,15 +8,15 @@ use serde_json::json;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// A server whose answers about the pod are these, the last one for ever.
+/// A server with these answers about the pod, by the number of the request; else it has pod and namespace.
 fn server(answers: impl Fn(usize) -> Option<Answer> + Send + Sync + 'static) -> Server {
     Server::plain(move |request: &Request| match request.line.as_str() {
-        GET_POD => answers(request.nth).unwrap_or_else(|| knows_both(request)),
-        _ => knows_both(request),
+        GET_POD => answers(request.nth).unwrap_or_else(|| has_both(request)),
+        _ => has_both(request),
     })
 }
 
-/// The error, and how long it took.
+/// The error and the elapsed time.
 fn fails(test: &str, server: &str, timeout: Duration) -> (Error, Duration) {
     let path = kubeconfig(test, &json!({"server": server}), &json!({"token": "t"}));
     let started = Instant::now();
@@ -27,8 +27,8 @@ fn fails(test: &str, server: &str, timeout: Duration) -> (Error, Duration) {
     (error, started.elapsed())
 }
 
-/// How often the pod was asked for.
-fn tries(server: &Server) -> usize {
+/// The number of requests for the pod.
+fn attempts(server: &Server) -> usize {
     server.lines().iter().filter(|line| *line == GET_POD).count()
 }
 
@@ -37,7 +37,7 @@ const SHORT: Duration = Duration::from_secs(1);
 const BRIEF: Duration = Duration::from_millis(300);
 
 #[test]
-fn what_heals_is_tried_again() {
+fn temporary_failures_are_retried() {
     type Row = (&'static str, fn() -> Answer);
     let rows: [Row; 8] = [
         ("404", || status(404, "pods \"web-0\" not found")),
@@ -54,18 +54,18 @@ fn what_heals_is_tried_again() {
         let path = kubeconfig(&format!("heals-{name}"), &json!({"server": server.http()}), &json!({}));
         let facts = facts_by(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(facts.pod.uid.as_deref(), Some("uid-1"), "{name}");
-        assert_eq!(tries(&server), 2, "{name}");
+        assert_eq!(attempts(&server), 2, "{name}");
     }
 }
 
 #[test]
-fn an_unknown_pod_is_asked_for_during_two_seconds() {
+fn an_unknown_pod_is_retried_for_two_seconds() {
     let server = server(|_| Some(status(404, "pods \"web-0\" not found")));
     let (error, took) = fails("404", &server.http(), LONG);
     assert_eq!(error.code, Code::PodUnknown);
     assert!(error.details.contains("pods \"web-0\" not found"), "{error}");
     assert!(took > Duration::from_millis(1800) && took < Duration::from_secs(4), "{took:?}");
-    assert_eq!(tries(&server), 6);
+    assert_eq!(attempts(&server), 6);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn another_pod_of_that_name_is_unknown_and_both_uids_are_named() {
 #[test]
 fn an_unknown_namespace_is_an_error() {
     let server = Server::plain(|request| match request.line.as_str() {
-        GET_POD => knows_both(request),
+        GET_POD => has_both(request),
         _ => status(404, "namespaces \"shop\" not found"),
     });
     let (error, _) = fails("namespace", &server.http(), BRIEF);
@@ -88,28 +88,28 @@ fn an_unknown_namespace_is_an_error() {
 }
 
 #[test]
-fn trouble_is_waited_out_to_the_end() {
+fn server_errors_are_retried_until_the_deadline() {
     let server = server(|_| Some(status(500, "etcdserver: no leader")));
     let (error, took) = fails("500", &server.http(), SHORT);
     assert_eq!(error.code, Code::TryAgain);
     assert!(error.details.contains("500, etcdserver: no leader"), "{error}");
-    assert!(error.msg.contains(&format!("{} tries", tries(&server))), "{error}");
-    assert_eq!(tries(&server), 5);
+    assert!(error.msg.contains(&format!("{} attempts", attempts(&server))), "{error}");
+    assert_eq!(attempts(&server), 5);
     assert!(took > Duration::from_millis(800) && took < Duration::from_secs(2), "{took:?}");
 }
 
 #[test]
-fn a_server_that_names_its_time_is_given_it() {
+fn retry_after_is_honored() {
     let server = server(|nth| (nth == 0).then(|| Answer::Reply(429, "Retry-After: 1\r\n".into(), Vec::new())));
     let path = kubeconfig("retry-after", &json!({"server": server.http()}), &json!({}));
     let started = Instant::now();
     facts_by(&path).expect("facts");
     assert!(started.elapsed() >= SHORT);
-    assert_eq!(tries(&server), 2);
+    assert_eq!(attempts(&server), 2);
 }
 
 #[test]
-fn a_server_that_hangs_is_given_up_in_time() {
+fn a_request_without_a_response_fails_at_the_deadline() {
     let server = server(|_| Some(Answer::Hang));
     let (error, took) = fails("hangs", &server.http(), BRIEF);
     assert_eq!(error.code, Code::TryAgain);
@@ -118,23 +118,23 @@ fn a_server_that_hangs_is_given_up_in_time() {
 }
 
 #[test]
-fn a_connection_that_hangs_is_left_for_another() {
+fn after_a_request_without_a_response_another_connection_is_used() {
     let server = server(|nth| (nth == 0).then_some(Answer::Hang));
     let path = kubeconfig("one-hangs", &json!({"server": server.http()}), &json!({}));
     let started = Instant::now();
     facts_by(&path).expect("facts");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    assert_eq!(tries(&server), 2);
+    assert_eq!(attempts(&server), 2);
 }
 
 #[test]
-fn a_slow_server_is_waited_for_while_a_second_request_runs_beside_the_first() {
+fn a_second_request_runs_beside_a_slow_first_one() {
     static RUNNING: Mutex<(usize, usize)> = Mutex::new((0, 0));
     let server = server(|_| {
         let begin = || {
-            let (now, most) = &mut *RUNNING.lock().expect("no panic while locked");
+            let (now, max) = &mut *RUNNING.lock().expect("no panic while locked");
             *now += 1;
-            *most = (*most).max(*now);
+            *max = (*max).max(*now);
         };
         begin();
         takes(Duration::from_secs(4));
@@ -145,7 +145,7 @@ fn a_slow_server_is_waited_for_while_a_second_request_runs_beside_the_first() {
     let started = Instant::now();
     facts_by(&path).expect("facts");
     assert!(started.elapsed() < Duration::from_millis(5500), "{:?}", started.elapsed());
-    assert_eq!((tries(&server), RUNNING.lock().expect("no panic while locked").1), (2, 2));
+    assert_eq!((attempts(&server), RUNNING.lock().expect("no panic while locked").1), (2, 2));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_second_request_that_fails_does_not_end_the_first() {
 }
 
 #[test]
-fn a_refused_connection_is_trouble() {
+fn a_refused_connection_is_retried() {
     let (error, took) = fails("refused", &format!("http://{}", closed_port()), BRIEF);
     assert_eq!(error.code, Code::TryAgain);
     assert!(error.details.contains("refused"), "{error}");
@@ -172,15 +172,15 @@ fn a_refused_connection_is_trouble() {
 }
 
 #[test]
-fn credentials_that_are_refused_are_not_tried_again() {
-    let said = "pods \"web-0\" is forbidden: User \"u\" cannot get resource \"pods\"";
+fn rejected_credentials_are_not_retried() {
+    let message = "pods \"web-0\" is forbidden: User \"u\" cannot get resource \"pods\"";
     for (code, expected) in [(401, "not accepted"), (403, "get pods in namespace shop")] {
-        let server = server(move |_| Some(status(code, said)));
+        let server = server(move |_| Some(status(code, message)));
         let (error, took) = fails(&format!("credentials-{code}"), &server.http(), LONG);
         assert_eq!(error.code, Code::Forbidden);
-        assert!(error.msg.contains(expected) && error.details.contains(said), "{error}");
+        assert!(error.msg.contains(expected) && error.details.contains(message), "{error}");
         assert!(took < Duration::from_secs(1), "{took:?}");
-        assert_eq!(tries(&server), 1);
+        assert_eq!(attempts(&server), 1);
     }
     let server = Server::plain(|request| match request.line.as_str() {
         GET_POD => Answer::Hang,
@@ -189,11 +189,11 @@ fn credentials_that_are_refused_are_not_tried_again() {
     let (error, took) = fails("credentials-namespace", &server.http(), LONG);
     assert_eq!(error.code, Code::Forbidden);
     assert!(error.msg.contains("get namespaces"), "{error}");
-    assert!(took < Duration::from_secs(1), "the pod's answer was waited for: {took:?}");
+    assert!(took < Duration::from_secs(1), "it waited for the response about the pod: {took:?}");
 }
 
 #[test]
-fn what_is_no_api_is_named_at_once() {
+fn a_server_that_is_not_an_api_is_an_error_without_retry() {
     let server = server(|_| Some(Answer::Reply(301, "location: /login\r\n".into(), b"<html>moved</html>".to_vec())));
     let (error, took) = fails("301", &server.http(), LONG);
     assert_eq!(error.code, Code::InvalidConfig);
@@ -202,8 +202,8 @@ fn what_is_no_api_is_named_at_once() {
 }
 
 #[test]
-fn a_name_that_is_no_name_never_reaches_the_server() {
-    let server = Server::plain(knows_both);
+fn an_invalid_name_is_not_sent_to_the_server() {
+    let server = Server::plain(has_both);
     let path = kubeconfig("traversal", &json!({"server": server.http()}), &json!({}));
     let mut wanted = wanted();
     wanted.name = "../secrets/x".into();

@@ -1,6 +1,6 @@
-//! An API that answers.
+//! Facts from an API server: requests, kubeconfigs, credentials.
 
-use crate::scene::{GET_NAMESPACE, GET_POD, api, directory, facts_by, knows_both, kubeconfig, namespace, pod, wanted};
+use crate::scene::{GET_NAMESPACE, GET_POD, api, directory, facts_by, has_both, kubeconfig, namespace, pod, wanted};
 use crate::server::{Answer, Request, Server};
 use detour_cni::cluster;
 use serde_json::json;
@@ -9,8 +9,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 #[test]
-fn pod_and_namespace_are_asked_for_and_nothing_else() {
-    let server = Server::plain(knows_both);
+fn only_pod_and_namespace_are_requested() {
+    let server = Server::plain(has_both);
     let path = kubeconfig("both", &json!({"server": server.http()}), &json!({"token": "secret"}));
     let facts = facts_by(&path).expect("facts");
     assert_eq!((facts.pod.namespace.as_str(), facts.pod.name.as_str()), ("shop", "web-0"));
@@ -22,8 +22,8 @@ fn pod_and_namespace_are_asked_for_and_nothing_else() {
 }
 
 #[test]
-fn the_namespace_is_asked_for_only_where_it_is_wanted() {
-    let server = Server::plain(knows_both);
+fn the_namespace_is_requested_only_if_needed() {
+    let server = Server::plain(has_both);
     let path = kubeconfig("pod-only", &json!({"server": server.http()}), &json!({}));
     let source = cluster::source(&api(&path, Duration::from_secs(1))).expect("a source");
     assert_eq!(source.facts(&wanted(), false).expect("facts").namespace, None);
@@ -32,11 +32,11 @@ fn the_namespace_is_asked_for_only_where_it_is_wanted() {
 }
 
 #[test]
-fn both_requests_are_under_way_at_the_same_time() {
+fn pod_and_namespace_are_requested_concurrently() {
     let meeting = Barrier::new(2);
     let server = Server::plain(move |request| {
         meeting.wait();
-        knows_both(request)
+        has_both(request)
     });
     let path = kubeconfig("same-time", &json!({"server": server.http()}), &json!({}));
     facts_by(&path).expect("facts");
@@ -44,8 +44,8 @@ fn both_requests_are_under_way_at_the_same_time() {
 }
 
 #[test]
-fn a_source_costs_nothing_until_it_is_asked() {
-    let server = Server::plain(knows_both);
+fn a_source_reads_and_connects_to_nothing_before_its_first_request() {
+    let server = Server::plain(has_both);
     let path = kubeconfig("lazy", &json!({"server": server.http()}), &json!({}));
     let source = cluster::source(&api(&path, Duration::from_secs(1))).expect("a source");
     assert_eq!(server.connections(), 0);
@@ -55,7 +55,7 @@ fn a_source_costs_nothing_until_it_is_asked() {
 }
 
 #[test]
-fn a_body_of_a_megabyte_and_a_half_arrives() {
+fn a_body_of_one_and_a_half_megabytes_is_accepted() {
     let server = Server::plain(|request| {
         let mut pod = pod("uid-1");
         pod["metadata"]["annotations"] = json!({"large": "x".repeat(1_500_000)});
@@ -66,8 +66,8 @@ fn a_body_of_a_megabyte_and_a_half_arrives() {
 }
 
 #[test]
-fn a_token_file_is_read_anew_and_found_beside_the_kubeconfig() {
-    let server = Server::plain(knows_both);
+fn a_token_file_beside_the_kubeconfig_is_read_for_each_source() {
+    let server = Server::plain(has_both);
     let user = json!({"token": "old", "tokenFile": "token"});
     let path = kubeconfig("token-file", &json!({"server": server.http()}), &user);
     for token in ["first", "second"] {
@@ -84,7 +84,7 @@ fn a_token_file_is_read_anew_and_found_beside_the_kubeconfig() {
 /// istio-cni's install-cni puts an IPv4 address in brackets too (cni/pkg/install/kubeconfig.go, up to 1.24).
 #[test]
 fn a_kubeconfig_as_istio_cni_writes_it() {
-    let server = Server::plain(knows_both);
+    let server = Server::plain(has_both);
     let path = directory("istio").join("ZZZ-istio-cni-kubeconfig");
     let text = format!(
         "# a comment\napiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: http://[{}]:{}\n    \
@@ -103,7 +103,7 @@ fn a_kubeconfig_as_istio_cni_writes_it() {
 fn a_kubeconfig_as_kubectl_writes_it() {
     let server = Server::plain(|request| {
         let line = request.line.replace("/base/", "/");
-        if request.line.contains("/base/") { knows_both(&Request { line, ..request.clone() }) } else { Answer::Close }
+        if request.line.contains("/base/") { has_both(&Request { line, ..request.clone() }) } else { Answer::Close }
     });
     let path = directory("kubectl").join("config");
     let text = format!(
@@ -118,7 +118,7 @@ fn a_kubeconfig_as_kubectl_writes_it() {
 }
 
 #[test]
-fn a_static_pod_is_known_by_its_hash() {
+fn a_static_pod_is_identified_by_its_hash() {
     let server = Server::plain(|request| {
         let mut pod = pod("mirror");
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "uid-1"});
@@ -130,10 +130,10 @@ fn a_static_pod_is_known_by_its_hash() {
 }
 
 #[test]
-fn a_proxy_is_used_where_the_kubeconfig_names_one() {
+fn the_proxy_in_the_kubeconfig_is_used() {
     let proxy = Server::plain(|request| match request.line.split(' ').next() {
         Some("CONNECT") => Answer::text(200, ""),
-        _ => knows_both(request),
+        _ => has_both(request),
     });
     let cluster = json!({"server": "http://192.0.2.1:6443", "proxy-url": proxy.http()});
     facts_by(&kubeconfig("proxy", &cluster, &json!({}))).expect("facts");

@@ -1,4 +1,4 @@
-//! Kubeconfigs that are wrong, row by row.
+//! Errors for invalid kubeconfigs.
 
 use crate::scene::{directory, facts_by, kubeconfig};
 use detour_cni::cluster::KubeconfigSummary;
@@ -11,7 +11,7 @@ use std::os::unix::fs::symlink;
 const EMPTY: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
 
 #[test]
-fn one_that_is_not_written_yet_may_come() {
+fn a_missing_kubeconfig_is_a_temporary_error() {
     let path = directory("absent").join("kubeconfig");
     let error = facts_by(&path).expect_err("no file");
     assert_eq!(error.code, Code::TryAgain);
@@ -19,7 +19,7 @@ fn one_that_is_not_written_yet_may_come() {
 }
 
 #[test]
-fn one_that_is_a_directory_cannot_be_read() {
+fn a_directory_instead_of_a_kubeconfig_is_a_read_error() {
     let path = directory("a-directory");
     let error = facts_by(&path).expect_err("a directory");
     assert_eq!(error.code, Code::Io);
@@ -27,7 +27,7 @@ fn one_that_is_a_directory_cannot_be_read() {
 }
 
 #[test]
-fn links_below_another_root_lead_to_where_the_node_sees_them() {
+fn links_below_another_root_are_resolved_as_on_the_node() {
     let root = directory("other-root");
     fs::create_dir_all(root.join("var")).expect("made");
     fs::create_dir_all(root.join("run")).expect("made");
@@ -44,25 +44,25 @@ fn links_below_another_root_lead_to_where_the_node_sees_them() {
 }
 
 #[test]
-fn wrong_text_is_named_with_its_place() {
+fn an_error_names_the_entry_or_the_line() {
     let rows = [
         ("syntax", "clusters: [\n  a: b: c\n", "line"),
         ("empty", "", "current-context"),
         ("json", "{\"clusters\": [{]}", "line"),
-        ("scalar", "hello", "not one"),
+        ("scalar", "hello", "invalid kubeconfig"),
         ("wrong-type", "apiVersion: v1\nclusters:\n- name: k\n  cluster: {server: [1]}\n", "line 4"),
-        ("no-context", "clusters: null\nusers: null\ncontexts:\n- {name: a}\n- {name: b}\n", "accepted: a, b"),
+        ("no-context", "clusters: null\nusers: null\ncontexts:\n- {name: a}\n- {name: b}\n", "expected one of: a, b"),
         ("context", "current-context: x\ncontexts:\n- {name: a}\n", "current-context"),
         (
             "cluster",
             "current-context: a\ncontexts: [{name: a, context: {cluster: x}}]\nclusters: [{name: k}]\n",
-            "contexts[a].context.cluster: there is no cluster \"x\"; accepted: k",
+            "contexts[a].context.cluster: unknown cluster \"x\"; expected one of: k",
         ),
         (
             "user",
             "current-context: a\ncontexts: [{name: a, context: {cluster: k, user: x}}]\n\
              clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: u}]\n",
-            "contexts[a].context.user: there is no user \"x\"; accepted: u",
+            "contexts[a].context.user: unknown user \"x\"; expected one of: u",
         ),
     ];
     for (test, text, expected) in rows {
@@ -78,7 +78,7 @@ fn wrong_text_is_named_with_its_place() {
 }
 
 #[test]
-fn an_error_in_the_text_never_shows_what_stands_there() {
+fn a_syntax_error_does_not_show_the_text() {
     for (test, text) in [
         ("secret-type", "users:\n- name: u\n  user: s3cr3t\n"),
         ("secret-map", "users:\n- name: u\n  user: {token: {a: s3cr3t}}\n"),
@@ -93,7 +93,7 @@ fn an_error_in_the_text_never_shows_what_stands_there() {
 }
 
 #[test]
-fn a_wrong_cluster_is_named_by_its_key() {
+fn an_invalid_cluster_is_reported_with_its_key() {
     let server = "https://127.0.0.1:1";
     let rows = [
         ("server-absent", json!({}), "clusters[k].cluster.server"),
@@ -138,12 +138,12 @@ fn a_wrong_cluster_is_named_by_its_key() {
         ("proxy-bare", json!({"server": server, "proxy-url": "127.0.0.1:1"}), "clusters[k].cluster.proxy-url"),
     ];
     for (test, cluster, key) in rows {
-        is_wrong(&format!("cluster-{test}"), &cluster, &json!({}), key);
+        is_invalid(&format!("cluster-{test}"), &cluster, &json!({}), key);
     }
 }
 
 #[test]
-fn a_wrong_user_is_named_by_its_key() {
+fn an_invalid_user_is_reported_with_its_key() {
     let cluster = json!({"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": true});
     let pem = "aGVsbG8=";
     let rows = [
@@ -162,13 +162,13 @@ fn a_wrong_user_is_named_by_its_key() {
         ("key-file", json!({"client-certificate-data": pem, "client-key": "absent.key"}), "absent.key"),
     ];
     for (test, user, key) in rows {
-        is_wrong(&format!("user-{test}"), &cluster, &user, key);
+        is_invalid(&format!("user-{test}"), &cluster, &user, key);
     }
-    let error = is_wrong("user-accepted", &cluster, &json!({"exec": {}}), "exec");
-    assert!(error.contains("accepted: token, tokenFile, client-certificate(-data)"), "{error}");
+    let error = is_invalid("user-accepted", &cluster, &json!({"exec": {}}), "exec");
+    assert!(error.contains("expected token, tokenFile, or client-certificate(-data)"), "{error}");
 }
 
-fn is_wrong(test: &str, cluster: &Value, user: &Value, key: &str) -> String {
+fn is_invalid(test: &str, cluster: &Value, user: &Value, key: &str) -> String {
     let path = kubeconfig(test, cluster, user);
     let error = facts_by(&path).expect_err(test);
     assert_eq!(error.code, Code::InvalidConfig, "{test}: {error}");

@@ -1,4 +1,5 @@
-//! Facts of pods, and what is told of them, through the front door of `detour_cni::cluster`: real sockets, real files.
+//! The public API of `detour_cni::cluster` with real sockets and files: facts of pods from an API server and from
+//! manifests, and reports to the cluster.
 
 mod definitions;
 mod environment;

@@ -1,4 +1,4 @@
-//! Facts from a directory.
+//! Facts from a directory of manifests.
 
 use crate::scene::{api, directory, facts, manifests, wanted};
 use detour_cni::cluster;
@@ -12,7 +12,7 @@ const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop,
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, namespace: shop}\n\
                    spec:\n  containers:\n  - name: istio-proxy\n";
 
-/// Facts from these files.
+/// Reads the facts from these files.
 fn read(test: &str, files: &[(&str, &str)]) -> Result<Facts, Error> {
     let dir = directory(test);
     for (name, text) in files {
@@ -29,7 +29,7 @@ fn is_found(test: &str, files: &[(&str, &str)]) {
 }
 
 #[test]
-fn objects_are_found_however_they_are_written() {
+fn objects_are_found_in_documents_files_and_lists() {
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web-0, namespace: shop}\nspec: 5\n";
     let both = format!("# pods\n---\n{service}---\n{POD}---\n---\n{NAMESPACE}");
     is_found("documents", &[("all.yaml", &both)]);
@@ -57,7 +57,7 @@ fn a_pod_without_a_namespace_is_in_default() {
 }
 
 #[test]
-fn the_uid_is_compared() {
+fn a_pod_with_another_uid_is_not_found() {
     let with = |uid: &str| POD.replace("namespace: shop", &format!("namespace: shop, uid: {uid}"));
     is_found("uid", &[("a.yaml", &with("uid-0")), ("b.yaml", &with("uid-1")), ("c.yaml", NAMESPACE)]);
     let error = read("uid-wrong", &[("a.yaml", &with("uid-0")), ("c.yaml", NAMESPACE)]).expect_err("another UID");
@@ -68,7 +68,7 @@ fn the_uid_is_compared() {
 }
 
 #[test]
-fn what_is_not_there_is_unknown() {
+fn a_pod_without_a_manifest_is_unknown() {
     let error = read("no-pod", &[("n.yaml", NAMESPACE)]).expect_err("no pod");
     assert_eq!(error.code, Code::PodUnknown);
     assert!(error.msg.contains("shop/web-0") && error.msg.contains("no-pod"), "{error}");
@@ -78,24 +78,24 @@ fn what_is_not_there_is_unknown() {
 fn a_namespace_without_a_manifest_has_no_annotations() {
     let facts = read("no-namespace", &[("p.yaml", POD)]).expect("the pod is there");
     assert_eq!(facts.namespace, Some(Namespace { name: "shop".into(), ..Namespace::default() }));
-    let error =
-        read("broken-namespace", &[("p.yaml", POD), ("n.yaml", "a: b: c")]).expect_err("it may be in that file");
+    let error = read("broken-namespace", &[("p.yaml", POD), ("n.yaml", "a: b: c")])
+        .expect_err("the broken file may contain it");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.contains("n.yaml") && error.details.contains("Namespace shop"), "{error}");
 }
 
 #[test]
-fn a_broken_file_counts_only_where_something_is_missing() {
+fn a_broken_file_is_an_error_only_if_something_is_missing() {
     let broken = "kind: Pod\nmetadata: {name: web-0\nspec: }{\n";
     let error = read("broken", &[("a.yaml", broken), ("n.yaml", NAMESPACE)]).expect_err("a broken file");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.contains("a.yaml") && error.msg.contains("line 3"), "{error}");
-    assert!(error.details.contains("no manifest of this Pod"), "{error}");
+    assert!(error.details.contains("no manifest in"), "{error}");
     is_found("broken-other", &[("a.yaml", broken), ("b.yaml", POD), ("n.yaml", NAMESPACE)]);
 }
 
 #[test]
-fn a_pod_of_the_wrong_shape_is_named_with_its_line() {
+fn an_invalid_pod_is_reported_with_its_line() {
     let wrong = format!("{NAMESPACE}---\n{POD}  hostNetwork: [1]\n");
     let error = read("shape", &[("a.yaml", &wrong)]).expect_err("a wrong type");
     assert_eq!(error.code, Code::InvalidConfig);
@@ -108,7 +108,7 @@ fn a_pod_of_the_wrong_shape_is_named_with_its_line() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_wrong() {
+fn a_missing_directory_is_an_error() {
     let dir = directory("parent").join("absent");
     let error = facts(&manifests(&dir)).expect_err("no directory");
     assert_eq!(error.code, Code::InvalidConfig);
@@ -116,7 +116,7 @@ fn a_directory_that_is_not_there_is_wrong() {
 }
 
 #[test]
-fn a_directory_wins_over_a_kubeconfig_and_neither_is_no_source() {
+fn manifests_take_precedence_over_a_kubeconfig_and_without_both_there_is_no_source() {
     let dir = directory("wins");
     fs::write(dir.join("p.yaml"), format!("{POD}---\n{NAMESPACE}")).expect("a file");
     let mut conf = manifests(&dir);

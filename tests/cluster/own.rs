@@ -1,4 +1,4 @@
-//! What the agent asks as its pod's service account.
+//! The agent's requests as its pod's service account: its own DaemonSet.
 
 use crate::scene::directory;
 use crate::server::{Answer, Server};
@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A service account for which `server` is the API.
+/// A service account with `server` as the API.
 fn account(test: &str, server: &Server) -> ServiceAccount {
     let directory = directory(&format!("own-{test}"));
     let authority = rcgen::generate_simple_self_signed(["api".to_owned()]).expect("a certificate");
@@ -24,9 +24,9 @@ fn daemon_set() -> ObjectRef {
     ObjectRef { namespace: "kube-system".into(), name: "detour-agent".into() }
 }
 
-/// As the kubelet mounts it: a directory that all may write to, with links that it turns (`AtomicWriter`).
+/// The kubelet mounts a directory that all users can write to, with symbolic links that it replaces (`AtomicWriter`).
 #[test]
-fn a_service_account_as_the_kubelet_mounts_it_is_used_unless_another_user_owns_a_file() {
+fn a_service_account_as_the_kubelet_mounts_it_is_accepted_unless_another_user_owns_a_file() {
     let object = json!({"metadata": {"name": "detour-agent", "resourceVersion": "1"}});
     let server = Server::plain(move |_| Answer::json(200, &object));
     let account = account("mounted", &server);
@@ -39,7 +39,7 @@ fn a_service_account_as_the_kubelet_mounts_it_is_used_unless_another_user_owns_a
         symlink(format!("..data/{name}"), account.directory.join(name)).expect("linked");
     }
     assert!(account.has(&daemon_set(), Duration::from_secs(10)).expect("an answer"));
-    let asked = server.lines().len();
+    let requests = server.lines().len();
     for name in ["token", "ca.crt"] {
         chown(data.join(name), Some(12345), None).expect("needs root");
         let error = account.has(&daemon_set(), Duration::from_secs(10)).expect_err("refused");
@@ -47,11 +47,11 @@ fn a_service_account_as_the_kubelet_mounts_it_is_used_unless_another_user_owns_a
         assert!(error.msg.contains(&format!("{name} is owned by UID 12345; expected root")), "{error}");
         chown(data.join(name), Some(0), None).expect("needs root");
     }
-    assert_eq!(server.lines().len(), asked, "nothing was sent");
+    assert_eq!(server.lines().len(), requests, "nothing was sent");
 }
 
 #[test]
-fn a_daemon_set_is_missing_where_the_api_says_it_of_this_one() {
+fn a_daemon_set_is_missing_if_the_response_names_it() {
     let missing = json!({
         "kind": "Status", "status": "Failure", "message": "daemonsets.apps \"detour-agent\" not found",
         "reason": "NotFound", "details": {"name": "detour-agent", "group": "apps", "kind": "daemonsets"}, "code": 404
@@ -64,16 +64,16 @@ fn a_daemon_set_is_missing_where_the_api_says_it_of_this_one() {
 
 const WATCH: &str = "GET /apis/apps/v1/namespaces/kube-system/daemonsets?";
 
-/// What a watch of the DaemonSet tells, and how it ends, where it is answered with these events.
+/// Returns what a watch of the DaemonSet reports for these events, how it ends, and the requests.
 fn watched(test: &str, events: &[Value]) -> (Vec<bool>, Result<(), Error>, Vec<String>) {
     let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
     let server = Server::plain(move |request| match request.line.starts_with(WATCH) {
         true => Answer::text(200, &lines),
         false => Answer::json(404, &json!({"kind": "Status", "message": "no such thing"})),
     });
-    let mut told = Vec::new();
-    let ended = account(test, &server).watch(&daemon_set(), |there| told.push(there));
-    (told, ended, server.lines())
+    let mut reports = Vec::new();
+    let ended = account(test, &server).watch(&daemon_set(), |exists| reports.push(exists));
+    (reports, ended, server.lines())
 }
 
 fn event(kind: &str, metadata: &Value) -> Value {
@@ -81,30 +81,30 @@ fn event(kind: &str, metadata: &Value) -> Value {
 }
 
 #[test]
-fn a_watch_begins_with_what_is_there_whatever_version_that_has() {
+fn a_watch_starts_with_the_object_of_any_version() {
     let metadata = json!({"name": "detour-agent", "resourceVersion": "7"});
     let deleted = json!({"name": "detour-agent", "resourceVersion": "9", "deletionTimestamp": "2026-01-01T00:00:00Z"});
     let events = [event("ADDED", &metadata), event("MODIFIED", &deleted), event("DELETED", &deleted)];
-    let (told, ended, requests) = watched("begins", &events);
-    assert_eq!((told, ended), (vec![true, false, false], Ok(())));
+    let (reports, ended, requests) = watched("begins", &events);
+    assert_eq!((reports, ended), (vec![true, false, false], Ok(())));
     let [request] = requests.as_slice() else { panic!("one request: {requests:?}") };
     let version = request.split(['?', '&', ' ']).find_map(|part| part.strip_prefix("resourceVersion="));
     assert_eq!(version, Some("0"), "the object's own may be too old for the server: {request}");
 }
 
 #[test]
-fn a_watch_that_ends_with_an_error_is_no_normal_end() {
+fn an_error_event_ends_a_watch_with_an_error() {
     let status =
         json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version: 1 (30)"});
-    let (told, ended, _) = watched("expired", &[json!({"type": "ERROR", "object": status})]);
+    let (reports, ended, _) = watched("expired", &[json!({"type": "ERROR", "object": status})]);
     let error = ended.expect_err("an error");
-    assert!(told.is_empty(), "{told:?}");
+    assert!(reports.is_empty(), "{reports:?}");
     let text = error.to_string();
     assert!(text.contains("410") && text.contains("too old") && text.contains("detour-agent"), "{text}");
 }
 
 #[test]
-fn a_watch_that_begins_with_nothing_asks_whether_there_is_nothing() {
+fn a_watch_without_a_first_event_gets_the_object() {
     let missing = json!({
         "kind": "Status", "message": "not found", "reason": "NotFound", "details": {"name": "detour-agent"}, "code": 404
     });
@@ -113,13 +113,13 @@ fn a_watch_that_begins_with_nothing_asks_whether_there_is_nothing() {
         false => Answer::json(404, &missing),
     });
     let account = account("nothing", &server);
-    let (told, tells) = channel();
-    thread::spawn(move || account.watch(&daemon_set(), |there| told.send(there).expect("somebody listens")));
-    assert_eq!(tells.recv_timeout(Duration::from_secs(20)), Ok(false));
+    let (sender, receiver) = channel();
+    thread::spawn(move || account.watch(&daemon_set(), |exists| sender.send(exists).expect("the receiver exists")));
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(false));
 }
 
 #[test]
-fn a_server_that_knows_of_no_daemon_sets_says_nothing_of_this_one() {
+fn a_404_that_does_not_name_the_daemon_set_is_a_temporary_error() {
     let server = Server::plain(|_| Answer::text(404, "404 page not found\n"));
     let (started, time) = (Instant::now(), Duration::from_secs(1));
     let error = account("unserved", &server).has(&daemon_set(), time).expect_err("no answer");

@@ -1,4 +1,4 @@
-//! What the tests start from: a directory of their own, a configuration, a pod.
+//! Fixtures: directories, kubeconfigs, configurations, a pod.
 
 use crate::server::{Answer, Request};
 use detour_cni::cluster;
@@ -33,8 +33,8 @@ pub(crate) fn status(code: u16, message: &str) -> Answer {
     Answer::json(code, &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}))
 }
 
-/// The script of an API server that has pod and namespace.
-pub(crate) fn knows_both(request: &Request) -> Answer {
+/// Answers like an API server that has the pod and its namespace.
+pub(crate) fn has_both(request: &Request) -> Answer {
     match request.line.as_str() {
         GET_POD => Answer::json(200, &pod("uid-1")),
         GET_NAMESPACE => Answer::json(200, &namespace()),
@@ -42,7 +42,7 @@ pub(crate) fn knows_both(request: &Request) -> Answer {
     }
 }
 
-/// A new directory for the test of this name.
+/// Creates a new directory for the test.
 pub(crate) fn directory(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cluster").join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -50,7 +50,7 @@ pub(crate) fn directory(test: &str) -> PathBuf {
     dir
 }
 
-/// A kubeconfig with these keys of its cluster and its user.
+/// Writes a kubeconfig with these values of its cluster and its user.
 pub(crate) fn kubeconfig(test: &str, cluster: &Value, user: &Value) -> PathBuf {
     let path = directory(test).join("kubeconfig");
     let text = json!({
@@ -77,22 +77,22 @@ fn settings(timeout: Duration) -> cni::Kubernetes {
     }
 }
 
-/// The configuration of an API.
+/// A configuration with a kubeconfig.
 pub(crate) fn api(kubeconfig: &Path, timeout: Duration) -> cni::Kubernetes {
     cni::Kubernetes { kubeconfig: Some(kubeconfig.to_owned()), ..settings(timeout) }
 }
 
-/// The configuration of a directory of manifests.
+/// A configuration with a directory of manifests.
 pub(crate) fn manifests(dir: &Path) -> cni::Kubernetes {
     cni::Kubernetes { manifests_dir: Some(dir.to_owned()), ..settings(Duration::ZERO) }
 }
 
-/// Facts of the wanted pod and its namespace.
+/// Returns the facts of the pod and its namespace.
 pub(crate) fn facts(conf: &cni::Kubernetes) -> Result<Facts, Error> {
     cluster::source(conf).expect("a source").facts(&wanted(), true)
 }
 
-/// Facts of the wanted pod and its namespace, from a kubeconfig, within ten seconds.
+/// Returns the facts of the pod and its namespace, from a kubeconfig, within ten seconds.
 pub(crate) fn facts_by(kubeconfig: &Path) -> Result<Facts, Error> {
     facts(&api(kubeconfig, Duration::from_secs(10)))
 }

@@ -1,7 +1,9 @@
-//! TLS: who is trusted, and who asks.
+//! TLS: server and client certificates.
 
-use crate::scene::{api, facts, facts_by, knows_both, kubeconfig};
+use crate::scene::{api, facts, facts_by, has_both, kubeconfig};
 use crate::server::Server;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use detour_cni::cni::{Code, Error};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use rustls::pki_types::PrivateKeyDer;
@@ -45,16 +47,11 @@ fn config(authority: &Authority, params: &CertificateParams, clients: Option<&Au
     builder.with_single_cert(vec![certificate.der().clone()], key).expect("a certificate and its key")
 }
 
-fn base64(text: &str) -> String {
-    let bytes = k8s_openapi::ByteString(text.as_bytes().to_vec());
-    serde_json::to_value(bytes).expect("base64").as_str().expect("text").to_owned()
-}
-
 fn trusting(server: &Server, authority: &Authority) -> Value {
-    json!({"server": server.https(), "certificate-authority-data": base64(&authority.pem())})
+    json!({"server": server.https(), "certificate-authority-data": BASE64_STANDARD.encode(authority.pem())})
 }
 
-/// A failure that is known at once, after one connection for each of the two objects at most.
+/// Expects an error without retries: at most one connection for each of the two objects.
 fn fails_at_once(test: &str, server: &Server, cluster: &Value, user: &Value) -> Error {
     let started = Instant::now();
     let error = facts_by(&kubeconfig(test, cluster, user)).expect_err("an error");
@@ -67,9 +64,9 @@ fn fails_at_once(test: &str, server: &Server, cluster: &Value, user: &Value) -> 
 }
 
 #[test]
-fn an_authority_is_given_inline_or_as_a_file_beside_the_kubeconfig() {
+fn the_ca_is_read_from_inline_data_or_a_file_beside_the_kubeconfig() {
     let ca = authority();
-    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), knows_both);
+    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), has_both);
     facts_by(&kubeconfig("ca-data", &trusting(&server, &ca), &json!({"token": "t"}))).expect("facts");
 
     let cluster = json!({"server": server.https(), "certificate-authority": "ca.crt"});
@@ -80,18 +77,18 @@ fn an_authority_is_given_inline_or_as_a_file_beside_the_kubeconfig() {
 }
 
 #[test]
-fn an_ipv4_address_in_brackets_is_checked_against_the_certificate() {
+fn an_ipv4_address_in_brackets_is_verified_against_the_certificate() {
     let ca = authority();
-    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), knows_both);
+    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), has_both);
     let mut cluster = trusting(&server, &ca);
     cluster["server"] = json!(format!("https://[127.0.0.1]:{}", server.address.port()));
     facts_by(&kubeconfig("brackets", &cluster, &json!({}))).expect("facts");
 }
 
 #[test]
-fn a_name_to_check_can_be_given() {
+fn the_server_name_can_be_configured() {
     let ca = authority();
-    let server = Server::tls(serving(&ca, &for_names(&["kubernetes.default.svc"])), knows_both);
+    let server = Server::tls(serving(&ca, &for_names(&["kubernetes.default.svc"])), has_both);
     let mut cluster = trusting(&server, &ca);
     let error = fails_at_once("name-wrong", &server, &cluster, &json!({}));
     assert!(error.msg.contains("tls-server-name") && error.details.contains("kubernetes.default.svc"), "{error}");
@@ -100,9 +97,9 @@ fn a_name_to_check_can_be_given() {
 }
 
 #[test]
-fn a_server_that_nobody_vouches_for_is_refused_at_once() {
+fn a_certificate_of_an_unknown_ca_is_an_error_without_retry() {
     let (ca, other) = (authority(), authority());
-    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), knows_both);
+    let server = Server::tls(serving(&ca, &for_names(&["127.0.0.1"])), has_both);
     let error = fails_at_once("ca-wrong", &server, &trusting(&server, &other), &json!({}));
     assert!(error.msg.contains("certificate-authority"), "{error}");
     let cluster = json!({"server": server.https(), "insecure-skip-tls-verify": true});
@@ -110,30 +107,30 @@ fn a_server_that_nobody_vouches_for_is_refused_at_once() {
 }
 
 #[test]
-fn an_expired_certificate_and_one_of_an_authority_are_named() {
+fn an_expired_certificate_and_a_ca_certificate_are_reported_as_such() {
     let ca = authority();
     let mut expired = for_names(&["127.0.0.1"]);
     (expired.not_before, expired.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
-    let server = Server::tls(serving(&ca, &expired), knows_both);
+    let server = Server::tls(serving(&ca, &expired), has_both);
     let error = fails_at_once("expired", &server, &trusting(&server, &ca), &json!({}));
     assert!(error.msg.contains("has expired"), "{error}");
 
     let mut its_own = for_names(&["127.0.0.1"]);
     its_own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let server = Server::tls(serving(&ca, &its_own), knows_both);
+    let server = Server::tls(serving(&ca, &its_own), has_both);
     let error = fails_at_once("ca-as-server", &server, &trusting(&server, &ca), &json!({}));
     assert!(error.msg.contains("CA:FALSE"), "{error}");
 }
 
 #[test]
-fn a_client_certificate_is_presented_inline_or_from_files() {
+fn a_client_certificate_is_sent_from_inline_data_or_files() {
     let ca = authority();
-    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), knows_both);
+    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), has_both);
     let key = KeyPair::generate().expect("a key");
     let certificate = for_names(&[]).signed_by(&key, &ca).expect("a certificate").pem();
     let key = key.serialize_pem();
 
-    let inline = json!({"client-certificate-data": base64(&certificate), "client-key-data": base64(&key)});
+    let inline = json!({"client-certificate-data": BASE64_STANDARD.encode(&certificate), "client-key-data": BASE64_STANDARD.encode(&key)});
     facts_by(&kubeconfig("client-inline", &trusting(&server, &ca), &inline)).expect("facts");
 
     let files = json!({"client-certificate": "client.crt", "client-key": "client.key"});
@@ -144,16 +141,16 @@ fn a_client_certificate_is_presented_inline_or_from_files() {
 }
 
 #[test]
-fn a_client_certificate_that_the_server_misses_is_named_at_once() {
+fn a_required_client_certificate_is_reported_without_retry() {
     let ca = authority();
-    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), knows_both);
+    let server = Server::tls(config(&ca, &for_names(&["127.0.0.1"]), Some(&ca)), has_both);
     let error = fails_at_once("client-none", &server, &trusting(&server, &ca), &json!({"token": "t"}));
     assert!(error.msg.contains("client-certificate"), "{error}");
 }
 
 #[test]
-fn a_server_that_speaks_no_tls_is_trouble() {
-    let server = Server::plain(knows_both);
+fn a_server_without_tls_is_a_temporary_error() {
+    let server = Server::plain(has_both);
     let cluster = json!({"server": server.https(), "insecure-skip-tls-verify": true});
     let path = kubeconfig("no-tls", &cluster, &json!({}));
     let conf = api(&path, Duration::from_millis(300));

@@ -1,4 +1,4 @@
-//! What the cluster is told of a pod.
+//! Reports to the cluster: a pod's network status and its Events.
 
 use crate::scene::{api, directory, kubeconfig, manifests, status};
 use crate::server::{Answer, Server, closed_port};
@@ -26,7 +26,7 @@ fn body(server: &Server) -> Value {
 }
 
 #[test]
-fn the_status_is_one_merge_patch_of_this_very_pod() {
+fn the_status_is_a_merge_patch_with_the_pods_uid() {
     let server = Server::plain(|_| Answer::json(200, &json!({})));
     let value = "[{\n    \"name\": \"ovn\"\n}]";
     source("status", &server.http()).report(&pod(), Some(value), &[]).expect("written");
@@ -37,7 +37,7 @@ fn the_status_is_one_merge_patch_of_this_very_pod() {
 }
 
 #[test]
-fn an_event_is_posted_in_the_pods_namespace() {
+fn an_event_is_created_in_the_pods_namespace() {
     let server = Server::plain(|_| Answer::json(201, &json!({})));
     source("event", &server.http()).report(&pod(), None, &[event()]).expect("written");
     assert_eq!(server.lines(), ["POST /api/v1/namespaces/shop/events? HTTP/1.1"]);
@@ -55,23 +55,23 @@ fn an_event_is_posted_in_the_pods_namespace() {
 }
 
 #[test]
-fn a_pod_that_is_gone_or_another_one_is_not_waited_for() {
+fn a_report_about_a_deleted_or_replaced_pod_is_not_retried() {
     for (test, answer, code) in
         [("gone", 404, Code::PodUnknown), ("another", 409, Code::PodUnknown), ("right", 403, Code::Forbidden)]
     {
-        let server = Server::plain(move |_| status(answer, "said so"));
+        let server = Server::plain(move |_| status(answer, "reason"));
         let started = Instant::now();
         let error = source(test, &server.http()).report(&pod(), Some("[]"), &[]).expect_err("refused");
         assert_eq!(error.code, code, "{error}");
         let wanted = "pod shop/web-0: PATCH http://";
-        assert!(error.msg.starts_with(wanted) && error.details.contains("said so"), "{error}");
+        assert!(error.msg.starts_with(wanted) && error.details.contains("reason"), "{error}");
         assert!(started.elapsed() < Duration::from_secs(1));
         assert_eq!(server.requests().len(), 1);
     }
 }
 
 #[test]
-fn trouble_is_tried_again_for_two_seconds_at_the_most() {
+fn server_errors_are_retried_for_two_seconds_at_most() {
     let heals = Server::plain(
         |request| if request.nth == 0 { status(500, "no leader") } else { Answer::json(200, &json!({})) },
     );
@@ -80,7 +80,7 @@ fn trouble_is_tried_again_for_two_seconds_at_the_most() {
 
     let started = Instant::now();
     let refused = format!("http://{}", closed_port());
-    assert_eq!(source("refused", &refused).report(&pod(), None, &[event()]).expect_err("nobody").code, Code::TryAgain);
+    assert_eq!(source("refused", &refused).report(&pod(), None, &[event()]).expect_err("refused").code, Code::TryAgain);
     let hangs = Server::plain(|_| Answer::Hang);
     let error = source("hangs", &hangs.http()).report(&pod(), None, &[event()]).expect_err("no answer");
     assert!(error.code == Code::TryAgain && error.msg.contains("POST"), "{error}");

@@ -1,39 +1,39 @@
-//! What a pod's attachments ask for.
+//! The attachments of a pod and their configurations.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// An attachment and what it asks for.
+/// An attachment, and the pod that it is added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Attachment {
     pub(crate) slot: Slot,
     pub(crate) facts: Facts,
 }
 
-/// Which attachment: a network and an interface's name.
+/// The identity of an attachment: network and interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Slot {
-    /// istio-cni's own configuration.
+    /// The configuration of istio-cni.
     IstioCni,
-    /// The same network once more, for another interface.
+    /// The same network with another interface.
     IstioCniAgain,
-    /// The home-made plugin's configuration: no source of facts.
+    /// The configuration of excludedns, without a source of facts.
     ExcludeDns,
-    /// A chain of all sub-plugins.
+    /// A configuration with all sub-plugins.
     Detour,
-    /// A chain that only excludes, whoever redirects.
+    /// A configuration with exclusions only.
     Exclusions,
 }
 
-/// How the pod looks when an attachment is added.
+/// The annotations and settings of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Facts {
     Plain,
     DnsCaptured,
-    /// Captured DNS, and annotations that exclude ports, ranges and interfaces.
+    /// DNS capture, and annotations that exclude ports, ranges and interfaces.
     Annotated,
-    /// Other annotations of the same kind, and exclusions for UIDs.
+    /// Other values of these annotations, and excluded UIDs.
     AnnotatedOtherwise,
     Tproxy,
     InterceptionNone,
@@ -44,7 +44,7 @@ impl Slot {
     pub(crate) const ALL: [Self; 5] =
         [Self::IstioCni, Self::IstioCniAgain, Self::ExcludeDns, Self::Detour, Self::Exclusions];
 
-    /// As the runtime numbers the interfaces.
+    /// Returns the interface name, as the runtime numbers interfaces.
     pub(crate) fn ifname(self) -> &'static str {
         match self {
             Self::IstioCni => "net1",
@@ -55,7 +55,7 @@ impl Slot {
         }
     }
 
-    /// The configuration's `name`.
+    /// Returns the configuration's `name`.
     pub(crate) fn network(self) -> &'static str {
         match self {
             Self::IstioCni | Self::IstioCniAgain => "istio-cni",
@@ -123,8 +123,8 @@ impl Facts {
             for facts in Facts::ALL {
                 let directory = root.join(format!("{facts:?}"));
                 std::fs::create_dir_all(&directory).expect("writable");
-                write_whole(&directory.join("pod.yaml"), &facts.manifest());
-                write_whole(&directory.join("namespace.yaml"), NAMESPACE);
+                write_atomically(&directory.join("pod.yaml"), &facts.manifest());
+                write_atomically(&directory.join("namespace.yaml"), NAMESPACE);
             }
             root
         });
@@ -134,15 +134,15 @@ impl Facts {
 
 const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: shop\n";
 
-/// Another run of these tests may be reading it.
-fn write_whole(path: &Path, text: &str) {
+/// Writes a file atomically, because a concurrent run of these tests may read it.
+fn write_atomically(path: &Path, text: &str) {
     let unfinished = path.with_extension(format!("{}", std::process::id()));
     std::fs::write(&unfinished, text).expect("writable");
     std::fs::rename(unfinished, path).expect("writable");
 }
 
 impl Attachment {
-    /// The plugin's configuration.
+    /// Returns the plugin's configuration.
     pub(crate) fn configuration(self) -> Value {
         let kubernetes = json!({ "manifests_dir": self.facts.directory() });
         let exclusions = json!([{ "type": "uid-exclude", "uids": [1337] }, { "type": "dns-exclude", "uids": [1337] }]);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done,
@@ -20,7 +20,7 @@ impl Answer {
         assert_eq!(self, Self::Done);
     }
 
-    /// The text of an error with this code.
+    /// Returns the text of an error, which must have this code.
     #[track_caller]
     pub(crate) fn refused(self, expected: u64) -> String {
         match self {
@@ -66,7 +66,7 @@ impl Pod {
         )
     }
 
-    /// Starts a call with all that makes it.
+    /// Starts a call with these parameters.
     pub(crate) fn start_with(&self, verb: &str, ifname: &str, configuration: &Value, netns: &str) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_detour"));
         command.env_clear().envs([
@@ -82,14 +82,14 @@ impl Pod {
         if verb == "CHECK" {
             configuration["prevResult"] = json!({});
         }
-        // As a file, for a process that is killed early can't be written to.
+        // A file instead of a pipe: writing to a process that is killed early would fail.
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         writer.write_all(configuration.to_string().as_bytes()).expect("it fits into the pipe");
         drop(writer);
         command.stdin(reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
     }
 
-    /// A call with all that makes it, to its end.
+    /// Runs a call with these parameters.
     pub(crate) fn call_with(&self, verb: &str, ifname: &str, configuration: &Value, netns: &str) -> Answer {
         let child = self.start_with(verb, ifname, configuration, netns);
         Answer::of(&child.wait_with_output().expect("it ends"))

@@ -1,5 +1,5 @@
-//! Whatever a person or another tool does to our rules with iptables is found by CHECK and
-//! repaired by ADD. `ALL_DAMAGES=1` tries each kind on each rule.
+//! Every change to detour's rules with iptables is detected by CHECK and repaired by ADD. `ALL_DAMAGES=1` tries each
+//! kind of change on each rule.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -7,20 +7,20 @@ use crate::kernel::Kernel;
 use crate::node::on_a_node;
 use crate::pod::Pod;
 
-/// One thing done to the rules: `iptables` or `ip6tables` with these arguments, in this order.
+/// One change to the rules: `iptables` or `ip6tables` with these arguments, in this order.
 struct Damage {
     what: &'static str,
     commands: Vec<String>,
-    /// What CHECK says, among other things.
+    /// Texts that CHECK must report.
     named: Vec<String>,
 }
 
-/// A rule as iptables-save prints it, and where it stands.
+/// A rule as iptables-save prints it, and its position.
 struct Place {
     family: &'static str,
     table: String,
     chain: String,
-    /// The first has 1, as iptables counts.
+    /// Starts at 1, as in iptables.
     number: usize,
     rule: String,
 }
@@ -31,8 +31,8 @@ impl Place {
         Damage { what, commands: commands.iter().map(|c| table.clone() + c).collect(), named: named.to_vec() }
     }
 
-    /// As CHECK names it.
-    fn says(&self, word: &str, rule: &str) -> String {
+    /// Returns the text with which CHECK reports it.
+    fn report(&self, word: &str, rule: &str) -> String {
         format!("{word}: {} {} -A {rule}", self.family, self.table)
     }
 
@@ -40,21 +40,21 @@ impl Place {
         self.rule.strip_prefix(&self.chain).expect("it stands in its chain").trim()
     }
 
-    /// What can be done to one rule of ours.
+    /// Returns the possible changes to one rule.
     fn damages(&self) -> Vec<Damage> {
         let Self { chain, number, rule, .. } = self;
         let conditions = self.conditions();
-        let missing = self.says("missing", rule);
+        let missing = self.report("missing", rule);
         let replaced =
             format!("{chain} -s {} -j RETURN", if self.family == "ip" { "192.0.2.1/32" } else { "2001:db8::1/128" });
         let in_place =
             |rule: &str| format!("-I {chain} {number}{}", rule.strip_prefix(chain.as_str()).expect("of its chain"));
         let mut all = vec![
             self.damage("deleted", &[format!("-D {rule}")], std::slice::from_ref(&missing)),
-            self.damage("duplicated", &[format!("-A {rule}")], &[self.says("extra", rule)]),
+            self.damage("duplicated", &[format!("-A {rule}")], &[self.report("extra", rule)]),
         ];
         if chain.contains('_') {
-            let extra = self.says("extra", &replaced);
+            let extra = self.report("extra", &replaced);
             let changed =
                 [format!("-R {chain} {number}{}", replaced.strip_prefix(chain.as_str()).expect("of its chain"))];
             all.push(self.damage("changed", &changed, &[missing, extra.clone()]));
@@ -67,7 +67,7 @@ impl Place {
             let narrowed =
                 format!("{chain} -p tcp -m tcp --dport 1 {}", &conditions[conditions.find("-j").expect("a jump")..]);
             let commands = [format!("-D {rule}"), in_place(&narrowed).replace(&format!("{number} "), "1 ")];
-            all.push(self.damage("jump narrowed", &commands, &[missing, self.says("extra", &narrowed)]));
+            all.push(self.damage("jump narrowed", &commands, &[missing, self.report("extra", &narrowed)]));
         }
         all
     }
@@ -93,7 +93,7 @@ fn places(kernel: &Kernel) -> Vec<Place> {
     found
 }
 
-/// What can be done to a chain as a whole.
+/// Returns the possible changes to a whole netfilter chain.
 fn of_chains(kernel: &Kernel, places: &[Place]) -> Vec<(&'static str, Damage)> {
     let mut all = Vec::new();
     for rules in kernel.rules.values().filter(|rules| !rules.is_empty()) {
@@ -104,18 +104,18 @@ fn of_chains(kernel: &Kernel, places: &[Place]) -> Vec<(&'static str, Damage)> {
         };
         let in_chain: Vec<&Place> = rules.iter().filter_map(at).collect();
         let (first, last) = (in_chain[0], in_chain[in_chain.len() - 1]);
-        let missing: Vec<String> = rules.iter().take(3).map(|rule| first.says("missing", rule)).collect();
+        let missing: Vec<String> = rules.iter().take(3).map(|rule| first.report("missing", rule)).collect();
         all.push((first.family, first.damage("flushed", &[format!("-F {}", first.chain)], &missing)));
         if rules.len() > 1 && first.rule != last.rule {
             let commands = [format!("-D {}", first.rule), format!("-A {}", first.rule)];
-            all.push((first.family, first.damage("first moved to the end", &commands, &[first.says("moved", "")])));
+            all.push((first.family, first.damage("first moved to the end", &commands, &[first.report("moved", "")])));
         }
     }
     all
 }
 
-/// Does one thing after the other, and each time looks whether CHECK finds it and ADD repairs it.
-fn is_found_and_repaired(attachments: &[Attachment]) {
+/// Makes one change after another; checks each time that CHECK detects it and ADD repairs it.
+fn is_detected_and_repaired(attachments: &[Attachment]) {
     on_a_node(|| {
         let pod = Pod::new();
         attachments.iter().for_each(|attachment| pod.add(*attachment).done());
@@ -126,7 +126,7 @@ fn is_found_and_repaired(attachments: &[Attachment]) {
         let part = all.len().div_ceil(std::thread::available_parallelism().map_or(1, usize::from));
         std::thread::scope(|scope| {
             for part in all.chunks(part) {
-                scope.spawn(|| each_in_a_pod_of_its_own(attachments, &right, part));
+                scope.spawn(|| each_in_its_own_pod(attachments, &right, part));
             }
         });
         println!("{attachments:?}: {} damages", all.len());
@@ -134,12 +134,12 @@ fn is_found_and_repaired(attachments: &[Attachment]) {
     });
 }
 
-/// Whether all is tried, or a part that reaches each kind and each chain.
+/// Returns the sampling interval: 1 for all changes, otherwise a sample with each kind and each netfilter chain.
 fn every() -> usize {
     if std::env::var_os("ALL_DAMAGES").is_some() { 1 } else { 7 }
 }
 
-fn each_in_a_pod_of_its_own(attachments: &[Attachment], right: &Kernel, damages: &[(&'static str, Damage)]) {
+fn each_in_its_own_pod(attachments: &[Attachment], right: &Kernel, damages: &[(&'static str, Damage)]) {
     let pod = Pod::new();
     attachments.iter().for_each(|attachment| pod.add(*attachment).done());
     let last = *attachments.last().expect("there is one");
@@ -164,23 +164,23 @@ fn each_in_a_pod_of_its_own(attachments: &[Attachment], right: &Kernel, damages:
 }
 
 #[test]
-fn to_one_chain_with_captured_dns() {
-    is_found_and_repaired(&[Slot::Detour.with(Facts::DnsCaptured)]);
+fn changes_to_an_attachment_with_dns_capture_are_repaired() {
+    is_detected_and_repaired(&[Slot::Detour.with(Facts::DnsCaptured)]);
 }
 
 #[test]
-fn to_two_attachments_with_annotations() {
-    is_found_and_repaired(&[Slot::IstioCni.with(Facts::Annotated), Slot::ExcludeDns.with(Facts::Annotated)]);
+fn changes_to_two_attachments_with_annotations_are_repaired() {
+    is_detected_and_repaired(&[Slot::IstioCni.with(Facts::Annotated), Slot::ExcludeDns.with(Facts::Annotated)]);
 }
 
 #[test]
-fn to_tproxy() {
-    is_found_and_repaired(&[Slot::Detour.with(Facts::Tproxy)]);
+fn changes_to_tproxy_rules_are_repaired() {
+    is_detected_and_repaired(&[Slot::Detour.with(Facts::Tproxy)]);
 }
 
 /// Policy rules and routes of both families, in both dialects.
 #[test]
-fn to_the_routing_of_tproxy() {
+fn changes_to_the_routing_of_tproxy_are_repaired() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
     let damages = [
         ("route flush table 133", "missing: IPv4 route local default dev lo table 133"),
@@ -218,7 +218,7 @@ fn to_the_routing_of_tproxy() {
     });
 }
 
-/// What two desired states share stays when one replaces the other.
+/// Fixtures that the old and the new desired state share remain.
 #[test]
 fn another_mark_keeps_the_route_of_the_same_table() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
@@ -242,7 +242,7 @@ fn another_mark_keeps_the_route_of_the_same_table() {
     });
 }
 
-/// DEL removes the route that ADD made, and no other one of the table.
+/// DEL removes the route that ADD added, and no other route of the table.
 #[test]
 fn del_leaves_a_foreign_route_in_the_table_of_tproxy() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
@@ -257,9 +257,9 @@ fn del_leaves_a_foreign_route_in_the_table_of_tproxy() {
     });
 }
 
-/// A pod can switch IPv6 off after ADD. Its IPv4 traffic needs the IPv4 routing all the same.
+/// A pod can disable IPv6 after ADD. Its IPv4 traffic still needs the IPv4 routing.
 #[test]
-fn ipv6_that_is_switched_off_leaves_the_ipv4_routing_of_tproxy() {
+fn disabling_ipv6_leaves_the_ipv4_routing_of_tproxy() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
     on_a_node(|| {
         for dialect in ["iptables", "nftables"] {
@@ -311,9 +311,9 @@ fn a_failed_add_keeps_the_routing_of_an_earlier_one() {
     });
 }
 
-/// What an earlier ADD added stays known when a later one needs less of it.
+/// Fixtures of an earlier ADD remain recorded when a later ADD needs fewer of them.
 #[test]
-fn routing_of_one_family_less_is_removed_as_well() {
+fn routing_that_a_later_add_does_not_need_is_removed() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
     on_a_node(|| {
         let pod = Pod::new();

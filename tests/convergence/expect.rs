@@ -1,4 +1,4 @@
-//! The state from scratch, which every other way must lead to.
+//! The expected state: that of a new pod with the same attachments.
 
 use crate::attachment::Attachment;
 use crate::kernel::Kernel;
@@ -6,10 +6,10 @@ use crate::pod::Pod;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
-/// Rules that were in the pod before any attachment.
+/// The rules in the pod before the first attachment.
 pub(crate) type Foreign = Option<fn(&Pod)>;
 
-/// What these attachments make of a new pod, added in their own order; `None` where one is refused.
+/// Returns the state of a new pod after these attachments are added in their own order; `None` if one is refused.
 pub(crate) fn from_scratch(foreign: Foreign, attachments: &BTreeSet<Attachment>) -> Option<Kernel> {
     type Known = HashMap<(bool, BTreeSet<Attachment>), Option<Kernel>>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);

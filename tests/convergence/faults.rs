@@ -1,4 +1,4 @@
-//! State that can't be read or written, and namespaces that are gone or have been replaced.
+//! Saved state that can't be read or written, and network namespaces that are gone or replaced.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -10,43 +10,43 @@ use nix::mount::{MsFlags, mount};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+const REDIRECT: Attachment = Slot::Detour.with(Facts::DnsCaptured);
 const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
 
-fn kept(pod: &Pod, attachment: Attachment) -> PathBuf {
+fn record_path(pod: &Pod, attachment: Attachment) -> PathBuf {
     let name = format!("{}@{}.json", attachment.slot.network(), attachment.slot.ifname());
     Path::new(STATE).join("attachments").join(&pod.container_id).join(name)
 }
 
-/// A state file in the ways in which it can be no state.
-fn broken(text: &str) -> Vec<String> {
+/// Returns damaged variants of a record.
+fn damaged(text: &str) -> Vec<String> {
     let half = &text[..text.len() / 2];
     [half, "", "\0\0\0\0", "[]", "{}", "{\"policy\": 7}", "null"].map(str::to_owned).into()
 }
 
 #[test]
-fn broken_state_is_an_error_with_a_way_out_and_never_blocks_del() {
+fn damaged_state_is_an_error_with_a_next_step_and_does_not_block_del() {
     on_a_node(|| {
         let pod = Pod::new();
-        pod.add(STORY).done();
-        let file = kept(&pod, STORY);
-        for text in broken(&std::fs::read_to_string(&file).expect("kept")) {
-            pod.add(STORY).done();
+        pod.add(REDIRECT).done();
+        let file = record_path(&pod, REDIRECT);
+        for text in damaged(&std::fs::read_to_string(&file).expect("saved")) {
+            pod.add(REDIRECT).done();
             let before = Kernel::of(&pod);
             std::fs::write(&file, &text).expect("writable");
             for verb in ["ADD", "CHECK"] {
-                let error = pod.call(verb, STORY).refused(105);
+                let error = pod.call(verb, REDIRECT).refused(105);
                 assert!(error.contains(file.to_str().expect("text")) && error.contains("delete the pod"), "{error}");
                 pod.call(verb, OTHER).refused(105);
             }
             Kernel::of(&pod).assert_is(&before, "calls that were refused");
             pod.del(OTHER).done();
             assert!(file.exists(), "the DEL of another attachment takes nothing of this one");
-            pod.del(STORY).done();
+            pod.del(REDIRECT).done();
             assert!(!file.exists());
             let left = Kernel::of(&pod);
             assert!(!left.rules.keys().any(|chain| chain.contains("DETOUR_")), "{left:?}");
-            // What redirects is not known to be ours any more, and stays until the pod goes.
+            // Without the record, detour can't identify the redirection as its own; it remains until the pod is deleted.
             for program in ["iptables-restore", "ip6tables-restore"] {
                 pod.tool(program, &[], "*nat\nCOMMIT\n*raw\nCOMMIT\n");
             }
@@ -55,22 +55,22 @@ fn broken_state_is_an_error_with_a_way_out_and_never_blocks_del() {
 }
 
 #[test]
-fn state_that_is_no_file_is_an_error_and_never_blocks_del() {
+fn state_that_is_not_a_file_is_an_error_and_does_not_block_del() {
     on_a_node_with("size=1m", || {
         let pod = Pod::new();
-        std::fs::create_dir_all(kept(&pod, STORY)).expect("writable");
-        pod.add(STORY).refused(105);
-        pod.check(STORY).refused(105);
-        pod.del(STORY).done();
+        std::fs::create_dir_all(record_path(&pod, REDIRECT)).expect("writable");
+        pod.add(REDIRECT).refused(105);
+        pod.check(REDIRECT).refused(105);
+        pod.del(REDIRECT).done();
         assert!(!Kernel::of(&pod).has_rules());
     });
 }
 
-fn nothing_is_done_where_state_cannot_be_kept(pod: &Pod) {
+fn nothing_changes_if_state_can_not_be_saved(pod: &Pod) {
     let before = Kernel::of(pod);
-    let error = pod.add(STORY).refused(5);
+    let error = pod.add(REDIRECT).refused(5);
     assert!(error.contains(STATE), "{error}");
-    pod.check(STORY).refused(104);
+    pod.check(REDIRECT).refused(104);
     Kernel::of(pod).assert_is(&before, "an ADD that was refused");
 }
 
@@ -79,83 +79,83 @@ fn remount(flags: MsFlags) {
 }
 
 #[test]
-fn where_state_is_read_only_nothing_is_done_and_what_was_done_is_undone() {
+fn a_read_only_state_directory_fails_add_and_not_del() {
     on_a_node_with("size=1m", || {
         let (with, without) = (Pod::new(), Pod::new());
-        with.add(STORY).done();
+        with.add(REDIRECT).done();
         remount(MsFlags::MS_RDONLY);
-        nothing_is_done_where_state_cannot_be_kept(&without);
-        without.del(STORY).done();
-        with.check(STORY).done();
-        with.del(STORY).done();
+        nothing_changes_if_state_can_not_be_saved(&without);
+        without.del(REDIRECT).done();
+        with.check(REDIRECT).done();
+        with.del(REDIRECT).done();
         assert!(!Kernel::of(&with).has_rules());
         remount(MsFlags::empty());
-        with.del(STORY).done();
-        assert!(!kept(&with, STORY).exists());
+        with.del(REDIRECT).done();
+        assert!(!record_path(&with, REDIRECT).exists());
     });
 }
 
 #[test]
-fn where_the_file_system_is_full_nothing_is_done_and_what_was_done_is_undone() {
+fn a_full_file_system_fails_add_and_not_del() {
     on_a_node_with("size=64k", || {
         let (with, without) = (Pod::new(), Pod::new());
-        with.add(STORY).done();
+        with.add(REDIRECT).done();
         let filler = Path::new(STATE).join("filler");
         std::fs::write(&filler, vec![0; 1 << 20]).expect_err("it is full");
-        nothing_is_done_where_state_cannot_be_kept(&without);
-        without.del(STORY).done();
-        with.check(STORY).done();
+        nothing_changes_if_state_can_not_be_saved(&without);
+        without.del(REDIRECT).done();
+        with.check(REDIRECT).done();
         with.add(Slot::Detour.with(Facts::Annotated)).refused(5);
-        with.check(STORY).done();
-        with.del(STORY).done();
+        with.check(REDIRECT).done();
+        with.del(REDIRECT).done();
         assert!(!Kernel::of(&with).has_rules());
-        std::fs::remove_file(filler).expect("it is there");
+        std::fs::remove_file(filler).expect("exists");
         assert_eq!(left_in_state(), Vec::<PathBuf>::new());
     });
 }
 
 #[test]
-fn a_container_in_another_namespace_starts_from_nothing() {
+fn a_container_in_a_new_namespace_starts_without_rules() {
     on_a_node(|| {
         let first = Pod::new();
-        first.add(STORY).done();
+        first.add(REDIRECT).done();
         first.add(OTHER).done();
         let second = first.replaced();
-        second.check(STORY).refused(104);
-        second.add(STORY).done();
-        let alone = from_scratch(None, &[STORY].into()).expect("accepted");
+        second.check(REDIRECT).refused(104);
+        second.add(REDIRECT).done();
+        let alone = from_scratch(None, &[REDIRECT].into()).expect("accepted");
         Kernel::of(&second).assert_is(&alone, "without what another namespace had");
-        second.check(STORY).done();
+        second.check(REDIRECT).done();
         second.del(OTHER).done();
         Kernel::of(&second).assert_is(&alone, "after the DEL of what another namespace had");
-        second.del(STORY).done();
+        second.del(REDIRECT).done();
         assert!(!Kernel::of(&second).has_rules());
     });
 }
 
 #[test]
-fn a_namespace_that_is_gone_is_an_error_but_for_del() {
+fn a_missing_namespace_is_an_error_except_for_del() {
     on_a_node_with("size=1m", || {
         let empty = Path::new(STATE).join("empty");
         std::fs::write(&empty, "").expect("writable");
         let empty = empty.display().to_string();
         for netns in ["/run/netns/convergence-none", "/proc/4194304/ns/net", &empty, &format!("{empty}/below"), ""] {
             let pod = Pod::new();
-            pod.add(STORY).done();
-            let call = |verb| pod.call_with(verb, "net4", &STORY.configuration(), netns);
+            pod.add(REDIRECT).done();
+            let call = |verb| pod.call_with(verb, "net4", &REDIRECT.configuration(), netns);
             let code = if netns.is_empty() { 4 } else { 8 };
             call("ADD").refused(code);
             call("CHECK").refused(code);
             call("DEL").done();
-            assert!(!kept(&pod, STORY).exists());
+            assert!(!record_path(&pod, REDIRECT).exists());
             call("DEL").done();
         }
     });
 }
 
-/// A runtime that calls DEL late may name a path that leads to another pod by now.
+/// The path of a late DEL may be that of another pod's network namespace.
 #[test]
-fn a_del_in_the_namespace_of_another_pod_takes_nothing_from_it() {
+fn a_del_in_the_namespace_of_another_pod_removes_nothing_from_it() {
     on_a_node(|| {
         let (gone, live) = (Pod::new(), Pod::new());
         gone.add(OTHER).done();
@@ -165,32 +165,32 @@ fn a_del_in_the_namespace_of_another_pod_takes_nothing_from_it() {
             gone.call_with("DEL", OTHER.slot.ifname(), &OTHER.configuration(), &netns).done();
             live.check(OTHER).done();
         }
-        assert!(!kept(&gone, OTHER).exists());
+        assert!(!record_path(&gone, OTHER).exists());
         live.del(OTHER).done();
     });
 }
 
-/// As after a reboot, or where a runtime forgot the ADD.
+/// Like after a reboot, or after a runtime lost the ADD.
 #[test]
-fn without_state_a_del_takes_only_what_bears_our_name() {
+fn without_state_del_removes_only_chains_with_detours_names() {
     on_a_node(|| {
         let pod = Pod::new();
-        pod.add(STORY).done();
+        pod.add(REDIRECT).done();
         let redirected: Vec<_> =
             Kernel::of(&pod).rules.into_iter().filter(|(chain, _)| chain.contains("ISTIO_")).collect();
         std::fs::remove_dir_all(Path::new(STATE).join("attachments")).expect("there is some");
-        pod.del(STORY).done();
+        pod.del(REDIRECT).done();
         let left = Kernel::of(&pod);
         assert!(!left.rules.keys().any(|chain| chain.contains("DETOUR_")), "{left:?}");
         assert_eq!(
             left.rules.into_iter().filter(|(chain, _)| chain.contains("ISTIO_")).collect::<Vec<_>>(),
             redirected
         );
-        assert_eq!(pod.del(STORY), Answer::Done);
+        assert_eq!(pod.del(REDIRECT), Answer::Done);
     });
 }
 
-/// Native tables are known by their names, and with them what their rules needed.
+/// The names of native tables identify them, and with them the fixtures of their rules.
 #[test]
 fn native_rules_without_state_are_removed_with_their_routing() {
     let attachment = Slot::Detour.with(Facts::Tproxy);
@@ -228,21 +228,21 @@ fn native_rules_without_state_are_removed_with_their_routing() {
     });
 }
 
-/// The kernel refuses `-m owner` where the namespace belongs to another user namespace
-/// (net/netfilter/xt_owner.c). What was written down before goes again.
+/// The kernel refuses `-m owner` if the network namespace belongs to another user namespace
+/// (net/netfilter/xt_owner.c). The saved intent is removed again.
 #[test]
-fn what_the_kernel_refuses_leaves_nothing() {
+fn rules_that_the_kernel_refuses_leave_nothing() {
     on_a_node(|| {
         let pod = Pod::of_another_user();
         let before = Kernel::of(&pod);
         let netns = pod.netns().display().to_string();
-        let mut configuration = STORY.configuration();
+        let mut configuration = REDIRECT.configuration();
         configuration["dialect"] = "iptables".into();
         let error = pod.call_with("ADD", "net4", &configuration, &netns).refused(102);
         assert!(error.contains("-m owner"), "{error}");
         Kernel::of(&pod).assert_is(&before, "after the refusal");
         assert_eq!(left_in_state(), Vec::<PathBuf>::new());
-        pod.check(STORY).refused(104);
-        pod.del(STORY).done();
+        pod.check(REDIRECT).refused(104);
+        pod.del(REDIRECT).done();
     });
 }

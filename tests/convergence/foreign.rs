@@ -1,4 +1,4 @@
-//! Rules of nobody that is known: before, between and behind ours, in other chains and tables.
+//! Foreign rules before, between and after detour's rules, and in other netfilter chains and tables.
 
 use crate::attachment::{Facts, Slot};
 use crate::kernel::Kernel;
@@ -26,20 +26,20 @@ COMMIT
 COMMIT
 ";
 
-/// Puts foreign rules of both families into a pod.
+/// Adds foreign rules of both families to a pod.
 pub(crate) fn load(pod: &Pod) {
     for restore in ["iptables-restore", "ip6tables-restore"] {
         pod.tool(restore, &["--noflush"], RULES);
     }
 }
 
-/// Redirects a pod as istio-init and the real istio-cni do.
+/// Redirects a pod like istio-init and istio-cni.
 pub(crate) fn redirect(pod: &Pod) {
     pod.tool("iptables-restore", &["--noflush"], include_str!("../golden/istio-dns.v4.rules"));
     pod.tool("ip6tables-restore", &["--noflush"], include_str!("../golden/istio-dns.v6.rules"));
 }
 
-/// What people insert at the head, at the tail and between our jumps.
+/// Rules that administrators insert before, after and between detour's jumps.
 const LATER: [&str; 6] = [
     "-t nat -I OUTPUT 1 -m owner --uid-owner 3000 -j RETURN",
     "-t nat -A OUTPUT -p tcp -m tcp --dport 11 -j ACCEPT",
@@ -57,7 +57,7 @@ fn insert_later(pod: &Pod) {
     }
 }
 
-/// The foreign rules of a chain, in their order.
+/// Returns the foreign rules of each netfilter chain, in their order.
 fn foreign(kernel: &Kernel, before: &Kernel) -> BTreeMap<String, Vec<String>> {
     let ours = |rule: &String| rule.contains("-j DETOUR_") || rule.contains("-j ISTIO_");
     let chains = kernel.rules.iter().filter(|(chain, _)| before.rules.contains_key(*chain));
@@ -65,7 +65,7 @@ fn foreign(kernel: &Kernel, before: &Kernel) -> BTreeMap<String, Vec<String>> {
 }
 
 #[test]
-fn foreign_rules_never_fail_a_check_and_survive_everything_in_their_order() {
+fn foreign_rules_do_not_fail_check_and_keep_their_order() {
     let story = Slot::Detour.with(Facts::DnsCaptured);
     on_a_node(|| {
         let pod = Pod::new();
@@ -95,10 +95,10 @@ fn foreign_rules_never_fail_a_check_and_survive_everything_in_their_order() {
     });
 }
 
-/// Another tool's exclusion in front of the redirection may stand behind ours or before it; a
-/// redirection that comes in front of our exclusions makes them useless, and CHECK says so.
+/// Another tool's exclusion may be before or after detour's. A redirection that is inserted before detour's exclusions
+/// makes them ineffective, and CHECK reports that.
 #[test]
-fn a_redirection_that_comes_in_front_of_the_exclusions_is_found_and_overtaken() {
+fn exclusions_behind_an_inserted_redirection_are_detected_and_moved_before_it() {
     let exclude = Slot::ExcludeDns.with(Facts::Plain);
     on_a_node(|| {
         let pod = Pod::new();

@@ -1,4 +1,4 @@
-//! GC takes away what the runtime no longer knows of this network, and nothing else.
+//! GC removes the attachments of this network that the runtime no longer has, and nothing else.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -44,7 +44,7 @@ fn only(attachments: &[Attachment]) -> Kernel {
 }
 
 #[test]
-fn what_is_no_longer_valid_goes_from_a_live_pod_and_the_rest_stays() {
+fn stale_attachments_are_removed_from_a_running_pod_and_valid_ones_remain() {
     on_a_node(|| {
         let (one, two) = two_pods();
         gc("istio-cni", Some(&[(&two, REDIRECT)])).done();
@@ -58,7 +58,7 @@ fn what_is_no_longer_valid_goes_from_a_live_pod_and_the_rest_stays() {
 }
 
 #[test]
-fn another_network_and_a_call_without_a_list_take_nothing() {
+fn gc_of_another_network_or_without_a_list_removes_nothing() {
     on_a_node(|| {
         let (one, two) = two_pods();
         gc("another", Some(&[])).done();
@@ -72,7 +72,7 @@ fn another_network_and_a_call_without_a_list_take_nothing() {
 }
 
 #[test]
-fn what_is_kept_of_a_pod_that_is_gone_is_forgotten() {
+fn the_saved_state_of_a_deleted_pod_is_removed() {
     on_a_node(|| {
         drop(two_pods());
         gc("istio-cni", Some(&[])).done();
@@ -80,9 +80,9 @@ fn what_is_kept_of_a_pod_that_is_gone_is_forgotten() {
     });
 }
 
-/// The path may lead to another pod's namespace by now; that is left alone.
+/// The path may be that of another pod's network namespace, which must not change.
 #[test]
-fn a_namespace_in_the_place_of_a_stale_one_is_left_alone() {
+fn a_namespace_that_replaced_a_stale_one_is_not_changed() {
     on_a_node(|| {
         let (stale, live) = (Pod::new(), Pod::new());
         let path = Path::new(STATE).join("netns");
@@ -90,20 +90,20 @@ fn a_namespace_in_the_place_of_a_stale_one_is_left_alone() {
         let text = path.display().to_string();
         stale.call_with("ADD", "net1", &REDIRECT.configuration(), &text).done();
         live.add(EXCLUDE).done();
-        std::fs::remove_file(&path).expect("it is there");
+        std::fs::remove_file(&path).expect("exists");
         symlink(live.netns(), &path).expect("writable");
         gc("istio-cni", Some(&[])).done();
         live.check(EXCLUDE).done();
         live.del(EXCLUDE).done();
-        std::fs::remove_file(&path).expect("it is there");
+        std::fs::remove_file(&path).expect("exists");
     });
 }
 
 #[test]
-fn what_cannot_be_read_does_not_keep_the_rest() {
+fn an_unreadable_record_does_not_block_the_others() {
     on_a_node(|| {
         let (one, two) = two_pods();
-        let broken = left_in_state().into_iter().find(|path| path.ends_with("istio-cni@net1.json")).expect("kept");
+        let broken = left_in_state().into_iter().find(|path| path.ends_with("istio-cni@net1.json")).expect("saved");
         std::fs::write(broken, "{").expect("writable");
         std::fs::write("/run/detour/attachments/stray", "").expect("writable");
         gc("istio-cni", Some(&[])).refused(5);

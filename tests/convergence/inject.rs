@@ -1,6 +1,6 @@
-//! Each system call of an ADD and of a DEL fails once, and from some on all fail: nothing or all of it is in
-//! the kernel, or state is still there from which the next DEL removes it. `FAULTS=all` tries every one in
-//! every combination; else each is tried in one of them.
+//! Fault injection: each system call of an ADD and of a DEL fails once, or from one call on all fail. Then the kernel
+//! has all rules or none, or the saved state lets the next DEL remove them. `FAULTS=all` tries every fault in every
+//! scenario; otherwise each fault is tried in one of them.
 
 use crate::attachment::{Facts, Slot};
 use crate::kernel::Kernel;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The calls that can fail, and how. After EINTR the plugin must go on as if nothing had happened.
+/// The system calls and their possible errors. After EINTR the plugin must continue as if it had not occurred.
 const ERRORS: [(&str, &[&str]); 23] = [
     ("bind", &["ENOMEM"]),
     ("clone", &["EAGAIN"]),
@@ -36,7 +36,7 @@ const ERRORS: [(&str, &[&str]); 23] = [
     ("unlink", &["EIO"]),
     ("write", &["ENOSPC"]),
 ];
-/// From this call on, all of its kind fail.
+/// From this call on, all calls of its kind fail.
 const ALWAYS: &str = "ENOMEM";
 
 /// One system call that fails.
@@ -54,16 +54,16 @@ impl Fault {
     }
 }
 
-/// A pod, and an attachment that is added to it and deleted again.
+/// A pod, and an attachment that is added and deleted.
 struct Scenario {
     pod: Pod,
     verb: &'static str,
     configuration: Value,
-    /// What the attachment is added with before the call that fails.
+    /// The configuration of an ADD before the call that fails.
     first: Option<Value>,
-    /// Without it.
+    /// The kernel's state before any ADD.
     before: Kernel,
-    /// Where the call that fails begins, and where it leads to.
+    /// The kernel's states before and after the call.
     from: Kernel,
     to: Kernel,
     step: usize,
@@ -101,7 +101,7 @@ impl Scenario {
         self.pod.call_with(verb, Slot::Detour.ifname(), configuration, &netns).done();
     }
 
-    /// The call below strace.
+    /// Runs the call under strace.
     fn traced(&self, options: &[&str]) -> Output {
         let input = Path::new(STATE).join("stdin");
         std::fs::write(&input, self.configuration.to_string()).expect("writable");
@@ -122,11 +122,11 @@ impl Scenario {
         output
     }
 
-    /// What can fail in a call, from where it comes to the pod's namespace.
+    /// Returns the faults that can occur in a call after it has entered the pod's network namespace.
     fn faults(&self) -> Vec<Fault> {
         let log = Path::new(STATE).join("strace");
         let calls: Vec<&str> = ERRORS.iter().map(|(call, _)| *call).collect();
-        // What an architecture or a kernel does not have is passed over.
+        // Calls that the architecture or the kernel does not have are ignored.
         let calls = format!("trace=?{}", calls.join(",?"));
         let output = self.traced(&["-e", &calls, "-o", log.to_str().expect("text")]);
         assert!(output.status.success(), "{output:?}");
@@ -152,7 +152,7 @@ impl Scenario {
         Path::new(STATE).join("attachments").join(&self.pod.container_id)
     }
 
-    /// Whether a fault is tried in this scenario.
+    /// Returns whether a fault is tried in this scenario.
     fn is_sampled(&mut self, index: usize, of: usize) -> bool {
         self.step += 1;
         std::env::var("FAULTS").is_ok_and(|which| which == "all") || self.step % of == index
@@ -166,7 +166,7 @@ impl Scenario {
         let context = format!("{} with {option}: {}", self.verb, String::from_utf8_lossy(&output.stdout));
         if output.status.success() {
             assert!(kernel.has_same_rules(&self.to), "{context}\n{kernel:?}");
-            // What is needed no more may stay until DEL, and nothing else.
+            // Only fixtures that are no longer needed may remain until DEL.
             if self.verb == "DEL" || self.first.is_none() {
                 kernel.assert_is(&self.to, &context);
             }
@@ -174,7 +174,7 @@ impl Scenario {
             assert_ne!(fault.error, "EINTR", "{context}");
             let error: Option<Value> = serde_json::from_slice(&output.stdout).ok();
             let code = error.and_then(|error| error["code"].as_u64());
-            // Stdout may be what can't be written to; and no thread may go on in a pod's namespace.
+            // The fault may affect stdout; and no thread may continue in a pod's network namespace.
             let is_answered = code.is_some_and(|code| code != 108 || fault.call == "setns");
             assert!(is_answered || fault.call == "write", "{context} {output:?}");
             assert!(fault.error != "ENOBUFS" || code != Some(102) || !context.contains("does the node's kernel"));
@@ -190,7 +190,7 @@ impl Scenario {
         assert_eq!(left_in_state(), Vec::<PathBuf>::new(), "after {context}");
     }
 
-    /// Has every call fail, or only those that are this one's share.
+    /// Tries every fault, or this scenario's share.
     fn all_fail(mut self, (index, of): (usize, usize)) {
         self.prepare();
         let faults = self.faults();
@@ -206,39 +206,39 @@ impl Scenario {
 }
 
 #[test]
-fn an_add_with_nat() {
+fn faults_in_add_with_nat() {
     on_a_node(|| Scenario::new("ADD", None, configuration(Facts::DnsCaptured, "iptables")).all_fail((0, 4)));
 }
 
 #[test]
-fn an_add_with_nat_as_nftables() {
+fn faults_in_add_with_nat_in_nftables_format() {
     on_a_node(|| Scenario::new("ADD", None, configuration(Facts::DnsCaptured, "nftables")).all_fail((1, 4)));
 }
 
 #[test]
-fn an_add_with_tproxy() {
+fn faults_in_add_with_tproxy() {
     on_a_node(|| Scenario::new("ADD", None, configuration(Facts::Tproxy, "iptables")).all_fail((2, 4)));
 }
 
 #[test]
-fn an_add_with_tproxy_as_nftables() {
+fn faults_in_add_with_tproxy_in_nftables_format() {
     on_a_node(|| Scenario::new("ADD", None, configuration(Facts::Tproxy, "nftables")).all_fail((3, 4)));
 }
 
 #[test]
-fn an_add_that_changes_tproxy_to_nat() {
+fn faults_in_add_that_changes_tproxy_to_nat() {
     let (first, then) = (configuration(Facts::Tproxy, "iptables"), configuration(Facts::DnsCaptured, "iptables"));
     on_a_node(|| Scenario::new("ADD", Some(first), then).all_fail((0, 3)));
 }
 
 #[test]
-fn a_del_with_tproxy() {
+fn faults_in_del_with_tproxy() {
     let added = configuration(Facts::Tproxy, "iptables");
     on_a_node(|| Scenario::new("DEL", Some(added.clone()), added).all_fail((0, 3)));
 }
 
 #[test]
-fn a_del_with_nat_as_nftables() {
+fn faults_in_del_with_nat_in_nftables_format() {
     let added = configuration(Facts::DnsCaptured, "nftables");
     on_a_node(|| Scenario::new("DEL", Some(added.clone()), added).all_fail((1, 3)));
 }

@@ -1,5 +1,5 @@
-//! Calls that are killed at any instant leave all of the rules or none, and whoever comes next
-//! finishes the work. `KILLS` says how many calls of each kind are killed.
+//! A call that is killed at any time leaves all rules or none, and the next call completes its work. `KILLS` sets how
+//! many calls of each kind are killed.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -9,14 +9,14 @@ use crate::pod::Pod;
 use std::time::{Duration, Instant};
 
 const KILLS: u32 = 60;
-const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+const REDIRECT: Attachment = Slot::Detour.with(Facts::DnsCaptured);
 const CHANGED: Attachment = Slot::Detour.with(Facts::AnnotatedOtherwise);
 
 fn kills() -> u32 {
     std::env::var("KILLS").map_or(KILLS, |text| text.parse().expect("KILLS is a number"))
 }
 
-/// What killed calls left.
+/// Counts the outcomes of killed calls.
 #[derive(Debug, Default)]
 struct Count {
     as_before: u32,
@@ -24,12 +24,12 @@ struct Count {
     ended_before: u32,
 }
 
-/// One kind of call that is killed.
+/// A kind of call to kill.
 struct Killed {
     pod: Pod,
     verb: &'static str,
     attachment: Attachment,
-    /// What comes before it, outside of what is measured; then again and again.
+    /// Runs before each call, and is not measured.
     prepare: fn(&Pod),
     before: Kernel,
     after: Kernel,
@@ -46,7 +46,7 @@ impl Killed {
         Self { pod, verb, attachment, prepare, before, after, count: Count::default() }
     }
 
-    /// How long the call usually takes if nobody kills it.
+    /// Returns how long the call usually takes.
     fn duration(&self) -> Duration {
         let once = |_| {
             (self.prepare)(&self.pod);
@@ -63,7 +63,7 @@ impl Killed {
         (self.prepare)(&self.pod);
         let mut child = self.pod.start(self.verb, self.attachment);
         let deadline = Instant::now() + delay;
-        // Nothing else waits precisely enough.
+        // A sleep is not precise enough.
         while Instant::now() < deadline {
             std::hint::spin_loop();
         }
@@ -79,56 +79,56 @@ impl Killed {
         }
     }
 
-    /// Whichever call is next, it converges.
-    fn go_on(&self, with: u32) {
+    /// Checks that the next call, whichever it is, reaches the expected state.
+    fn continue_with(&self, with: u32) {
         let added = || {
-            self.pod.add(STORY).done();
-            self.pod.check(STORY).done();
+            self.pod.add(REDIRECT).done();
+            self.pod.check(REDIRECT).done();
             Kernel::of(&self.pod)
         };
         match with % 3 {
             0 => {
-                self.pod.del(STORY).done();
+                self.pod.del(REDIRECT).done();
                 assert!(!Kernel::of(&self.pod).has_rules());
             }
-            1 => added().assert_is(&story(), "ADD after a killed call"),
+            1 => added().assert_is(&redirected_pod(), "ADD after a killed call"),
             _ => {
                 if let Answer::Refused(code, text) = self.pod.check(self.attachment) {
                     assert!(code == 103 || code == 104, "{code} {text}");
                 }
-                added().assert_is(&story(), "ADD after CHECK after a killed call");
+                added().assert_is(&redirected_pod(), "ADD after CHECK after a killed call");
             }
         }
     }
 
-    fn spread_over_all_instants(mut self) {
+    fn kill_at_all_times(mut self) {
         let (kills, longest) = (kills(), self.duration() * 6 / 5);
         for number in 0..kills {
             self.kill_after(longest * number / kills);
-            self.go_on(number);
+            self.continue_with(number);
         }
         println!("{kills} {} killed within {longest:?}: {:?}", self.verb, self.count);
         assert!(self.count.as_before > 0 && self.count.done > 0, "the instants miss the work: {:?}", self.count);
-        self.pod.del(STORY).done();
+        self.pod.del(REDIRECT).done();
         assert!(!Kernel::of(&self.pod).has_rules());
     }
 }
 
-fn story() -> Kernel {
-    crate::expect::from_scratch(None, &[STORY].into()).expect("accepted")
+fn redirected_pod() -> Kernel {
+    crate::expect::from_scratch(None, &[REDIRECT].into()).expect("accepted")
 }
 
 #[test]
-fn an_add() {
-    on_a_node(|| Killed::new("ADD", STORY, |pod| pod.del(STORY).done()).spread_over_all_instants());
+fn a_killed_add_is_completed_by_the_next_call() {
+    on_a_node(|| Killed::new("ADD", REDIRECT, |pod| pod.del(REDIRECT).done()).kill_at_all_times());
 }
 
 #[test]
-fn a_changed_add() {
-    on_a_node(|| Killed::new("ADD", CHANGED, |pod| pod.add(STORY).done()).spread_over_all_instants());
+fn a_killed_add_with_changes_is_completed_by_the_next_call() {
+    on_a_node(|| Killed::new("ADD", CHANGED, |pod| pod.add(REDIRECT).done()).kill_at_all_times());
 }
 
 #[test]
-fn a_del() {
-    on_a_node(|| Killed::new("DEL", STORY, |pod| pod.add(STORY).done()).spread_over_all_instants());
+fn a_killed_del_is_completed_by_the_next_call() {
+    on_a_node(|| Killed::new("DEL", REDIRECT, |pod| pod.add(REDIRECT).done()).kill_at_all_times());
 }

@@ -1,4 +1,4 @@
-//! Rules of `iptables-legacy` in the pod: the kernel passes them besides those of nf_tables.
+//! Rules of `iptables-legacy` in the pod, which apply in addition to those of nf_tables.
 
 use crate::attachment::{Facts, Slot};
 use crate::expect::from_scratch;
@@ -26,10 +26,10 @@ fn saved(pod: &Pod) -> Vec<String> {
     text.lines().filter(|line| line.starts_with('-')).map(str::to_owned).collect()
 }
 
-/// No rule of iptables-nft stops one of iptables-legacy, so exclusions are written natively; that
-/// they hold is shown with packets elsewhere.
+/// No rule of iptables-nft overrides one of iptables-legacy, so exclusions use the nftables format. tests/netns checks
+/// them with packets.
 #[test]
-fn exclusions_beside_a_legacy_redirection_are_native() {
+fn exclusions_from_a_legacy_redirection_use_the_nftables_format() {
     on_a_node(|| {
         for attachment in [Slot::ExcludeDns.with(Facts::Plain), Slot::Exclusions.with(Facts::DnsCaptured)] {
             let pod = Pod::new();
@@ -47,9 +47,9 @@ fn exclusions_beside_a_legacy_redirection_are_native() {
     });
 }
 
-/// Whoever redirects in nf_tables can be excluded from; an empty legacy table does no harm.
+/// Exclusions from a redirection in nf_tables work; an empty legacy table has no effect.
 #[test]
-fn where_nf_tables_redirects_legacy_rules_stay_and_ours_come() {
+fn legacy_rules_remain_beside_a_redirection_in_nf_tables() {
     on_a_node(|| {
         let (redirect, exclude) = (Slot::Detour.with(Facts::DnsCaptured), Slot::ExcludeDns.with(Facts::Plain));
         let pod = Pod::new();
@@ -70,7 +70,7 @@ fn where_nf_tables_redirects_legacy_rules_stay_and_ours_come() {
 }
 
 #[test]
-fn a_legacy_filter_alone_is_in_nobodys_way() {
+fn a_legacy_filter_table_has_no_effect() {
     on_a_node(|| {
         let exclude = Slot::ExcludeDns.with(Facts::Plain);
         let pod = Pod::new();

@@ -1,5 +1,5 @@
-//! Inputs of a size that others choose: at a limit they are quick, above it they are refused at once,
-//! and what an older version accepted can be removed.
+//! Inputs whose size users choose: at a limit, calls are fast; above it, they are refused at once; attachments that an
+//! older version accepted can be removed.
 
 use crate::call::Answer;
 use crate::kernel::Kernel;
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// More than ten times what a call takes; without limits it was up to minutes.
-const QUICK: Duration = Duration::from_secs(10);
+/// More than ten times the duration of a call; without limits, calls took up to minutes.
+const MAX_DURATION: Duration = Duration::from_secs(10);
 
-/// What the pod, its namespace, `cni-args` and the configuration ask for.
+/// The settings of the pod, its namespace, `cni-args` and the configuration.
 #[derive(Debug, Clone, Default)]
 struct Input {
     pod: Vec<(&'static str, String)>,
@@ -28,7 +28,7 @@ impl Input {
         Self { pod: annotations.iter().map(|(key, value)| (*key, (*value).to_owned())).collect(), ..Self::default() }
     }
 
-    /// The configuration; its manifests are in a directory called `name`.
+    /// Returns the configuration; its manifests are in a directory called `name`.
     fn configuration(&self, name: &str) -> Value {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limits").join(name);
         std::fs::create_dir_all(&directory).expect("writable");
@@ -61,7 +61,7 @@ impl Input {
     }
 }
 
-/// A call, and how long it took.
+/// Runs a call; returns its outcome and duration.
 fn call(pod: &Pod, verb: &str, configuration: &Value) -> (Answer, Duration) {
     let started = Instant::now();
     let answer = pod.call_with(verb, "net1", configuration, &pod.netns().display().to_string());
@@ -72,23 +72,23 @@ fn joined(items: impl IntoIterator<Item = String>, separator: &str) -> String {
     items.into_iter().collect::<Vec<_>>().join(separator)
 }
 
-/// UIDs of which no two touch.
+/// Returns UIDs that are not adjacent.
 fn uids(count: usize) -> String {
     joined((0..count).map(|i| (2 * i + 5000).to_string()), ",")
 }
 
-/// Addresses of which no two touch.
+/// Returns addresses that are not adjacent.
 fn addresses(count: usize) -> String {
     joined((0..count).map(|i| format!("10.{}.{}.{}", i / 10_000, i / 100 % 100, 2 * (i % 100))), ",")
 }
 
-/// Rules of which no two have a port or a UID in common.
+/// Returns rules without common ports or UIDs.
 fn rules(count: usize) -> String {
     joined((0..count).map(|i| format!("{},{}:{}", 2 * i + 1, 2 * i + 10_000, 2 * i + 5000)), ";")
 }
 
 #[test]
-fn an_input_at_a_limit_is_quick_in_every_call() {
+fn calls_with_inputs_at_a_limit_are_fast() {
     let include = "traffic.sidecar.istio.io/includeOutboundIPRanges";
     let exclude = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
     let inputs = [
@@ -105,7 +105,7 @@ fn an_input_at_a_limit_is_quick_in_every_call() {
             for verb in ["ADD", "ADD", "CHECK", "DEL"] {
                 let (answer, took) = call(&pod, verb, &configuration);
                 assert_eq!(answer, Answer::Done, "{name}, {verb}");
-                assert!(took < QUICK, "{name}, {verb}: {took:?}");
+                assert!(took < MAX_DURATION, "{name}, {verb}: {took:?}");
             }
             Kernel::of(&pod).assert_is(&before, "after DEL");
         }
@@ -113,7 +113,7 @@ fn an_input_at_a_limit_is_quick_in_every_call() {
 }
 
 #[test]
-fn an_input_above_a_limit_is_refused_at_once_by_place_limit_and_number() {
+fn inputs_above_a_limit_are_refused_at_once_with_place_limit_and_number() {
     let pod = |key, value: &str| Input::pod(&[(key, value)]);
     let block = |block: Value| Input { chain: Some(json!([{ "type": "istio-redirect" }, block])), ..Input::default() };
     let list = |count: usize| (0..count).map(|i| 2 * i).collect::<Vec<_>>();
@@ -186,16 +186,16 @@ fn an_input_above_a_limit_is_refused_at_once_by_place_limit_and_number() {
             let (answer, took) = call(&pod, "ADD", &configuration);
             let msg = answer.refused(7);
             assert!(msg.contains(wanted), "{msg}, not {wanted}");
-            assert!(took < QUICK && msg.len() < 1000, "{took:?}: {msg}");
+            assert!(took < MAX_DURATION && msg.len() < 1000, "{took:?}: {msg}");
             let (answer, took) = call(&pod, "DEL", &configuration);
             answer.done();
-            assert!(took < QUICK, "{took:?}");
+            assert!(took < MAX_DURATION, "{took:?}");
             Kernel::of(&pod).assert_is(&before, "after DEL");
         }
     });
 }
 
-/// The record of an attachment that `change` is made to.
+/// Applies `change` to the record of an attachment.
 fn change_record(pod: &Pod, change: impl FnOnce(&mut Value)) {
     let path: PathBuf = Path::new(STATE).join("attachments").join(&pod.container_id).join("limits@net1.json");
     let mut record: Value = serde_json::from_slice(&std::fs::read(&path).expect("a record")).expect("JSON");
@@ -203,7 +203,7 @@ fn change_record(pod: &Pod, change: impl FnOnce(&mut Value)) {
     std::fs::write(&path, record.to_string()).expect("writable");
 }
 
-/// Versions without limits recorded as many as an annotation had room for.
+/// Versions without limits recorded as many exclusions as fit into an annotation.
 #[test]
 fn an_attachment_that_an_older_version_accepted_is_removed_quickly() {
     on_a_node(|| {
@@ -229,7 +229,7 @@ fn an_attachment_that_an_older_version_accepted_is_removed_quickly() {
 }
 
 #[test]
-fn a_container_has_no_more_attachments_than_a_call_can_read() {
+fn too_many_attachments_of_a_container_are_refused() {
     on_a_node(|| {
         let pod = Pod::new();
         let netns = pod.netns().display().to_string();

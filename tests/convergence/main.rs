@@ -1,7 +1,6 @@
-//! Whatever happens to a pod's attachments, in any order, any number of times, killed, damaged or
-//! in parallel: its kernel state is what they ask for together. Every test works on a node of its
-//! own (a private `/run/detour`) and on pods of its own (network namespaces without a name), so
-//! that nothing stays behind. Needs root, `ip`, `nft`, `iptables` and `iptables-legacy`.
+//! Calls in any order, repeated, killed, concurrent, or after damage reconcile a pod's kernel state with the policies
+//! of all its attachments. Every test has its own node (a private `/run/detour`) and its own pods (unnamed network
+//! namespaces), so that nothing remains. Needs root, `ip`, `nft`, `iptables` and `iptables-legacy`.
 
 mod attachment;
 mod call;

@@ -1,4 +1,4 @@
-//! The order in which attachments come does not matter.
+//! The order of ADDs does not matter.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::expect::{Foreign, from_scratch};
@@ -19,7 +19,7 @@ fn in_this_order(foreign: Foreign, attachments: &[Attachment]) -> Kernel {
     kernel
 }
 
-fn two_attachments_are_one_chain(foreign: Foreign, facts: Facts) {
+fn equals_one_chain(foreign: Foreign, facts: Facts) {
     let (redirect, exclude, both) =
         (Slot::IstioCni.with(facts), Slot::ExcludeDns.with(facts), Slot::Detour.with(facts));
     on_a_node(|| {
@@ -30,25 +30,25 @@ fn two_attachments_are_one_chain(foreign: Foreign, facts: Facts) {
 }
 
 #[test]
-fn two_attachments_are_what_one_chain_is() {
-    two_attachments_are_one_chain(None, Facts::DnsCaptured);
-    two_attachments_are_one_chain(None, Facts::Annotated);
+fn two_attachments_equal_one_with_both_chains() {
+    equals_one_chain(None, Facts::DnsCaptured);
+    equals_one_chain(None, Facts::Annotated);
 }
 
 #[test]
-fn among_foreign_rules_too() {
-    two_attachments_are_one_chain(Some(foreign::load), Facts::DnsCaptured);
+fn two_attachments_equal_one_among_foreign_rules() {
+    equals_one_chain(Some(foreign::load), Facts::DnsCaptured);
 }
 
-/// Somebody else redirects: only what is excluded is ours, whichever attachment comes first.
+/// Beside another tool's redirection, only exclusions are added, in whatever order the attachments are added.
 #[test]
-fn beside_a_redirection_too() {
-    two_attachments_are_one_chain(Some(foreign::redirect), Facts::DnsCaptured);
+fn two_attachments_equal_one_beside_a_foreign_redirection() {
+    equals_one_chain(Some(foreign::redirect), Facts::DnsCaptured);
 }
 
-/// `NONE` means no rules at all, exclusions of another attachment included.
+/// `NONE` means no rules, including exclusions of another attachment.
 #[test]
-fn interception_none_holds_for_all() {
+fn interception_none_applies_to_all_attachments() {
     on_a_node(|| {
         let (none, exclude) = (Slot::IstioCni.with(Facts::InterceptionNone), Slot::ExcludeDns.with(Facts::Plain));
         assert!(!in_this_order(None, &[none, exclude]).has_rules());
@@ -57,7 +57,7 @@ fn interception_none_holds_for_all() {
 }
 
 #[test]
-fn two_that_contradict_each_other_are_both_named_and_the_second_leaves_nothing() {
+fn a_contradiction_names_both_attachments_and_the_second_leaves_nothing() {
     let (first, second) = (Slot::IstioCni.with(Facts::Plain), Slot::Detour.with(Facts::Tproxy));
     on_a_node(|| {
         let pod = Pod::new();
@@ -75,9 +75,9 @@ fn two_that_contradict_each_other_are_both_named_and_the_second_leaves_nothing()
     });
 }
 
-/// The change is refused; what was there before stays, and can be undone.
+/// The change is refused; the rules before it remain and can be removed.
 #[test]
-fn a_change_that_contradicts_another_attachment_leaves_the_old_one() {
+fn a_change_that_contradicts_another_attachment_has_no_effect() {
     let (first, second) = (Slot::IstioCni.with(Facts::DnsCaptured), Slot::Detour.with(Facts::Plain));
     on_a_node(|| {
         let pod = Pod::new();

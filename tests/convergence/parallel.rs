@@ -1,4 +1,4 @@
-//! Many calls at the same time. `CYCLES` says how many times a pod is added and deleted.
+//! Concurrent calls. `CYCLES` sets how often a pod is added and deleted.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::call::Answer;
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use std::process::Child;
 use std::time::Instant;
 
-const STORY: Attachment = Slot::Detour.with(Facts::DnsCaptured);
-/// DNS is left, so that it needs fewer tables than what only excludes.
+const REDIRECT: Attachment = Slot::Detour.with(Facts::DnsCaptured);
+/// Without DNS capture, so that it needs fewer tables than an attachment with exclusions only.
 const PLAIN: Attachment = Slot::Detour.with(Facts::Plain);
 const OTHER: Attachment = Slot::ExcludeDns.with(Facts::Plain);
 const PODS: usize = 200;
 const IN_ONE_POD: u32 = 20;
 const CYCLES: u32 = 100;
 
-/// Waits for all; none may fail.
+/// Waits for all calls; none may fail.
 fn all_succeed(calls: impl IntoIterator<Item = Child>) {
     for call in calls.into_iter().collect::<Vec<_>>() {
         let output = call.wait_with_output().expect("it ends");
@@ -27,18 +27,18 @@ fn all_succeed(calls: impl IntoIterator<Item = Child>) {
 }
 
 #[test]
-fn in_pods_of_their_own() {
+fn concurrent_calls_in_different_pods_succeed() {
     on_a_node(|| {
-        let expected = from_scratch(None, &[STORY].into()).expect("accepted");
+        let expected = from_scratch(None, &[REDIRECT].into()).expect("accepted");
         let pods: Vec<Pod> = (0..PODS).map(|_| Pod::new()).collect();
         let start = Instant::now();
-        all_succeed(pods.iter().map(|pod| pod.start("ADD", STORY)));
+        all_succeed(pods.iter().map(|pod| pod.start("ADD", REDIRECT)));
         println!("{PODS} ADDs in as many pods: {:?}", start.elapsed());
         for pod in &pods {
             Kernel::of(pod).assert_is(&expected, "an ADD among many");
         }
         let start = Instant::now();
-        all_succeed(pods.iter().map(|pod| pod.start("DEL", STORY)));
+        all_succeed(pods.iter().map(|pod| pod.start("DEL", REDIRECT)));
         println!("{PODS} DELs: {:?}", start.elapsed());
         assert!(pods.iter().all(|pod| !Kernel::of(pod).has_rules()));
     });
@@ -49,12 +49,12 @@ fn excluding(uid: u32) -> Value {
 }
 
 #[test]
-fn of_many_attachments_in_one_pod() {
+fn concurrent_calls_for_many_attachments_of_one_pod_succeed() {
     on_a_node(|| {
         let pod = Pod::new();
         let netns = pod.netns().display().to_string();
         let before = Kernel::of(&pod);
-        // Each has a rule of its own.
+        // Each has its own rule.
         let uids = || (0..IN_ONE_POD).map(|i| 2 * i);
         let all = |verb| {
             let start = Instant::now();
@@ -77,19 +77,20 @@ fn of_many_attachments_in_one_pod() {
 }
 
 #[test]
-fn of_the_same_attachment_in_one_pod() {
+fn concurrent_calls_for_the_same_attachment_succeed() {
     on_a_node(|| {
         let pod = Pod::new();
         let before = Kernel::of(&pod);
-        all_succeed((0..IN_ONE_POD).map(|_| pod.start("ADD", STORY)));
-        Kernel::of(&pod).assert_is(&from_scratch(None, &[STORY].into()).expect("accepted"), "the same ADD many times");
-        all_succeed((0..IN_ONE_POD).map(|_| pod.start("DEL", STORY)));
+        all_succeed((0..IN_ONE_POD).map(|_| pod.start("ADD", REDIRECT)));
+        Kernel::of(&pod)
+            .assert_is(&from_scratch(None, &[REDIRECT].into()).expect("accepted"), "the same ADD many times");
+        all_succeed((0..IN_ONE_POD).map(|_| pod.start("DEL", REDIRECT)));
         Kernel::of(&pod).assert_is(&before, "the same DEL many times");
     });
 }
 
 #[test]
-fn of_different_verbs_in_one_pod() {
+fn concurrent_calls_of_different_commands_in_one_pod_succeed() {
     on_a_node(|| {
         let only = |attachment| from_scratch(None, &[attachment].into()).expect("accepted");
         let (story, other) = (only(PLAIN), only(OTHER));
@@ -113,9 +114,9 @@ fn of_different_verbs_in_one_pod() {
     });
 }
 
-/// An ADD that asks for no rules at all takes a shorter way; it must not be overlooked.
+/// An ADD without rules takes a shorter path; concurrent ADDs must still see it.
 #[test]
-fn of_an_add_and_one_that_forbids_all_rules() {
+fn an_add_with_interception_none_prevents_the_rules_of_a_concurrent_add() {
     on_a_node(|| {
         let none = Slot::IstioCni.with(Facts::InterceptionNone);
         for _ in 0..IN_ONE_POD {
@@ -129,15 +130,15 @@ fn of_an_add_and_one_that_forbids_all_rules() {
 }
 
 #[test]
-fn again_and_again() {
+fn repeated_adds_and_dels_leave_nothing() {
     let cycles = std::env::var("CYCLES").map_or(CYCLES, |text| text.parse().expect("CYCLES is a number"));
     on_a_node(|| {
         let pod = Pod::new();
         let before = Kernel::of(&pod);
         let start = Instant::now();
         for _ in 0..cycles {
-            pod.add(STORY).done();
-            pod.del(STORY).done();
+            pod.add(REDIRECT).done();
+            pod.del(REDIRECT).done();
         }
         println!("{cycles} cycles of ADD and DEL: {:?}", start.elapsed());
         Kernel::of(&pod).assert_is(&before, "at the end");

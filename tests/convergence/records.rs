@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const ATTACHMENT: Slot = Slot::Detour;
 const EXCLUSIONS: &str = "exclusions";
 
-/// A record of a released version, and what wrote it.
+/// A record of a released version, and the configuration that wrote it.
 struct Golden {
     name: &'static str,
     facts: Facts,
@@ -26,7 +26,7 @@ const GOLDEN: [Golden; 5] = [
     Golden { name: EXCLUSIONS, facts: Facts::Plain, dialect: "iptables" },
 ];
 
-/// What a newer version writes differently.
+/// Changes that a newer version may make to records.
 type Change = (&'static str, fn(&mut Value));
 
 impl Golden {
@@ -59,7 +59,7 @@ fn save(pod: &Pod, record: &Value) {
     std::fs::write(path(pod), record.to_string()).expect("writable");
 }
 
-/// The record of the released version, of this pod.
+/// Returns the record of the released version, adapted to this pod.
 fn of_this_pod(golden: &Golden, pod: &Pod) -> Value {
     let (mut record, now) = (golden.read("v0.1.0"), saved(pod));
     for place in ["sandbox", "netns"] {
@@ -69,7 +69,7 @@ fn of_this_pod(golden: &Golden, pod: &Pod) -> Value {
 }
 
 #[test]
-fn a_pod_of_each_released_version_is_checked_converged_and_removed() {
+fn records_of_each_released_version_are_checked_reconciled_and_removed() {
     on_a_node(|| {
         for golden in &GOLDEN {
             let pod = Pod::new();
@@ -100,7 +100,7 @@ fn a_missing_setting_has_its_default_and_del_leaves_nothing() {
             [of(""), of("/policy"), of("/policy/interception/On"), of("/made"), of("/fixtures")].concat()
         };
         for field in fields(&golden.read("v0.1.0")) {
-            // They say that it is a record, and of this pod, or have other values than the default.
+            // These identify the record or the pod, or their values are not the default.
             let necessary = ["/policy", "/policy/interception", "/fixtures", "/sandbox"].map(str::to_owned);
             let others = ["inbound_interception_mode", "proxy_uid", "proxy_gid"]
                 .map(|key| format!("/policy/interception/On/{key}"));
@@ -123,7 +123,7 @@ fn a_missing_setting_has_its_default_and_del_leaves_nothing() {
 }
 
 #[test]
-fn a_record_of_a_newer_version_is_refused_with_a_way_out_and_del_leaves_nothing() {
+fn a_record_of_a_newer_version_is_refused_with_a_next_step_and_del_leaves_nothing() {
     let changes: [Change; 5] = [
         ("an unknown field", |record| record["policy"]["interception"]["On"]["new"] = json!(true)),
         ("an unknown value", |record| record["policy"]["interception"]["On"]["dns"] = json!({"New": []})),
@@ -180,7 +180,7 @@ fn a_record_without_a_field_of_every_version_is_refused_and_del_leaves_nothing()
                 let routing = "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; :";
                 let routing = pod.tool("sh", &["-c", routing], "");
                 assert!(!routing.contains("fwmark") && !routing.contains("local default"), "{routing}");
-                // Rules in built-in chains for interfaces and UIDs that the record no longer names stay.
+                // Rules in built-in chains for interfaces and UIDs that are missing in the record remain.
                 if key == "fixtures" {
                     left.assert_is(&before, &format!("{} without {key}", golden.name));
                 }

@@ -1,4 +1,4 @@
-//! Generated sequences of calls.
+//! Generated sequences of calls lead to the expected state.
 
 use crate::attachment::{Attachment, Facts, Slot};
 use crate::expect::{Foreign, from_scratch};
@@ -11,7 +11,7 @@ use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeMap;
 
-/// How many sequences, unless `PROPTEST_CASES` says otherwise.
+/// The number of sequences, unless `PROPTEST_CASES` sets it.
 const CASES: u32 = 12;
 
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +92,7 @@ fn runner() -> TestRunner {
     TestRunner::new(Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() })
 }
 
-fn hold(foreign: Foreign) {
+fn check_sequences(foreign: Foreign) {
     let each = |steps: Vec<Step>| {
         on_a_node(|| sequence(foreign, &steps));
         Ok(())
@@ -101,11 +101,11 @@ fn hold(foreign: Foreign) {
 }
 
 #[test]
-fn after_each_step_the_state_is_the_one_from_scratch() {
-    hold(None);
+fn each_step_leads_to_the_state_of_a_new_pod() {
+    check_sequences(None);
 }
 
 #[test]
-fn among_foreign_rules_too() {
-    hold(Some(foreign::load));
+fn each_step_leads_to_the_state_of_a_new_pod_among_foreign_rules() {
+    check_sequences(Some(foreign::load));
 }

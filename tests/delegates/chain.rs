@@ -1,4 +1,4 @@
-//! Executables in a chain: who is called when, with what, and what comes out.
+//! Executables in a sub-plugin chain: their order, input and result.
 
 use crate::pod::{Pod, call, conf, with};
 use crate::recorders::{Recorders, add_prints, fails};
@@ -13,7 +13,7 @@ fn chain() -> [Value; 2] {
 }
 
 #[test]
-fn add_goes_down_the_list_and_results_with_it() {
+fn add_passes_each_result_to_the_next_executable() {
     let first = add_prints(&result("10.0.0.1/8"));
     let recorders = Recorders::new().with("first", &first).with("second", &add_prints(&result("10.0.0.2/8")));
     let pod = Pod::new();
@@ -31,26 +31,26 @@ fn add_goes_down_the_list_and_results_with_it() {
 }
 
 #[test]
-fn an_executable_has_our_environment_and_namespace() {
+fn an_executable_inherits_environment_and_namespace() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
     let mut environment = pod.environment("ADD", "/nonexistent:/opt/cni/bin");
     environment.insert("TRACEPARENT".to_owned(), "00-1".to_owned());
     let conf = with(conf("1.0.0", &chain()), &json!({"kubernetes": {"cni_bin_dir": recorders.bin()}}));
-    // Without a source of facts and with a pod's name the sub-plugins run on the configuration.
+    // With a pod's name but without a source of facts, the sub-plugins use the configuration only.
     assert!(call(&environment, &conf).success);
     let path = format!("{}:/nonexistent:/opt/cni/bin", recorders.bin().display());
     environment.insert("CNI_PATH".to_owned(), path);
-    let host = std::fs::read_link("/proc/self/ns/net").expect("it is there").display().to_string();
+    let host = std::fs::read_link("/proc/self/ns/net").expect("exists").display().to_string();
     for mut seen in recorders.seen() {
-        // Set by the shell itself.
+        // The shell sets these.
         ["PWD", "SHLVL", "_", "OLDPWD"].iter().for_each(|name| drop(seen.environment.remove(*name)));
         assert_eq!((&seen.environment, &seen.netns), (&environment, &host));
     }
 }
 
 #[test]
-fn nothing_on_stdout_leaves_the_result_as_it_is() {
+fn an_empty_stdout_leaves_the_result_unchanged() {
     let recorders = Recorders::new().with("first", &add_prints(&result("10.0.0.1/8"))).with("second", "");
     let pod = Pod::new();
     let output = pod.call("ADD", &recorders.bin(), &conf("1.1.0", &chain()));
@@ -72,7 +72,7 @@ fn a_result_of_another_version_is_converted() {
 }
 
 #[test]
-fn del_goes_up_the_list_with_the_runtimes_result_and_then_the_rules_go() {
+fn del_runs_executables_in_reverse_order_before_it_removes_the_rules() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
     for (version, known) in [("0.3.1", false), ("1.0.0", true)] {
@@ -92,7 +92,7 @@ fn del_goes_up_the_list_with_the_runtimes_result_and_then_the_rules_go() {
 }
 
 #[test]
-fn del_tries_all() {
+fn del_runs_all_executables_even_if_one_fails() {
     let no = |msg: &str| fails("DEL", &json!({"code": 11, "msg": msg}));
     let recorders = Recorders::new().with("first", &no("one")).with("second", &no("two"));
     let pod = Pod::new();
@@ -106,7 +106,7 @@ fn del_tries_all() {
 }
 
 #[test]
-fn check_has_the_runtimes_result_and_stops_at_the_first_that_fails() {
+fn check_passes_the_runtimes_result_and_stops_at_the_first_failure() {
     let drift = fails("CHECK", &json!({"code": 7, "msg": "drift", "details": "x"}));
     let recorders = Recorders::new().with("first", "").with("second", &drift).with("third", "");
     let executables = [json!({"type": "first"}), json!({"type": "second"}), json!({"type": "third"})];
@@ -140,7 +140,7 @@ fn gc_and_status_are_forwarded() {
 }
 
 #[test]
-fn without_its_executables_a_network_is_not_available() {
+fn status_fails_if_an_executable_is_missing() {
     let recorders = Recorders::new().with("first", &fails("STATUS", &json!({"msg": "no"})));
     let status = |executables: &[Value]| {
         let output = Pod::new().call("STATUS", &recorders.bin(), &conf("1.1.0", executables));
@@ -153,7 +153,7 @@ fn without_its_executables_a_network_is_not_available() {
 }
 
 #[test]
-fn of_what_the_runtime_offers_an_executable_gets_what_it_asks_for() {
+fn an_executable_gets_the_runtime_config_of_its_capabilities() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
     let executables =
@@ -168,7 +168,7 @@ fn of_what_the_runtime_offers_an_executable_gets_what_it_asks_for() {
 }
 
 #[test]
-fn executables_run_where_the_sub_plugins_are_skipped() {
+fn executables_run_for_pods_whose_sub_plugins_are_skipped() {
     let recorders = Recorders::new().with("first", "").with("second", "");
     let pod = Pod::new();
     let excluded = json!({"kubernetes": {"exclude_namespaces": ["shop"]}});

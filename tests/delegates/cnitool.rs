@@ -1,5 +1,5 @@
-//! What plugins see when we run a network is what the reference's `cnitool` v1.3.0 shows them.
-//! That was recorded with the same plugins: `hack/record-cnitool.sh` does it again.
+//! Plugins get the same input from detour as from `cnitool` v1.3.0 of the reference library.
+//! `hack/record-cnitool.sh` records the input with the same plugins.
 
 use crate::recorders::{Recorders, Seen, add_prints};
 use detour_cni::cni::{self, CniCommand, NetConf};
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RECORDED: &str = "tests/golden/cnitool.json";
-/// It need not exist: the plugins only look at the name.
+/// The path need not exist: the plugins use only the name.
 const NETNS: &str = "/run/netns/recorded";
-/// `cnitool` makes the container's ID of the namespace's path.
+/// `cnitool` derives the container ID from the path of the namespace.
 const CONTAINER: &str = "cnitool-656b6df6fe87d106fa76";
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0";
 
-/// A network as a runtime is given it, and the commands that are recorded.
+/// A network configuration, and the commands that are recorded.
 struct Scene {
     name: &'static str,
     files: Vec<(&'static str, Value)>,
-    /// What the plugin `one` answers to ADD; `two` answers with a second address.
+    /// The ADD result of the plugin `one`; `two` adds a second address.
     result: Value,
     commands: &'static [&'static str],
 }
@@ -128,7 +128,7 @@ fn offered() -> Value {
     json!({"mac": "02:00:00:00:00:02", "ips": ["10.0.0.9/24"], "portMappings": [{"hostPort": 80, "containerPort": 8080}]})
 }
 
-/// The scene's plugins and, beside them, its files.
+/// Creates the plugins of a scene and its files.
 fn set(scene: &Scene) -> (Recorders, PathBuf) {
     let second = scene.result.to_string().replace("10.0.0.1/24", "10.0.0.2/24");
     let second: Value = serde_json::from_str(&second).expect("JSON");
@@ -145,19 +145,20 @@ fn set(scene: &Scene) -> (Recorders, PathBuf) {
     (recorders, directory)
 }
 
-/// What was seen, as it is recorded: without what differs from run to run.
-fn told(recorders: &Recorders) -> Value {
+/// Returns the calls as they are recorded, without values that differ between runs.
+fn recorded_calls(recorders: &Recorders) -> Value {
     let bin = recorders.bin().display().to_string();
     let variables = |seen: &Seen| -> Value {
         let own = seen.environment.iter().filter(|(name, _)| name.starts_with("CNI_"));
         own.map(|(name, value)| (name.clone(), Value::from(value.replace(&bin, "BIN")))).collect()
     };
-    let told = |seen: &Seen| json!({"plugin": seen.kind, "environment": variables(seen), "stdin": seen.stdin});
-    recorders.seen().iter().map(told).collect()
+    let recorded_calls =
+        |seen: &Seen| json!({"plugin": seen.kind, "environment": variables(seen), "stdin": seen.stdin});
+    recorders.seen().iter().map(recorded_calls).collect()
 }
 
 #[test]
-fn plugins_see_what_the_reference_shows_them() {
+fn plugins_get_the_input_of_the_reference_library() {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         record();
     }
@@ -172,9 +173,9 @@ fn plugins_see_what_the_reference_shows_them() {
             perform(command, &network, &recorders.bin(), &mut result);
         }
         let wanted = recorded[scene.name].as_array_mut().unwrap_or_else(|| panic!("{} is recorded", scene.name));
-        // SPEC.md takes it away; the reference leaves it.
+        // SPEC.md removes it; the reference library does not.
         wanted.iter_mut().for_each(|call| drop(call["stdin"].as_object_mut().map(|conf| conf.remove("capabilities"))));
-        let seen = told(&recorders);
+        let seen = recorded_calls(&recorders);
         let seen = seen.as_array().expect("a list");
         for (seen, wanted) in seen.iter().zip(&*wanted) {
             assert_eq!(seen, wanted, "{}", scene.name);
@@ -183,7 +184,7 @@ fn plugins_see_what_the_reference_shows_them() {
     }
 }
 
-/// The network that is written down in a file.
+/// Reads the network in a file.
 fn read(file: &Path) -> NetworkConfiguration {
     let conf = json!({"cniVersion": cni::version::NEWEST, "name": "p", "type": "detour", "clusterNetwork": file});
     let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "detour").expect("accepted");
@@ -191,7 +192,7 @@ fn read(file: &Path) -> NetworkConfiguration {
     NetworkConfiguration::from(&networks[0].configuration)
 }
 
-/// Does what `cnitool` does for `command`; it keeps the result of ADD for CHECK and DEL.
+/// Does what `cnitool` does for `command`; it saves the result of ADD for CHECK and DEL.
 fn perform(command: &str, network: &NetworkConfiguration, bin: &Path, result: &mut Option<Value>) {
     let call = |command: CniCommand| {
         let for_a_container = !matches!(command, CniCommand::Gc | CniCommand::Status);
@@ -217,7 +218,7 @@ fn perform(command: &str, network: &NetworkConfiguration, bin: &Path, result: &m
     }
 }
 
-/// Writes down what cnitool does.
+/// Records the input of the plugins under `cnitool`.
 fn record() {
     let mut recorded = serde_json::Map::new();
     for scene in scenes() {
@@ -232,7 +233,7 @@ fn record() {
                 .expect("cnitool is in PATH");
             assert!(output.status.success(), "{}: {command}: {output:?}", scene.name);
         }
-        recorded.insert(scene.name.to_owned(), told(&recorders));
+        recorded.insert(scene.name.to_owned(), recorded_calls(&recorders));
     }
     let text = serde_json::to_string_pretty(&recorded).expect("JSON") + "\n";
     fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORDED), text).expect("writable");

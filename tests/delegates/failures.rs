@@ -1,4 +1,4 @@
-//! Executables that do not do as they should: the ADD fails, says why, and leaves nothing.
+//! Executables that fail: the ADD reports the cause and leaves nothing behind.
 
 use crate::pod::{Output, Pod, conf, ended, start, with};
 use crate::recorders::{Recorders, add_prints, fails};
@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// An ADD whose executable `second`, after `first`, misbehaves.
+/// Runs an ADD whose executable `second` fails after `first` has succeeded.
 #[track_caller]
 fn failed(recorders: &Recorders, pod: &Pod, more: &Value) -> Output {
     let executables = [json!({"type": "first"}), json!({"type": "second"}), json!({"type": "third"})];
@@ -23,7 +23,7 @@ fn recorders() -> Recorders {
     Recorders::new().with("first", &first).with("third", "")
 }
 
-/// The message of an ADD whose executable `second` does this; what was done is undone.
+/// Returns the error message of an ADD whose executable `second` behaves as given; checks that the ADD is undone.
 #[track_caller]
 fn message(behaviour: &str, more: &Value) -> String {
     let recorders = recorders().with("second", behaviour);
@@ -41,7 +41,7 @@ fn nothing() -> Value {
 }
 
 #[test]
-fn what_was_done_is_undone_in_reverse_and_the_code_stays() {
+fn a_failed_add_is_undone_in_reverse_and_keeps_its_code() {
     let recorders = recorders().with("second", &fails("ADD", &json!({"code": 11, "msg": "later", "details": "why"})));
     let pod = Pod::new();
     let output = failed(&recorders, &pod, &nothing());
@@ -57,7 +57,7 @@ fn what_was_done_is_undone_in_reverse_and_the_code_stays() {
 }
 
 #[test]
-fn a_failed_undoing_is_logged_and_hides_nothing() {
+fn a_failed_undo_is_logged_and_the_first_error_is_reported() {
     let no = |msg: &str| format!("printf '%s' '{}'; exit 1", json!({"code": 7, "msg": msg}));
     let recorders = recorders().with("second", &format!("{}\n{}", fails("ADD", &json!({"msg": "a"})), no("b")));
     let output = failed(&recorders, &Pod::new(), &nothing());
@@ -66,16 +66,16 @@ fn a_failed_undoing_is_logged_and_hides_nothing() {
 }
 
 #[test]
-fn a_hang_ends_at_the_deadline() {
+fn an_executable_that_hangs_is_killed_at_the_timeout() {
     let hang = "if [ $CNI_COMMAND = ADD ]; then echo waiting for godot >&2; exec /bin/sleep 1000; fi";
     let message = message(hang, &json!({"delegate_timeout_seconds": 1}));
     assert!(message.contains("did not end within 1 s"), "{message}");
     assert!(message.contains("waiting for godot") && message.contains("delegate_timeout_seconds"), "{message}");
 }
 
-/// As where a runtime's service is stopped.
+/// Like stopping the runtime's service.
 #[test]
-fn a_signal_to_the_plugin_ends_the_executable_and_undoes_the_add() {
+fn sigterm_to_the_plugin_kills_the_executable_and_undoes_the_add() {
     let hang = "if [ $CNI_COMMAND = ADD ]; then /bin/sleep 1000 & echo $$ > ${0%/bin/*}/pid; wait; fi";
     let recorders = recorders().with("second", hang);
     let pod = Pod::new();
@@ -97,7 +97,7 @@ fn a_signal_to_the_plugin_ends_the_executable_and_undoes_the_add() {
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("SIGTERM was received")), "{}", output.stdout);
     assert_eq!(recorders.order(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
     assert_eq!(pod.rules(), [""; 0]);
-    // Its child too; init reaps that in its own time.
+    // Its child is killed too; init reaps it later.
     while killpg(group, None) != Err(Errno::ESRCH) {
         assert!(Instant::now() < deadline, "something of its process group still runs");
         std::thread::yield_now();
@@ -105,37 +105,40 @@ fn a_signal_to_the_plugin_ends_the_executable_and_undoes_the_add() {
 }
 
 #[test]
-fn garbage_is_quoted() {
+fn an_invalid_result_is_quoted() {
     let message = message("if [ $CNI_COMMAND = ADD ]; then echo hello; fi", &nothing());
-    assert!(message.contains("is not JSON") && message.contains(r#""hello\n""#), "{message}");
+    assert!(
+        message.contains("invalid result on stdout: expected JSON") && message.contains(r#""hello\n""#),
+        "{message}"
+    );
 }
 
 #[test]
-fn a_failure_without_a_word_is_told_by_its_status() {
+fn a_failure_without_an_error_object_reports_the_exit_status() {
     let message = message("if [ $CNI_COMMAND = ADD ]; then echo oh no >&2; exit 3; fi", &nothing());
     assert!(message.contains("exit status: 3") && message.contains("oh no"), "{message}");
 }
 
 #[test]
-fn a_signal_is_named() {
+fn a_child_killed_by_a_signal_is_reported() {
     let message = message("if [ $CNI_COMMAND = ADD ]; then kill -KILL $$; fi", &nothing());
     assert!(message.contains("signal: 9"), "{message}");
 }
 
 #[test]
-fn ten_megabytes_are_too_much() {
+fn ten_megabytes_on_stdout_are_refused() {
     let flood = "if [ $CNI_COMMAND = ADD ]; then exec /usr/bin/head -c 10000000 /dev/zero; fi";
     assert!(message(flood, &nothing()).contains("more than 4 MiB"));
 }
 
 #[test]
-fn what_is_no_result_is_named() {
+fn a_result_with_a_wrong_type_is_refused() {
     let message = message(&add_prints(&json!({"cniVersion": "1.0.0", "ips": "10.0.0.1/8"})), &nothing());
     assert!(message.contains("result.ips: \"10.0.0.1/8\" is not accepted"), "{message}");
 }
 
 #[test]
-fn stderr_is_passed_on() {
+fn stderr_is_forwarded() {
     let recorders = recorders().with("second", "echo a line of its own >&2");
     let executables = [json!({"type": "second"})];
     let output = Pod::new().call("ADD", &recorders.bin(), &conf("1.0.0", &executables));
@@ -143,7 +146,7 @@ fn stderr_is_passed_on() {
 }
 
 #[test]
-fn a_missing_executable_is_found_out_before_anything_runs() {
+fn a_missing_executable_is_detected_before_anything_runs() {
     let recorders = recorders();
     let output = failed(&recorders, &Pod::new(), &nothing());
     assert_eq!(output.stdout["code"], 7);
@@ -153,16 +156,16 @@ fn a_missing_executable_is_found_out_before_anything_runs() {
 }
 
 #[test]
-fn what_is_not_executable_is_said_to_be() {
+fn a_file_without_x_bits_has_a_hint() {
     let recorders = recorders().with_file("second", "#!/bin/sh\n", 0o644);
     let output = failed(&recorders, &Pod::new(), &nothing());
     assert!(output.stdout["msg"].as_str().is_some_and(|msg| msg.contains("x bits")), "{}", output.stdout);
     assert_eq!(recorders.order(), ["ADD first", "DEL first"]);
 }
 
-/// Runtimes copy the message into Events, and stderr into their log.
+/// Runtimes copy the message to Events, and stderr to their log.
 #[test]
-fn terminals_do_not_act_on_what_it_says() {
+fn control_characters_in_its_output_are_escaped() {
     let bad = "a\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
     let escaped = r"a\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
     let noise = r"if [ $CNI_COMMAND = ADD ]; then printf 'noise \033[2J\302\233\342\200\256\a\n' >&2; fi";

@@ -1,5 +1,4 @@
-//! Other plugins run by this one: real ones of the reference's, and recorders that write down what
-//! they were given. Needs root, `iptables-save` and Debian's `containernetworking-plugins`.
+//! Delegates: reference plugins, and recorders that record their input. Needs root, `iptables-save` and Debian's `containernetworking-plugins`.
 
 mod chain;
 mod cnitool;

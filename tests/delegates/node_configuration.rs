@@ -1,4 +1,4 @@
-//! The node configuration and the definitions on a node that has one: whose keys apply.
+//! The node configuration file: which of its keys override those of definitions.
 
 use crate::pod::{Output, Pod};
 use crate::recorders::Recorders;
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// A node with a pod that has a sidecar, and with the state directory of the plugin.
+/// A node with a pod that has a sidecar, and with the plugin's state directory.
 struct Node {
     pod: Pod,
     recorders: Recorders,
@@ -34,7 +34,7 @@ impl Node {
         Self { pod, recorders, dir }
     }
 
-    /// One whose administrator states where facts and programs are, and `more`.
+    /// Creates a node whose configuration sets the source of facts, the program directory, and `more`.
     fn stating(more: &Value) -> Self {
         let node = Self::new();
         let kubernetes = json!({
@@ -54,7 +54,7 @@ impl Node {
         self.dir.join("state/node.json")
     }
 
-    /// Calls the plugin where `/var/lib/cni/detour` is this node's, and no other test's.
+    /// Calls the plugin with this node's `/var/lib/cni/detour`, in a private mount namespace.
     fn call(&self, command: &str, conf: &Value) -> Output {
         fs::create_dir_all("/var/lib/cni").expect("made");
         let script = "mount -t tmpfs tmpfs /var/lib/cni && cp -rp \"$1\" /var/lib/cni/detour && exec \"$2\"";
@@ -108,7 +108,7 @@ fn definition(more: &Value) -> Value {
 }
 
 #[test]
-fn what_the_node_states_takes_precedence_and_the_log_names_what_is_ignored() {
+fn the_nodes_keys_take_precedence_and_ignored_keys_are_logged() {
     let node = Node::stating(&json!({}));
     let chain = json!([{"type": "uid-exclude", "uids": [7]}, {"type": "first"}]);
     let evil = json!({
@@ -135,7 +135,7 @@ fn what_the_node_states_takes_precedence_and_the_log_names_what_is_ignored() {
 }
 
 #[test]
-fn attachments_exclude_namespaces_if_the_node_lets_them() {
+fn attachments_exclude_namespaces_if_the_node_allows_it() {
     let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": [7]}], "exclude_namespaces": ["shop"]}));
     let node = Node::stating(&json!({"attachments_may_exclude_namespaces": true}));
     node.done("ADD", &conf);
@@ -143,7 +143,7 @@ fn attachments_exclude_namespaces_if_the_node_lets_them() {
 }
 
 #[test]
-fn a_pod_has_no_say_in_what_the_node_pins() {
+fn a_pod_can_not_override_pinned_settings() {
     let chain = json!([{"type": "uid-exclude", "uids": [7], "pod_overrides": true}]);
     let has =
         |node: &Node, uid: &str| node.pod.rules().iter().any(|rule| rule.contains(&format!("--uid-owner {uid} ")));
@@ -156,7 +156,7 @@ fn a_pod_has_no_say_in_what_the_node_pins() {
 }
 
 #[test]
-fn existing_configurations_work_on_a_node_with_one() {
+fn existing_configurations_work_with_a_node_configuration() {
     for (text, rule) in [
         (include_str!("../../conf/99-exclude-dns.conf"), "--uid-owner 1337"),
         (
@@ -181,7 +181,7 @@ fn existing_configurations_work_on_a_node_with_one() {
 }
 
 #[test]
-fn a_broken_or_untrusted_one_stops_add_and_check_and_no_del() {
+fn a_broken_or_untrusted_file_fails_add_and_check_but_not_del() {
     let conf = definition(&json!({"chain": [{"type": "uid-exclude", "uids": [7]}]}));
     let node = Node::stating(&json!({}));
     node.done("ADD", &conf);
@@ -206,7 +206,7 @@ fn a_broken_or_untrusted_one_stops_add_and_check_and_no_del() {
 
 /// The agent's pod must start on such a node: it restores the file.
 #[test]
-fn a_broken_one_stops_neither_status_nor_the_agents_own_pod() {
+fn a_broken_file_does_not_fail_status_or_the_agents_own_pod() {
     let agent = json!({
         "agent_namespace": "shop", "agent_pod_prefixes": ["web-"], "agent_socket": "/no/such/socket",
         "kubeconfig": "/no/such/kubeconfig",
@@ -224,14 +224,14 @@ fn a_broken_one_stops_neither_status_nor_the_agents_own_pod() {
             let log = node.done(command, &own(&json!({})));
             assert!(log.contains("the node's keys are not applied") && log.contains("node.json"), "{command}: {log}");
         }
-        // The configuration may be an attachment's, so no key of the node applies.
+        // The configuration may come from an attachment, so it can't set keys of the node.
         let conf = own(&json!({"chain": chain, "kubernetes": evil, "log_file": "/var/log/evil.log"}));
         let output = node.call("ADD", &conf);
         let ignored = output.stderr.contains("/home/evil") && output.stderr.contains("/var/log/evil.log");
         assert!(!output.success && ignored, "{output:?}");
         let other = crate::pod::with(evil.clone(), &json!({"agent_namespace": "istio-system"}));
         node.refused("ADD", &definition(&json!({"kubernetes": other})), 7, "node.json");
-        // Whether these networks are the node's own is not known.
+        // These networks may not be the node's own.
         let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});
         let primary = own(&json!({"delegates": [network], "binDir": node.recorders.bin()}));
         node.refused("ADD", &primary, 7, "node.json");
@@ -242,7 +242,7 @@ fn a_broken_one_stops_neither_status_nor_the_agents_own_pod() {
 }
 
 #[test]
-fn a_definition_is_no_primary_plugin_unless_the_runtime_calls_it() {
+fn a_definition_does_not_make_this_the_primary_plugin() {
     let network = json!({"cniVersion": "1.1.0", "name": "cluster", "type": "first"});
     let node = Node::stating(&json!({"primary": false}));
     let conf =

@@ -1,5 +1,5 @@
-//! The reference plugins, as Debian packages them (1.1.1, protocol versions up to 1.0.0), in a
-//! chain after our own sub-plugins.
+//! The reference plugins as packaged by Debian (1.1.1, CNI versions up to 1.0.0), chained after detour's own
+//! sub-plugins.
 
 use crate::pod::{Pod, conf, with};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn tuning_and_loopback_in_a_chain() {
     assert_eq!(pod.rules(), [""; 0]);
 }
 
-/// An interface plugin with IPAM of its own makes a pod's interface and gives back its address.
+/// An interface plugin with IPAM creates a pod's interface and releases its address.
 #[test]
 fn bridge_and_host_local_make_an_interface() {
     let pod = Pod::new();

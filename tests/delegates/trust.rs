@@ -1,4 +1,4 @@
-//! Attacks by the author of a definition: what it names is not executed as root if another user can change it.
+//! Attacks by the author of a definition: files that another user can change are not executed as root.
 
 use crate::pod::{Output, Pod, conf, with};
 use crate::recorders::Recorders;
@@ -31,9 +31,9 @@ fn refused(output: &Output, why: &str) {
     assert!(msg.contains("plugin \"evil\" is not executed: ") && msg.contains(why), "{msg}");
 }
 
-/// The attack fails, and leaves nothing: no process, no rule, no state. DEL executes nothing either.
+/// The attack fails and leaves no process, rule or state. DEL executes nothing either.
 #[track_caller]
-fn fails_without_a_trace(recorders: &Recorders, bin_dir: &Path, why: &str) {
+fn fails_and_leaves_nothing(recorders: &Recorders, bin_dir: &Path, why: &str) {
     let pod = Pod::new();
     refused(&attack(&pod, "ADD", bin_dir), why);
     assert!(!Path::new("/run/detour/attachments").join(&pod.name).exists());
@@ -48,14 +48,18 @@ fn fails_without_a_trace(recorders: &Recorders, bin_dir: &Path, why: &str) {
 fn a_file_of_another_user_is_not_executed() {
     let recorders = Recorders::new().with("evil", "");
     give(&recorders.bin().join("evil"));
-    fails_without_a_trace(&recorders, &recorders.bin(), "/bin/evil is owned by UID 12345; expected root: chown");
+    fails_and_leaves_nothing(&recorders, &recorders.bin(), "/bin/evil is owned by UID 12345; expected root: chown");
 }
 
 #[test]
 fn a_directory_that_others_can_write_to_is_not_used() {
     let recorders = Recorders::new().with("evil", "");
     mode(&recorders.bin(), 0o777);
-    fails_without_a_trace(&recorders, &recorders.bin(), "/bin has mode 0777; expected one that only root can write to");
+    fails_and_leaves_nothing(
+        &recorders,
+        &recorders.bin(),
+        "/bin has mode 0777; expected one that only root can write to",
+    );
 }
 
 #[test]
@@ -63,7 +67,7 @@ fn a_parent_of_another_user_is_not_used() {
     let recorders = Recorders::new().with("evil", "");
     let parent = recorders.bin().parent().expect("a directory").to_owned();
     give(&parent);
-    fails_without_a_trace(&recorders, &recorders.bin(), &format!("{} is owned by UID 12345", parent.display()));
+    fails_and_leaves_nothing(&recorders, &recorders.bin(), &format!("{} is owned by UID 12345", parent.display()));
 }
 
 #[test]
@@ -72,7 +76,7 @@ fn a_link_of_root_to_a_file_of_another_user_is_not_followed() {
     let target = recorders.bin().join("target");
     give(&target);
     symlink(&target, recorders.bin().join("evil")).expect("a link");
-    fails_without_a_trace(&recorders, &recorders.bin(), "/bin/target is owned by UID 12345");
+    fails_and_leaves_nothing(&recorders, &recorders.bin(), "/bin/target is owned by UID 12345");
 }
 
 #[test]
@@ -86,9 +90,9 @@ fn an_untrusted_file_is_not_skipped_for_one_in_a_later_directory() {
     assert_eq!((recorders.order(), later.order()), (vec![], vec![]));
 }
 
-/// `bridge` looks for its IPAM plugin in `CNI_PATH`, which has `cni_bin_dir` in it.
+/// `bridge` searches `CNI_PATH`, which includes `cni_bin_dir`, for its IPAM plugin.
 #[test]
-fn a_trusted_plugin_does_not_look_for_others_in_an_untrusted_directory() {
+fn a_trusted_plugin_gets_no_untrusted_directory_in_cni_path() {
     let recorders = Recorders::new().with("evil-ipam", "");
     give(&recorders.bin());
     let pod = Pod::new();
@@ -100,7 +104,7 @@ fn a_trusted_plugin_does_not_look_for_others_in_an_untrusted_directory() {
     assert_eq!(recorders.order(), [""; 0]);
     assert!(!Path::new("/sys/class/net/dtrust0").exists(), "nothing was made on the node");
 
-    // A directory that does not exist could be created while the plugin runs.
+    // Another user could create a missing directory while the plugin runs.
     let missing = Recorders::new().with("first", "");
     let absent = json!({"kubernetes": {"cni_bin_dir": "/tmp/detour-not-there"}});
     let definition = with(conf("1.0.0", &[json!({"type": "first"})]), &absent);

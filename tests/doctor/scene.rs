@@ -259,10 +259,10 @@ impl Scene {
         let text = String::from_utf8(output.stdout).expect("text");
         assert!(output.stderr.is_empty() && !text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = text.replace(&self.root.display().to_string(), "").replace(&self.api, "https://10.96.0.1:443");
-        let text = match text.split_once(" tries within ") {
+        let text = match text.split_once(" attempts within ") {
             Some((before, after)) => {
                 let (before, _) = before.rsplit_once(' ').unwrap_or((before, ""));
-                format!("{before} N tries within N{}", &after[after.find(" s").unwrap_or(0)..])
+                format!("{before} N attempts within N{}", &after[after.find(" s").unwrap_or(0)..])
             }
             None => text,
         };

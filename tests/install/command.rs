@@ -287,7 +287,10 @@ fn validate_answers_by_its_exit_code_in_every_form_and_reads_stdin() {
     let (code, said) = validate(&[path("good.conf")]);
     assert!(code == Some(0) && said.ends_with("good.conf: valid\n"), "{said}");
     let (code, said) = validate(&[path("bad.conf")]);
-    assert!(code == Some(1) && said.contains("chain[0].type: \"uid-exclud\" is no sub-plugin; did you mean"), "{said}");
+    assert!(
+        code == Some(1) && said.contains("chain[0].type: \"uid-exclud\" is not a sub-plugin; did you mean"),
+        "{said}"
+    );
     assert_eq!(validate(&[path("bad.conf"), format!("--bin-dir={}", path("bin"))]).0, Some(0));
     let (code, said) = validate(&[path("bad.conf"), "-o=json".to_owned()]);
     let report: Value = serde_json::from_str(&said).expect("JSON");
@@ -399,7 +402,7 @@ fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
         (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
         (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
         (json!({"prevResult": 5}), "prevResult: an object is needed"),
-        (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is no sub-plugin and no executable"),
+        (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
     ] {
         scene.write("config.json", &keys.to_string());
         let output = scene.run("install", &[&config]);

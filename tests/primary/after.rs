@@ -1,4 +1,4 @@
-//! DEL, CHECK, GC and STATUS go by what was kept.
+//! DEL, CHECK and GC work from the saved state; STATUS.
 
 use crate::node::Node;
 use crate::pod::call;
@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// A node whose pod has `one` besides the default network.
+/// Returns a node whose pod has the network `one` in addition to the default network, after ADD.
 fn added(more: &Value) -> (Node, Value) {
     let node = Node::new();
     node.pod_selects("one");
@@ -19,16 +19,16 @@ fn added(more: &Value) -> (Node, Value) {
 }
 
 #[test]
-fn what_is_kept_is_for_root_alone() {
+fn saved_state_is_readable_by_root_only() {
     let (node, _) = added(&json!({}));
-    assert_eq!(fs::metadata(node.kept_file()).expect("kept").permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(node.state_file()).expect("saved").permissions().mode() & 0o777, 0o600);
 }
 
 #[test]
-fn del_needs_nothing_but_what_was_kept() {
+fn del_needs_only_the_saved_state() {
     let (node, conf) = added(&json!({}));
     fs::remove_dir_all(node.dir.join("manifests")).expect("removable");
-    // As after a reboot.
+    // Like after a reboot.
     fs::remove_dir_all(Path::new("/run/detour/attachments").join(&node.pod.name)).expect("removable");
     let mut environment = node.environment("DEL");
     environment.remove("CNI_NETNS");
@@ -44,7 +44,7 @@ fn del_needs_nothing_but_what_was_kept() {
     assert_eq!(seen[2].stdin["prevResult"]["ips"][0]["address"], "10.1.0.2/24");
     assert_eq!((&*seen[2].environment["CNI_IFNAME"], &*seen[2].environment["CNI_NETNS"]), ("net1", ""));
     assert_eq!(seen[2].environment["CNI_ARGS"], seen[1].environment["CNI_ARGS"]);
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
 
     let output = call(&environment, &conf);
     assert!(output.success, "{output:?}");
@@ -52,16 +52,16 @@ fn del_needs_nothing_but_what_was_kept() {
 }
 
 #[test]
-fn del_of_a_configuration_that_is_wrong_by_now_still_finds_what_was_kept() {
+fn del_with_an_invalid_configuration_uses_the_saved_state() {
     let (node, mut conf) = added(&json!({}));
     conf["network_status"] = json!("sometimes");
     node.done("DEL", &conf);
     assert_eq!(node.recorders.order()[2..], ["DEL a", "DEL default"]);
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
 }
 
 #[test]
-fn all_delegates_get_their_del_and_all_errors_are_told() {
+fn all_delegates_get_a_del_and_all_errors_are_reported() {
     for (retry, kept) in [(false, false), (true, true)] {
         let recorders = Recorders::new()
             .with("default", &fails("DEL", &json!({"code": 43, "msg": "stuck"})))
@@ -75,20 +75,20 @@ fn all_delegates_get_their_del_and_all_errors_are_told() {
         assert!(code == 42 && text.contains("busy") && text.contains("network cluster (eth0)"), "{text}");
         assert!(text.contains("stuck"), "{text}");
         assert_eq!(node.recorders.order()[2..], ["DEL a", "DEL default"]);
-        assert_eq!(node.kept_file().exists(), kept);
+        assert_eq!(node.state_file().exists(), kept);
     }
 }
 
 #[test]
-fn check_asks_every_network_with_its_result() {
+fn check_calls_every_network_with_its_saved_result() {
     let (node, conf) = added(&json!({}));
     node.done("CHECK", &conf);
     let seen = node.recorders.seen();
     assert_eq!(node.recorders.order()[2..], ["CHECK default", "CHECK a"]);
     assert_eq!(seen[3].stdin["prevResult"]["ips"][0]["address"], "10.1.0.2/24");
-    fs::remove_file(node.kept_file()).expect("removable");
+    fs::remove_file(node.state_file()).expect("removable");
     let (code, text) = node.refused("CHECK", &conf);
-    assert!(code == 104 && text.contains("nothing is kept in"), "{text}");
+    assert!(code == 104 && text.contains("no saved state of the"), "{text}");
 }
 
 fn gc(node: &Node, conf: &Value, valid: &Value) {
@@ -103,23 +103,23 @@ fn gc(node: &Node, conf: &Value, valid: &Value) {
 }
 
 #[test]
-fn gc_takes_away_what_the_runtime_no_longer_has() {
+fn gc_removes_pods_that_the_runtime_no_longer_has() {
     let (node, conf) = added(&json!({}));
     let valid = json!([{"containerID": node.pod.name, "ifname": "eth0"}]);
     gc(&node, &conf, &valid);
     assert_eq!(node.recorders.order()[2..], ["GC default"]);
     assert_eq!(node.recorders.seen()[2].stdin["cni.dev/valid-attachments"], valid);
-    assert!(node.kept_file().exists());
+    assert!(node.state_file().exists());
     gc(&node, &conf, &json!([]));
     assert_eq!(node.recorders.order()[3..], ["DEL a", "DEL default", "GC default"]);
     let del = &node.recorders.seen()[3];
     assert_eq!(del.environment["CNI_NETNS"], node.pod.netns().display().to_string());
     assert_eq!(del.environment["CNI_CONTAINERID"], node.pod.name);
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
 }
 
 #[test]
-fn status_asks_the_default_network() {
+fn status_calls_the_default_network() {
     for (behaviour, wanted) in
         [("", None), (fails("STATUS", &json!({"code": 51, "msg": "soon"})).as_str(), Some("soon"))]
     {
@@ -140,10 +140,9 @@ fn status_asks_the_default_network() {
     }
 }
 
-/// A record of 0.1.0 without a field that it may lack, and one of a newer version: GC and DEL run what is
-/// understood.
+/// A record of 0.1.0 without an optional field, and one of a newer version: GC and DEL use the readable part.
 #[test]
-fn a_record_of_another_version_is_removed_as_far_as_it_is_understood() {
+fn the_readable_part_of_a_record_of_another_version_is_removed() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.1.0/primary.json");
     let golden: Value = serde_json::from_slice(&fs::read(golden).expect("a record")).expect("JSON");
     let mut lacking = golden.clone();
@@ -156,8 +155,8 @@ fn a_record_of_another_version_is_removed_as_far_as_it_is_understood() {
     for (record, is_newer) in [(golden, false), (lacking, false), (newer, true)] {
         for verb in ["DEL", "GC"] {
             let (node, conf) = added(&json!({"name": "versions"}));
-            // GC takes what other tests have of the same network.
-            let file = node.kept_file().with_file_name("versions@eth0.json");
+            // GC also removes records of the same network from other tests.
+            let file = node.state_file().with_file_name("versions@eth0.json");
             let saved: Value = serde_json::from_slice(&fs::read(&file).expect("saved")).expect("JSON");
             assert_eq!(saved["version"], 1);
             let mut record = record.clone();
@@ -184,13 +183,13 @@ fn a_record_of_another_version_is_removed_as_far_as_it_is_understood() {
     }
 }
 
-/// The list of members tells what DEL must run: a record without it is damaged, not empty.
+/// A record without `members` is damaged, not empty: DEL runs these invocations.
 #[test]
-fn a_damaged_record_is_refused_and_does_not_keep_the_default_network() {
+fn a_damaged_record_is_refused_and_the_default_network_is_removed() {
     for damaged in ["{}", r#"{"version":1,"netns":"/run/netns/x","sandbox":null}"#, "", "{\"mem"] {
         for verb in ["DEL", "GC"] {
             let (node, conf) = added(&json!({"name": "damaged"}));
-            let file = node.kept_file().with_file_name("damaged@eth0.json");
+            let file = node.state_file().with_file_name("damaged@eth0.json");
             assert!(file.exists());
             fs::write(&file, damaged).expect("writable");
             let (code, text) = node.refused("CHECK", &conf);

@@ -1,4 +1,4 @@
-//! The node agent's own pod, which must come up where nothing else can: it makes the API available.
+//! The node agent's own pod, which must start without facts because it provides them.
 
 use crate::node::Node;
 use crate::pod::{Output, call};
@@ -6,7 +6,7 @@ use crate::server::{Answer, Server};
 use serde_json::{Value, json};
 use std::fs;
 
-/// ADD and DEL of the agent's pod.
+/// Runs ADD and DEL for the agent's pod.
 fn agent(node: &Node, conf: &Value) -> Output {
     let mut environment = node.environment("ADD");
     environment.insert("CNI_ARGS".into(), "K8S_POD_NAMESPACE=mesh;K8S_POD_NAME=detour-agent-x".into());
@@ -19,7 +19,7 @@ fn agent(node: &Node, conf: &Value) -> Output {
     added
 }
 
-/// A configuration whose default network is in a file of confDir, with a kubeconfig that is not there yet.
+/// Returns a configuration whose default network is a file in confDir, with a kubeconfig that does not exist yet.
 fn conf(node: &Node, more: &Value) -> Value {
     let conf_dir = node.dir.join("net.d");
     fs::create_dir_all(&conf_dir).expect("made");
@@ -36,7 +36,7 @@ fn conf(node: &Node, more: &Value) -> Value {
 }
 
 #[test]
-fn the_agents_pod_has_the_cluster_network_alone_and_needs_no_kubeconfig() {
+fn the_agents_pod_gets_only_the_cluster_network_and_needs_no_kubeconfig() {
     let node = Node::new();
     let told = json!({"io.kubernetes.cri.pod-annotations": {"k8s.v1.cni.cncf.io/networks": "one"}});
     for runtime_config in [json!({}), told] {
@@ -49,7 +49,7 @@ fn the_agents_pod_has_the_cluster_network_alone_and_needs_no_kubeconfig() {
 }
 
 #[test]
-fn the_agents_pod_does_not_wait_for_an_api_that_is_silent() {
+fn the_agents_pod_does_not_wait_for_an_unresponsive_api() {
     let (node, server) = (Node::new(), Server::plain(|_| Answer::Hang));
     let kubeconfig = node.dir.join("absent");
     let text = json!({
@@ -64,7 +64,7 @@ fn the_agents_pod_does_not_wait_for_an_api_that_is_silent() {
 }
 
 #[test]
-fn a_cluster_network_that_only_a_definition_has_is_looked_up_for_the_agents_pod_too() {
+fn the_agents_pod_gets_a_cluster_network_that_is_a_definition() {
     let node = Node::new();
     node.definition("kube-system", "ovn", &json!({"cniVersion": "1.0.0", "type": "default"}));
     let kubernetes = json!({"agent_namespace": "mesh", "manifests_dir": node.dir.join("manifests")});

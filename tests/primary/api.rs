@@ -1,4 +1,4 @@
-//! What is asked of the API, and what it is told.
+//! Requests to the API: pods, definitions, network status and Events.
 
 use crate::node::{Node, annotations, definition_object, istio_cni, made, pod_object};
 use crate::recorders::{Recorders, add_prints};
@@ -37,14 +37,14 @@ fn conf(node: &Node, server: &Server, more: &Value) -> Value {
     conf
 }
 
-fn told(annotations: &Value) -> Value {
+fn from_runtime(annotations: &Value) -> Value {
     json!({"runtimeConfig": {"io.kubernetes.cri.pod-annotations": annotations}})
 }
 
 #[test]
-fn a_pod_without_references_and_sidecar_costs_no_request() {
+fn a_pod_without_networks_and_sidecar_needs_no_request() {
     let (node, server) = (Node::new(), Server::plain(script("")));
-    let mut conf = conf(&node, &server, &told(&json!({"a": "b"})));
+    let mut conf = conf(&node, &server, &from_runtime(&json!({"a": "b"})));
     conf["chain"] = json!([{"type": "istio-redirect"}]);
     node.done("ADD", &conf);
     node.done("CHECK", &conf);
@@ -52,25 +52,25 @@ fn a_pod_without_references_and_sidecar_costs_no_request() {
     assert_eq!(server.lines(), [""; 0]);
     conf["runtimeConfig"]["io.kubernetes.cri.pod-annotations"] = json!({"sidecar.istio.io/status": "{}"});
     node.done("ADD", &conf);
-    assert_eq!(server.lines(), [POD], "for what the sidecar says of itself");
+    assert_eq!(server.lines(), [POD], "for the settings of the sidecar");
 }
 
 #[test]
-fn a_meshed_pod_costs_each_thing_once() {
-    for told in [told(&annotations("default/istio-cni")), json!({})] {
+fn a_meshed_pod_needs_each_request_once() {
+    for from_runtime in [from_runtime(&annotations("default/istio-cni")), json!({})] {
         let (node, server) = (Node::new(), Server::plain(script("default/istio-cni")));
-        let conf = conf(&node, &server, &told);
+        let conf = conf(&node, &server, &from_runtime);
         node.done("ADD", &conf);
         assert_eq!(server.lines(), [POD, DEFINITION, STATUS, EVENTS]);
         let asked = server.requests().len();
         node.done("CHECK", &conf);
         node.done("DEL", &conf);
-        assert_eq!(server.requests().len(), asked, "neither asks anybody");
+        assert_eq!(server.requests().len(), asked, "no further request");
     }
 }
 
 #[test]
-fn the_network_status_is_what_consumers_expect() {
+fn the_network_status_has_the_standard_format() {
     let (node, server) = (Node::new(), Server::plain(script("default/istio-cni")));
     node.done("ADD", &conf(&node, &server, &json!({})));
     let body = |line: &str| -> Value {
@@ -85,7 +85,7 @@ fn the_network_status_is_what_consumers_expect() {
 }
 
 #[test]
-fn the_network_status_has_what_a_plugin_says_of_its_device_until_del() {
+fn the_network_status_has_the_device_info_until_del() {
     const INFO: &str = r#"{"type":"pci","version":"1.0.0","pci":{"pci-address":"0000:01:00.0"}}"#;
     const ONE: &str = "GET /apis/k8s.cni.cncf.io/v1/namespaces/shop/network-attachment-definitions/one HTTP/1.1";
     let directory = Path::new("/var/run/k8s.cni.cncf.io/devinfo/cni");
@@ -127,7 +127,7 @@ fn the_network_status_has_what_a_plugin_says_of_its_device_until_del() {
 }
 
 #[test]
-fn whether_the_status_is_written() {
+fn network_status_setting_decides_whether_the_status_is_written() {
     for (mode, networks, written) in [("always", "", true), ("auto", "", false), ("never", "default/istio-cni", false)]
     {
         let (node, server) = (Node::new(), Server::plain(script(networks)));
@@ -137,7 +137,7 @@ fn whether_the_status_is_written() {
 }
 
 #[test]
-fn an_api_that_takes_four_seconds_costs_four_seconds() {
+fn an_api_that_takes_four_seconds_delays_an_add_by_four_seconds() {
     let knows = script("");
     let server = Server::plain(move |request| {
         if request.line == POD {
@@ -153,7 +153,7 @@ fn an_api_that_takes_four_seconds_costs_four_seconds() {
 }
 
 #[test]
-fn an_api_that_takes_no_status_delays_an_add_by_two_seconds_at_most() {
+fn an_api_that_does_not_accept_the_status_delays_an_add_by_two_seconds_at_most() {
     let knows = script("default/istio-cni");
     let server = Server::plain(move |request| match request.line.as_str() {
         STATUS | EVENTS => Answer::Hang,
@@ -166,7 +166,7 @@ fn an_api_that_takes_no_status_delays_an_add_by_two_seconds_at_most() {
 }
 
 #[test]
-fn without_a_kubeconfig_the_environment_of_a_pod_counts() {
+fn without_a_kubeconfig_the_in_cluster_environment_is_used() {
     let node = Node::new();
     let mut environment = node.environment("ADD");
     environment.insert("KUBERNETES_SERVICE_HOST".into(), "127.0.0.1".into());
@@ -178,23 +178,23 @@ fn without_a_kubeconfig_the_environment_of_a_pod_counts() {
 }
 
 #[test]
-fn a_pod_that_is_gone_is_noticed_before_anything_runs() {
+fn a_deleted_pod_is_detected_before_anything_runs() {
     let knows = script("default/istio-cni");
     let server = Server::plain(move |request| match request.line.as_str() {
         POD => Answer::json(404, &json!({"kind": "Status", "message": "gone"})),
         _ => knows(request),
     });
     let node = Node::new();
-    let (code, text) = node.refused("ADD", &conf(&node, &server, &told(&annotations("default/istio-cni"))));
+    let (code, text) = node.refused("ADD", &conf(&node, &server, &from_runtime(&annotations("default/istio-cni"))));
     assert_eq!(code, 100, "{text}");
-    assert!(node.recorders.seen().is_empty() && !node.keeps());
+    assert!(node.recorders.seen().is_empty() && !node.has_saved_state());
 }
 
 #[test]
-fn annotations_that_are_none_are_refused() {
+fn invalid_pod_annotations_are_refused() {
     let (node, server) = (Node::new(), Server::plain(script("")));
     for (annotations, place) in [(json!([]), "pod-annotations: "), (json!({"a": 1}), "pod-annotations.a: ")] {
-        let (code, text) = node.refused("ADD", &conf(&node, &server, &told(&annotations)));
+        let (code, text) = node.refused("ADD", &conf(&node, &server, &from_runtime(&annotations)));
         assert!(code == 7 && text.contains(place), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Sub-plugins of the node and of attachments, and executables on the default network's result.
+//! Sub-plugins of the node and of attachments, and plugins chained to the default network's result.
 
 use crate::node::{Node, istio_cni, made};
 use crate::recorders::add_prints;
@@ -14,7 +14,7 @@ fn node() -> Node {
 }
 
 #[test]
-fn chain_members_work_on_the_default_networks_result() {
+fn chained_plugins_get_the_default_networks_result() {
     let node = node();
     node.pod_selects("own,istio-cni,one");
     node.definition("shop", "istio-cni", &istio_cni());
@@ -57,7 +57,7 @@ fn chain_members_work_on_the_default_networks_result() {
 }
 
 #[test]
-fn the_nodes_chain_is_for_every_pod() {
+fn the_nodes_sub_plugins_apply_to_every_pod() {
     let node = node();
     node.pod_selects("");
     let conf = node.recording(&json!({"chain": [{"type": "istio-redirect"}, {"type": "uid-exclude", "uids": [4321]}]}));
@@ -67,7 +67,7 @@ fn the_nodes_chain_is_for_every_pod() {
 }
 
 #[test]
-fn an_attachments_keys_lie_over_the_nodes() {
+fn an_attachments_keys_override_the_nodes() {
     let node = node();
     node.pod_selects("mesh");
     let own = json!({"type": "istio-redirect", "proxy_port": 16001});
@@ -78,7 +78,7 @@ fn an_attachments_keys_lie_over_the_nodes() {
     assert!(rules.contains("16001") && rules.contains("17006") && !rules.contains("17001"), "{rules}");
 }
 
-/// The rules with which attachments of these chains start the pod, under this chain of the node.
+/// Returns the rules of a pod with these attachments, on a node with this sub-plugin chain.
 fn rules(chain: &Value, attachments: &[Value]) -> String {
     let node = node();
     let names: Vec<String> = (0..attachments.len()).map(|index| format!("m{index}")).collect();
@@ -93,7 +93,7 @@ fn rules(chain: &Value, attachments: &[Value]) -> String {
 }
 
 #[test]
-fn an_attachment_never_contradicts_or_resets_what_it_does_not_set() {
+fn an_attachment_does_not_reset_keys_that_it_does_not_set() {
     let redirect = json!({"type": "istio-redirect"});
     let own = json!({"type": "istio-redirect", "drop_invalid": true, "inbound_ports_include": "8080"});
     let excludes = json!({"type": "uid-exclude", "uids": [4321]});
@@ -111,7 +111,7 @@ fn an_attachment_never_contradicts_or_resets_what_it_does_not_set() {
 }
 
 #[test]
-fn exclusions_of_node_and_attachments_add_up_each_with_all_its_keys() {
+fn exclusions_of_node_and_attachments_apply_together() {
     let chain =
         json!([{"type": "uid-exclude", "uids": [4321]}, {"type": "dns-exclude", "uids": [4322], "ports": [5353]}]);
     let own = json!([{"type": "uid-exclude", "uids": [4323]}, {"type": "dns-exclude", "uids": [4324]}]);
@@ -124,7 +124,7 @@ fn exclusions_of_node_and_attachments_add_up_each_with_all_its_keys() {
 }
 
 #[test]
-fn what_two_selections_pass_to_the_redirection_must_agree() {
+fn redirect_arguments_of_two_selections_must_agree() {
     let node = node();
     let mesh = |name: &str, port: u16| json!({"name": name, "cni-args": {"istio-redirect": {"proxy_port": port}}});
     for name in ["m1", "m2"] {
@@ -143,7 +143,7 @@ fn what_two_selections_pass_to_the_redirection_must_agree() {
 }
 
 #[test]
-fn an_excluded_namespace_has_its_networks_and_no_rules() {
+fn pods_in_an_excluded_namespace_get_networks_and_no_rules() {
     let node = node();
     node.pod_selects("istio-cni,one");
     node.definition("shop", "istio-cni", &istio_cni());

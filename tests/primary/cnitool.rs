@@ -1,4 +1,4 @@
-//! The reference's runtime library, driven by cnitool v1.3.0, with this plugin as the only one.
+//! The reference library, driven by cnitool v1.3.0, with this plugin as the only one.
 
 use crate::node::{Node, istio_cni};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn run(node: &Node, command: &str) -> String {
 }
 
 #[test]
-fn every_verb_through_the_reference_library() {
+fn all_commands_work_through_the_reference_library() {
     let node = Node::new();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_detour"), node.recorders.bin().join("detour")).expect("linked");
     node.pod_selects("default/istio-cni");
@@ -47,7 +47,7 @@ fn every_verb_through_the_reference_library() {
     run(&node, "del");
     assert_eq!(node.pod.rules(), [""; 0]);
     run(&node, "add");
-    // It knows of no valid attachment, and collects all.
+    // It passes an empty list of valid attachments, so GC removes all.
     run(&node, "gc");
     assert_eq!(node.pod.rules(), [""; 0]);
     assert!(!node.pod.run(&["ip", "link"]).contains("eth0"));

@@ -1,10 +1,10 @@
-//! Where the pod's default route leads: plugins that run plain `ip route add default`, for IPv4 and IPv6.
+//! The pod's default route, with plugins that run plain `ip route add default`, for IPv4 and IPv6.
 
 use crate::node::Node;
 use crate::recorders::Recorders;
 use serde_json::{Value, json};
 
-/// Shell: an interface whose addresses end in 2, and routes by `routes`.
+/// Shell: adds an interface whose addresses end in 2, and the routes in `routes`.
 fn adds(network: &str, routes: &str) -> String {
     let result = json!({
         "cniVersion": "1.0.0", "interfaces": [{"name": "IFNAME", "sandbox": "/run/netns/x"}],
@@ -39,7 +39,7 @@ fn plain(network: &str) -> String {
     )
 }
 
-/// A pod that selects these, the first one named `one` and the second one `two`, after ADD.
+/// Adds a pod that selects these networks, named `one` and `two`.
 fn added(selections: &Value) -> Result<(Node, Value), String> {
     let node =
         Node::with(Recorders::new().with("first", &plain("10")).with("one", &plain("11")).with("two", &plain("12")));
@@ -56,7 +56,7 @@ fn added(selections: &Value) -> Result<(Node, Value), String> {
     Ok((node, output.stdout))
 }
 
-/// The default routes of both families, each as gateway and interface.
+/// Returns the default routes of both families, each as gateway and interface.
 fn routes(node: &Node) -> [Vec<String>; 2] {
     ["-4", "-6"].map(|family| {
         let text = node.pod.run(&["ip", family, "route", "show", "default"]);
@@ -70,7 +70,7 @@ fn routes(node: &Node) -> [Vec<String>; 2] {
 }
 
 #[test]
-fn plain_default_routes_of_every_plugin_give_way_to_the_selections_gateways() {
+fn the_gateways_of_selections_replace_the_default_routes_of_plugins() {
     let none = [""; 0];
     for (one, two, wanted) in [
         (json!(["10.11.0.254", "fd11::fe"]), Value::Null, [vec!["10.11.0.254 net1"], vec!["fd11::fe net1"]]),
@@ -87,14 +87,14 @@ fn plain_default_routes_of_every_plugin_give_way_to_the_selections_gateways() {
 }
 
 #[test]
-fn without_the_key_a_second_default_route_is_the_plugins_own_failure() {
+fn without_the_key_a_second_default_route_fails_in_the_plugin() {
     let error = added(&json!([{"name": "one"}])).map(drop).expect_err("refused");
     assert!(error.contains("File exists"), "{error}");
 }
 
-/// The default routes that are left of those that `routes` adds over the default network's interface and another one,
-/// if a selection asks for no default route.
-fn left_of(routes: &str) -> [Vec<String>; 2] {
+/// Returns the default routes that remain of those in `routes`, which use the default network's interface and another
+/// one, if a selection sets an empty default route.
+fn remaining_routes(routes: &str) -> [Vec<String>; 2] {
     let other = "in_pod link add other type veth peer name peer-other
             in_pod link set peer-other up
             in_pod link set other up
@@ -113,10 +113,10 @@ fn left_of(routes: &str) -> [Vec<String>; 2] {
 }
 
 #[test]
-fn paths_over_a_networks_interface_leave_routes_over_several() {
+fn the_paths_of_multipath_routes_over_the_networks_interface_are_removed() {
     let multipath = "in_pod route add default nexthop via 10.10.0.1 nexthop via 10.10.0.3 nexthop via 10.19.0.1
             in_pod -6 route add default nexthop via fd10::1 nexthop via fd10::3 nexthop via fd19::1";
-    assert_eq!(left_of(multipath), [["10.19.0.1 other"], ["fd19::1 other"]]);
+    assert_eq!(remaining_routes(multipath), [["10.19.0.1 other"], ["fd19::1 other"]]);
 }
 
 #[test]
@@ -128,7 +128,9 @@ fn routes_over_nexthop_objects_are_removed_like_others() {
             in_pod -6 nexthop add id 5 via fd19::1 dev other
             in_pod nexthop add id 6 group 4/5";
     let over = |ip: u8, ip6: u8| {
-        left_of(&format!("{objects}\nin_pod route add default nhid {ip}\nin_pod -6 route add default nhid {ip6}"))
+        remaining_routes(&format!(
+            "{objects}\nin_pod route add default nhid {ip}\nin_pod -6 route add default nhid {ip6}"
+        ))
     };
     assert_eq!(over(1, 4), [[""; 0]; 2]);
     assert_eq!(over(2, 5), [["10.19.0.1 other"], ["fd19::1 other"]]);

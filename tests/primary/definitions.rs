@@ -1,5 +1,5 @@
-//! What the author of a definition can't do on a node whose primary plugin this is: the node's keys are the
-//! node's, in this process and in plugins that it starts.
+//! Attacks by the author of a definition on a node with this primary plugin: the node's keys apply in this process and
+//! in plugins that it starts.
 
 use crate::node::{Node, istio_cni, made};
 use crate::recorders::add_prints;
@@ -7,7 +7,7 @@ use nix::unistd::{Uid, chown};
 use serde_json::{Value, json};
 use std::fs;
 
-/// A node with `namespaceIsolation` on which `detour`, as an executable, is a recorder.
+/// Returns a node with `namespaceIsolation` on which the executable `detour` is a recorder.
 fn node() -> Node {
     let mut node = Node::new();
     let recorders = std::mem::replace(&mut node.recorders, crate::recorders::Recorders::new());
@@ -21,7 +21,7 @@ fn conf(node: &Node, more: &Value) -> Value {
     conf
 }
 
-/// The node's keys, as an attacker would have them.
+/// Returns the node's keys as an attacker would set them.
 fn evil() -> Value {
     json!({
         "cni_bin_dir": "/home/evil", "kubeconfig": "/home/evil/kubeconfig", "agent_socket": "/home/evil/socket",
@@ -30,7 +30,7 @@ fn evil() -> Value {
 }
 
 #[test]
-fn a_list_with_this_plugin_has_the_nodes_keys_in_place_of_its_own() {
+fn blocks_of_this_plugin_in_a_list_get_the_nodes_keys() {
     let node = node();
     node.pod_selects("list");
     let own = json!({
@@ -65,7 +65,7 @@ fn a_list_with_this_plugin_has_the_nodes_keys_in_place_of_its_own() {
 }
 
 #[test]
-fn an_executable_of_another_user_is_not_found_and_nothing_is_left() {
+fn an_executable_of_another_user_is_not_run_and_nothing_remains() {
     let node = node();
     node.pod_selects("mesh");
     let evil_dir = node.dir.join("evil");
@@ -86,17 +86,17 @@ fn an_executable_of_another_user_is_not_found_and_nothing_is_left() {
         assert!(!msg.contains("evil"), "its directory is not looked at: {msg}");
     }
     assert_eq!(node.recorders.order(), [""; 0]);
-    assert!(!node.keeps() && node.pod.rules().is_empty());
-    // As under Multus, a definition may name any plugin that is installed.
+    assert!(!node.has_saved_state() && node.pod.rules().is_empty());
+    // As with Multus, a definition may name any installed plugin.
     node.definition("shop", "mesh", &chain("evil"));
     node.done("ADD", &conf(&node, &json!({})));
     assert_eq!(node.recorders.order(), ["ADD default", "ADD evil"]);
     node.done("DEL", &conf(&node, &json!({})));
-    // That must be a file that only root can change.
+    // Only root may be able to change its file.
     chown(&node.recorders.bin().join("evil"), Some(Uid::from_raw(12345)), None).expect("root");
     let (code, msg) = node.refused("ADD", &conf(&node, &json!({})));
     assert!(code == 7 && msg.contains("plugin \"evil\" is not executed") && msg.contains("UID 12345"), "{code} {msg}");
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_definition_does_not_weaken_the_nodes_chain() {
 }
 
 #[test]
-fn a_definition_excludes_namespaces_only_if_the_node_lets_it_or_wrote_it() {
+fn a_definition_excludes_namespaces_only_if_the_node_allows_it_or_wrote_it() {
     let excluding = json!({"exclude_namespaces": ["shop"]});
     let mut attachment = istio_cni();
     attachment.as_object_mut().expect("an object").extend(excluding.as_object().expect("an object").clone());
@@ -158,7 +158,7 @@ fn a_definition_excludes_namespaces_only_if_the_node_lets_it_or_wrote_it() {
 }
 
 #[test]
-fn state_is_not_written_where_another_user_can_redirect_it() {
+fn a_state_directory_that_another_user_can_change_is_refused() {
     let node = node();
     node.pod_selects("");
     let directory = node.dir.join("of-another");

@@ -1,4 +1,4 @@
-//! The primary plugin, as a runtime calls it: real reference plugins, recorders, real packets. Needs
+//! The primary plugin as a runtime calls it, with reference plugins, recorders and real packets. Needs
 //! root, `iptables-save`, `ip`, Debian's `containernetworking-plugins` and `cnitool`.
 
 mod after;

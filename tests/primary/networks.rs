@@ -1,10 +1,10 @@
-//! Which networks a pod gets, and what their plugins are shown.
+//! The networks of a pod, and the input of their plugins.
 
 use crate::node::{Node, annotations};
 use serde_json::{Value, json};
 
 #[test]
-fn a_selection_reaches_the_plugins_that_can_take_it() {
+fn a_selection_is_passed_to_plugins_with_the_capability() {
     let node = Node::new();
     let selection = json!([{
         "name": "one", "namespace": "other", "interface": "data0", "ips": ["10.1.0.9/24"], "mac": "02:00:00:00:00:09",
@@ -37,7 +37,7 @@ fn a_selection_reaches_the_plugins_that_can_take_it() {
 }
 
 #[test]
-fn secondary_networks_get_the_runtimes_keys_that_multus_passes_on() {
+fn secondary_networks_get_the_runtime_config_that_multus_passes() {
     let node = Node::new();
     let selection = json!([{"name": "one", "mac": "02:00:00:00:00:09", "deviceID": "0000:01:00.0"}]);
     node.pod_selects(&selection.to_string());
@@ -67,7 +67,7 @@ fn secondary_networks_get_the_runtimes_keys_that_multus_passes_on() {
 }
 
 #[test]
-fn positions_give_names_and_the_mesh_counts() {
+fn interfaces_are_named_by_position_including_in_process_attachments() {
     let node = Node::new();
     node.pod_selects("istio-cni, one, one@x");
     node.definition("shop", "istio-cni", &crate::node::istio_cni());
@@ -78,7 +78,7 @@ fn positions_give_names_and_the_mesh_counts() {
 }
 
 #[test]
-fn what_is_wrong_is_known_before_anything_runs() {
+fn errors_are_detected_before_anything_runs() {
     let node = Node::new();
     node.definition("other", "one", &json!({"type": "a"}));
     node.definition("shop", "gone", &json!({"type": "not-installed"}));
@@ -95,12 +95,12 @@ fn what_is_wrong_is_known_before_anything_runs() {
         let (code, text) = node.refused("ADD", &node.recording(&more));
         assert_eq!(code, 7, "{text}");
         assert!(text.contains(wanted), "{networks}: {text}");
-        assert!(node.recorders.seen().is_empty() && !node.keeps());
+        assert!(node.recorders.seen().is_empty() && !node.has_saved_state());
     }
 }
 
 #[test]
-fn a_pod_that_nobody_knows_or_another_of_its_name_is_refused() {
+fn an_unknown_pod_or_another_pod_of_the_same_name_is_refused() {
     let node = Node::new();
     let conf = node.recording(&json!({}));
     assert_eq!(node.refused("ADD", &conf).0, 100);
@@ -113,7 +113,7 @@ fn a_pod_that_nobody_knows_or_another_of_its_name_is_refused() {
 }
 
 #[test]
-fn without_a_source_there_are_the_configurations_own_networks() {
+fn without_a_source_the_pod_gets_the_configured_networks() {
     let node = Node::new();
     let mut conf = node.recording(&json!({"kubernetes": {}}));
     conf["delegates"].as_array_mut().expect("a list").push(json!({"name": "more", "type": "a"}));
@@ -148,7 +148,7 @@ fn the_result_is_in_the_configurations_version() {
 }
 
 #[test]
-fn an_own_type_can_not_be_the_default_network() {
+fn an_in_process_type_can_not_be_the_default_network() {
     let node = Node::new();
     node.pod_selects("");
     let (code, text) = node.refused("ADD", &node.conf(&crate::node::istio_cni(), &json!({})));

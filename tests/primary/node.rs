@@ -1,4 +1,4 @@
-//! A node with one pod: plugins, manifests, and the primary plugin's configuration.
+//! A node with one pod: plugins, manifests, and the configuration of the primary plugin.
 
 use crate::pod::{Output, Pod, call};
 use crate::recorders::{Recorders, add_prints};
@@ -15,13 +15,13 @@ const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8
 pub(crate) struct Node {
     pub(crate) pod: Pod,
     pub(crate) recorders: Recorders,
-    /// Manifests, state, what plugins keep.
+    /// Manifests, saved state, and files of plugins.
     pub(crate) dir: PathBuf,
     number: u32,
 }
 
 impl Node {
-    /// A node whose plugins `default`, `a` and `b` record and make an interface that isn't there.
+    /// Returns a node whose plugins `default`, `a` and `b` are recorders that report an interface without creating it.
     pub(crate) fn new() -> Self {
         let recorders = Recorders::new()
             .with("default", &add_prints(&made("eth0", "10.0.0.2/24")))
@@ -42,7 +42,7 @@ impl Node {
         node
     }
 
-    /// A pod that selects `networks`, with a sidecar, and another without references.
+    /// Adds a pod with a sidecar that selects `networks`, and another one without.
     pub(crate) fn pod_selects(&self, networks: &str) {
         self.manifest("pod", &pod_object(networks));
     }
@@ -57,7 +57,7 @@ impl Node {
         fs::write(self.dir.join("manifests").join(format!("{name}.json")), object.to_string()).expect("writable");
     }
 
-    /// The configuration with this default network.
+    /// Returns the configuration with this default network.
     pub(crate) fn conf(&self, default: &Value, more: &Value) -> Value {
         let mut conf = json!({
             "cniVersion": "1.1.0", "name": "primary", "type": "detour", "delegates": [default],
@@ -68,12 +68,12 @@ impl Node {
         conf
     }
 
-    /// The configuration with the recorder `default` as default network.
+    /// Returns the configuration with the recorder `default` as default network.
     pub(crate) fn recording(&self, more: &Value) -> Value {
         self.conf(&json!({"cniVersion": "1.1.0", "name": "cluster", "type": "default"}), more)
     }
 
-    /// A bridge of the reference's, with addresses of its own.
+    /// Returns the configuration of a reference bridge with its own subnet.
     pub(crate) fn bridge(&self) -> Value {
         json!({
             "cniVersion": "1.0.0", "name": "cluster", "type": "bridge", "bridge": self.bridge_name(),
@@ -86,7 +86,7 @@ impl Node {
         format!("dp{}n{}", std::process::id() % 1_000_000, self.number)
     }
 
-    /// An address, or all, of the bridge's.
+    /// Returns an address of the bridge's subnet, or the subnet.
     pub(crate) fn subnet(&self, last: &str) -> String {
         format!("10.{}.{}.{last}", 128 + std::process::id() % 64, self.number)
     }
@@ -110,7 +110,7 @@ impl Node {
         output.stdout
     }
 
-    /// The error's code and whole text.
+    /// Returns the error's code and text, with details.
     #[track_caller]
     pub(crate) fn refused(&self, command: &str, conf: &Value) -> (u64, String) {
         let output = self.call(command, conf);
@@ -119,12 +119,12 @@ impl Node {
         (output.stdout["code"].as_u64().expect("a code"), format!("{} | {}", text("msg"), text("details")))
     }
 
-    /// Whether anything is kept of the pod.
-    pub(crate) fn keeps(&self) -> bool {
-        self.kept_file().exists() || Path::new("/run/detour/attachments").join(&self.pod.name).exists()
+    /// Returns whether the pod has saved state.
+    pub(crate) fn has_saved_state(&self) -> bool {
+        self.state_file().exists() || Path::new("/run/detour/attachments").join(&self.pod.name).exists()
     }
 
-    pub(crate) fn kept_file(&self) -> PathBuf {
+    pub(crate) fn state_file(&self) -> PathBuf {
         self.dir.join("state").join(&self.pod.name).join("primary@eth0.json")
     }
 }
@@ -141,7 +141,7 @@ impl Drop for Node {
     }
 }
 
-/// A result with one interface and one address.
+/// Returns a result with one interface and one address.
 pub(crate) fn made(interface: &str, address: &str) -> Value {
     json!({
         "cniVersion": "1.1.0", "interfaces": [{"name": interface, "sandbox": "/run/netns/x"}],
@@ -168,7 +168,7 @@ pub(crate) fn definition_object(namespace: &str, name: &str, config: &str) -> Va
     })
 }
 
-/// The attachment by which a mesh is asked for.
+/// Returns the definition of Istio's attachment.
 pub(crate) fn istio_cni() -> Value {
     json!({"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"})
 }

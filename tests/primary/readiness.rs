@@ -1,17 +1,17 @@
-//! No ADD before the readiness file is there.
+//! ADD waits for the readiness file.
 
 use crate::node::Node;
 use serde_json::json;
 use std::fs;
 
 #[test]
-fn add_waits_for_the_file_and_says_what_it_waits_for() {
+fn add_waits_for_the_file_and_names_it_in_the_error() {
     let node = Node::new();
     node.pod_selects("");
     let file = node.dir.join("net.d/ready.conf");
     let conf = node.recording(&json!({"readinessindicatorfile": file, "readiness_timeout_seconds": 1}));
     let (code, text) = node.refused("ADD", &conf);
-    assert!(code == 11 && text.contains(&format!("{} is not there after 1 s", file.display())), "{text}");
+    assert!(code == 11 && text.contains(&format!("{} does not exist after 1 s", file.display())), "{text}");
     assert!(node.recorders.seen().is_empty());
 
     let conf = node.recording(&json!({"readinessindicatorfile": file, "readiness_timeout_seconds": 60}));

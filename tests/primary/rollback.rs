@@ -1,4 +1,4 @@
-//! What fails is undone from there upwards, and nothing of it is kept.
+//! A failed ADD is undone in reverse order, and its saved state is removed.
 
 use crate::node::{Node, istio_cni, made};
 use crate::recorders::{Recorders, add_prints, fails};
@@ -17,7 +17,7 @@ fn node(recorders: Recorders) -> Node {
 }
 
 #[test]
-fn a_network_that_fails_takes_those_before_it_along() {
+fn a_network_that_fails_undoes_those_before_it() {
     let node = node(Recorders::new().with("a", &add_prints(&made("net1", "10.1.0.2/24"))).with("b", &failing()));
     node.pod_selects("one,two,default/istio-cni");
     let (code, text) = node.refused("ADD", &node.recording(&json!({})));
@@ -25,18 +25,18 @@ fn a_network_that_fails_takes_those_before_it_along() {
     assert_eq!(node.recorders.order(), ["ADD default", "ADD a", "ADD b", "DEL b", "DEL a", "DEL default"]);
     let seen = node.recorders.seen();
     assert_eq!(seen[4].stdin["prevResult"]["ips"][0]["address"], "10.1.0.2/24");
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
 #[test]
-fn a_chain_member_that_fails_takes_the_rules_along() {
+fn a_chained_plugin_that_fails_undoes_the_rules() {
     let node = node(Recorders::new().with("a", &failing()).with("b", &add_prints(&made("net2", "10.2.0.2/24"))));
     node.pod_selects("one,two,default/istio-cni");
     let (code, text) = node.refused("ADD", &node.recording(&json!({"chain_types": ["a"]})));
-    assert!(code == 42 && text.starts_with("chain member shop/one (eth0): "), "{text}");
+    assert!(code == 42 && text.starts_with("chained plugin shop/one (eth0): "), "{text}");
     assert_eq!(node.recorders.order(), ["ADD default", "ADD b", "ADD a", "DEL a", "DEL b", "DEL default"]);
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
@@ -55,11 +55,11 @@ fn contradicting_attachments_are_both_named() {
         "{text}"
     );
     assert_eq!(node.recorders.order(), ["ADD default", "DEL default"]);
-    assert!(!node.keeps());
+    assert!(!node.has_saved_state());
 }
 
 #[test]
-fn an_attachment_is_no_primary_plugin_of_its_own() {
+fn an_attachment_can_not_be_a_primary_plugin() {
     let node = node(Recorders::new());
     node.definition("shop", "mesh", &json!({"name": "m", "type": "detour", "delegates": [{"name": "x", "type": "a"}]}));
     node.pod_selects("mesh");

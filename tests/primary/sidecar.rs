@@ -1,4 +1,4 @@
-//! One pod: bridge as the cluster network, the mesh by reference, real packets.
+//! One pod with a bridge as the cluster network and an Istio attachment, with real packets.
 
 use crate::node::{Node, istio_cni, pod_object};
 use serde_json::{Value, json};
@@ -6,17 +6,17 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who answers a connection from the pod to the node: the sidecar, or the node itself.
+/// Returns what answers a connection from the pod to the node: the sidecar, or the node itself.
 fn answers(node: &Node) -> &'static str {
     let at_node = TcpListener::bind((node.subnet("1"), 0)).expect("the bridge has the address");
     let to = at_node.local_addr().expect("bound");
     let (sidecar, mut client) = node.pod.inside(|| {
         let sidecar = TcpListener::bind(("0.0.0.0", 15001)).expect("bound in the pod");
-        (sidecar, TcpStream::connect_timeout(&to, PATIENCE).expect("somebody answers"))
+        (sidecar, TcpStream::connect_timeout(&to, TIMEOUT).expect("a connection"))
     });
-    client.set_read_timeout(Some(PATIENCE)).expect("set");
+    client.set_read_timeout(Some(TIMEOUT)).expect("set");
     let greet = |listener: &TcpListener, who: &'static str| {
         listener.set_nonblocking(true).expect("set");
         match listener.accept() {
@@ -55,18 +55,18 @@ fn a_pod_on_a_bridge_is_redirected_until_del() {
     let leases = node.dir.join("ipam/cluster");
     assert!(leases.join(&address).exists());
     assert_eq!(node.done("DEL", &conf), Value::Null);
-    assert!(!leases.join(&address).exists() && !node.keeps());
+    assert!(!leases.join(&address).exists() && !node.has_saved_state());
     assert!(!node.pod.run(&["ip", "link"]).contains("eth0"));
     assert_eq!(node.pod.rules(), [""; 0]);
 }
 
 #[test]
-fn a_bridge_that_lost_its_address_is_found_by_check() {
+fn check_detects_a_bridge_without_its_address() {
     let node = Node::new();
     node.pod_selects("");
     let conf = node.conf(&node.bridge(), &json!({}));
     node.done("ADD", &conf);
-    assert_eq!(node.pod.rules(), [""; 0], "nobody asked for the mesh");
+    assert_eq!(node.pod.rules(), [""; 0], "no attachment redirects");
     node.done("CHECK", &conf);
     node.pod.run(&["ip", "address", "flush", "dev", "eth0"]);
     let (_, text) = node.refused("CHECK", &conf);
@@ -75,7 +75,7 @@ fn a_bridge_that_lost_its_address_is_found_by_check() {
 }
 
 #[test]
-fn the_default_route_moves_where_a_selection_says_so() {
+fn a_selection_moves_the_default_route() {
     let node = Node::new();
     let gateway = node.subnet("129");
     let mesh = json!({"name": "istio-cni", "namespace": "default"});

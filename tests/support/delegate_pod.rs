@@ -1,4 +1,4 @@
-//! A pod: a network namespace of its own, and calls of the plugin for it.
+//! A pod with a named network namespace, and calls of the plugin for it.
 
 use netns_rs::NetNs;
 use serde_json::{Value, json};
@@ -10,17 +10,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) struct Pod {
-    /// Also the container ID.
+    /// The name of the network namespace, which is also the container ID.
     pub(crate) name: String,
-    /// Taken out when it is removed.
+    /// `None` while it is removed.
     netns: Option<NetNs>,
 }
 
-/// What a call left behind.
+/// The output of a call.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) success: bool,
-    /// What stdout holds; `Null` where it is empty.
+    /// The JSON on stdout; `Null` if stdout is empty.
     pub(crate) stdout: Value,
     pub(crate) stderr: String,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Output {
 impl Pod {
     pub(crate) fn new() -> Self {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
-        // The first one makes /run/netns a mount point of its own, which must not happen twice.
+        // The first pod makes /run/netns a mount point, which must not happen twice.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Pod {
         Path::new("/run/netns").join(&self.name)
     }
 
-    /// What a command in the pod prints.
+    /// Runs a command in the pod and returns its stdout.
     pub(crate) fn run(&self, command: &[&str]) -> String {
         let output = self.inside(|| Command::new(command[0]).args(&command[1..]).output());
         let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}"));
@@ -49,18 +49,18 @@ impl Pod {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// What `work` comes to in the pod's network namespace.
+    /// Runs `work` in the pod's network namespace.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.netns.as_ref().expect("it is there until it is dropped").run(|_| work()).expect("entered")
     }
 
-    /// The pod's rules of ours.
+    /// Returns the pod's rules as iptables-save prints them.
     pub(crate) fn rules(&self) -> Vec<String> {
         let saved = self.run(&["iptables-save"]);
         saved.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect()
     }
 
-    /// The variables that a runtime sets.
+    /// Returns the environment variables that a runtime sets.
     pub(crate) fn environment(&self, command: &str, path: &str) -> BTreeMap<String, String> {
         [
             ("CNI_COMMAND", command),
@@ -74,7 +74,7 @@ impl Pod {
         .into()
     }
 
-    /// A call with plugins looked for in `bin`.
+    /// Calls the plugin with `bin` as `CNI_PATH`.
     pub(crate) fn call(&self, command: &str, bin: &Path, conf: &Value) -> Output {
         call(&self.environment(command, &bin.display().to_string()), conf)
     }
@@ -89,12 +89,12 @@ impl Drop for Pod {
     }
 }
 
-/// Runs the plugin with nothing in its environment but `environment`.
+/// Runs the plugin with `environment` as its whole environment.
 pub(crate) fn call(environment: &BTreeMap<String, String>, conf: &Value) -> Output {
     ended(start(environment, conf))
 }
 
-/// Starts it.
+/// Starts the plugin with `environment` as its whole environment.
 pub(crate) fn start(environment: &BTreeMap<String, String>, conf: &Value) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_detour"))
         .env_clear()
@@ -112,7 +112,7 @@ pub(crate) fn start(environment: &BTreeMap<String, String>, conf: &Value) -> Chi
     child
 }
 
-/// What a call left behind.
+/// Waits for a call and returns its output.
 pub(crate) fn ended(child: Child) -> Output {
     let output = child.wait_with_output().expect("wait for detour");
     let stdout = match output.stdout.as_slice() {
@@ -123,14 +123,14 @@ pub(crate) fn ended(child: Child) -> Output {
     Output { success: output.status.success(), stdout, stderr }
 }
 
-/// An attachment that needs no facts; `uid-exclude` writes rules, the others are executables.
+/// Returns the configuration of an attachment that needs no facts: `uid-exclude`, then `executables`.
 pub(crate) fn conf(version: &str, executables: &[Value]) -> Value {
     let own = json!({"type": "uid-exclude", "uids": [1337]});
     let chain: Vec<Value> = [own].into_iter().chain(executables.iter().cloned()).collect();
     json!({"cniVersion": version, "name": "mesh", "type": "detour", "chain": chain})
 }
 
-/// A configuration with more keys.
+/// Returns a configuration with more keys.
 pub(crate) fn with(mut conf: Value, more: &Value) -> Value {
     let more = more.as_object().expect("an object").clone();
     conf.as_object_mut().expect("an object").extend(more);

@@ -1,10 +1,10 @@
-//! What a pod's namespace holds, as a value.
+//! The state of a pod's network namespace as a comparable value.
 
 use super::netns_pod::Pod;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// A pod in whose network namespace programs run.
+/// Runs programs in a pod's network namespace.
 pub(crate) trait Tools {
     /// Runs a program with `input` on stdin and returns its stdout.
     fn tool(&self, name: &str, args: &[&str], input: &str) -> String;
@@ -16,18 +16,18 @@ impl Tools for Pod {
     }
 }
 
-/// Rules and everything else that a plugin could leave behind.
+/// The rules, addresses and routes of a network namespace: everything that a plugin can change.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// By `FAMILY TABLE CHAIN`, as iptables-save and ip6tables-save print them.
+    /// Rules by `FAMILY TABLE CHAIN`, as iptables-save and ip6tables-save print them.
     pub(crate) rules: BTreeMap<String, Vec<String>>,
-    /// Every table and chain of nf_tables, empty ones too, with its hook.
+    /// All tables and netfilter chains of nf_tables with their hooks, including empty ones.
     chains: BTreeSet<String>,
     /// Addresses, policy rules and routes.
     rest: String,
 }
 
-/// One shell for all: most of the time goes into starting processes.
+/// One shell runs all tools, because starting processes takes most of the time.
 const LOOK: &str = "echo '#ip'; iptables-save; echo '#ip6'; ip6tables-save; echo '#chains'; nft list tables; \
     nft list chains; echo '#rest'; ip addr show lo; ip rule; ip -6 rule; ip route show table all dev lo; \
     ip -6 route show table all dev lo";
@@ -40,18 +40,18 @@ impl Kernel {
         Self { rules: rules(rules_text), chains: chains(chains_text), rest: settled(rest) }
     }
 
-    /// Whether there is any rule.
+    /// Returns whether there is any rule.
     pub(crate) fn has_rules(&self) -> bool {
         self.rules.values().any(|rules| !rules.is_empty())
     }
 
-    /// Whether tables, chains and rules are the same; addresses and routes may differ.
+    /// Returns whether tables, netfilter chains and rules are equal; addresses and routes may differ.
     pub(crate) fn has_same_rules(&self, other: &Self) -> bool {
         (&self.rules, &self.chains) == (&other.rules, &other.chains)
     }
 }
 
-/// For a moment a new address is tentative, on lo too, and its route is not there yet.
+/// A new address is tentative at first, also on lo, and its route does not exist yet.
 fn settled(rest: &str) -> String {
     let lines = rest.lines().filter(|line| !line.starts_with("local ::6 "));
     lines.map(|line| line.replace(" tentative", "") + "\n").collect()
@@ -93,7 +93,7 @@ fn chains(text: &str) -> BTreeSet<String> {
 }
 
 impl Kernel {
-    /// Fails where `self` is not `expected`, and shows the differences only.
+    /// Fails if `self` is not `expected`, and prints only the differences.
     #[track_caller]
     pub(crate) fn assert_is(&self, expected: &Self, when: &str) {
         assert!(self == expected, "{when}:\n{}", difference(&self.lines(), &expected.lines()));
@@ -120,7 +120,7 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The settings of all interfaces.
+/// Returns the settings of all interfaces.
 pub(crate) fn settings(pod: &impl Tools) -> String {
     pod.tool("sysctl", &["-a", "-r", r"^net\.ipv[46]\.conf\."], "")
 }

@@ -1,4 +1,4 @@
-//! A pod's network namespace, without a name and without anybody in it: it goes with its file.
+//! A pod with an unnamed network namespace without processes, which is removed when its file is closed.
 
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
@@ -20,11 +20,11 @@ pub(crate) struct Pod {
     /// Unique on this machine.
     pub(crate) container_id: String,
     netns: File,
-    /// Lives in a user namespace that the namespace belongs to.
+    /// A process in the user namespace that owns the network namespace.
     owner: Option<Child>,
 }
 
-/// How a tool ended.
+/// The outcome of a tool.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) success: bool,
@@ -33,14 +33,14 @@ pub(crate) struct Ended {
 }
 
 impl Pod {
-    /// A pod with an IPv4 and an IPv6 address.
+    /// Creates a pod with an IPv4 and an IPv6 address.
     pub(crate) fn new() -> Self {
         let pod = Self { container_id: next_container_id(), netns: new_netns(), owner: None };
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
     }
 
-    /// A pod whose namespace belongs to another user namespace, as `hostUsers: false` makes it.
+    /// Creates a pod whose network namespace belongs to another user namespace, as with `hostUsers: false`.
     pub(crate) fn of_another_user() -> Self {
         let mut owner = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo ready; exec cat"])
@@ -56,19 +56,19 @@ impl Pod {
         pod
     }
 
-    /// The same container in another, new namespace.
+    /// Returns the same container with a new network namespace.
     pub(crate) fn replaced(&self) -> Self {
         let pod = Self { container_id: self.container_id.clone(), netns: new_netns(), owner: None };
         pod.tool("ip", &["-batch", "-"], LINKS);
         pod
     }
 
-    /// Where the namespace is found.
+    /// Returns the path of the network namespace.
     pub(crate) fn netns(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_raw_fd()).into()
     }
 
-    /// Runs a tool in the namespace, which must succeed, and returns what it printed.
+    /// Runs a tool in the network namespace, which must succeed, and returns its stdout.
     #[track_caller]
     pub(crate) fn tool(&self, program: &str, arguments: &[&str], stdin: &str) -> String {
         let ended = self.try_tool(program, arguments, stdin);
@@ -76,7 +76,7 @@ impl Pod {
         ended.stdout
     }
 
-    /// Runs a tool in the namespace.
+    /// Runs a tool in the network namespace.
     pub(crate) fn try_tool(&self, program: &str, arguments: &[&str], stdin: &str) -> Ended {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

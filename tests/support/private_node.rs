@@ -1,14 +1,13 @@
-//! A node: where the plugin keeps its state.
+//! A node with a private state directory of the plugin.
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use std::path::{Path, PathBuf};
 
-/// Where the plugin keeps its state.
+/// The plugin's state directory.
 pub(crate) const STATE: &str = "/run/detour";
 
-/// Runs `work` where [`STATE`] is an empty file system of its own, and says whether `work` left
-/// nothing there.
+/// Runs `work` with an empty private file system at [`STATE`], and checks that `work` leaves nothing there.
 pub(crate) fn on_a_node<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     on_a_node_with("size=64m", || {
         let done = work();
@@ -17,7 +16,7 @@ pub(crate) fn on_a_node<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// The same with options for the file system, and without looking at what is left.
+/// Runs `work` as [`on_a_node`] with mount options, without checking what it leaves.
 pub(crate) fn on_a_node_with<T: Send>(options: &str, work: impl FnOnce() -> T + Send) -> T {
     std::fs::create_dir_all(STATE).expect("needs root");
     let on_thread = || {
@@ -30,7 +29,7 @@ pub(crate) fn on_a_node_with<T: Send>(options: &str, work: impl FnOnce() -> T + 
     std::thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Every file below [`STATE`], locks too, and every directory of a container.
+/// Returns all files below [`STATE`], including locks, and the directories of containers.
 pub(crate) fn left_in_state() -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(Path::new(STATE), &mut found);

@@ -1,4 +1,4 @@
-//! Plugins that write down what they were given, and then do as the test says.
+//! Recorders: plugins that record their input and then run a shell script of the test.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory of plugins and of what they saw.
+/// A directory of recorders and of their records.
 pub(crate) struct Recorders {
     root: PathBuf,
 }
 
-/// One call that a plugin saw.
+/// One recorded call.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen {
     /// The plugin's name.
@@ -25,8 +25,8 @@ pub(crate) struct Seen {
     pub(crate) netns: String,
 }
 
-/// Written with absolute paths: a runtime may pass any `PATH`, or none. Recording is over before
-/// the behaviour starts, and calls come one after another.
+/// The script uses absolute paths because a runtime may pass any `PATH` or none. It finishes recording before it runs
+/// the script of the test. Calls are sequential.
 const SCRIPT: &str = r#"#!/bin/sh
 number=$(/bin/ls 'ROOT/seen' | /usr/bin/wc -l)
 to="ROOT/seen/$(printf '%03d' "$number")"
@@ -47,18 +47,18 @@ impl Recorders {
         Self { root }
     }
 
-    /// Where they are.
+    /// Returns the directory of the recorders.
     pub(crate) fn bin(&self) -> PathBuf {
         self.root.join("bin")
     }
 
-    /// A plugin that records and then does what `behaviour`, in shell, says.
+    /// Adds a recorder that then runs the shell script `behaviour`.
     pub(crate) fn with(self, kind: &str, behaviour: &str) -> Self {
         let script = SCRIPT.replace("ROOT", &self.root.display().to_string()) + behaviour + "\n";
         self.with_file(kind, &script, 0o755)
     }
 
-    /// A file in their directory.
+    /// Adds a file to the directory of the recorders.
     pub(crate) fn with_file(self, name: &str, text: &str, mode: u32) -> Self {
         let path = self.bin().join(name);
         fs::write(&path, text).expect("writable");
@@ -66,14 +66,14 @@ impl Recorders {
         self
     }
 
-    /// All calls so far, in their order.
+    /// Returns all calls so far, in order.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         let mut entries: Vec<_> = fs::read_dir(self.root.join("seen")).expect("readable").flatten().collect();
         entries.sort_by_key(fs::DirEntry::file_name);
         entries.iter().map(|entry| read(&entry.path())).collect()
     }
 
-    /// `ADD first`, … of all calls so far.
+    /// Returns command and plugin of all calls so far, such as `ADD first`.
     pub(crate) fn order(&self) -> Vec<String> {
         self.seen().iter().map(|seen| format!("{} {}", seen.command, seen.kind)).collect()
     }
@@ -101,12 +101,12 @@ fn read(directory: &Path) -> Seen {
     }
 }
 
-/// Shell: prints `answer` where the command is ADD.
+/// Shell: prints `answer` for ADD.
 pub(crate) fn add_prints(answer: &Value) -> String {
     format!("if [ \"$CNI_COMMAND\" = ADD ]; then printf '%s' '{answer}'; fi")
 }
 
-/// Shell: prints `answer` and fails where the command is `command`.
+/// Shell: prints `answer` and fails for `command`.
 pub(crate) fn fails(command: &str, answer: &Value) -> String {
     format!("if [ \"$CNI_COMMAND\" = {command} ]; then printf '%s' '{answer}'; exit 1; fi")
 }

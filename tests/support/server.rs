@@ -1,5 +1,4 @@
-//! An API server for tests: HTTP/1.1 on loopback, plain or TLS, which answers by a script and
-//! remembers what it was asked.
+//! An API server for tests: HTTP/1.1 on loopback, plain or TLS. It answers by a script and records the requests.
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
@@ -18,17 +17,17 @@ pub(crate) struct Request {
     /// By lower-case name.
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
-    /// How many requests with this line came before.
+    /// The number of earlier requests with the same line.
     pub(crate) nth: usize,
 }
 
-/// What a script does with a request.
+/// A script's answer to a request.
 pub(crate) enum Answer {
     /// A status, headers (each with its line end), a body.
     Reply(u16, String, Vec<u8>),
-    /// No answer, and the connection stays.
+    /// No response; the connection stays open.
     Hang,
-    /// No answer, and the connection ends.
+    /// No response; the connection is closed.
     Close,
 }
 
@@ -81,19 +80,19 @@ impl Server {
         server
     }
 
-    /// Everything that was asked so far.
+    /// Returns all requests so far.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("no panic while locked").clone()
     }
 
-    /// The first lines of everything that was asked so far, sorted.
+    /// Returns the request lines so far, sorted.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.requests().into_iter().map(|r| r.line).collect();
         lines.sort();
         lines
     }
 
-    /// How many connections there were.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         *self.connections.lock().expect("no panic while locked")
     }
@@ -109,7 +108,7 @@ impl Server {
     }
 }
 
-/// Returns after the time that a slow server takes.
+/// Waits like a slow server.
 pub(crate) fn takes(time: Duration) {
     let (_answer, silence) = mpsc::channel::<()>();
     let _ = silence.recv_timeout(time);

@@ -22,7 +22,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
         return Err(Error::new(Code::InvalidNetns, msg));
     };
     confirm(found, known, PATIENCE)?;
-    let before = plugin::standing(container_id, &found.netns, PATIENCE)?;
+    let before = plugin::container_status(container_id, &found.netns, PATIENCE)?;
     if !before.drift.is_empty() {
         plugin::restore(container_id, &found.netns)?;
     } else if before.redirected && before.attachments.is_empty() {
@@ -36,7 +36,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
     } else {
         add(case, found, container_id, &before)?;
     }
-    let after = plugin::standing(container_id, &found.netns, PATIENCE)?;
+    let after = plugin::container_status(container_id, &found.netns, PATIENCE)?;
     if let Some(difference) = after.drift.first() {
         return Err(Error::new(Code::Drift, "its rules are not what they should be even now").with_details(difference));
     }
@@ -59,7 +59,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
 }
 
 /// Holds what was found against what the cluster says: a pod's sandbox may have gone, and the addresses
-/// be those of the last one until all ADDs for the next are over. Waits as [`plugin::standing`] does.
+/// be those of the last one until all ADDs for the next are over. Waits as [`plugin::container_status`] does.
 ///
 /// # Errors
 /// Its namespace holds none of the pod's addresses, or can't be looked at.

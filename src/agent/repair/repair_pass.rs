@@ -213,7 +213,11 @@ impl<'a> RepairPass<'a> {
             found.as_ref().map(|found| in_place::confirm(found, &watched.known, PATIENCE)).transpose()?;
             watched.place = found.as_ref().and_then(NetnsLocation::of);
         }
-        watched.place.as_ref().map(|place| plugin::standing(&place.container_id, &place.netns, PATIENCE)).transpose()
+        watched
+            .place
+            .as_ref()
+            .map(|place| plugin::container_status(&place.container_id, &place.netns, PATIENCE))
+            .transpose()
     }
 
     /// How long rules that are right are left alone: up to the whole interval, each pod another part of it,

@@ -1,15 +1,18 @@
-//! Facts from the node's agent, over its socket; where it does not answer, from the API within the
-//! same wait.
+//! The node's agent as a source of facts: one request per connection over its socket. If the agent does not answer,
+//! the API server is the fallback within the same timeout.
 //!
-//! One question on one connection, within a time.
+//! `protocol` contains the messages.
 
-use super::api::{Api, WRITE};
-use super::{Cluster, DefinitionQuery, Event, Lookup, about};
+use super::api::{Api, WRITE_TIMEOUT};
+use super::fact_source::{Cluster, with_pod};
+use super::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
+use protocol::MAX_ANSWER;
+pub use protocol::{AgentAnswer, AgentRequest, CallReport, FACTS, Hello, LONGEST_QUESTION, RequestKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::RefCell;
@@ -19,97 +22,106 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use wire::LONGEST_ANSWER;
-pub use wire::{AgentAnswer, AgentRequest, CallReport, FACTS, Hello, LONGEST_QUESTION, RequestKind};
 
-mod wire;
+mod protocol;
 
-/// The longest that an agent is waited for. It may have to ask the API, which may not know a pod for
-/// two seconds.
-const LONGEST: Duration = Duration::from_secs(5);
+/// The maximum timeout for the agent if there is a fallback. The agent may have to ask the API, which may not know a
+/// pod for two seconds.
+const MAX_AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout for the agent's greeting: an agent that is not stuck sends it at once.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout of a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The agent behind a socket.
+/// Sends a call's report to the agent behind `socket`. An agent that does not accept it at once does not get it.
+pub fn tell(socket: &Path, called: CallReport) {
+    let request = AgentRequest { wait_ms: 0, ask: RequestKind::Called(called) };
+    if let Err(error) = send_report(socket, &request) {
+        tracing::debug!(?error, "the report of this call is not sent to the agent");
+    }
+}
+
+/// The agent behind a socket, with the API as fallback.
 pub(super) struct AgentClient {
     socket: PathBuf,
-    /// Whom to ask where the agent does not answer.
     api: Option<Api>,
-    /// How long facts may take, both together.
+    /// The timeout for facts, for the agent and its fallback together.
     timeout: Duration,
-    /// Why the agent is not asked again in this call.
-    given_up: RefCell<Option<String>>,
+    /// Why the agent failed in this call; it gets no further requests.
+    agent_error: RefCell<Option<String>>,
 }
 
 impl AgentClient {
     pub(super) fn new(socket: PathBuf, api: Option<Api>, timeout: Duration) -> Self {
-        Self { socket, api, timeout, given_up: RefCell::new(None) }
+        Self { socket, api, timeout, agent_error: RefCell::new(None) }
     }
 
-    /// What `read` takes from the agent's answer; else what `api` does, told when the wait began. The
-    /// agent has half of `wait`, so that there is time for the API.
-    fn settle<T>(
+    /// Returns what `read` takes from the agent's answer, or else the result of `fallback`, which gets the time when
+    /// the timeout started. The agent has half of `timeout`, so that there is time for the fallback.
+    fn request<T>(
         &self,
         ask: RequestKind,
-        wait: Duration,
+        timeout: Duration,
         read: impl FnOnce(AgentAnswer) -> Option<T>,
-        api: impl FnOnce(&Api, Instant) -> Result<T, Error>,
+        fallback: impl FnOnce(&Api, Instant) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let started = Instant::now();
-        let patience = if self.api.is_some() { (wait / 2).min(LONGEST) } else { wait };
-        let why = match self.put(ask, started, patience) {
+        let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
+        let why = match self.ask_agent(ask, started, agent_timeout) {
             Ok(AgentAnswer::Failed { code, msg, details }) => {
-                let of_agent = Error::new(Code::numbered(code).unwrap_or(Code::TryAgain), msg).with_details(details);
-                if wire::is_final(code) || self.api.is_none() {
-                    return Err(of_agent);
+                let error = Error::new(Code::numbered(code).unwrap_or(Code::TryAgain), msg).with_details(details);
+                if protocol::is_final(code) || self.api.is_none() {
+                    return Err(error);
                 }
-                format!("it can't know: {of_agent}")
+                format!("the agent failed: {error}")
             }
-            Ok(AgentAnswer::Unknown) => "it is of a version that does not know the question".to_owned(),
+            Ok(AgentAnswer::Unknown) => "the agent's version does not support the request".to_owned(),
             Ok(answer) => match read(answer) {
-                Some(read) => {
+                Some(value) => {
                     tracing::debug!(facts = "agent", "answered by the agent");
-                    return Ok(read);
+                    return Ok(value);
                 }
-                None => "its answer is to another question".to_owned(),
+                None => "the agent answered another request".to_owned(),
             },
             Err(why) => why,
         };
         match &self.api {
-            Some(fallback) => {
+            Some(api) => {
                 tracing::debug!(facts = "api", why, "asks the API instead of the agent");
-                api(fallback, started)
+                fallback(api, started)
             }
-            None => Err(self.alone(&why)),
+            None => Err(self.no_facts(&why)),
         }
     }
 
-    /// The agent's answer, or why there is none.
-    fn put(&self, ask: RequestKind, started: Instant, patience: Duration) -> Result<AgentAnswer, String> {
-        if let Some(why) = &*self.given_up.borrow() {
+    /// Returns the agent's answer, or why there is none.
+    fn ask_agent(&self, ask: RequestKind, started: Instant, timeout: Duration) -> Result<AgentAnswer, String> {
+        if let Some(why) = &*self.agent_error.borrow() {
             return Err(why.clone());
         }
-        let wait_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-        exchange(&self.socket, &AgentRequest { wait_ms, ask }, started + patience).map_err(|silence| {
+        let wait_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        exchange(&self.socket, &AgentRequest { wait_ms, ask }, started + timeout).map_err(|error| {
             let socket = self.socket.display();
-            let why = match silence {
-                NoAnswer::Absent(why) => {
+            let why = match error {
+                NoAnswer::NotListening(why) => {
                     tracing::info!(%socket, why, "no agent listens");
-                    format!("nobody listens there: {why}")
+                    format!("no agent listens on the socket: {why}")
                 }
-                NoAnswer::Trouble(why) => {
+                NoAnswer::Failed(why) => {
                     tracing::warn!(%socket, why, "the agent does not answer");
                     why
                 }
             };
-            *self.given_up.borrow_mut() = Some(why.clone());
+            *self.agent_error.borrow_mut() = Some(why.clone());
             why
         })
     }
 
-    fn alone(&self, why: &str) -> Error {
+    fn no_facts(&self, why: &str) -> Error {
         let socket = self.socket.display();
         let msg = format!(
-            "kubernetes.agent_socket {socket} gives no facts; see whether the agent's pod (detour-agent-…) runs on this \
-             node, or name kubernetes.kubeconfig as well"
+            "kubernetes.agent_socket {socket}: no facts from the agent; check that the agent's pod (detour-agent-…) \
+             runs on this node, or set kubernetes.kubeconfig as fallback"
         );
         Error::new(Code::TryAgain, msg).with_details(why)
     }
@@ -117,17 +129,17 @@ impl AgentClient {
 
 impl Cluster for AgentClient {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let is_it = |pod: &Pod, namespace: &Option<Namespace>| {
-            let named = (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
-            named && pod.is(wanted) && namespace.is_some() == with_namespace
+        let matches = |pod: &Pod, namespace: &Option<Namespace>| {
+            let same_name = (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
+            same_name && pod.is(wanted) && namespace.is_some() == with_namespace
         };
         let read = |answer| match answer {
-            AgentAnswer::Facts { pod, namespace } if is_it(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),
+            AgentAnswer::Facts { pod, namespace } if matches(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),
             _ => None,
         };
         let ask = RequestKind::Facts { pod: wanted.clone(), with_namespace };
-        let facts = self.settle(ask, self.timeout, read, |api, since| api.facts_since(since, wanted, with_namespace));
-        facts.map_err(|error| named(wanted, error))
+        let facts = self.request(ask, self.timeout, read, |api, since| api.facts_since(since, wanted, with_namespace));
+        facts.map_err(|error| with_pod_once(wanted, error))
     }
 
     fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
@@ -136,26 +148,26 @@ impl Cluster for AgentClient {
             _ => None,
         };
         let ask = RequestKind::Namespace { pod: wanted.clone() };
-        let namespace = self.settle(ask, self.timeout, read, |api, since| api.namespace_since(since, wanted));
-        namespace.map_err(|error| named(wanted, error))
+        let namespace = self.request(ask, self.timeout, read, |api, since| api.namespace_since(since, wanted));
+        namespace.map_err(|error| with_pod_once(wanted, error))
     }
 
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let is_it = |(sought, found): (&DefinitionQuery, &Lookup)| match found {
-            Lookup::Found(definition) => definition.object == sought.object,
+        let matches = |(query, lookup): (&DefinitionQuery, &Lookup)| match lookup {
+            Lookup::Found(definition) => definition.object == query.object,
             Lookup::Missing(_) => true,
         };
         let read = |answer| match answer {
             AgentAnswer::Definitions { found } if found.len() == wanted.len() => {
-                wanted.iter().zip(&found).all(is_it).then_some(found)
+                wanted.iter().zip(&found).all(matches).then_some(found)
             }
             _ => None,
         };
         let ask = RequestKind::Definitions { wanted: wanted.to_vec() };
-        self.settle(ask, self.timeout, read, |api, since| api.look_up(since, wanted))
+        self.request(ask, self.timeout, read, |api, since| api.definitions_since(since, wanted))
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -164,97 +176,83 @@ impl Cluster for AgentClient {
             _ => None,
         };
         let ask = RequestKind::NamespacesWithDefinition { name: name.to_owned() };
-        let none = || Error::new(Code::TryAgain, "not known");
-        let list = |api: &Api, _| api.namespaces_with_definition(name).ok_or_else(none);
-        self.settle(ask, WRITE, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
+        let unknown = || Error::new(Code::TryAgain, "namespaces unknown");
+        let list = |api: &Api, _| api.namespaces_with_definition(name).ok_or_else(unknown);
+        self.request(ask, WRITE_TIMEOUT, read, list).inspect_err(|error| tracing::debug!("{error}")).ok()
     }
 
     fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        let told = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-        let ask = RequestKind::Report { pod: told, status: status.map(ToOwned::to_owned), events: events.to_vec() };
-        self.settle(ask, WRITE, done, |api, since| api.report_since(since, pod, status, events))
+        let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+        let ask = RequestKind::Report { pod: pod_ref, status: status.map(ToOwned::to_owned), events: events.to_vec() };
+        self.request(ask, WRITE_TIMEOUT, read_done, |api, since| api.report_since(since, pod, status, events))
     }
 
     fn probe(&self) -> Result<(), Error> {
-        self.settle(RequestKind::Probe, Duration::from_secs(1), done, |api, _| api.probe())
+        self.request(RequestKind::Probe, PROBE_TIMEOUT, read_done, |api, _| api.probe())
     }
 }
 
-/// Tells the agent behind `socket` of a call that has ended. Where it does not take that at once, it is
-/// not told.
-pub fn tell(socket: &Path, called: CallReport) {
-    let question = AgentRequest { wait_ms: 0, ask: RequestKind::Called(called) };
-    if let Err(silence) = send_report(socket, &question) {
-        tracing::debug!(?silence, "the agent is not told of this call");
-    }
-}
-
-fn done(answer: AgentAnswer) -> Option<()> {
+fn read_done(answer: AgentAnswer) -> Option<()> {
     matches!(answer, AgentAnswer::Done).then_some(())
 }
 
-/// The error with the pod's name, where it has not got it already.
-fn named(wanted: &PodRef, error: Error) -> Error {
-    if error.msg.contains(&format!("{}/{}", wanted.namespace, wanted.name)) { error } else { about(wanted, error) }
+/// Returns the error with the pod's name, unless it contains the name already.
+fn with_pod_once(wanted: &PodRef, error: Error) -> Error {
+    if error.msg.contains(&format!("{}/{}", wanted.namespace, wanted.name)) { error } else { with_pod(wanted, error) }
 }
-
-/// An agent that is not stuck says hello at once.
-const HELLO: Duration = Duration::from_secs(1);
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NoAnswer {
-    /// Nobody is there: no agent on this node, or not now.
-    Absent(String),
-    /// Somebody is there and does not answer as an agent does.
-    Trouble(String),
+    /// No process listens: there is no agent on this node, or it does not run now.
+    NotListening(String),
+    /// A process listens and does not answer as an agent does.
+    Failed(String),
 }
 
-/// Asks, and waits until `until` at the longest.
-fn exchange(path: &Path, question: &AgentRequest, until: Instant) -> Result<AgentAnswer, NoAnswer> {
+/// Sends a request and waits for the answer until `deadline`.
+fn exchange(path: &Path, request: &AgentRequest, deadline: Instant) -> Result<AgentAnswer, NoAnswer> {
     let mut stream = open(path)?;
-    let trouble = |doing: &str, error: &io::Error| NoAnswer::Trouble(format!("{doing}: {}", plain(error)));
-    let sent = stream.set_write_timeout(Some(HELLO)).and_then(|()| stream.write_all(&line(question)));
-    sent.map_err(|error| trouble("the question can't be sent", &error))?;
-    let mut lines = BufReader::new(TimedStream { stream, until: until.min(Instant::now() + HELLO) });
-    let hello: Hello = read(&mut lines).map_err(|error| trouble("no greeting", &error))?;
+    let failed = |what: &str, error: &io::Error| NoAnswer::Failed(format!("{what}: {}", cause(error)));
+    let sent = stream.set_write_timeout(Some(HELLO_TIMEOUT)).and_then(|()| stream.write_all(&line(request)));
+    sent.map_err(|error| failed("request not sent", &error))?;
+    let hello_deadline = deadline.min(Instant::now() + HELLO_TIMEOUT);
+    let mut lines = BufReader::new(DeadlineStream { stream, deadline: hello_deadline });
+    let hello: Hello = read(&mut lines).map_err(|error| failed("no greeting", &error))?;
     if hello.facts < FACTS {
         let version = hello.version;
-        return Err(NoAnswer::Trouble(format!(
-            "the agent is of an earlier version ({version}) that knows fewer facts"
-        )));
+        return Err(NoAnswer::Failed(format!("the agent has an earlier version ({version}) with fewer facts")));
     }
-    lines.get_mut().until = until;
-    read(&mut lines).map_err(|error| trouble("no answer", &error))
+    lines.get_mut().deadline = deadline;
+    read(&mut lines).map_err(|error| failed("no answer", &error))
 }
 
-/// Says something, and does not wait for anything.
-fn send_report(path: &Path, question: &AgentRequest) -> Result<(), NoAnswer> {
+/// Sends a request without waiting.
+fn send_report(path: &Path, request: &AgentRequest) -> Result<(), NoAnswer> {
     let mut stream = open(path)?;
-    let lost = |error: io::Error| NoAnswer::Trouble(error.to_string());
-    stream.set_nonblocking(true).map_err(lost)?;
-    stream.write_all(&line(question)).map_err(lost)
+    let failed = |error: io::Error| NoAnswer::Failed(error.to_string());
+    stream.set_nonblocking(true).map_err(failed)?;
+    stream.write_all(&line(request)).map_err(failed)
 }
 
-/// A connection to a listener of root's.
+/// Connects to a listener that belongs to root.
 fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
-    let absent = |errno: Errno| NoAnswer::Absent(errno.desc().to_lowercase());
+    let failed = |errno: Errno| NoAnswer::Failed(errno.desc().to_lowercase());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let trouble = |errno: Errno| NoAnswer::Trouble(errno.desc().to_lowercase());
-    let address = UnixAddr::new(path).map_err(trouble)?;
-    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(trouble)?;
-    // With a listener that accepts nothing any more, a socket that blocks would wait for ever (unix(7)).
+    let address = UnixAddr::new(path).map_err(failed)?;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(failed)?;
+    // A blocking connect to a listener that no longer accepts would never return (unix(7)).
     connect(socket.as_raw_fd(), &address).map_err(|errno| match errno {
-        Errno::EAGAIN => NoAnswer::Trouble("too many wait for it already".into()),
-        Errno::ENOENT | Errno::ECONNREFUSED => absent(errno),
-        other => trouble(other),
+        Errno::EAGAIN => NoAnswer::Failed("the agent's connection queue is full".into()),
+        Errno::ENOENT | Errno::ECONNREFUSED => NoAnswer::NotListening(errno.desc().to_lowercase()),
+        other => failed(other),
     })?;
-    let owner = getsockopt(&socket, PeerCredentials).map_err(trouble)?.uid();
+    let owner = getsockopt(&socket, PeerCredentials).map_err(failed)?.uid();
     if owner != 0 {
-        return Err(NoAnswer::Trouble(format!("UID {owner} listens there, not root: remove the socket")));
+        return Err(NoAnswer::Failed(format!("UID {owner} listens on the socket, not root; remove the socket")));
     }
     let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false).map_err(|error| NoAnswer::Trouble(error.to_string()))?;
+    stream.set_nonblocking(false).map_err(|error| NoAnswer::Failed(error.to_string()))?;
     Ok(stream)
 }
 
@@ -264,32 +262,32 @@ fn line(value: &impl Serialize) -> Vec<u8> {
     line
 }
 
-fn read<T: DeserializeOwned>(lines: &mut BufReader<TimedStream>) -> io::Result<T> {
+fn read<T: DeserializeOwned>(lines: &mut BufReader<DeadlineStream>) -> io::Result<T> {
     let mut line = Vec::new();
-    lines.take(LONGEST_ANSWER).read_until(b'\n', &mut line)?;
+    lines.take(MAX_ANSWER).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         return Err(ErrorKind::UnexpectedEof.into());
     }
     Ok(serde_json::from_slice(&line)?)
 }
 
-fn plain(error: &io::Error) -> String {
+fn cause(error: &io::Error) -> String {
     match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => "it is stuck or too slow".into(),
-        ErrorKind::UnexpectedEof => "it ends the connection".into(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => "timeout; the agent is stuck or too slow".into(),
+        ErrorKind::UnexpectedEof => "the agent closed the connection".into(),
         _ => error.to_string(),
     }
 }
 
-/// A stream that is read from until a moment.
-struct TimedStream {
+/// A stream whose reads fail after a deadline.
+struct DeadlineStream {
     stream: UnixStream,
-    until: Instant,
+    deadline: Instant,
 }
 
-impl Read for TimedStream {
+impl Read for DeadlineStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }

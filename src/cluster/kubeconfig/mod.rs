@@ -1,40 +1,164 @@
-//! A kubeconfig: where the API is and who asks. Understood as client-go understands it
-//! (k8s.io/client-go, `tools/clientcmd`), less what would run a program. Nothing of the environment
-//! counts: neither `KUBECONFIG` nor the proxy variables, which runtimes hand down to plugins.
+//! Kubeconfigs, understood as client-go does (k8s.io/client-go, `tools/clientcmd`), except for keys that run a program.
+//! The environment is ignored, both `KUBECONFIG` and the proxy variables: plugins inherit them from the runtime.
 //!
-//! What a kubeconfig says, for people and for checks: without its secrets, but for the token, which
-//! must be known to be kept out of what is shown.
+//! | file | contents |
+//! |---|---|
+//! | `cluster_entry` | the server and how its certificate is verified |
+//! | `user_entry` | the credentials |
+//! | `files` | who may own the kubeconfig and the files that it names |
 
-use super::body;
+use super::limited_client;
 use super::wire::null_is_empty;
 use crate::cni::{Code, Error};
-use crate::trusted_file;
-use credentials::{TOKEN, UserEntry};
-use endpoint::Files;
-use endpoint::KeyPath;
-pub(super) use endpoint::KubeconfigOwner;
-use endpoint::{ClusterEntry, without_userinfo};
+use crate::trusted_file::FileError;
+pub use cluster_entry::Authority;
+use cluster_entry::{ClusterEntry, without_userinfo};
+pub(super) use files::KubeconfigOwner;
+use files::{AllowedFiles, EntryLocation};
 use kube::client::RustlsTlsError;
 use kube::config::{AuthInfo, KubeconfigError};
 use kube::{Client, Config};
-pub(super) use pem::base64;
 use serde::Deserialize;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
+pub use user_entry::CredentialsSummary;
+use user_entry::{MAX_TOKEN, UserEntry};
 
-mod credentials;
-mod endpoint;
-mod pem;
+mod cluster_entry;
+mod files;
+mod user_entry;
 
-/// How long a client that stays waits for a connection.
-pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// The connection timeout of a client for watches.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The read timeout of a client for watches: a watch ends after 295 s (kube, `watcher::Config::timeout`).
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What a kubeconfig's current context says.
+/// The client configuration that a kubeconfig's current context selects.
 pub(super) struct Kubeconfig<'a> {
     config: Config,
-    cluster: KeyPath<'a>,
-    user: KeyPath<'a>,
+    cluster: EntryLocation<'a>,
+    user: EntryLocation<'a>,
+}
+
+impl<'a> Kubeconfig<'a> {
+    /// Reads the kubeconfig at `path` and the CA and token files that it names. Absolute paths in it refer to the file
+    /// system that is mounted at `root`; `owner` decides which files are accepted.
+    ///
+    /// # Errors
+    /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
+    pub(super) fn load(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
+        let Context { cluster, cluster_location, user, user_location } = Context::read(root, path, owner)?;
+        let mut config = cluster.config(&cluster_location)?;
+        config.auth_info = user.credentials(&user_location)?;
+        // `api::retry` has its own timeouts and retries.
+        config.connect_timeout = None;
+        config.write_timeout = None;
+        config.default_retry = false;
+        Ok(Self { config, cluster: cluster_location, user: user_location })
+    }
+
+    /// Returns the configuration for `server` with the service account whose files are in `directory`.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(super) fn of_service_account(server: &str, directory: &'a Path) -> Result<Self, Error> {
+        let location = |entry: &str| EntryLocation {
+            kubeconfig: directory,
+            root: Path::new("/"),
+            files: AllowedFiles::Trusted,
+            entry: entry.to_owned(),
+        };
+        let (cluster, user) = (location("ca.crt"), location("token"));
+        let mut config = ClusterEntry::with_authority(server, &directory.join("ca.crt")).config(&cluster)?;
+        config.auth_info = UserEntry::with_token_file(&directory.join("token")).credentials(&user)?;
+        config.default_retry = false;
+        Ok(Self { config, cluster, user })
+    }
+
+    /// Like [`Self::of_service_account`], for a client that lives long: it reads both files again from time to time,
+    /// because the kubelet replaces them (like kube's `Config::incluster`).
+    ///
+    /// # Errors
+    /// As [`Self::load`]; 7 if the token file contains whitespace after the token, which kube would send.
+    pub(super) fn of_renewed_account(server: &str, directory: &'a Path) -> Result<Self, Error> {
+        let mut kubeconfig = Self::of_service_account(server, directory)?;
+        let token = directory.join("token").display().to_string();
+        let text = kubeconfig.user.read("tokenFile", &token, MAX_TOKEN)?;
+        if text.ends_with(|c: char| c.is_ascii_whitespace()) {
+            let what = format!("{token} ends with whitespace; write only the token to it");
+            return Err(kubeconfig.user.error("tokenFile", what));
+        }
+        let config = &mut kubeconfig.config;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(READ_TIMEOUT);
+        config.reset_reader_on_write = true;
+        config.root_cert_file = Some(directory.join("ca.crt"));
+        config.auth_info = AuthInfo { token_file: Some(token), ..AuthInfo::default() };
+        Ok(kubeconfig)
+    }
+
+    /// Returns the API server's address for messages, without a slash at its end.
+    pub(super) fn server(&self) -> String {
+        server_address(&self.config)
+    }
+
+    /// Returns a client, which connects with its first request. Call it inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// 7 if a certificate, a key or a name can't be used.
+    pub(super) fn client(self) -> Result<Client, Error> {
+        let Self { config, cluster, user } = self;
+        limited_client::client(config).map_err(|error| {
+            let (location, key) = match &error {
+                kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
+                    (cluster, "certificate-authority(-data)")
+                }
+                kube::Error::RustlsTls(RustlsTlsError::InvalidServerName(_)) => (cluster, "tls-server-name"),
+                kube::Error::InferKubeconfig(KubeconfigError::LoadClientCertificate(_)) => {
+                    (user, "client-certificate(-data)")
+                }
+                kube::Error::InferKubeconfig(KubeconfigError::LoadClientKey(_)) => (user, "client-key(-data)"),
+                _ => (user, "client-certificate(-data) and client-key(-data)"),
+            };
+            let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            location.error(key, "invalid value").with_details(cause)
+        })
+    }
+}
+
+/// What the doctor and the installer need to know about a kubeconfig's current context. It contains no secret except
+/// the token, so that output can be checked for it.
+pub struct KubeconfigSummary {
+    /// The API server's address, without a slash at its end.
+    pub server: String,
+    /// How the server's certificate is verified.
+    pub authority: Authority,
+    /// The kind of the credentials.
+    pub credentials: CredentialsSummary,
+    /// The token of the requests, from the kubeconfig or the file that it names.
+    pub token: Option<String>,
+    /// When the token expires, in seconds since 1970; `None` if it is opaque. A service account's token is not.
+    pub expires: Option<i64>,
+}
+
+impl KubeconfigSummary {
+    /// Reads the kubeconfig at `path` and the files that it names. `path` is a path of this process; absolute paths in
+    /// the kubeconfig refer to the file system that is mounted at `root`.
+    ///
+    /// # Errors
+    /// 11 if the kubeconfig does not exist yet, 5 if it can't be read, 7 if it is invalid or not trusted.
+    pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
+        let context = Context::read(root, path, KubeconfigOwner::Node)?;
+        let server = server_address(&context.cluster.config(&context.cluster_location)?);
+        let (credentials, token) = context.user.summary(&context.user_location)?;
+        let expires = token.as_deref().and_then(user_entry::expiry);
+        Ok(Self { server, authority: context.cluster.authority(), credentials, token, expires })
+    }
+}
+
+fn server_address(config: &Config) -> String {
+    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
 }
 
 #[derive(Deserialize)]
@@ -79,224 +203,81 @@ struct NamedUser {
     user: UserEntry,
 }
 
-impl<'a> Kubeconfig<'a> {
-    /// Reads the file at `path`, and the files of authorities and tokens that it names; absolute paths
-    /// in it are those of the file system mounted at `root`. `access` states which files are accepted.
-    ///
-    /// # Errors
-    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
-    pub(super) fn load(root: &'a Path, path: &'a Path, access: KubeconfigOwner) -> Result<Self, Error> {
-        let (cluster, of_cluster, user, of_user) = current(root, path, access)?;
-        let mut config = cluster.config(&of_cluster)?;
-        config.auth_info = user.credentials(&of_user)?;
-        // Time limits and retries are the caller's.
-        config.connect_timeout = None;
-        config.write_timeout = None;
-        config.default_retry = false;
-        Ok(Self { config, cluster: of_cluster, user: of_user })
-    }
+/// The cluster and the user of a kubeconfig's current context. A context without a user is valid: its requests are
+/// anonymous.
+struct Context<'a> {
+    cluster: ClusterEntry,
+    cluster_location: EntryLocation<'a>,
+    user: UserEntry,
+    user_location: EntryLocation<'a>,
+}
 
-    /// What a service account's files in `account` say of whoever asks `server`.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
-    pub(super) fn of_service_account(server: &str, account: &'a Path) -> Result<Self, Error> {
-        let entry = |place: &str| KeyPath {
-            kubeconfig: account,
-            root: Path::new("/"),
-            files: Files::Trusted,
-            place: place.to_owned(),
+impl<'a> Context<'a> {
+    fn read(root: &'a Path, path: &'a Path, owner: KubeconfigOwner) -> Result<Self, Error> {
+        let (contents, files) = owner.read(path).map_err(|error| read_error(path, &error))?;
+        let mut file = parse(path, &contents)?;
+        let location = |entry: String| EntryLocation { kubeconfig: path, root, files, entry };
+
+        let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
+            .map_err(|what| location(String::new()).error("current-context", what))?;
+        let context_location = location(format!("contexts[{name}].context"));
+
+        let NamedCluster { name, cluster } = find("cluster", &context.cluster, &mut file.clusters, |c| &c.name)
+            .map_err(|what| context_location.error("cluster", what))?;
+        let cluster_location = location(format!("clusters[{name}].cluster"));
+
+        let user_location = location(format!("users[{}].user", context.user));
+        let user = if context.user.is_empty() {
+            UserEntry::default()
+        } else {
+            let found = find("user", &context.user, &mut file.users, |u| &u.name);
+            found.map_err(|what| context_location.error("user", what))?.user
         };
-        let (of_cluster, of_user) = (entry("ca.crt"), entry("token"));
-        let mut config = ClusterEntry::with_authority(server, &account.join("ca.crt")).config(&of_cluster)?;
-        config.auth_info = UserEntry::with_token_file(&account.join("token")).credentials(&of_user)?;
-        config.default_retry = false;
-        Ok(Self { config, cluster: of_cluster, user: of_user })
-    }
-
-    /// The same for a client that stays: both files are read again from time to time, for the kubelet
-    /// replaces them (kube, `Config::incluster` does the same).
-    ///
-    /// # Errors
-    /// As [`Self::load`]; 7 where the token's file holds more than the token, which kube would send as well.
-    pub(super) fn of_renewed_account(server: &str, account: &'a Path) -> Result<Self, Error> {
-        /// No answer takes longer: a watch ends after 295 s (kube, `watcher::Config::timeout`).
-        const READ: Duration = Duration::from_secs(300);
-        let mut read = Self::of_service_account(server, account)?;
-        let token = account.join("token").display().to_string();
-        if read.user.read("tokenFile", &token, TOKEN)?.ends_with(|c: char| c.is_ascii_whitespace()) {
-            return Err(read
-                .user
-                .wrong("tokenFile", format!("{token} ends with a blank or a new line: write the token alone")));
-        }
-        read.config.connect_timeout = Some(CONNECT);
-        read.config.read_timeout = Some(READ);
-        read.config.reset_reader_on_write = true;
-        read.config.root_cert_file = Some(account.join("ca.crt"));
-        read.config.auth_info = AuthInfo { token_file: Some(token), ..AuthInfo::default() };
-        Ok(read)
-    }
-
-    /// The API server's address for messages, without a slash at its end.
-    pub(super) fn server(&self) -> String {
-        shown(&self.config)
-    }
-
-    /// A client, which connects when it is first used. Needs a runtime around it.
-    ///
-    /// # Errors
-    /// 7 where a certificate, a key or a name can't be used.
-    pub(super) fn client(self) -> Result<Client, Error> {
-        let Self { config, cluster, user } = self;
-        body::client(config).map_err(|error| {
-            let (entry, key) = match &error {
-                kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
-                    (cluster, "certificate-authority(-data)")
-                }
-                kube::Error::RustlsTls(RustlsTlsError::InvalidServerName(_)) => (cluster, "tls-server-name"),
-                kube::Error::InferKubeconfig(KubeconfigError::LoadClientCertificate(_)) => {
-                    (user, "client-certificate(-data)")
-                }
-                kube::Error::InferKubeconfig(KubeconfigError::LoadClientKey(_)) => (user, "client-key(-data)"),
-                _ => (user, "client-certificate(-data) and client-key(-data)"),
-            };
-            let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            entry.wrong(key, "can't be used").with_details(cause)
-        })
+        Ok(Self { cluster, cluster_location, user, user_location })
     }
 }
 
-/// The API server's address for messages, without a slash at its end.
-fn shown(config: &Config) -> String {
-    without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
-}
-
-/// Cluster and user of the current context, each with where it stands. Without a user, which is fine,
-/// whoever asks is anonymous.
-fn current<'a>(
-    root: &'a Path,
-    path: &'a Path,
-    access: KubeconfigOwner,
-) -> Result<(ClusterEntry, KeyPath<'a>, UserEntry, KeyPath<'a>), Error> {
-    let (contents, files) = access.read(path).map_err(|error| unread(path, &error))?;
-    let text = str::from_utf8(&contents);
-    let text = text.map_err(|_| Error::new(Code::InvalidConfig, format!("kubeconfig {} is not text", path.display())));
-    let mut file = parse(path, text?)?;
-    let entry = |place: String| KeyPath { kubeconfig: path, root, files, place };
-
-    let NamedContext { name, context } = find("context", &file.current_context, &mut file.contexts, |c| &c.name)
-        .map_err(|what| entry(String::new()).wrong("current-context", what))?;
-    let place = entry(format!("contexts[{name}].context"));
-
-    let NamedCluster { name, cluster } = find("cluster", &context.cluster, &mut file.clusters, |c| &c.name)
-        .map_err(|what| place.wrong("cluster", what))?;
-    let of_cluster = entry(format!("clusters[{name}].cluster"));
-
-    let of_user = entry(format!("users[{}].user", context.user));
-    let user = if context.user.is_empty() {
-        UserEntry::default()
-    } else {
-        let found = find("user", &context.user, &mut file.users, |u| &u.name);
-        found.map_err(|what| place.wrong("user", what))?.user
-    };
-    Ok((cluster, of_cluster, user, of_user))
-}
-
-fn unread(path: &Path, error: &trusted_file::FileError) -> Error {
+fn read_error(path: &Path, error: &FileError) -> Error {
     let path = path.display();
     match error {
-        trusted_file::FileError::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
+        FileError::Io(error) if error.kind() == ErrorKind::NotFound => Error::new(
             Code::TryAgain,
             format!(
-                "kubeconfig {path} is not written yet: the node agent (detour's, or istio-cni's install-cni) writes \
-                 it; see whether its pod runs on this node, or correct kubernetes.kubeconfig"
+                "kubeconfig {path} is not written yet; check that the pod of the agent that writes it (detour-agent, \
+                 or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig"
             ),
         ),
-        trusted_file::FileError::Io(error) => {
+        FileError::Io(error) => {
             Error::new(Code::Io, format!("kubeconfig {path} can't be read")).with_details(error.to_string())
         }
         refused => Error::new(Code::InvalidConfig, format!("kubeconfig {path} is not used: {refused}")),
     }
 }
 
-fn parse(path: &Path, text: &str) -> Result<KubeconfigFile, Error> {
-    // JSON is YAML too, but read as what it is it saves a tenth of a millisecond a call.
+fn parse(path: &Path, contents: &[u8]) -> Result<KubeconfigFile, Error> {
+    let invalid = |cause: String| {
+        Error::new(Code::InvalidConfig, format!("invalid kubeconfig {}", path.display())).with_details(cause)
+    };
+    let text = str::from_utf8(contents).map_err(|error| invalid(error.to_string()))?;
+    // JSON is YAML too, but the JSON parser saves a tenth of a millisecond per call.
     if let Some(file) = text.starts_with('{').then(|| serde_json::from_str(text).ok()).flatten() {
         return Ok(file);
     }
-    // Without a snippet: there are secrets in the text.
+    // Errors must not contain a snippet: there are secrets in the text.
     let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        Error::new(Code::InvalidConfig, format!("kubeconfig {} is not one", path.display()))
-            .with_details(error.to_string())
-    })
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| invalid(error.to_string()))
 }
 
-/// The `what` of `all` that has the name `wanted`, or what is wrong with it.
-fn find<T>(what: &str, wanted: &str, all: &mut Vec<T>, name: impl Fn(&T) -> &String) -> Result<T, String> {
-    let found = all.iter().position(|one| name(one) == wanted && !wanted.is_empty());
-    found.map(|index| all.swap_remove(index)).ok_or_else(|| {
-        let accepted = all.iter().map(|one| name(one).as_str()).collect::<Vec<_>>().join(", ");
-        let fault = if wanted.is_empty() { "is missing".to_owned() } else { format!("there is no {what} {wanted:?}") };
-        if all.is_empty() {
-            format!("{fault}; there is no {what} at all")
+/// Removes the entry called `name` from `entries`; the error names the entries that exist.
+fn find<T>(kind: &str, name: &str, entries: &mut Vec<T>, name_of: impl Fn(&T) -> &String) -> Result<T, String> {
+    let found = entries.iter().position(|entry| name_of(entry) == name && !name.is_empty());
+    found.map(|index| entries.swap_remove(index)).ok_or_else(|| {
+        let names = entries.iter().map(|entry| name_of(entry).as_str()).collect::<Vec<_>>().join(", ");
+        let fault = if name.is_empty() { "missing".to_owned() } else { format!("unknown {kind} {name:?}") };
+        if entries.is_empty() {
+            format!("{fault}; the kubeconfig has no {kind}s")
         } else {
-            format!("{fault}; accepted: {accepted}")
+            format!("{fault}; expected one of: {names}")
         }
     })
-}
-
-/// What a kubeconfig's current context says.
-pub struct KubeconfigSummary {
-    /// The API server's address, without a slash at its end.
-    pub server: String,
-    /// How it is known to be the right one.
-    pub authority: Authority,
-    /// Who asks.
-    pub credentials: CredentialsSummary,
-    /// The token that is sent, from wherever it comes.
-    pub token: Option<String>,
-    /// Until when the token is valid, in seconds since 1970, where it says so: a service account's does.
-    pub expires: Option<i64>,
-}
-
-/// By what a server's certificate is checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Authority {
-    /// `certificate-authority-data`.
-    Embedded,
-    /// `certificate-authority`.
-    File(PathBuf),
-    /// Nothing is said: the system's authorities.
-    System,
-    /// `insecure-skip-tls-verify`.
-    Nobody,
-}
-
-/// How whoever asks shows who it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CredentialsSummary {
-    /// `token`.
-    Token,
-    /// `tokenFile`.
-    TokenFile(PathBuf),
-    /// `client-certificate(-data)`.
-    Certificate,
-    /// It doesn't.
-    Nothing,
-}
-
-impl KubeconfigSummary {
-    /// Reads the kubeconfig at `path`, as this process sees it, and the files that it names; absolute
-    /// paths in it are those of the file system mounted at `root`.
-    ///
-    /// # Errors
-    /// 11 where there is no such file yet, 5 where it can't be read, 7 where it is wrong or not trusted.
-    pub fn read(root: &Path, path: &Path) -> Result<Self, Error> {
-        let (cluster, of_cluster, user, of_user) = current(root, path, KubeconfigOwner::Node)?;
-        let server = shown(&cluster.config(&of_cluster)?);
-        let (credentials, token) = user.kind(&of_user)?;
-        let expires = token.as_deref().and_then(credentials::expiry);
-        Ok(Self { server, authority: cluster.authority(), credentials, token, expires })
-    }
 }

@@ -1,6 +1,4 @@
-//! A child and what it starts: its process group.
-//!
-//! Signals that end this process, caught for as long as a child must not outlive it.
+//! The process group of a child, and the signals that must kill it together with this process.
 
 use crate::netlink::again;
 use nix::errno::Errno;
@@ -13,10 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The group that runs now, for [`kill_running`]; 0 where none does. The plugin runs one at a time.
+/// The running group, for [`kill_running`], or 0. The plugin runs one at a time.
 static RUNNING: AtomicI32 = AtomicI32::new(0);
 
-/// Kills the process group that runs now, for a process that is about to end.
+/// Kills the running process group, for a process that is about to exit.
 pub(in crate::delegate) fn kill_running() {
     let group = RUNNING.swap(0, Ordering::SeqCst);
     if group != 0 {
@@ -24,14 +22,13 @@ pub(in crate::delegate) fn kill_running() {
     }
 }
 
-/// The process group of a child. It is killed with this, unless the child has ended by itself: what that
-/// left behind stays.
+/// The process group of a child. Dropping it kills the group, unless the child has exited by itself: processes that
+/// it left behind keep running.
 pub(super) struct ProcessGroup {
     leader: Pid,
-    /// Readable once the child has ended; `None` where the kernel has no such descriptor (before 5.3) or
-    /// none is left.
-    end: Option<OwnedFd>,
-    ended: bool,
+    /// Readable once the child has exited; `None` if the kernel has no pidfds (before 5.3) or descriptors ran out.
+    pidfd: Option<OwnedFd>,
+    exited: bool,
 }
 
 impl ProcessGroup {
@@ -39,29 +36,29 @@ impl ProcessGroup {
         // Linux's process IDs are below 2^22 (proc(5), `pid_max`).
         let leader = Pid::from_raw(child.id().cast_signed());
         RUNNING.store(leader.as_raw(), Ordering::SeqCst);
-        let end =
+        let pidfd =
             rustix::process::Pid::from_raw(leader.as_raw()).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Self { leader, end, ended: false }
+        Self { leader, pidfd, exited: false }
     }
 
-    /// As on a kernel without such descriptors.
+    /// Simulates a kernel without pidfds.
     #[cfg(test)]
-    pub(super) fn without_end(&mut self) {
-        self.end = None;
+    pub(super) fn drop_pidfd(&mut self) {
+        self.pidfd = None;
     }
 
-    /// A descriptor that tells the child's end.
-    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
-        self.end.as_ref().map(AsFd::as_fd)
+    /// Returns the descriptor that becomes readable when the child exits.
+    pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether nothing tells the child's end by itself.
-    pub(super) const fn must_be_asked(&self) -> bool {
-        self.end.is_none()
+    /// Returns whether the exit can be waited for with `poll`; otherwise it must be polled at intervals.
+    pub(super) const fn has_pidfd(&self) -> bool {
+        self.pidfd.is_some()
     }
 
-    /// Whether the child has ended. It is not reaped: as long as it isn't, no other process has its ID.
-    pub(super) fn leader_has_ended(&self) -> Result<bool, Errno> {
+    /// Returns whether the child has exited. Does not reap it, so that no other process gets its ID.
+    pub(super) fn leader_has_exited(&self) -> Result<bool, Errno> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
         Ok(again(|| waitid(Id::Pid(self.leader), flags))? != WaitStatus::StillAlive)
     }
@@ -69,42 +66,42 @@ impl ProcessGroup {
     pub(super) fn kill(&self) {
         match killpg(self.leader, Signal::SIGKILL) {
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(errno) => tracing::warn!("process group {} can't be killed: {errno}", self.leader),
+            Err(errno) => tracing::warn!("killing process group {} failed: {errno}", self.leader),
         }
     }
 
-    /// The child has ended and is reaped.
-    pub(super) fn has_ended(&mut self) {
-        self.ended = true;
+    /// Leaves the rest of the group running: the child has exited and is reaped.
+    pub(super) fn leave_running(&mut self) {
+        self.exited = true;
     }
 }
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.exited {
             self.kill();
         }
         let _ = RUNNING.compare_exchange(self.leader.as_raw(), 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
-/// The signals that end a process by default and that users and runtimes send, read from a descriptor. They are
-/// delivered again once this is dropped.
+/// The terminating signals that users and runtimes send, blocked and read from a descriptor. Dropping it unblocks
+/// them.
 pub(super) struct Signals {
     fd: SignalFd,
-    before: SigSet,
+    previous_mask: SigSet,
 }
 
 impl Signals {
-    /// Catches them, if they are sent to this thread or to a process that has no other.
+    /// Catches signals to this thread, or to the process if this is its only thread.
     pub(super) fn catch() -> Result<Self, Errno> {
         let caught = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
         let fd = SignalFd::with_flags(&caught, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        let before = caught.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        Ok(Self { fd, before })
+        let previous_mask = caught.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        Ok(Self { fd, previous_mask })
     }
 
-    /// One that was received.
+    /// Returns the next signal that was received.
     pub(super) fn next(&mut self) -> Option<Signal> {
         let received = self.fd.read_signal().ok().flatten()?;
         i32::try_from(received.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok())
@@ -119,6 +116,6 @@ impl AsFd for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        let _ = self.before.thread_set_mask();
+        let _ = self.previous_mask.thread_set_mask();
     }
 }

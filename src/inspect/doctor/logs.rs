@@ -171,7 +171,7 @@ const AGENT: &str = "check whether the agent runs on this node (kubectl get pods
     app.kubernetes.io/component=agent)";
 
 /// The first match counts. The messages are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
-/// Multus (`pkg/k8sclient`) and of this program (`cluster::query`, `networks`).
+/// Multus (`pkg/k8sclient`) and of this program (`cluster::api::call`, `networks`).
 const KNOWN_ERRORS: [KnownError; 23] = [
     KnownError {
         fragments: &["failed to find plugin"],

@@ -226,7 +226,7 @@ fn here(pod: &Pod, target: &CheckTarget, api: Option<&ApiProbe>, conf: Option<&N
     let kubernetes = conf.map(|conf| &conf.kubernetes);
     let agents = kubernetes.and_then(|kubernetes| kubernetes.agent_namespace.as_deref());
     let agents = agents.unwrap_or(AGENT_NAMESPACE);
-    let pods = api.and_then(|api| api.pods_on(&agents.to_owned(), node).ok()).unwrap_or_default();
+    let pods = api.and_then(|api| api.pods_on(agents, node).ok()).unwrap_or_default();
     let is_agent = |pod: &&ObjectRef| {
         kubernetes.is_some_and(|k| k.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix.as_str())))
     };

@@ -1,159 +1,186 @@
-//! ADD: everything is found out first; then the intent is kept, the networks are added, the rules
-//! made, the chain run. What fails is undone from there upwards, and nothing of it is kept.
-//!
-//! What the networks of a pod came to: the default route where it was asked for, and one result for
-//! the runtime.
+//! ADD: plans everything, saves the plan, adds the networks, moves the default route, applies the rules, runs the
+//! chained plugins, merges the results, and writes the pod's network status. If a step fails, the steps before it are
+//! undone and the saved state is removed.
 
+use super::call::PrimaryCall;
 use super::invocation::Invocation;
 use super::lazy_pod::LazyPod;
 use super::plan::AddPlan;
 use super::saved_state::SavedState;
-use super::{PrimaryCall, lazy_pod, mesh, readiness};
+use super::{mesh, readiness};
 use crate::cni::result::AddResult;
-use crate::cni::{Code, Error, NetConf};
+use crate::cni::{Code, Error, NetConf, NetworkStatus};
 use crate::netns::{LockMode, NetNs, replace_default_routes};
-use crate::networks::{DefaultRouteChange, Selection, move_default_route, moves_default_route};
-use crate::plugin::add;
-use crate::trusted_file;
+use crate::networks::{
+    AddedNetwork, DefaultRouteChange, Selection, added_interface, move_default_route, moves_default_route,
+    network_status,
+};
+use crate::plugin::{add, open_netns};
+use crate::pod::Pod;
+use crate::trusted_file::{self, FileError};
 use serde_json::Value;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// The result for the runtime.
+/// How long to wait for another call in the same network namespace.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum size of the network status in bytes; all annotations of a pod together may have 256 KiB (apimachinery,
+/// `TotalAnnotationSizeLimitB`).
+const MAX_STATUS: usize = 64 << 10;
+/// Only the owner of an entry and of the directory can replace the entry (inode(7)).
+const STICKY: u32 = 0o1000;
+
+/// Adds the networks of the pod and applies its rules. Returns the result for the runtime.
 ///
 /// # Errors
-/// Why it could not be done; then nothing of this call is left, or all that a DEL needs to remove it.
-pub(super) fn run(context: &PrimaryCall<'_>) -> Result<Value, Error> {
-    check_state_directory(&context.primary.cni_dir)?;
-    let sandbox = add::sandbox(context.request)?;
-    readiness::wait(context.primary)?;
-    let known = LazyPod::of(context)?;
-    let pod = known.annotated()?;
-    let mut plan = AddPlan::of(context, &known, pod)?;
-    mesh::ask_ahead(context, &known, &plan.attached)?;
-    let (store, attachment) = (context.store(), context.attachment());
-    store.write(&attachment, &SavedState::of(&sandbox, plan.members.clone()))?;
-    let done = perform(context, &known, &mut plan, &sandbox).and_then(|done| {
-        store.write(&attachment, &SavedState::of(&sandbox, plan.members.clone()))?;
-        Ok(done)
+/// The first step that failed. The call is undone; if that fails, the state that a DEL needs remains.
+pub(super) fn run(call: &PrimaryCall<'_>) -> Result<Value, Error> {
+    check_state_directory(&call.primary.cni_dir)?;
+    let netns = open_netns::of_request(call.request)?;
+    readiness::wait(call.primary)?;
+    let pod = LazyPod::new(call)?;
+    let annotated = pod.with_annotations()?;
+    let mut plan = AddPlan::new(call, &pod, annotated)?;
+    mesh::fetch_facts(call, &pod, &plan.evaluated)?;
+    let (store, attachment) = (call.store(), call.attachment());
+    store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
+    let outcome = perform(call, &pod, &mut plan, &netns).and_then(|outcome| {
+        store.write(&attachment, &SavedState::new(&netns, plan.invocations.clone()))?;
+        Ok(outcome)
     });
-    match done {
-        Ok(AddOutcome { result, networks }) => {
-            lazy_pod::tell(context, &known, pod, &plan, &networks);
+    match outcome {
+        Ok(AddOutcome { result, network_results }) => {
+            report_networks(call, &pod, annotated, &plan, &network_results);
             Ok(result)
         }
         Err(error) => {
-            let mut begun = SavedState::of(&sandbox, plan.members);
-            begun.members.retain(|member| member.result.is_some());
-            // What can't be undone now is for the DEL that the runtime makes next.
-            let undone = context.take_away(&begun).and_then(|()| store.remove(&attachment));
-            undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD: {error}"));
+            let mut saved = SavedState::new(&netns, plan.invocations);
+            saved.invocations.retain(|invocation| invocation.result.is_some());
+            // The runtime follows a failed ADD with a DEL, which retries what can't be undone now.
+            let undone = call.remove(&saved).and_then(|()| store.remove(&attachment));
+            undone.unwrap_or_else(|error| tracing::warn!("undoing a failed ADD failed: {attachment}: {error}"));
             Err(error)
         }
     }
 }
 
-/// Refuses a directory in which another user could redirect what root writes. One that does not exist is
-/// created if the nearest one above it is fine; that may be sticky, such as `/tmp`.
+/// Refuses a state directory in which another user could redirect what root writes. A missing directory is created
+/// if its nearest existing ancestor is trusted or sticky, such as `/tmp`.
 fn check_state_directory(directory: &Path) -> Result<(), Error> {
     let refused = |error| Err(Error::new(Code::InvalidConfig, format!("cniDir is not used: {error}")));
     for existing in directory.ancestors() {
         match trusted_file::check(existing) {
             Ok(_) if existing == directory => return Ok(()),
             Err(error) if error.is_not_found() => continue,
-            Err(trusted_file::FileError::Writable { mode, .. }) if existing != directory && mode & STICKY != 0 => {}
+            Err(FileError::Writable { mode, .. }) if existing != directory && mode & STICKY != 0 => {}
             Err(error) => return refused(error),
             Ok(_) => {}
         }
         break;
     }
-    let made = DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(trusted_file::FileError::from);
-    made.and_then(|()| trusted_file::check(directory)).map(drop).or_else(refused)
+    let created = DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(FileError::from);
+    created.and_then(|()| trusted_file::check(directory)).map(drop).or_else(refused)
 }
 
-/// Only the owner of an entry and of the directory can replace the entry (inode(7)).
-const STICKY: u32 = 0o1000;
-
-/// What an ADD came to.
+/// The outcome of a successful ADD.
 struct AddOutcome {
-    /// For the runtime.
+    /// The result for the runtime.
     result: Value,
-    /// Each network's own.
-    networks: Vec<AddResult>,
+    /// The result of each network, in the order of the plan.
+    network_results: Vec<AddResult>,
 }
 
-/// Adds all members and makes the rules. Those that were added have a result, whatever comes after.
-fn perform(
-    context: &PrimaryCall<'_>,
-    known: &LazyPod<'_>,
-    plan: &mut AddPlan,
-    sandbox: &NetNs,
-) -> Result<AddOutcome, Error> {
-    let call = context.call();
-    let (mut networks, mut changes) = (Vec::new(), Vec::new());
-    let moves = moves_default_route(plan.selections.iter().flatten());
-    for (member, selection) in plan.members.iter_mut().zip(&plan.selections) {
-        let mut result = member.add(&call, None)?;
-        if moves {
-            changes.extend(move_route(member, selection.as_ref(), &mut result, sandbox)?);
+/// Runs all invocations and applies the rules. An invocation that succeeds gets its result, even if a later step
+/// fails.
+fn perform(call: &PrimaryCall<'_>, pod: &LazyPod<'_>, plan: &mut AddPlan, netns: &NetNs) -> Result<AddOutcome, Error> {
+    let delegate_call = call.delegate_call();
+    let (mut network_results, mut route_changes) = (Vec::new(), Vec::new());
+    let moves_route = moves_default_route(plan.selections.iter().flatten());
+    for (invocation, selection) in plan.invocations.iter_mut().zip(&plan.selections) {
+        let mut result = invocation.add(&delegate_call, None)?;
+        if moves_route {
+            route_changes.extend(remove_default_routes(invocation, selection.as_ref(), &mut result, netns)?);
         }
-        networks.push(result);
+        network_results.push(result);
     }
-    add_routes(&changes, sandbox)?;
-    let mut default = networks.first().cloned().unwrap_or_default();
-    let previous = default.to_json(&context.conf.cni_version)?;
-    let (policy, dialect) = mesh::wish(context, known, &plan.attached, &previous)?;
-    add::establish(context.request, &NetConf { dialect, ..context.conf.clone() }, policy)?;
-    for member in plan.members.iter_mut().filter(|member| member.in_chain) {
-        default = member.add(&call, Some(&default))?;
+    add_default_routes(&route_changes, netns)?;
+    let mut default_result = network_results.first().cloned().unwrap_or_default();
+    let previous = default_result.to_json(&call.conf.cni_version)?;
+    let (policy, dialect) = mesh::desired_policy(call, pod, &plan.evaluated, &previous)?;
+    add::apply(call.request, &NetConf { dialect, ..call.conf.clone() }, policy)?;
+    for invocation in plan.invocations.iter_mut().filter(|invocation| invocation.is_chained) {
+        default_result = invocation.add(&delegate_call, Some(&default_result))?;
     }
-    let result = merged(context, default, networks.get(1..).unwrap_or_default())?;
-    Ok(AddOutcome { result, networks })
+    let others = network_results.get(1..).unwrap_or_default();
+    let result = default_result.merged(others, call.primary.merge_addresses).to_json(&call.conf.cni_version)?;
+    Ok(AddOutcome { result, network_results })
 }
 
-/// How long to wait for another call in the same namespace.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one, and
-/// moves them in its result, which is saved anew because CHECK must find the routes that there are. Returns what
-/// [`add_routes`] adds.
+/// Removes a network's own default routes right after its ADD, so that the next network's plugin can add one. Updates
+/// the network's result, because CHECK compares it with the routes. Returns the routes for [`add_default_routes`].
 ///
 /// # Errors
-/// The kernel refuses.
-pub(super) fn move_route(
-    member: &mut Invocation,
+/// The kernel refuses the change.
+fn remove_default_routes(
+    invocation: &mut Invocation,
     selection: Option<&Selection>,
     result: &mut AddResult,
-    sandbox: &NetNs,
+    netns: &NetNs,
 ) -> Result<Option<DefaultRouteChange>, Error> {
-    let Some(change) = move_default_route(&member.interface, selection, result) else { return Ok(None) };
-    sandbox
-        .enter_to(LockMode::Change, PATIENCE, || replace_default_routes(&change.interface, &[]))
-        .map_err(|error| member.about(error))?;
-    member.keep(result)?;
+    let Some(change) = move_default_route(&invocation.interface, selection, result) else { return Ok(None) };
+    netns
+        .enter_to(LockMode::Change, LOCK_TIMEOUT, || replace_default_routes(&change.interface, &[]))
+        .map_err(|error| invocation.about(error))?;
+    invocation.set_result(result)?;
     Ok((!change.gateways.is_empty()).then_some(change))
 }
 
-/// Adds the default routes that selections ask for, after the ADD of all networks.
+/// Adds the default routes of network selections, after the ADD of all networks.
 ///
 /// # Errors
-/// The kernel refuses.
-pub(super) fn add_routes(changes: &[DefaultRouteChange], sandbox: &NetNs) -> Result<(), Error> {
+/// The kernel refuses the change.
+fn add_default_routes(changes: &[DefaultRouteChange], netns: &NetNs) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());
     }
-    sandbox.enter_to(LockMode::Change, PATIENCE, || {
+    netns.enter_to(LockMode::Change, LOCK_TIMEOUT, || {
         changes.iter().try_for_each(|change| replace_default_routes(&change.interface, &change.gateways))
     })
 }
 
-/// The result for the runtime: `default`, the default network's after the chain, and what the
-/// others add to it.
-///
-/// # Errors
-/// The configuration's version has no place for it.
-pub(super) fn merged(context: &PrimaryCall<'_>, default: AddResult, others: &[AddResult]) -> Result<Value, Error> {
-    default.merged(others, context.primary.merge_addresses).to_json(&context.conf.cni_version)
+/// Writes the pod's network status and its Events, if `networkStatus` demands them. A failure is logged and does not
+/// fail the ADD.
+fn report_networks(
+    call: &PrimaryCall<'_>,
+    pod: &LazyPod<'_>,
+    annotated: Option<&Pod>,
+    plan: &AddPlan,
+    results: &[AddResult],
+) {
+    let enabled = match call.primary.network_status {
+        NetworkStatus::Auto => plan.selects_networks,
+        NetworkStatus::Always => true,
+        NetworkStatus::Never => false,
+    };
+    let (Some(cluster), Some(pod), true) = (pod.cluster(), annotated, enabled) else { return };
+    let (mut networks, mut events) = (Vec::new(), Vec::new());
+    let devices: Vec<_> = plan.invocations.iter().map(Invocation::device_info).collect();
+    for (position, ((invocation, result), device)) in plan.invocations.iter().zip(results).zip(&devices).enumerate() {
+        let added =
+            AddedNetwork { name: &invocation.name, default: position == 0, result, device_info: device.as_ref() };
+        networks.push(added);
+        events.extend(added_interface(&invocation.interface, added));
+    }
+    let status = network_status(&networks);
+    let fits = status.len() <= MAX_STATUS;
+    if !fits {
+        let (Pod { namespace, name, .. }, length) = (pod, status.len());
+        tracing::warn!(
+            "network-status not written: pod {namespace}/{name}: expected at most {MAX_STATUS} bytes, got {length}; \
+             see the results of its networks' plugins"
+        );
+    }
+    cluster.report(pod, fits.then_some(status.as_str()), &events).unwrap_or_else(|failure| tracing::warn!("{failure}"));
 }

@@ -1,4 +1,4 @@
-//! No ADD before the cluster's own network says that it is ready: by a file.
+//! The readiness file of the cluster's network: no ADD before it exists.
 
 use crate::cni::{Code, Error, Primary};
 use nix::errno::Errno;
@@ -8,26 +8,26 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Waits until there is the readiness file, where one is configured.
+/// Waits until the readiness file exists, if one is configured.
 ///
 /// # Errors
-/// [`Code::TryAgain`]: there is none in time.
+/// [`Code::TryAgain`]: timeout.
 pub(super) fn wait(conf: &Primary) -> Result<(), Error> {
     let Some(file) = conf.readiness_file.as_deref().filter(|file| !file.exists()) else { return Ok(()) };
     tracing::info!("waiting for {}", file.display());
     let deadline = Instant::now() + conf.readiness_timeout;
-    match wait_for(file, deadline) {
+    match wait_for_file(file, deadline) {
         Ok(true) => Ok(()),
         Ok(false) => Err(missing(file, Some(conf.readiness_timeout))),
-        Err(errno) => Err(missing(file, None).with_details(format!("it can't be waited for: {errno}"))),
+        Err(errno) => Err(missing(file, None).with_details(format!("watching its directory failed: {errno}"))),
     }
 }
 
-/// Whether there is the readiness file now, where one is configured.
+/// Checks that the readiness file exists, if one is configured.
 ///
 /// # Errors
-/// [`Code::TryAgain`]: there is none.
-pub(super) fn look(conf: &Primary) -> Result<(), Error> {
+/// [`Code::TryAgain`]: file not found.
+pub(super) fn check(conf: &Primary) -> Result<(), Error> {
     match conf.readiness_file.as_deref().filter(|file| !file.exists()) {
         Some(file) => Err(missing(file, None)),
         None => Ok(()),
@@ -37,16 +37,16 @@ pub(super) fn look(conf: &Primary) -> Result<(), Error> {
 fn missing(file: &Path, waited: Option<Duration>) -> Error {
     let waited = waited.map(|waited| format!(" after {} s", waited.as_secs())).unwrap_or_default();
     let msg = format!(
-        "readinessindicatorfile: {} is not there{waited}: the agent of the cluster's network writes it once it is \
-         ready; see whether its pod runs on this node",
+        "readinessindicatorfile: {} does not exist{waited}: the agent of the cluster's network writes it when that \
+         network is ready; check that the agent's pod runs on this node",
         file.display()
     );
     Error::new(Code::TryAgain, msg)
 }
 
-/// Whether the file is there before the deadline. A directory that is not there yet can't be
-/// watched, so the nearest one that is there is, and again after every change.
-fn wait_for(file: &Path, deadline: Instant) -> Result<bool, Errno> {
+/// Waits for the file until the deadline; returns whether it exists. A missing directory can't be watched, so the
+/// nearest existing ancestor is watched, and chosen again after every change.
+fn wait_for_file(file: &Path, deadline: Instant) -> Result<bool, Errno> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
     let changes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE_SELF;
     loop {
@@ -59,7 +59,7 @@ fn wait_for(file: &Path, deadline: Instant) -> Result<bool, Errno> {
                 }
             }
         }
-        // It may have come before the watch did.
+        // It may have appeared before the watch started.
         if file.exists() {
             return Ok(true);
         }
@@ -69,7 +69,7 @@ fn wait_for(file: &Path, deadline: Instant) -> Result<bool, Errno> {
             Ok(0) | Err(Errno::EINTR) => {}
             other => {
                 other?;
-                // What has changed does not matter, but that it has.
+                // Every change has the same effect: look again.
                 match inotify.read_events() {
                     Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
                     Err(errno) => return Err(errno),
@@ -85,21 +85,21 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_file_whose_directories_come_late_is_seen() {
+    fn a_file_in_directories_that_are_created_later_is_found() {
         let root = std::env::temp_dir().join(format!("detour-readiness-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         fs::create_dir(&root).expect("a directory");
         let file = root.join("net.d/multus/10-ready.conf");
         let far = Instant::now() + Duration::from_secs(60);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| wait_for(&file, far));
+            let waiting = scope.spawn(|| wait_for_file(&file, far));
             fs::create_dir_all(file.parent().expect("it has one")).expect("directories");
             fs::write(root.join("net.d/multus/other"), "").expect("writable");
             fs::write(root.join("new"), "").expect("writable");
             fs::rename(root.join("new"), &file).expect("moved");
             assert_eq!(waiting.join().expect("no panic"), Ok(true));
         });
-        assert_eq!(wait_for(&root.join("never"), Instant::now()), Ok(false));
+        assert_eq!(wait_for_file(&root.join("never"), Instant::now()), Ok(false));
         fs::remove_dir_all(&root).expect("removable");
     }
 }

@@ -1,93 +1,90 @@
-//! What is kept of a pod in `cniDir` for as long as it lives: with it DEL, CHECK and GC need neither
-//! the cluster nor the configuration of today.
+//! The saved state of a pod in `cniDir`, kept until DEL. With it, DEL, CHECK and GC need neither the cluster nor the
+//! current configuration.
 
-use super::PrimaryCall;
+use super::call::PrimaryCall;
 use super::invocation::Invocation;
 use crate::cni::{Code, Error};
 use crate::delegate::Call;
 use crate::netns::{NetNs, NetnsId};
-use crate::plugin::{del, record};
+use crate::plugin::del;
 use crate::state::{Attachment, Store, format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// All that was, or is about to be, run for a pod.
+/// The invocations of a pod: those that were run, and those that are about to be.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct SavedState {
-    /// Where the pod's network namespace was.
-    #[serde(default)]
-    netns: PathBuf,
-    /// Which one that was.
-    sandbox: Option<NetnsId>,
-    /// In the order in which they were added: the default network, the others, the members of the
-    /// chain. Every version writes them: a default would hide damage.
-    pub(super) members: Vec<Invocation>,
+    /// The path of the pod's network namespace.
+    #[serde(default, rename = "netns")]
+    netns_path: PathBuf,
+    /// The identity of the pod's network namespace.
+    #[serde(rename = "sandbox")]
+    netns_id: Option<NetnsId>,
+    /// In the order of ADD: the default network, the other networks, the chained plugins. Every version writes them: a
+    /// default would hide damage.
+    #[serde(rename = "members")]
+    pub(super) invocations: Vec<Invocation>,
 }
 
 impl SavedState {
-    /// Of a pod in this namespace.
-    pub(super) fn of(sandbox: &NetNs, members: Vec<Invocation>) -> Self {
-        Self { netns: sandbox.path().to_owned(), sandbox: Some(sandbox.id()), members }
+    /// Returns the state of a pod in this network namespace.
+    pub(super) fn new(netns: &NetNs, invocations: Vec<Invocation>) -> Self {
+        Self { netns_path: netns.path().to_owned(), netns_id: Some(netns.id()), invocations }
     }
 
-    /// Reads a record to remove what it describes: of a damaged or newer one, as much as is understood.
+    /// Returns the state of a pod whose network namespace is unknown.
+    pub(super) fn without_netns(invocations: Vec<Invocation>) -> Self {
+        Self { invocations, ..Self::default() }
+    }
+
+    /// Reads a record to remove what it describes; of a damaged or newer record, the readable part.
     ///
     /// # Errors
-    /// It can't be read now, or nothing of it is understood.
+    /// The record can't be read now, or nothing of it is readable.
     pub(super) fn read_to_remove(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
         store.read(attachment).or_else(|error| {
             let fields = if error.code == Code::State { store.read_part(attachment).ok().flatten() } else { None };
-            let kept: Option<Self> = fields.as_ref().and_then(Self::understood);
-            let Some(kept) = kept else { return Err(error) };
-            tracing::warn!("removed as far as the record is understood: {error}");
-            Ok(Some(kept))
+            let recovered: Option<Self> = fields.as_ref().and_then(Self::recover);
+            let Some(recovered) = recovered else { return Err(error) };
+            tracing::warn!("removing what the readable part of a damaged record describes: {error}");
+            Ok(Some(recovered))
         })
     }
 
-    fn understood(fields: &Map<String, Value>) -> Option<Self> {
-        let members = fields.get("members")?.as_array()?;
-        let members = members.iter().filter_map(|member| Invocation::deserialize(member).ok()).collect();
-        Some(Self { members, ..format::understood(fields) })
+    fn recover(fields: &Map<String, Value>) -> Option<Self> {
+        let invocations = fields.get("members")?.as_array()?;
+        let invocations = invocations.iter().filter_map(|found| Invocation::deserialize(found).ok()).collect();
+        Some(Self { invocations, ..format::understood(fields) })
     }
 
-    /// Of a pod whose namespace is not known.
-    pub(super) fn without_namespace(members: Vec<Invocation>) -> Self {
-        Self { members, ..Self::default() }
-    }
-
-    /// The path of the pod's namespace, where that is still there; another pod's may have taken its
-    /// place.
+    /// Returns the path of the pod's network namespace, unless it is gone or the path is now that of another one.
     pub(super) fn netns(&self) -> Option<PathBuf> {
-        let sandbox = NetNs::open(&self.netns).ok().flatten()?;
-        (Some(sandbox.id()) == self.sandbox).then(|| self.netns.clone())
+        let netns = NetNs::open(&self.netns_path).ok().flatten()?;
+        (Some(netns.id()) == self.netns_id).then(|| self.netns_path.clone())
     }
 
-    /// Takes everything away in the reverse order of ADD: the chain's members, the mesh's rules with
-    /// `mesh`, the networks. All are tried.
+    /// Removes everything in the reverse order of ADD: the chained plugins, the rules with `remove_rules`, the
+    /// networks. All steps are tried even if one fails.
     ///
     /// # Errors
-    /// What failed.
-    pub(super) fn del(&self, base: &Call, mesh: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let (chain, networks): (Vec<_>, Vec<_>) = self.members.iter().rev().partition(|member| member.in_chain);
-        let mut results: Vec<_> = chain.iter().map(|member| member.del(base)).collect();
-        results.push(mesh());
-        results.extend(networks.iter().map(|member| member.del(base)));
+    /// The steps that failed.
+    pub(super) fn del(&self, base: &Call, remove_rules: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let (chained, networks): (Vec<_>, Vec<_>) =
+            self.invocations.iter().rev().partition(|invocation| invocation.is_chained);
+        let mut results: Vec<_> = chained.iter().map(|invocation| invocation.del(base)).collect();
+        results.push(remove_rules());
+        results.extend(networks.iter().map(|invocation| invocation.del(base)));
         Error::all(results)
     }
 }
 
 impl PrimaryCall<'_> {
-    /// The attachment of the call.
-    pub(super) fn attachment(&self) -> Attachment {
-        record::attachment(self.request, &self.conf.name)
-    }
-
-    /// Takes away all that `kept` speaks of.
+    /// Removes everything in `saved`, and the rules of the call's attachment. All steps are tried even if one fails.
     ///
     /// # Errors
-    /// What failed; all is tried.
-    pub(super) fn take_away(&self, kept: &SavedState) -> Result<(), Error> {
-        kept.del(&self.call(), || del::run(self.request, self.conf).map(drop))
+    /// The steps that failed.
+    pub(super) fn remove(&self, saved: &SavedState) -> Result<(), Error> {
+        saved.del(&self.delegate_call(), || del::run(self.request, self.conf).map(drop))
     }
 }

@@ -1,112 +1,112 @@
-//! What plugin and agent say to each other: a connection for each question, on which the agent says
-//! [`Hello`], the plugin a [`Question`] and the agent an [`Answer`], each a line of JSON.
+//! The protocol between plugin and agent: one connection per request. The agent sends [`Hello`], the plugin an
+//! [`AgentRequest`], the agent an [`AgentAnswer`]; each is a line of JSON.
 //!
-//! Both are replaced one after the other, so each must understand the versions before and after its
-//! own: what is not known is passed over, what is missing has a default, a question of a kind that is
-//! not known is answered as such. What no default can stand for is in [`FACTS`].
+//! An upgrade replaces plugin and agent one after the other, so each must understand earlier and later versions of the
+//! other: unknown fields are ignored, missing fields have defaults, and a request of an unknown kind gets the answer
+//! [`AgentAnswer::Unknown`]. For facts without a sensible default there is the number [`FACTS`].
 
-use crate::cluster::{DefinitionQuery, Event, Lookup};
+use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
 use crate::cni::{Code, Error};
 use crate::pod::{Namespace, Pod, PodRef};
 use serde::{Deserialize, Serialize};
 
-/// Counts what [`Pod`], [`Namespace`] and a definition say. A plugin that goes by a field which an
-/// older agent does not tell asks the API instead.
+/// The version of the fields of [`Pod`], [`Namespace`] and definitions. A plugin that needs a field which an older
+/// agent does not send asks the API instead.
 pub const FACTS: u32 = 1;
 
-/// No question is longer, in bytes.
+/// The maximum length of a request in bytes.
 pub const LONGEST_QUESTION: u64 = 256 << 10;
-/// No answer is longer: some objects as large as the API takes them.
-pub(super) const LONGEST_ANSWER: u64 = 16 << 20;
+/// The maximum length of an answer in bytes: several objects of the maximum size.
+pub(super) const MAX_ANSWER: u64 = 16 << 20;
 
 /// The agent's first line, which shows that it is not stuck.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hello {
-    /// Its version, for people.
+    /// The agent's version, for messages.
     pub version: String,
-    /// Its [`FACTS`].
+    /// The agent's [`FACTS`].
     pub facts: u32,
 }
 
 impl Hello {
-    /// That of this program.
+    /// Returns the greeting of this program.
     #[must_use]
     pub fn own() -> Self {
         Self { version: env!("CARGO_PKG_VERSION").to_owned(), facts: FACTS }
     }
 }
 
-/// The plugin's line.
+/// The plugin's line: a request with its timeout.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentRequest {
-    /// How long the answer is waited for, in milliseconds.
+    /// The timeout for the answer, in milliseconds.
     pub wait_ms: u64,
-    /// What is asked or told.
+    /// The request.
     pub ask: RequestKind,
 }
 
-/// What is asked or told; as the methods of [`crate::cluster::Cluster`].
+/// A request to the agent; most are methods of [`crate::cluster::Cluster`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "about", rename_all = "snake_case")]
 pub enum RequestKind {
-    /// A pod, and its namespace.
+    /// [`crate::cluster::Cluster::facts`].
     Facts {
-        /// Which pod.
+        /// The pod.
         #[serde(default)]
         pod: PodRef,
-        /// Whether the namespace is asked for as well.
+        /// Whether to return the namespace too.
         #[serde(default)]
         with_namespace: bool,
     },
-    /// A pod's namespace.
+    /// [`crate::cluster::Cluster::namespace`].
     Namespace {
-        /// Which pod.
+        /// The pod.
         #[serde(default)]
         pod: PodRef,
     },
-    /// Definitions.
+    /// [`crate::cluster::Cluster::definitions`].
     Definitions {
-        /// Which.
+        /// The definitions to look up.
         #[serde(default)]
         wanted: Vec<DefinitionQuery>,
     },
-    /// The namespaces that have a definition of this name.
+    /// [`crate::cluster::Cluster::namespaces_with_definition`].
     NamespacesWithDefinition {
-        /// Its name.
+        /// The definition's name.
         #[serde(default)]
         name: String,
     },
-    /// The cluster is to be told of a pod.
+    /// [`crate::cluster::Cluster::report`].
     Report {
-        /// Which pod: namespace, name and UID count.
+        /// The pod: namespace, name and UID.
         #[serde(default)]
         pod: PodRef,
-        /// Its network status.
+        /// The network status to set.
         #[serde(default)]
         status: Option<String>,
-        /// Its events.
+        /// The Events to record.
         #[serde(default)]
         events: Vec<Event>,
     },
-    /// Whether facts could be had.
+    /// [`crate::cluster::Cluster::probe`].
     Probe,
-    /// A call of the plugin has ended. There is no answer.
+    /// A report that a call of the plugin has ended; without an answer.
     Called(CallReport),
-    /// Something that only a later version asks.
+    /// A request of a later version.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-/// What a call of the plugin came to.
+/// The outcome of a call of the plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CallReport {
     /// `CNI_COMMAND`.
     pub command: String,
-    /// `NAMESPACE/NAME`, where a pod is known.
+    /// `NAMESPACE/NAME`; empty if the pod is unknown.
     pub pod: String,
     /// `CNI_CONTAINERID`.
     pub container: String,
@@ -114,17 +114,17 @@ pub struct CallReport {
     pub network: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
-    /// The error's number; `None` where it went well.
+    /// The error code; `None` for success.
     pub code: Option<u32>,
-    /// The error's text.
+    /// The error message.
     pub error: String,
-    /// Who gave facts: `agent`, `api`, `files`; empty where none were needed.
+    /// The source of the facts: `agent`, `api`, `files`; empty if the call needed none.
     pub facts: String,
-    /// From the first byte of its configuration to its answer, in microseconds.
+    /// The time from the first byte of the configuration to the result, in microseconds.
     pub wall_us: u64,
-    /// Its processor time, that of executables included, in microseconds.
+    /// The processor time, including that of executables, in microseconds.
     pub cpu_us: u64,
-    /// What it warned of.
+    /// The warnings that the call logged.
     pub warnings: Vec<String>,
 }
 
@@ -132,48 +132,48 @@ pub struct CallReport {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum AgentAnswer {
-    /// To [`Ask::Facts`].
+    /// To [`RequestKind::Facts`].
     Facts {
         /// The pod.
         #[serde(default)]
         pod: Box<Pod>,
-        /// Its namespace, where it was asked for.
+        /// Its namespace, if requested.
         #[serde(default)]
         namespace: Option<Namespace>,
     },
-    /// To [`Ask::Namespace`].
+    /// To [`RequestKind::Namespace`].
     Namespace {
         /// The namespace.
         #[serde(default)]
         namespace: Namespace,
     },
-    /// To [`Ask::Definitions`].
+    /// To [`RequestKind::Definitions`].
     Definitions {
-        /// In the order of the question.
+        /// The results in the order of the request.
         #[serde(default)]
         found: Vec<Lookup>,
     },
-    /// To [`Ask::NamespacesWithDefinition`].
+    /// To [`RequestKind::NamespacesWithDefinition`].
     Namespaces {
-        /// Sorted.
+        /// The namespaces, sorted.
         #[serde(default)]
         names: Vec<String>,
     },
-    /// To [`Ask::Report`] and [`Ask::Probe`]: it is done.
+    /// To [`RequestKind::Report`] and [`RequestKind::Probe`]: success.
     Done,
-    /// It can't be answered.
+    /// The request failed.
     Failed {
-        /// A [`Code`]'s number.
+        /// The number of a [`Code`].
         #[serde(default)]
         code: u32,
-        /// What failed, on what, and the next step.
+        /// The error message.
         #[serde(default)]
         msg: String,
-        /// More, where there is more.
+        /// The error's details; may be empty.
         #[serde(default)]
         details: String,
     },
-    /// Something that only a later version answers, or an answer to a question of that kind.
+    /// An answer of a later version, or the answer to a request of an unknown kind.
     #[default]
     #[serde(other)]
     Unknown,
@@ -185,7 +185,7 @@ impl From<Error> for AgentAnswer {
     }
 }
 
-/// Whether a failure is the cluster's own answer, which the API would give as well: there is no such pod.
+/// Whether a failure is final, so that the fallback is not asked: the pod does not exist in the cluster.
 pub(super) fn is_final(code: u32) -> bool {
     code == Code::PodUnknown.number()
 }
@@ -193,7 +193,7 @@ pub(super) fn is_final(code: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Definition, ObjectRef};
+    use crate::cluster::resources::{Definition, ObjectRef};
     use crate::pod::Container;
     use serde_json::{Value, from_value, json, to_value};
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_arrives_unchanged() {
+    fn messages_survive_serialization() {
         let definition = Definition { config: "{\n}".into(), ..Definition::default() };
         for answer in [
             AgentAnswer::Facts { pod: pod().into(), namespace: Some(Namespace::default()) },
@@ -224,32 +224,32 @@ mod tests {
             assert!(!text.contains('\n'), "{text}");
             assert_eq!(serde_json::from_str::<AgentAnswer>(&text).expect("readable"), answer);
         }
-        let sought = DefinitionQuery { object: ObjectRef { namespace: "n".into(), name: "d".into() }, awaited: true };
+        let query = DefinitionQuery { object: ObjectRef { namespace: "n".into(), name: "d".into() }, awaited: true };
         for ask in [
             RequestKind::Facts { pod: PodRef { uid: Some("u".into()), ..PodRef::default() }, with_namespace: true },
-            RequestKind::Definitions { wanted: vec![sought] },
+            RequestKind::Definitions { wanted: vec![query] },
             RequestKind::Report { pod: PodRef::default(), status: Some("[]".into()), events: vec![Event::default()] },
             RequestKind::Called(CallReport { code: Some(7), ..CallReport::default() }),
             RequestKind::Probe,
         ] {
-            let question = AgentRequest { wait_ms: 7, ask };
-            assert_eq!(from_value::<AgentRequest>(to_value(&question).expect("JSON")).expect("readable"), question);
+            let request = AgentRequest { wait_ms: 7, ask };
+            assert_eq!(from_value::<AgentRequest>(to_value(&request).expect("JSON")).expect("readable"), request);
         }
     }
 
-    /// The form that other versions speak; where this fails, a plugin and an agent that are being
-    /// upgraded don't understand each other.
+    /// Other versions depend on this format: if the test fails, plugin and agent of different versions do not
+    /// understand each other.
     #[test]
-    fn the_form_is_fixed() {
-        let question =
+    fn the_format_is_stable() {
+        let request =
             AgentRequest { wait_ms: 1, ask: RequestKind::Facts { pod: PodRef::default(), with_namespace: true } };
         let pod = json!({"namespace": "", "name": "", "uid": null});
         let expected = json!({"wait_ms": 1, "ask": {"about": "facts", "pod": pod, "with_namespace": true}});
-        assert_eq!(to_value(question).expect("JSON"), expected);
+        assert_eq!(to_value(request).expect("JSON"), expected);
         let keys = |value: &Value| value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
         let sent = to_value(AgentAnswer::Facts { pod: self::pod().into(), namespace: None }).expect("JSON");
         assert_eq!(sent["answer"], "facts");
-        let of_pod = [
+        let pod_keys = [
             "namespace",
             "name",
             "uid",
@@ -263,14 +263,14 @@ mod tests {
             "init_containers",
             "containers",
         ];
-        assert_eq!(keys(&sent["pod"]), of_pod, "raise FACTS where a field is added");
-        let of_container = ["name", "args", "env", "run_as_user", "run_as_group", "restarts_always"];
-        assert_eq!(keys(&sent["pod"]["containers"][0]), of_container, "raise FACTS where a field is added");
+        assert_eq!(keys(&sent["pod"]), pod_keys, "increase FACTS when a field is added");
+        let container_keys = ["name", "args", "env", "run_as_user", "run_as_group", "restarts_always"];
+        assert_eq!(keys(&sent["pod"]["containers"][0]), container_keys, "increase FACTS when a field is added");
         assert_eq!(to_value(AgentAnswer::Done).expect("JSON"), json!({"answer": "done"}));
     }
 
     #[test]
-    fn other_versions_are_understood() {
+    fn messages_of_other_versions_are_understood() {
         let read = |value: Value| from_value::<AgentRequest>(value).expect("readable");
         assert_eq!(read(json!({"ask": {"about": "weather", "where": 1}})).ask, RequestKind::Unknown);
         assert_eq!(read(json!({})).ask, RequestKind::Unknown);

@@ -1,0 +1,218 @@
+//! One request to one API server: its attempts, and the errors that responses and failures become.
+
+use super::certificate;
+use super::request::ApiRequest;
+use super::retry::{AttemptError, RetriesExhausted, retry};
+use crate::cluster::limited_client::TooLarge;
+use crate::cni::{Code, Error};
+use kube::Client;
+use kube::client::Body;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A request to an API server. `Display` gives the object, the request line and the kubeconfig.
+#[derive(Clone, Copy)]
+pub(super) struct ApiCall<'a> {
+    /// The request.
+    pub(super) request: &'a ApiRequest,
+    /// The client that sends it.
+    pub(super) client: &'a Client,
+    /// The API server's address, without a slash at its end.
+    pub(super) server: &'a str,
+    /// The kubeconfig, or the directory of a service account.
+    pub(super) kubeconfig: &'a Path,
+    /// Whether transient errors are retried.
+    pub(super) retries: bool,
+}
+
+impl ApiCall<'_> {
+    /// Runs `attempt` until it succeeds, fails permanently, or `timeout` after `started` has passed.
+    ///
+    /// # Errors
+    /// The error for the last attempt's failure.
+    pub(super) async fn run<T>(
+        &self,
+        started: Instant,
+        timeout: Duration,
+        attempt: impl AsyncFn() -> Result<T, AttemptError>,
+    ) -> Result<T, Error> {
+        retry(started, timeout, attempt).await.map_err(|exhausted| self.exhausted(exhausted))
+    }
+
+    /// Sends the request once, with `timeout`, and parses the response.
+    ///
+    /// # Errors
+    /// There is no response, or it is not a success.
+    pub(super) async fn get_once<T: DeserializeOwned>(&self, timeout: Duration) -> Result<T, Error> {
+        let once = Self { retries: false, ..*self };
+        let attempt = async || match once.get().await {
+            Err(AttemptError::NotFound(cause)) => Err(once.gone(&cause)),
+            other => other,
+        };
+        once.run(Instant::now(), timeout, attempt).await
+    }
+
+    /// Sends the request and parses the response: one attempt.
+    pub(super) async fn get<T: DeserializeOwned>(&self) -> Result<T, AttemptError> {
+        let body = self.send().await?;
+        serde_json::from_slice(&body)
+            .map_err(|error| self.transient(format!("200, but the body is not the expected object: {error}"), None))
+    }
+
+    /// Sends the request and returns the body of a successful response: one attempt.
+    pub(super) async fn send(&self) -> Result<Vec<u8>, AttemptError> {
+        let request = self.request.http.clone().map(Body::from);
+        let response = self.client.send(request).await.map_err(|error| self.no_response(&error))?;
+        let status = response.status();
+        let retry_after = response.headers().get("retry-after").and_then(|value| value.to_str().ok());
+        let retry_after = retry_after.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+        let body = response.into_body().collect_bytes().await.map_err(|error| self.no_response(&error))?;
+        if status.is_success() { Ok(body.into()) } else { Err(self.rejected(status.as_u16(), retry_after, &body)) }
+    }
+
+    /// The error for a response that is not a success.
+    fn rejected(&self, status: u16, retry_after: Option<Duration>, body: &[u8]) -> AttemptError {
+        let message = status_message(body);
+        let kubeconfig = self.kubeconfig.display();
+        let response = if message.is_empty() { status.to_string() } else { format!("{status}, {message}") };
+        let (code, msg) = match status {
+            404 if self.request.confirmed_by.as_ref().is_some_and(|name| !is_not_found(name, body)) => {
+                return self.transient(response, None);
+            }
+            404 => return AttemptError::NotFound(response),
+            408 | 429 | 500.. => return self.transient(response, retry_after),
+            401 => (
+                Code::Forbidden,
+                format!(
+                    "401, the credentials in {kubeconfig} are not accepted; check the process that renews this file"
+                ),
+            ),
+            403 => (
+                Code::Forbidden,
+                format!(
+                    "403, the credentials in {kubeconfig} lack the right to {}; grant it in a ClusterRole",
+                    self.request.right
+                ),
+            ),
+            409 | 422 => (Code::PodUnknown, format!("{status}, the object was changed or replaced in the meantime")),
+            _ => (
+                Code::InvalidConfig,
+                format!("{status}, not the response of a Kubernetes API; correct server in {kubeconfig}"),
+            ),
+        };
+        AttemptError::Permanent(self.error(code, msg).with_details(message))
+    }
+
+    /// The error for a request without a response.
+    pub(super) fn no_response(&self, error: &kube::Error) -> AttemptError {
+        if let Some(too_large) = TooLarge::find_in(error) {
+            let kubeconfig = self.kubeconfig.display();
+            let msg = format!("{too_large}; not the response of a Kubernetes API; correct server in {kubeconfig}");
+            return AttemptError::Permanent(self.error(Code::InvalidConfig, msg));
+        }
+        let cause = causes(error);
+        match certificate::next_step(&cause) {
+            Some(step) => AttemptError::Permanent(self.error(Code::InvalidConfig, step).with_details(cause)),
+            None => self.transient(cause, None),
+        }
+    }
+
+    fn transient(&self, cause: String, retry_after: Option<Duration>) -> AttemptError {
+        if self.retries { AttemptError::Transient { cause, retry_after } } else { self.not_retried(&cause) }
+    }
+
+    /// The error for a transient failure that is not retried here.
+    pub(super) fn not_retried(&self, cause: &str) -> AttemptError {
+        AttemptError::Permanent(self.error(Code::TryAgain, "request failed").with_details(cause))
+    }
+
+    /// The error for an object that existed before and can't appear again.
+    pub(super) fn gone(&self, cause: &str) -> AttemptError {
+        AttemptError::Permanent(self.error(Code::PodUnknown, "the object no longer exists").with_details(cause))
+    }
+
+    /// Describes an object that was not found: the request and its attempts.
+    pub(super) fn not_found(&self, exhausted: RetriesExhausted) -> String {
+        let effort = effort(&exhausted);
+        let cause = match exhausted.last {
+            AttemptError::NotFound(cause) | AttemptError::Transient { cause, .. } => cause,
+            AttemptError::Permanent(error) => error.to_string(),
+        };
+        format!("{self}: not found in {effort}: {cause}")
+    }
+
+    /// The error for the last attempt's failure.
+    pub(super) fn exhausted(&self, exhausted: RetriesExhausted) -> Error {
+        let effort = effort(&exhausted);
+        match exhausted.last {
+            AttemptError::Permanent(error) => error,
+            AttemptError::NotFound(cause) => {
+                let msg = format!(
+                    "not found in {effort}: it was deleted, or the kubeconfig is for another cluster; see {}",
+                    self.request.kubectl
+                );
+                self.error(Code::PodUnknown, msg).with_details(cause)
+            }
+            AttemptError::Transient { cause, .. } => {
+                let msg = format!("no usable answer in {effort}; check that this node can reach the API server");
+                self.error(Code::TryAgain, msg).with_details(cause)
+            }
+        }
+    }
+
+    fn error(&self, code: Code, what: impl fmt::Display) -> Error {
+        Error::new(code, format!("{self}: {what}"))
+    }
+}
+
+impl fmt::Display for ApiCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ApiRequest { http, subject, .. } = self.request;
+        let (server, kubeconfig) = (self.server, self.kubeconfig.display());
+        write!(f, "{subject}: {} {server}{} (kubeconfig {kubeconfig})", http.method(), http.uri().path())
+    }
+}
+
+fn effort(RetriesExhausted { attempts, elapsed, .. }: &RetriesExhausted) -> String {
+    let plural = if *attempts == 1 { "" } else { "s" };
+    format!("{attempts} attempt{plural} within {:.1} s", elapsed.as_secs_f32())
+}
+
+/// Returns the message of a `Status`, or the start of any other body, in one line.
+fn status_message(body: &[u8]) -> String {
+    const MAX_CHARS: usize = 300;
+    #[derive(Deserialize)]
+    struct ApiStatus {
+        message: String,
+    }
+    let text = match serde_json::from_slice::<ApiStatus>(body) {
+        Ok(status) => status.message,
+        Err(_) => String::from_utf8_lossy(body).into_owned(),
+    };
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(MAX_CHARS).collect()
+}
+
+/// Whether the body is a `Status` about the object `name` (apimachinery, `errors.NewNotFound`).
+fn is_not_found(name: &str, body: &[u8]) -> bool {
+    let status: Value = serde_json::from_slice(body).unwrap_or_default();
+    status["reason"] == "NotFound" && status["details"]["name"] == name
+}
+
+/// Returns the sources of an error in one line, each text once; kube's own text adds nothing to them.
+pub(crate) fn causes(error: &kube::Error) -> String {
+    let mut line = String::new();
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        let text = source.to_string();
+        if !line.contains(&text) {
+            line = if line.is_empty() { text } else { format!("{line}: {text}") };
+        }
+        next = source.source();
+    }
+    if line.is_empty() { error.to_string() } else { line }
+}

@@ -1,0 +1,152 @@
+//! The API server as a source of facts.
+
+use super::request::ApiRequest;
+use super::retry::{AttemptError, RetriesExhausted, retry};
+use super::server::{Api, Session};
+use crate::cluster::fact_source::{Cluster, uid_mismatch, with_pod};
+use crate::cluster::resources::{DefinitionQuery, Event, Lookup};
+use crate::cluster::wire;
+use crate::cni::Error;
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+use futures_util::future::try_join_all;
+use std::time::{Duration, Instant};
+
+/// The timeout of a probe: short enough for a runtime that sends STATUS every few seconds.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout of a list that only improves an error message.
+const LIST_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Cluster for Api {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        self.facts_since(Instant::now(), wanted, with_namespace)
+    }
+
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        self.namespace_since(Instant::now(), wanted)
+    }
+
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        self.definitions_since(Instant::now(), wanted)
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        self.list_namespaces(name).inspect_err(|error| tracing::debug!("{error}")).ok()
+    }
+
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error> {
+        self.report_since(Instant::now(), pod, status, events)
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        let absent = PodRef { namespace: "default".to_owned(), name: "detour-status-probe".to_owned(), uid: None };
+        let request = ApiRequest::pod(&absent)?;
+        let session = self.session()?;
+        let call = self.call(session, &request);
+        let attempt = async || match call.get::<wire::PodObject>().await {
+            // "Not found" shows that the server answers and grants the right to get pods.
+            Ok(_) | Err(AttemptError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        };
+        session.run(call.run(Instant::now(), PROBE_TIMEOUT, attempt))
+    }
+}
+
+/// The methods of [`Cluster`] with a start time for the timeout: another source may have been asked before.
+impl Api {
+    pub(in crate::cluster) fn facts_since(
+        &self,
+        started: Instant,
+        wanted: &PodRef,
+        with_namespace: bool,
+    ) -> Result<Facts, Error> {
+        let pod = ApiRequest::pod(wanted)?;
+        let namespace = with_namespace.then(|| ApiRequest::namespace(wanted)).transpose()?;
+        let session = self.session().map_err(|error| with_pod(wanted, error))?;
+        let get_namespace = async || match &namespace {
+            Some(request) => self.get_namespace(started, session, request).await.map(Some),
+            None => Ok(None),
+        };
+        session.run(async {
+            let (pod, namespace) = tokio::try_join!(self.get_pod(started, session, &pod, wanted), get_namespace())?;
+            Ok(Facts { pod, namespace })
+        })
+    }
+
+    pub(in crate::cluster) fn namespace_since(&self, started: Instant, wanted: &PodRef) -> Result<Namespace, Error> {
+        let request = ApiRequest::namespace(wanted)?;
+        let session = self.session()?;
+        session.run(self.get_namespace(started, session, &request))
+    }
+
+    pub(in crate::cluster) fn definitions_since(
+        &self,
+        started: Instant,
+        wanted: &[DefinitionQuery],
+    ) -> Result<Vec<Lookup>, Error> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let requests = wanted.iter().map(|query| Ok((ApiRequest::definition(&query.object)?, query.awaited)));
+        let requests: Vec<_> = requests.collect::<Result<_, Error>>()?;
+        let session = self.session()?;
+        let lookups = requests.iter().map(|(request, awaited)| self.look_up(started, session, request, *awaited));
+        session.run(try_join_all(lookups))
+    }
+
+    async fn get_pod(
+        &self,
+        started: Instant,
+        session: &Session,
+        request: &ApiRequest,
+        wanted: &PodRef,
+    ) -> Result<Pod, Error> {
+        let call = self.facts_call(session, request);
+        let attempt = async || {
+            let pod = Pod::from(call.get::<wire::PodObject>().await?);
+            if pod.is(wanted) { Ok(pod) } else { Err(AttemptError::NotFound(uid_mismatch(&pod, wanted))) }
+        };
+        call.run(started, self.timeout, attempt).await
+    }
+
+    async fn get_namespace(
+        &self,
+        started: Instant,
+        session: &Session,
+        request: &ApiRequest,
+    ) -> Result<Namespace, Error> {
+        let call = self.facts_call(session, request);
+        let attempt = async || Ok(call.get::<wire::NamespaceObject>().await?.into());
+        call.run(started, self.timeout, attempt).await
+    }
+
+    async fn look_up(
+        &self,
+        started: Instant,
+        session: &Session,
+        request: &ApiRequest,
+        awaited: bool,
+    ) -> Result<Lookup, Error> {
+        let call = self.facts_call(session, request);
+        let attempt = async || match call.get::<wire::DefinitionObject>().await {
+            Ok(definition) => Ok(Lookup::Found(definition.into())),
+            Err(AttemptError::NotFound(cause)) if !awaited => Ok(Lookup::Missing(format!("{call}: {cause}"))),
+            Err(error) => Err(error),
+        };
+        match retry(started, self.timeout, attempt).await {
+            Ok(lookup) => Ok(lookup),
+            Err(exhausted @ RetriesExhausted { last: AttemptError::NotFound(_), .. }) => {
+                Ok(Lookup::Missing(call.not_found(exhausted)))
+            }
+            Err(exhausted) => Err(call.exhausted(exhausted)),
+        }
+    }
+
+    /// Lists the namespaces that have a definition called `name`, sorted, with one attempt.
+    fn list_namespaces(&self, name: &str) -> Result<Vec<String>, Error> {
+        let request = ApiRequest::definitions_named(name)?;
+        let session = self.session()?;
+        let list: wire::Definitions =
+            session.run(self.call(session, &request).get_once(LIST_TIMEOUT.min(self.timeout)))?;
+        Ok(list.namespaces_with(name))
+    }
+}

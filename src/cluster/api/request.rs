@@ -1,0 +1,318 @@
+//! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
+
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Right};
+use crate::cni::{Code, Error, is_dns_subdomain};
+use crate::pod::well_known::NETWORK_STATUS;
+use crate::pod::{Pod, PodRef};
+use crate::printable::{cut, line};
+use hyper::Request;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as RequestBuilder,
+    WatchParams,
+};
+use serde_json::{Value, json};
+use std::fmt::Display;
+use std::time::Duration;
+
+/// A request to the API, and the texts for errors about it.
+#[derive(Debug, Clone)]
+pub(super) struct ApiRequest {
+    /// What is sent.
+    pub(super) http: Request<Vec<u8>>,
+    /// The object, for messages: kind and name.
+    pub(super) subject: String,
+    /// The permission that the request needs, as `kubectl auth can-i` spells it.
+    pub(super) right: String,
+    /// The command that shows whether the object exists.
+    pub(super) kubectl: String,
+    /// The name that a response with status 404 must contain to count as "not found": a server that does not serve
+    /// all resources yet, or a proxy in front of it, answers 404 as well.
+    pub(super) confirmed_by: Option<String>,
+}
+
+/// The collection of NetworkAttachmentDefinitions in the API.
+const DEFINITIONS: &str = "network-attachment-definitions";
+const DEFINITIONS_API: &str = "/apis/k8s.cni.cncf.io/v1";
+
+/// Starts a watch at the version in the API server's cache (kubernetes.io, "API Concepts", "Get State and Start at
+/// Any"). The server must not have to wait: a watch without a version waits for etcd's latest. Both forms, if they
+/// request bookmarks, fail with 500 if etcd reports no progress on request (kube-apiserver 1.35 with etcd 3.4.23).
+const ANY_VERSION: &str = "0";
+
+/// The maximum length of an Event's message in bytes; `events.k8s.io` rejects longer ones (`NoteLengthLimit`).
+const MAX_EVENT_MESSAGE: usize = 1024;
+
+impl ApiRequest {
+    /// Gets a pod.
+    pub(super) fn pod(PodRef { namespace, name, .. }: &PodRef) -> Result<Self, Error> {
+        check_names("CNI_ARGS", [namespace, name])?;
+        let http = namespaced(namespace, "pods").get(name, &GetParams::default());
+        Self::of_pod(http, (namespace, name), "get pods")
+    }
+
+    /// Gets the namespace of a pod.
+    pub(super) fn namespace(PodRef { namespace, name, .. }: &PodRef) -> Result<Self, Error> {
+        check_names("CNI_ARGS", [namespace])?;
+        let http = RequestBuilder::new("/api/v1/namespaces").get(namespace, &GetParams::default());
+        let kubectl = format!("kubectl get namespace {namespace}");
+        Self::new(http, format!("pod {namespace}/{name}"), "get namespaces".to_owned(), kubectl)
+    }
+
+    /// Gets a NetworkAttachmentDefinition.
+    pub(super) fn definition(object: &ObjectRef) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = object;
+        check_names("NetworkAttachmentDefinition", [namespace, name])?;
+        let collection = RequestBuilder::new(format!("{DEFINITIONS_API}/namespaces/{namespace}/{DEFINITIONS}"));
+        let http = collection.get(name, &GetParams::default());
+        let right = format!("get {DEFINITIONS}.k8s.cni.cncf.io in namespace {namespace}");
+        let kubectl = format!("kubectl get {DEFINITIONS} -A");
+        Self::new(http, format!("NetworkAttachmentDefinition {object}"), right, kubectl)
+    }
+
+    /// Lists the NetworkAttachmentDefinitions called `name` in all namespaces.
+    pub(super) fn definitions_named(name: &str) -> Result<Self, Error> {
+        check_names("NetworkAttachmentDefinition", [name])?;
+        let collection = RequestBuilder::new(format!("{DEFINITIONS_API}/{DEFINITIONS}"));
+        let http = collection.list(&ListParams::default().fields(&format!("metadata.name={name}")));
+        let right = format!("list {DEFINITIONS}.k8s.cni.cncf.io");
+        let kubectl = format!("kubectl get {DEFINITIONS} -A");
+        Self::new(http, format!("NetworkAttachmentDefinitions called {name}"), right, kubectl)
+    }
+
+    /// Sets a pod's network-status annotation. With the pod's UID in the patch, the API answers with a conflict if
+    /// another pod of the same name has replaced it (apimachinery: `metadata.uid` is a precondition of an update).
+    pub(super) fn network_status(pod: &Pod, status: &str) -> Result<Self, Error> {
+        let mut metadata = json!({"annotations": {NETWORK_STATUS: status}});
+        if let Some(uid) = &pod.uid {
+            metadata["uid"] = json!(uid);
+        }
+        Self::patch_pod_status(pod, json!({"metadata": metadata}))
+    }
+
+    /// Sets a label of a pod that still has this `resourceVersion`.
+    pub(super) fn label(pod: &Pod, resource_version: &str, (key, value): (&str, &str)) -> Result<Self, Error> {
+        let metadata = json!({"uid": pod.uid, "resourceVersion": resource_version, "labels": {key: value}});
+        Self::patch_pod_status(pod, json!({"metadata": metadata}))
+    }
+
+    fn patch_pod_status(Pod { namespace, name, .. }: &Pod, patch: Value) -> Result<Self, Error> {
+        check_names("pod", [namespace, name])?;
+        let pods = namespaced(namespace, "pods");
+        let http = pods.patch_subresource("status", name, &PatchParams::default(), &Patch::Merge(patch));
+        Self::of_pod(http, (namespace, name), "patch pods/status")
+    }
+
+    /// Deletes a pod that still has this `resourceVersion`.
+    pub(super) fn deletion(pod: &Pod, resource_version: &str) -> Result<Self, Error> {
+        let Pod { namespace, name, uid, .. } = pod;
+        check_names("pod", [namespace, name])?;
+        let preconditions = Preconditions { uid: uid.clone(), resource_version: Some(resource_version.to_owned()) };
+        let http = namespaced(namespace, "pods").delete(name, &DeleteParams::default().preconditions(preconditions));
+        Self::of_pod(http, (namespace, name), "delete pods")
+    }
+
+    /// Creates an Event (k8s.io/api, `core/v1`) about a pod, with the current time.
+    pub(super) fn event(pod: &Pod, event: &Event) -> Result<Self, Error> {
+        let Pod { namespace, name, .. } = pod;
+        check_names("pod", [namespace, name])?;
+        let body = event_body(pod, event).to_string();
+        let http = namespaced(namespace, "events").create(&PostParams::default(), body.into());
+        Self::of_pod(http, (namespace, name), "create events")
+    }
+
+    /// Lists the Events about a pod.
+    pub(super) fn events_of(PodRef { namespace, name, .. }: &PodRef) -> Result<Self, Error> {
+        check_names("pod", [namespace, name])?;
+        let fields = format!("involvedObject.kind=Pod,involvedObject.name={name}");
+        let http = namespaced(namespace, "events").list(&ListParams::default().fields(&fields));
+        let right = format!("list events in namespace {namespace}");
+        let kubectl = format!("kubectl get namespace {namespace}");
+        Self::new(http, format!("events of pod {namespace}/{name}"), right, kubectl)
+    }
+
+    /// Lists the pods of a namespace that are scheduled to a node.
+    pub(super) fn pods_on(namespace: &str, node: &str) -> Result<Self, Error> {
+        check_names("pods", [namespace, node])?;
+        let fields = format!("spec.nodeName={node}");
+        let http = namespaced(namespace, "pods").list(&ListParams::default().fields(&fields));
+        let right = format!("list pods in namespace {namespace}");
+        let kubectl = format!("kubectl get namespace {namespace}");
+        Self::new(http, format!("pods of namespace {namespace} on node {node}"), right, kubectl)
+    }
+
+    /// Gets a node.
+    pub(super) fn node(name: &str) -> Result<Self, Error> {
+        check_names("node", [name])?;
+        let http = RequestBuilder::new("/api/v1/nodes").get(name, &GetParams::default());
+        Self::of_node(http, name, "get nodes")
+    }
+
+    /// Replaces the taints of a node that still has its `resource_version`.
+    pub(super) fn taints(NodeTaints { name, resource_version, taints }: &NodeTaints) -> Result<Self, Error> {
+        check_names("node", [name])?;
+        let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"taints": taints}});
+        let nodes = RequestBuilder::new("/api/v1/nodes");
+        let http = nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch));
+        Self::of_node(http, name, "patch nodes")
+    }
+
+    /// Creates a token of a service account (`TokenRequest`, k8s.io/api, `authentication/v1`) for the API itself.
+    pub(super) fn token(account: &ObjectRef, lifetime: Duration) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = account;
+        check_names("ServiceAccount", [namespace, name])?;
+        let body = json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [], "expirationSeconds": lifetime.as_secs()},
+        });
+        let accounts = namespaced(namespace, "serviceaccounts");
+        let http = accounts.create_subresource("token", name, &PostParams::default(), body.to_string().into());
+        let right = format!("create serviceaccounts/token of {name} in namespace {namespace}");
+        let kubectl = format!("kubectl get serviceaccounts -n {namespace}");
+        Self::new(http, format!("ServiceAccount {account}"), right, kubectl)
+    }
+
+    /// Gets a DaemonSet. A 404 counts as "not found" only if it names the DaemonSet.
+    pub(super) fn daemon_set(object: &ObjectRef) -> Result<Self, Error> {
+        let http = daemon_sets(object)?.get(&object.name, &GetParams::default());
+        Self::of_daemon_set(http, object)
+    }
+
+    /// Watches the metadata of a DaemonSet for `seconds`.
+    ///
+    /// The watch starts at [`ANY_VERSION`]: the object's own version may be older than the API server's watch cache,
+    /// which is empty after each start of the server. Such a watch starts with the object, so no change is missed.
+    pub(super) fn watch_daemon_set(object: &ObjectRef, seconds: u32) -> Result<Self, Error> {
+        let params = WatchParams::default().disable_bookmarks().fields(&format!("metadata.name={}", object.name));
+        let http = daemon_sets(object)?.watch_metadata(&params.timeout(seconds), ANY_VERSION);
+        Self::of_daemon_set(http, object)
+    }
+
+    /// Gets the server's version.
+    pub(super) fn version() -> Result<Self, Error> {
+        let http = RequestBuilder::new("/version").list(&ListParams::default());
+        Self::new(http, "the API server".to_owned(), "get /version".to_owned(), "kubectl version".to_owned())
+    }
+
+    /// Checks a permission of the client (`SelfSubjectAccessReview`, k8s.io/api, `authorization/v1`).
+    pub(super) fn access_review(right: &Right) -> Result<Self, Error> {
+        let mut attributes = json!({"verb": right.verb, "group": right.group, "resource": right.resource});
+        if let Some(subresource) = right.subresource {
+            attributes["subresource"] = json!(subresource);
+        }
+        if let Some(namespace) = &right.namespace {
+            attributes["namespace"] = json!(namespace);
+        }
+        let body = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        });
+        let reviews = RequestBuilder::new("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews");
+        let http = reviews.create(&PostParams::default(), body.to_string().into());
+        let needed = "create selfsubjectaccessreviews.authorization.k8s.io".to_owned();
+        Self::new(http, format!("the right to {right}"), needed, "kubectl version".to_owned())
+    }
+
+    fn new(
+        http: Result<Request<Vec<u8>>, impl Display>,
+        subject: String,
+        right: String,
+        kubectl: String,
+    ) -> Result<Self, Error> {
+        let http = http.map_err(|error| Error::new(Code::Internal, format!("{subject}: invalid request: {error}")))?;
+        Ok(Self { http, subject, right, kubectl, confirmed_by: None })
+    }
+
+    fn of_pod(
+        http: Result<Request<Vec<u8>>, impl Display>,
+        (namespace, name): (&str, &str),
+        right: &str,
+    ) -> Result<Self, Error> {
+        let right = format!("{right} in namespace {namespace}");
+        Self::new(http, format!("pod {namespace}/{name}"), right, format!("kubectl get pod -n {namespace} {name}"))
+    }
+
+    fn of_node(http: Result<Request<Vec<u8>>, impl Display>, name: &str, right: &str) -> Result<Self, Error> {
+        Self::new(http, format!("node {name}"), right.to_owned(), format!("kubectl get node {name}"))
+    }
+
+    fn of_daemon_set(http: Result<Request<Vec<u8>>, impl Display>, object: &ObjectRef) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = object;
+        let right = format!("get and watch daemonsets.apps called {name} in namespace {namespace}");
+        let kubectl = format!("kubectl get daemonsets -n {namespace}");
+        let request = Self::new(http, format!("DaemonSet {object}"), right, kubectl)?;
+        Ok(Self { confirmed_by: Some(name.clone()), ..request })
+    }
+}
+
+/// A collection of the core API in a namespace.
+fn namespaced(namespace: &str, resource: &str) -> RequestBuilder {
+    RequestBuilder::new(format!("/api/v1/namespaces/{namespace}/{resource}"))
+}
+
+fn daemon_sets(ObjectRef { namespace, name }: &ObjectRef) -> Result<RequestBuilder, Error> {
+    check_names("DaemonSet", [namespace, name])?;
+    Ok(RequestBuilder::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets")))
+}
+
+/// Checks that names, which become part of a URL, are valid names of objects. `source` is where they come from.
+fn check_names<'a>(
+    source: &str,
+    names: impl IntoIterator<Item = &'a (impl AsRef<str> + ?Sized + 'a)>,
+) -> Result<(), Error> {
+    let mut names = names.into_iter().map(AsRef::as_ref);
+    let Some(name) = names.find(|name| !is_dns_subdomain(name)) else { return Ok(()) };
+    let expected = "expected lower-case letters, digits, '-' and '.', with a letter or digit at both ends";
+    Err(Error::new(Code::Environment, format!("{source}: invalid object name {name:?}; {expected}")))
+}
+
+/// The message is escaped because `kubectl describe` prints it to a terminal.
+fn event_body(pod: &Pod, event: &Event) -> Value {
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": format!("{}.", pod.name), "namespace": pod.namespace},
+        "involvedObject": {
+            "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
+        },
+        "type": if event.warning { "Warning" } else { "Normal" },
+        "reason": event.reason,
+        "message": cut(&line(&event.message), MAX_EVENT_MESSAGE),
+        "source": {"component": "detour"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_valid_names_become_part_of_a_url() {
+        let check = |name: &str| check_names("CNI_ARGS", [name]);
+        for name in ["a", "web-0", "coredns-5d78c9869d-x2x7p", "static.node1.example.com"] {
+            check(name).expect("a valid name");
+        }
+        for name in ["", ".", "..", "a/b", "a?watch=1", "a%2f", "A", "a b", "-a", "a.", "ä"] {
+            let error = check(name).expect_err("an invalid name");
+            assert_eq!(error.code, Code::Environment);
+            assert!(error.msg.starts_with("CNI_ARGS: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_events_message_is_printable_and_short() {
+        let message = |text: String| {
+            let event = Event { message: text, ..Event::default() };
+            event_body(&Pod::default(), &event)["message"].as_str().map(str::to_owned).expect("text")
+        };
+        assert_eq!(message("a\u{1b}[2J\n\u{202e}".into()), "a\\u{1b}[2J\\n\\u{202e}");
+        let long = message("ä\u{1b}".repeat(100_000));
+        assert!(long.len() <= MAX_EVENT_MESSAGE && long.ends_with('…'), "{long}");
+    }
+}

@@ -1,0 +1,131 @@
+//! An API server with the credentials of a kubeconfig or a service account, and the session with it.
+
+use super::call::ApiCall;
+use super::request::ApiRequest;
+use crate::cluster::kubeconfig::{Kubeconfig, KubeconfigOwner};
+use crate::cni::{Code, Error};
+use kube::Client;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+
+/// The API server of a kubeconfig or of a service account. The files are read by the first request.
+pub(in crate::cluster) struct Api {
+    /// The kubeconfig, or the directory of a service account.
+    kubeconfig: PathBuf,
+    /// The mount point of the file system that absolute paths in the kubeconfig refer to.
+    root: PathBuf,
+    /// Who may own the kubeconfig.
+    owner: KubeconfigOwner,
+    /// The server for a service account; a kubeconfig contains its server.
+    server: Option<String>,
+    /// The timeout for facts, including retries.
+    pub(super) timeout: Duration,
+    /// Whether requests for facts are retried after transient errors.
+    retries: bool,
+    /// Opened by the first request, because a TLS handshake costs more than a request.
+    session: OnceLock<Session>,
+}
+
+impl Api {
+    /// Returns the server of a kubeconfig; `timeout` limits each lookup of facts, including retries.
+    pub(in crate::cluster) fn new(kubeconfig: PathBuf, timeout: Duration) -> Self {
+        Self {
+            kubeconfig,
+            root: "/".into(),
+            owner: KubeconfigOwner::Node,
+            server: None,
+            timeout,
+            retries: true,
+            session: OnceLock::new(),
+        }
+    }
+
+    /// Returns the API at `server` as the service account with its files in `directory`.
+    pub(in crate::cluster) fn as_account(server: String, directory: PathBuf, timeout: Duration) -> Self {
+        Self { server: Some(server), ..Self::new(directory, timeout) }
+    }
+
+    /// Disables retries of requests for facts.
+    pub(in crate::cluster) fn without_retries(self) -> Self {
+        Self { retries: false, ..self }
+    }
+
+    /// Resolves absolute paths in the kubeconfig below `root`.
+    pub(super) fn with_root(self, root: &Path) -> Self {
+        Self { root: root.to_owned(), ..self }
+    }
+
+    /// Accepts a kubeconfig of any user: it is given on the command line.
+    pub(in crate::cluster) fn of_any_owner(self) -> Self {
+        Self { owner: KubeconfigOwner::User, ..self }
+    }
+
+    /// Returns the session, which the first call opens.
+    pub(super) fn session(&self) -> Result<&Session, Error> {
+        if let Some(session) = self.session.get() {
+            return Ok(session);
+        }
+        let session = Session::open(match &self.server {
+            None => Kubeconfig::load(&self.root, &self.kubeconfig, self.owner)?,
+            Some(server) => Kubeconfig::of_service_account(server, &self.kubeconfig)?,
+        })?;
+        Ok(self.session.get_or_init(|| session))
+    }
+
+    /// Returns the call of `request` in a session.
+    pub(super) fn call<'a>(&'a self, session: &'a Session, request: &'a ApiRequest) -> ApiCall<'a> {
+        let Session { server, client, .. } = session;
+        ApiCall { request, client, server, kubeconfig: &self.kubeconfig, retries: true }
+    }
+
+    /// Like [`Self::call`], for facts: without retries after [`Self::without_retries`].
+    pub(super) fn facts_call<'a>(&'a self, session: &'a Session, request: &'a ApiRequest) -> ApiCall<'a> {
+        ApiCall { retries: self.retries, ..self.call(session, request) }
+    }
+}
+
+/// A client with an event loop on the calling thread; no thread is started.
+pub(super) struct Session {
+    /// `Some` until the session is dropped.
+    runtime: Option<Runtime>,
+    /// The server's address for messages.
+    server: String,
+    /// The client.
+    pub(super) client: Client,
+}
+
+impl Session {
+    /// Creates the client; the first request connects.
+    fn open(kubeconfig: Kubeconfig<'_>) -> Result<Self, Error> {
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(|error| {
+            Error::new(Code::Internal, "event loop for API requests not started").with_details(error.to_string())
+        })?;
+        let server = kubeconfig.server();
+        let client = {
+            // The client spawns tasks on the event loop.
+            let _guard = runtime.enter();
+            kubeconfig.client()?
+        };
+        Ok(Self { runtime: Some(runtime), server, client })
+    }
+
+    /// Runs `work` on the event loop until it ends.
+    pub(super) fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        match &self.runtime {
+            Some(runtime) => runtime.block_on(work),
+            None => Err(Error::new(Code::Internal, "event loop for API requests has ended")),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Dropping the runtime would wait for a name lookup that still runs.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

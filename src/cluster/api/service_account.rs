@@ -1,0 +1,136 @@
+//! The API as a pod's own service account: the agent's requests. Each method reads the credentials anew, because the
+//! kubelet renews them while the agent runs.
+
+use super::server::Api;
+use crate::cluster::fact_source::Cluster;
+use crate::cluster::kubeconfig::{CONNECT_TIMEOUT, Kubeconfig};
+use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Token};
+use crate::cni::Error;
+use crate::pod::Pod;
+use kube::Client;
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::time::Duration;
+
+/// The timeout for creating a token and for starting a watch, including retries.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout for reading or changing a pod or node, including retries.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A service account: the API's address, and the directory where the kubelet mounts the credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceAccount {
+    /// The API's URL.
+    pub server: String,
+    /// The directory of `ca.crt` and `token`.
+    pub directory: PathBuf,
+}
+
+impl ServiceAccount {
+    /// The timeout for a connection of [`Self::client`]; a request that has not failed by then was sent.
+    pub const CONNECT: Duration = CONNECT_TIMEOUT;
+    /// The directory where the kubelet mounts the credentials.
+    pub const DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+    /// Returns the service account of the pod that this process runs in; `None` outside of pods (kubernetes.io,
+    /// "Accessing the Kubernetes API from a Pod").
+    #[must_use]
+    pub fn of_environment() -> Option<Self> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        Some(Self { server: format!("https://{host}:{port}"), directory: Self::DIRECTORY.into() })
+    }
+
+    /// Returns a source of facts for one lookup, which takes at most `timeout`.
+    #[must_use]
+    pub fn source(&self, timeout: Duration) -> Box<dyn Cluster> {
+        Box::new(self.api(timeout))
+    }
+
+    /// Like [`Self::source`], without retries after transient errors: for callers with another source.
+    #[must_use]
+    pub fn source_once(&self, timeout: Duration) -> Box<dyn Cluster> {
+        Box::new(self.api(timeout).without_retries())
+    }
+
+    /// Returns a client for watches, which reads the credentials again when they change. Call it inside a Tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// A file can't be read, or its contents are invalid.
+    pub fn client(&self) -> Result<Client, Error> {
+        Kubeconfig::of_renewed_account(&self.server, Path::new(&self.directory))?.client()
+    }
+
+    /// Creates a token of the service account `of` that expires after about `lifetime`: the API server may shorten
+    /// it. It is not bound to a pod (k8s.io/api, `authentication/v1`, `BoundObjectReference`).
+    ///
+    /// # Errors
+    /// The API rejects the request, or does not answer within five seconds.
+    pub fn token(&self, of: &ObjectRef, lifetime: Duration) -> Result<Token, Error> {
+        self.api(WATCH_TIMEOUT).token(of, lifetime)
+    }
+
+    /// Returns whether a DaemonSet exists and is not being deleted; retries for `timeout`.
+    ///
+    /// # Errors
+    /// The API rejects the request, or does not answer.
+    pub fn has(&self, daemon_set: &ObjectRef, timeout: Duration) -> Result<bool, Error> {
+        self.api(timeout).has(daemon_set)
+    }
+
+    /// Watches a DaemonSet for some minutes. Calls `report` with whether it exists, first at once and then after each
+    /// change.
+    ///
+    /// # Errors
+    /// As [`Self::token`]; the connection breaks.
+    pub fn watch(&self, daemon_set: &ObjectRef, report: impl FnMut(bool)) -> Result<(), Error> {
+        self.api(WATCH_TIMEOUT).watch(daemon_set, report)
+    }
+
+    /// Records an Event of a pod (`create events`).
+    ///
+    /// # Errors
+    /// As [`Cluster::report`].
+    pub fn tell(&self, pod: &Pod, event: &Event) -> Result<(), Error> {
+        self.api(CONTROL_TIMEOUT).report(pod, None, slice::from_ref(event))
+    }
+
+    /// Deletes a pod that still has this UID and `resourceVersion` (`delete pods`).
+    ///
+    /// # Errors
+    /// [`crate::cni::Code::PodUnknown`] if the pod was deleted or changed; else as [`Cluster::report`].
+    pub fn delete(&self, pod: &Pod, resource_version: &str) -> Result<(), Error> {
+        self.api(CONTROL_TIMEOUT).delete(pod, resource_version)
+    }
+
+    /// Sets a label of a pod that still has this UID and `resourceVersion` (`patch pods/status`).
+    ///
+    /// # Errors
+    /// As [`Self::delete`].
+    pub fn label(&self, pod: &Pod, resource_version: &str, label: (&str, &str)) -> Result<(), Error> {
+        self.api(CONTROL_TIMEOUT).label(pod, resource_version, label)
+    }
+
+    /// Gets a node (`get nodes`).
+    ///
+    /// # Errors
+    /// The node does not exist, or the API does not answer.
+    pub fn node(&self, name: &str) -> Result<NodeTaints, Error> {
+        self.api(CONTROL_TIMEOUT).node(name)
+    }
+
+    /// Replaces all taints of a node that still has its `resource_version` (`patch nodes`).
+    ///
+    /// # Errors
+    /// [`crate::cni::Code::PodUnknown`] if another process changed or deleted the node; else as [`Self::node`].
+    pub fn taint(&self, node: &NodeTaints) -> Result<(), Error> {
+        self.api(CONTROL_TIMEOUT).taint(node)
+    }
+
+    /// Returns the API server of this account.
+    pub(in crate::cluster) fn api(&self, timeout: Duration) -> Api {
+        Api::as_account(self.server.clone(), self.directory.clone(), timeout)
+    }
+}

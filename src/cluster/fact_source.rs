@@ -1,0 +1,86 @@
+//! The [`Cluster`] trait: what the plugin, the agent and the command line ask of a cluster, whichever source answers.
+
+use super::resources::{DefinitionQuery, Event, Lookup};
+use crate::cni::Error;
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+
+/// A source of facts about pods, namespaces and NetworkAttachmentDefinitions.
+pub trait Cluster {
+    /// Returns the pod `wanted`, if its UID matches, and its namespace if `with_namespace`.
+    ///
+    /// # Errors
+    /// The facts are unavailable within the configured timeout. The CNI error names the pod, what was looked up
+    /// where, and the next step.
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error>;
+
+    /// Returns the namespace of the pod `wanted`.
+    ///
+    /// # Errors
+    /// As [`Self::facts`].
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error>;
+
+    /// Looks up definitions concurrently and returns the results in the order of `wanted`. A definition that is
+    /// `awaited` and not found is retried for two seconds, like a pod.
+    ///
+    /// # Errors
+    /// The source is unavailable within the configured timeout.
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error>;
+
+    /// Returns the namespaces that have a definition called `name`, sorted; `None` if the source does not answer the
+    /// first request.
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>>;
+
+    /// Reports the result of a call: sets the pod's annotation `k8s.v1.cni.cncf.io/network-status` to `status`, unless
+    /// that is `None` or the pod was replaced (`pod.uid`), and records the events. All requests run concurrently and
+    /// take two seconds at most.
+    ///
+    /// # Errors
+    /// The requests that failed. Callers continue: the pod does not depend on the report.
+    fn report(&self, pod: &Pod, status: Option<&str>, events: &[Event]) -> Result<(), Error>;
+
+    /// Checks with one request whether the source can answer now.
+    ///
+    /// # Errors
+    /// The reason why it can't.
+    fn probe(&self) -> Result<(), Error>;
+}
+
+/// A source of facts whose [`Cluster::report`] does nothing: for calls that only show what would happen.
+pub struct ReadOnly<'a>(pub &'a dyn Cluster);
+
+impl Cluster for ReadOnly<'_> {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        self.0.facts(wanted, with_namespace)
+    }
+
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        self.0.namespace(wanted)
+    }
+
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        self.0.definitions(wanted)
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        self.0.namespaces_with_definition(name)
+    }
+
+    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        self.0.probe()
+    }
+}
+
+/// Describes how the UID of the pod that was found differs from the requested one.
+pub(super) fn uid_mismatch(found: &Pod, wanted: &PodRef) -> String {
+    let (found, wanted) = (found.uid.as_deref().unwrap_or_default(), wanted.uid.as_deref().unwrap_or_default());
+    format!("UID mismatch: expected {wanted}, got {found}")
+}
+
+/// Returns the error with the pod's name in front.
+pub(super) fn with_pod(PodRef { namespace, name, .. }: &PodRef, error: Error) -> Error {
+    Error { msg: format!("pod {namespace}/{name}: {}", error.msg), ..error }
+}

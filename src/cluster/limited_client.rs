@@ -1,0 +1,170 @@
+//! A Kubernetes API client that limits the size of responses, so that a server that is not an API server can't
+//! exhaust the memory of this process.
+//!
+//! The API server accepts objects of at most 1.5 MiB, the limit of etcd (`--max-request-bytes`). As JSON, an object
+//! can be six times as large if all of its text needs escapes. Responses are not compressed.
+
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::{Request, Response};
+use kube::client::ClientBuilder;
+use kube::{Client, Config};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tower::{BoxError, Layer, Service};
+
+/// The maximum size in bytes of an object, of an unpaged list, and of one event of a watch.
+const MAX_OBJECT: u64 = 16 << 20;
+/// The maximum size in bytes of a page of a list; [`PAGE`] objects of ordinary size are smaller.
+const MAX_PAGE: u64 = 64 << 20;
+/// The number of objects per page that the agent's lists request.
+pub(crate) const PAGE: u32 = 40;
+
+/// Returns a client with size limits for the API server that `config` describes.
+pub(super) fn client(config: Config) -> kube::Result<Client> {
+    Ok(ClientBuilder::try_from(config)?.with_layer(&LimitLayer).build())
+}
+
+/// The error for a response that exceeds its limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{request}: expected {part} of at most {limit} bytes, got more")]
+pub(super) struct TooLarge {
+    request: String,
+    part: &'static str,
+    limit: u64,
+}
+
+impl TooLarge {
+    /// Returns this error if it is `error` or one of its sources.
+    pub(super) fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
+        let mut errors = std::iter::successors(Some(error), |error| error.source());
+        errors.find_map(|error| error.downcast_ref())
+    }
+}
+
+struct LimitLayer;
+
+impl<S> Layer<S> for LimitLayer {
+    type Service = LimitedService<S>;
+
+    fn layer(&self, service: S) -> Self::Service {
+        LimitedService(service)
+    }
+}
+
+/// A service whose response bodies are [`LimitedBody`]s.
+#[derive(Debug, Clone)]
+struct LimitedService<S>(S);
+
+impl<S, B, R> Service<Request<R>> for LimitedService<S>
+where
+    S: Service<Request<R>, Response = Response<B>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<LimitedBody<B>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        let has = |parameter: &str| {
+            let query = request.uri().query().unwrap_or_default();
+            query.split('&').any(|pair| pair.split('=').next() == Some(parameter))
+        };
+        let (part, limit, per_line) = match (has("watch"), has("limit")) {
+            (true, _) => ("an event", MAX_OBJECT, true),
+            (_, true) => ("a page", MAX_PAGE, false),
+            _ => ("a response", MAX_OBJECT, false),
+        };
+        let request_line = format!("{} {}", request.method(), request.uri().path());
+        let response = self.0.call(request);
+        Box::pin(async move {
+            let too_large = TooLarge { request: request_line, part, limit };
+            Ok(response.await?.map(|body| LimitedBody { body, per_line, read: 0, too_large }))
+        })
+    }
+}
+
+/// A response body that fails when it exceeds its limit.
+struct LimitedBody<B> {
+    body: B,
+    /// Whether the limit applies to each line instead of the whole body.
+    per_line: bool,
+    /// The number of bytes read, of the body or of the current line.
+    read: u64,
+    /// The error, with the limit.
+    too_large: TooLarge,
+}
+
+impl<B> LimitedBody<B> {
+    /// Counts the bytes of `chunk`; returns whether they are within the limit.
+    fn admits(&mut self, chunk: &[u8]) -> bool {
+        let per_line = self.per_line;
+        for part in chunk.split_inclusive(|byte| per_line && *byte == b'\n') {
+            self.read += part.len() as u64;
+            if self.read > self.too_large.limit {
+                return false;
+            }
+            if per_line && part.ends_with(b"\n") {
+                self.read = 0;
+            }
+        }
+        true
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for LimitedBody<B> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let announced = if self.per_line { 0 } else { self.body.size_hint().lower() };
+        if self.read + announced > self.too_large.limit {
+            return Poll::Ready(Some(Err(self.too_large.clone().into())));
+        }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        Poll::Ready(frame.map(|frame| {
+            let frame = frame.map_err(Into::into)?;
+            let admitted = frame.data_ref().is_none_or(|data| self.admits(data));
+            if admitted { Ok(frame) } else { Err(self.too_large.clone().into()) }
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(limit: u64, per_line: bool) -> LimitedBody<String> {
+        let too_large = TooLarge { request: "GET /a".into(), part: "a page", limit };
+        LimitedBody { body: String::new(), per_line, read: 0, too_large }
+    }
+
+    #[test]
+    fn the_limit_applies_to_the_body_or_to_each_line() {
+        let mut whole = body(6, false);
+        assert!(whole.admits(b"ab\n") && whole.admits(b"cd\n") && !whole.admits(b"e"));
+        let mut lines = body(3, true);
+        assert!(lines.admits(b"ab\ncd\nef") && lines.admits(b"\nab\n") && lines.admits(b"abc") && !lines.admits(b"d"));
+        assert!(!body(3, true).admits(b"a\nbcde\n"));
+    }
+
+    #[test]
+    fn the_error_is_found_among_the_sources_of_another() {
+        let too_large = body(1, false).too_large;
+        let error = kube::Error::Service(Box::new(too_large.clone()));
+        assert_eq!(TooLarge::find_in(&error), Some(&too_large));
+        assert_eq!(too_large.to_string(), "GET /a: expected a page of at most 1 bytes, got more");
+        assert_eq!(TooLarge::find_in(&kube::Error::Service("other".into())), None);
+    }
+}

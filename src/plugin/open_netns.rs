@@ -1,0 +1,58 @@
+//! Opens the pod's network namespace, which must never be the one that the plugin runs in.
+
+use crate::cni::{Code, Error, Request};
+use crate::netns::NetNs;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Opens the network namespace of a call.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: `CNI_NETNS` is not the path of a network namespace.
+pub(super) fn of_request(request: &Request) -> Result<NetNs, Error> {
+    let path = request.netns.as_deref().unwrap_or_else(|| Path::new(""));
+    let missing =
+        || Error::new(Code::InvalidNetns, format!("CNI_NETNS {}: no network namespace at this path", path.display()));
+    NetNs::open(path)?.ok_or_else(missing)
+}
+
+/// Opens the network namespace at a path.
+///
+/// # Errors
+/// [`Code::InvalidNetns`]: the path is not that of a network namespace, or it is this process's own.
+pub(super) fn at(path: &Path) -> Result<NetNs, Error> {
+    refuse_own(path)?;
+    let missing = || Error::new(Code::InvalidNetns, format!("{}: no network namespace at this path", path.display()));
+    NetNs::open(path)?.ok_or_else(missing)
+}
+
+/// Refuses a call whose `CNI_NETNS` is the network namespace that the plugin runs in, usually the host's, before
+/// anything is done there. The reference library (`pkg/skel`) checks it only afterwards.
+pub(super) fn refuse_own_of_request(request: &Request) -> Result<(), Error> {
+    request.netns.as_deref().filter(|_| !request.netns_override).map_or(Ok(()), refuse_own)
+}
+
+/// Refuses the path of the network namespace that this process runs in.
+fn refuse_own(path: &Path) -> Result<(), Error> {
+    let own = identity(Path::new("/proc/self/ns/net"))?;
+    if own.is_some() && own == identity(path)? {
+        // The wording of the reference library.
+        let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+        return Err(Error::new(Code::InvalidNetns, msg));
+    }
+    Ok(())
+}
+
+/// Returns device and inode, which identify a namespace (namespaces(7)); `None` if no file has this path.
+fn identity(path: &Path) -> Result<Option<(u64, u64)>, Error> {
+    match fs::metadata(path) {
+        Ok(file) => Ok(Some((file.dev(), file.ino()))),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => {
+            let msg = format!("network namespace {}: can't be examined: {error}", path.display());
+            Err(Error::new(Code::InvalidNetns, msg))
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! CHECK, DEL, GC and STATUS of the primary plugin. DEL and GC work from the saved state, without the cluster.
+
+use super::call::PrimaryCall;
+use super::invocation::Invocation;
+use super::readiness;
+use super::saved_state::SavedState;
+use crate::cni::{CniCommand, Code, DefaultNetwork, Error, NetworkName, ValidAttachment};
+use crate::delegate::{Call, Executables, NetworkConfiguration};
+use crate::networks::PodNetworks;
+use crate::plugin::{check, del, status};
+use crate::state::Attachment;
+use std::path::PathBuf;
+
+/// CHECK: compares every network with the saved result of its ADD, then the pod's rules, then the chained plugins.
+///
+/// # Errors
+/// No saved state of an ADD, a plugin reports a failure, or the rules have drifted.
+pub(super) fn check(call: &PrimaryCall<'_>) -> Result<(), Error> {
+    let attachment = call.attachment();
+    let Some(saved) = call.store().read::<SavedState>(&attachment)? else {
+        let directory = call.primary.cni_dir.display();
+        let msg = format!("CHECK without ADD: no saved state of the {attachment} in {directory}; recreate the pod");
+        return Err(Error::new(Code::NoAdd, msg));
+    };
+    let delegate_call = call.delegate_call();
+    let (chained, networks): (Vec<_>, Vec<_>) = saved.invocations.iter().partition(|invocation| invocation.is_chained);
+    networks.iter().try_for_each(|invocation| invocation.check(&delegate_call))?;
+    check::run(call.request, call.conf)?;
+    chained.iter().try_for_each(|invocation| invocation.check(&delegate_call))
+}
+
+/// DEL: undoes the ADD in reverse order. Every step is tried even if one fails. It succeeds without a network
+/// namespace, after another DEL, and without an ADD. Without saved state, the networks in the configuration itself get
+/// a DEL, so that their addresses are released.
+///
+/// # Errors
+/// The steps that failed. The saved state remains if `retryDeleteOnError` is set or if it can't be read now.
+pub(super) fn del(call: &PrimaryCall<'_>) -> Result<(), Error> {
+    let (store, attachment) = (call.store(), call.attachment());
+    let saved = match SavedState::read_to_remove(&store, &attachment) {
+        Err(error) if error.code == Code::State => {
+            tracing::warn!("DEL uses the configuration only, without saved state: {error}");
+            None
+        }
+        other => other?,
+    };
+    let removed = call.remove(&saved.unwrap_or_else(|| configured(call)));
+    if removed.is_ok() || !call.primary.retry_delete_on_error {
+        store.remove(&attachment).unwrap_or_else(|error| tracing::warn!("{error}"));
+    }
+    removed
+}
+
+/// Returns what the configuration alone says about the networks of any pod.
+fn configured(call: &PrimaryCall<'_>) -> SavedState {
+    let PodNetworks { networks, .. } = call.common_networks(None).unwrap_or_else(|error| {
+        tracing::warn!("DEL skips the networks: no saved state of the {}, and {error}", call.attachment());
+        PodNetworks::default()
+    });
+    let (request, conf) = (call.request, call.conf);
+    let invocation =
+        |(position, network)| Invocation::for_network(network, position == 0, &conf.runtime_config, request);
+    let mut invocations: Vec<_> = networks.iter().enumerate().map(invocation).collect();
+    let default = networks.first().map_or(request.ifname.as_str(), |network| network.interface.as_str());
+    invocations.extend(Invocation::for_executables(&conf.name, default, conf, &request.args_text));
+    SavedState::without_netns(invocations)
+}
+
+/// GC: runs DEL for every saved container that the runtime no longer has, then GC for the default network and for the
+/// rules. Every step is tried even if one fails.
+///
+/// # Errors
+/// The steps that failed.
+pub(super) fn gc(call: &PrimaryCall<'_>) -> Result<(), Error> {
+    // A missing list does not mean that all attachments are stale.
+    let Some(valid) = &call.conf.valid_attachments else { return Ok(()) };
+    let mut results = Vec::new();
+    let mut valid_interfaces = valid.clone();
+    let network = common_default_network(call)
+        .inspect_err(|error| tracing::warn!("GC skips the default network: {error}"))
+        .ok()
+        .flatten();
+    for attachment in saved_attachments(call)? {
+        let as_valid =
+            ValidAttachment { container_id: attachment.container_id.clone(), ifname: attachment.ifname.clone() };
+        if valid.contains(&as_valid) {
+            valid_interfaces.extend(interfaces_of(call, &attachment, network.as_ref()));
+        } else {
+            results.push(remove_stale(call, &attachment));
+        }
+    }
+    valid_interfaces.sort();
+    valid_interfaces.dedup();
+    let delegate_call =
+        Call { container_id: String::new(), ifname: String::new(), netns: PathBuf::new(), ..call.delegate_call() };
+    results.extend(network.map(|network| network.gc(&Executables, &delegate_call, Some(&valid_interfaces))));
+    results.push(del::run_gc(call.request, call.conf).map(drop));
+    Error::all(results)
+}
+
+/// Returns the attachments of this network that have saved state.
+fn saved_attachments(call: &PrimaryCall<'_>) -> Result<Vec<Attachment>, Error> {
+    let store = call.store();
+    let mut all = Vec::new();
+    for container_id in store.containers()? {
+        // Multus and installers keep other files in the same directory.
+        match store.of_container(&container_id) {
+            Ok(attachments) => all.extend(attachments),
+            Err(error) => tracing::debug!("{error}"),
+        }
+    }
+    all.retain(|attachment| attachment.network == call.conf.name);
+    Ok(all)
+}
+
+/// Returns the default network of pods that select no other.
+fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<NetworkConfiguration>, Error> {
+    let networks = call.common_networks(call.cluster().as_deref())?.networks;
+    Ok(networks.first().map(|network| NetworkConfiguration::from(&network.configuration)))
+}
+
+/// Returns the interfaces that a container has in `network`, under whatever names the network was selected.
+fn interfaces_of(
+    call: &PrimaryCall<'_>,
+    attachment: &Attachment,
+    network: Option<&NetworkConfiguration>,
+) -> Vec<ValidAttachment> {
+    let saved = SavedState::read_to_remove(&call.store(), attachment).ok().flatten().unwrap_or_default();
+    let is_same = |name: &str| network.is_some_and(|network| network.name == name);
+    let invocations = saved.invocations.iter();
+    invocations
+        .filter(|invocation| invocation.network().is_ok_and(|own| is_same(&own.name)))
+        .map(|invocation| ValidAttachment {
+            container_id: attachment.container_id.clone(),
+            ifname: invocation.interface.clone(),
+        })
+        .collect()
+}
+
+fn remove_stale(call: &PrimaryCall<'_>, attachment: &Attachment) -> Result<(), Error> {
+    let store = call.store();
+    let saved = match SavedState::read_to_remove(&store, attachment) {
+        Err(error) if error.code == Code::State => {
+            tracing::warn!(
+                "GC removes a damaged record without DEL of its networks; the default network's own GC releases \
+                 addresses: {error}"
+            );
+            None
+        }
+        other => other?,
+    };
+    let removed = match saved {
+        Some(saved) => {
+            let delegate_call = Call {
+                command: CniCommand::Del,
+                container_id: attachment.container_id.clone(),
+                netns: saved.netns().unwrap_or_default(),
+                ..call.delegate_call()
+            };
+            // The GC of rules removes the rules: their state has their namespace.
+            saved.del(&delegate_call, || Ok(()))
+        }
+        None => Ok(()),
+    };
+    if removed.is_ok() || !call.primary.retry_delete_on_error {
+        store.remove(attachment)?;
+        tracing::info!("removed the stale {attachment}");
+    }
+    removed
+}
+
+/// STATUS: checks that an ADD would succeed now. It does not wait for the readiness file.
+///
+/// # Errors
+/// [`Code::NotAvailable`], or the default network's own error with its code.
+pub(super) fn status(call: &PrimaryCall<'_>) -> Result<(), Error> {
+    let unavailable = |error: Error| Error { code: Code::NotAvailable, ..error };
+    readiness::check(call.primary).map_err(unavailable)?;
+    let is_by_name = matches!(call.primary.default, DefaultNetwork::Cluster(NetworkName::Name(_)));
+    // Without facts, the definition of that name can't be fetched either; the agent repairs that.
+    if !status::check_availability(call.conf)? && is_by_name {
+        return Ok(());
+    }
+    let network = common_default_network(call)
+        .and_then(|network| network.ok_or_else(|| Error::new(Code::Internal, "no default network is configured")))
+        .map_err(unavailable)?;
+    let delegate_call = call.delegate_call();
+    network
+        .find(&Executables, &delegate_call)
+        .and_then(|()| network.status(&Executables, &delegate_call))
+        .map_err(|error| unavailable(Error { msg: format!("network {}: {}", network.name, error.msg), ..error }))
+}
