@@ -1,4 +1,4 @@
-//! A path as the node knows it, and where it is reached from here.
+//! Paths of the node, and how this process reaches them through a mount of the node's file system.
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -7,13 +7,13 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
 
-/// An absolute path as processes of the node see it: what goes into configurations.
+/// An absolute path as processes of the node see it, and as it is written into configurations.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HostPath(PathBuf);
 
 impl HostPath {
-    /// The path, where it is absolute and has no `..`.
+    /// Returns the path if it is absolute and does not contain `..`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Option<Self> {
         let path = path.into();
@@ -21,31 +21,31 @@ impl HostPath {
         (path.is_absolute() && plain).then_some(Self(path))
     }
 
-    /// A file in this directory.
+    /// Returns the path of the entry `name` in this directory.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {
         Self(self.0.join(name))
     }
 
-    /// The last part; empty for `/`.
+    /// Returns the last part of the path; empty for `/`.
     #[must_use]
     pub fn name(&self) -> String {
         self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// The directory that it is in; `/` is in itself.
+    /// Returns the directory that contains the entry; for `/`, `/` itself.
     #[must_use]
     pub fn parent(&self) -> Self {
         Self(self.0.parent().unwrap_or(&self.0).to_owned())
     }
 
-    /// The file of another name in the same directory.
+    /// Returns the path of the entry `name` in the same directory.
     #[must_use]
     pub fn sibling(&self, name: &str) -> Self {
         Self(self.0.with_file_name(name))
     }
 
-    /// The path as the node sees it.
+    /// Returns the path as the node sees it.
     #[must_use]
     pub fn as_path(&self) -> &Path {
         &self.0
@@ -62,76 +62,78 @@ impl std::str::FromStr for HostPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::new(text).ok_or_else(|| format!("{text:?} is not accepted; accepted: an absolute path without \"..\""))
+        Self::new(text).ok_or_else(|| format!("invalid value {text:?}; expected an absolute path without \"..\""))
     }
 }
 
-/// Where the node's file system is mounted, for this process: `/` on the node itself.
+/// The mount point of the node's file system in this process: `/` on the node itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostRoot(PathBuf);
 
-/// As many as the kernel follows (path_resolution(7)).
-const MOST_LINKS: usize = 40;
+/// The maximum number of symbolic links in a path, as in the kernel (path_resolution(7)).
+const MAX_LINKS: usize = 40;
 
 impl HostRoot {
-    /// The node's file system, mounted at `mount`.
+    /// Returns the node's file system that is mounted at `mount`.
     #[must_use]
     pub fn new(mount: impl Into<PathBuf>) -> Self {
         Self(mount.into())
     }
 
-    /// The node's `/`.
+    /// Returns the path of the node's `/`.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.0
     }
 
-    /// Where this process finds what the node calls `path`. Links are followed as the node would
-    /// follow them: an absolute one leads to a place below the mount, not to one of this process's
-    /// own (`/var/run` is such a link on many nodes, `/var/snap/microk8s/current` a relative one).
+    /// Returns the path by which this process reaches the node's `path`.
+    ///
+    /// Symbolic links are resolved as on the node: an absolute one starts at the mount, not at this process's own
+    /// `/`. Many nodes have such links: `/var/run` is absolute, `/var/snap/microk8s/current` relative.
     ///
     /// # Errors
-    /// Links lead in a circle, or one can't be read.
+    /// The links form a loop, or one can't be read.
     pub fn reach(&self, path: &HostPath) -> io::Result<PathBuf> {
-        let mut left: Vec<PathBuf> = Self::parts(&path.0);
-        let (mut within, mut links) = (PathBuf::new(), 0);
-        while let Some(part) = left.pop() {
+        let mut remaining: Vec<PathBuf> = Self::parts(&path.0);
+        let (mut resolved, mut links) = (PathBuf::new(), 0);
+        while let Some(part) = remaining.pop() {
             if part.as_os_str() == ".." {
-                within.pop();
+                resolved.pop();
                 continue;
             }
-            let here = self.0.join(within.join(&part));
+            let here = self.0.join(resolved.join(&part));
             match fs::read_link(&here) {
                 Ok(target) => {
                     links += 1;
-                    if links > MOST_LINKS {
+                    if links > MAX_LINKS {
                         return Err(Errno::ELOOP.into());
                     }
                     if target.is_absolute() {
-                        within.clear();
+                        resolved.clear();
                     }
-                    left.extend(Self::parts(&target));
+                    remaining.extend(Self::parts(&target));
                 }
-                // Not a link (EINVAL), or not there.
+                // Not a link (EINVAL), or missing.
                 Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::NotFound) => {
-                    within.push(part);
+                    resolved.push(part);
                 }
-                Err(error) if error.kind() == ErrorKind::NotADirectory => within.push(part),
+                Err(error) if error.kind() == ErrorKind::NotADirectory => resolved.push(part),
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.0.join(within))
+        Ok(self.0.join(resolved))
     }
 
-    /// As [`Root::reach`], but the last part stays what it is, a link too: what is to be replaced.
+    /// Returns the path as [`HostRoot::reach`] does, but does not resolve a link in the last part: for an entry that
+    /// is created, replaced or removed.
     ///
     /// # Errors
-    /// As [`Root::reach`].
+    /// As [`HostRoot::reach`].
     pub fn reach_entry(&self, path: &HostPath) -> io::Result<PathBuf> {
         Ok(self.reach(&path.parent())?.join(path.name()))
     }
 
-    /// Names and `..`, the last one first.
+    /// Returns the names and `..` of a path, the last one first.
     fn parts(path: &Path) -> Vec<PathBuf> {
         let wanted = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
         let mut parts: Vec<_> = path.components().filter(wanted).map(|part| PathBuf::from(part.as_os_str())).collect();
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_where_the_node_sees_them() {
+    fn links_are_resolved_below_the_mount() {
         let mount = std::env::temp_dir().join(format!("detour-root-{}", std::process::id()));
         let _ = fs::remove_dir_all(&mount);
         fs::create_dir_all(mount.join("run/deep")).expect("made");
@@ -160,13 +162,13 @@ mod tests {
         symlink("../../..", mount.join("run/deep/up")).expect("linked");
         symlink("loop", mount.join("loop")).expect("linked");
         let root = HostRoot::new(&mount);
-        for (asked, found) in [
+        for (path_on_node, found) in [
             ("/var/run/detour/x", "run/detour/x"),
             ("/var/current/opt/cni/bin", "var/7/opt/cni/bin"),
             ("/run/deep/up/run", "run"),
             ("/nowhere/at/all", "nowhere/at/all"),
         ] {
-            assert_eq!(root.reach(&path(asked)).expect("reached"), mount.join(found), "{asked}");
+            assert_eq!(root.reach(&path(path_on_node)).expect("reached"), mount.join(found), "{path_on_node}");
         }
         assert_eq!(root.reach_entry(&path("/var/run")).expect("reached"), mount.join("var/run"));
         let circle = root.reach(&path("/loop/x")).expect_err("a circle");
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_the_node_is_absolute_and_leads_down() {
+    fn a_relative_path_or_one_with_parent_directories_is_refused() {
         for text in ["opt/cni/bin", "", "/opt/../etc"] {
             assert!(text.parse::<HostPath>().is_err(), "{text}");
         }

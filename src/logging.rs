@@ -1,9 +1,5 @@
-//! Log lines: `key=value` pairs, one line an event, on stderr and in a file. Never on stdout: that
-//! belongs to the CNI result.
-//!
-//! How many lines a call may log, and how much of each: what others write down must not fill a disk.
-//!
-//! What of a call's log somebody else is told.
+//! Logging of a plugin call: lines of `key=value` pairs on stderr and in a file, with limits so that untrusted input
+//! cannot fill a disk. stdout is reserved for the CNI result.
 
 use crate::cni::LogLevel;
 use crate::printable;
@@ -27,17 +23,32 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging for the rest of the process; a second start changes nothing. Each line has the
-/// pairs of `context`. Events of dependencies are logged at level debug only. What `noticed` keeps, it
-/// keeps at any level. With `lines`, only so many lines are logged; without, all are.
+/// The directory of log files. Other paths are refused, since the author of a configuration could append to any file
+/// of the node.
+const DIRECTORY: &str = "/var/log";
+/// The maximum number of lines of levels info and warn in one call.
+const MAX_LINES: usize = 100;
+/// The maximum lengths of a line's message, of its other values together, and of each value of its context, in bytes:
+/// 4 KiB in total.
+const MAX_MESSAGE_BYTES: usize = 2500;
+const MAX_FIELDS_BYTES: usize = 800;
+const MAX_CONTEXT_BYTES: usize = 120;
+/// The maximum number of collected warnings, and of characters in each.
+const MAX_EVENTS: usize = 8;
+const MAX_EVENT_CHARACTERS: usize = 400;
+
+/// Starts logging for the rest of the process; later calls have no effect.
 ///
-/// A file that can't be opened, or is not [`accepted`], is a warning on stderr: a full or missing disk must
-/// not keep pods from starting, nor must a path that an earlier version accepted.
+/// Each line has the pairs of `context`. Events of dependencies are logged only at level debug. `collector` receives
+/// events at every level. `lines` limits the number of lines.
+///
+/// If the file can't be opened or its path is not [`accepted`], a warning on stderr is logged: neither a full disk nor
+/// a path that an earlier version accepted may prevent pods from starting.
 pub fn start(
     level: LogLevel,
     file: Option<&Path>,
     context: &[(&str, &str)],
-    noticed: Option<&EventCollector>,
+    collector: Option<&EventCollector>,
     lines: Option<&Lines>,
 ) {
     let level = match level {
@@ -47,7 +58,7 @@ pub fn start(
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    if level == LevelFilter::OFF && noticed.is_none() {
+    if level == LevelFilter::OFF && collector.is_none() {
         return;
     }
     let opened = file.filter(|_| level != LevelFilter::OFF);
@@ -60,52 +71,48 @@ pub fn start(
         Ok(Some(file)) => BoxMakeWriter::new((|| Stderr).and(Arc::clone(file))),
         Ok(None) | Err(_) => BoxMakeWriter::new(|| Stderr),
     };
-    let ours = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
-    // What they say of a request, our own errors say with the pod's name.
-    let others = if level == LevelFilter::DEBUG { level } else { LevelFilter::OFF };
-    let filter = Targets::new().with_target(ours, level).with_default(others);
-    // Where stderr is closed, the layer's own report of that to stderr would be a panic.
+    let own = env!("CARGO_PKG_NAME").split('-').next().unwrap_or_default();
+    // This crate's errors for failed requests have more context than those of dependencies.
+    let dependencies = if level == LevelFilter::DEBUG { level } else { LevelFilter::OFF };
+    let filter = Targets::new().with_target(own, level).with_default(dependencies);
+    // If stderr is closed, the layer would report that to stderr and panic.
     let layer = tracing_subscriber::fmt::layer()
         .event_format(LineFormat { context: pairs(context), lines: lines.cloned() })
         .with_writer(writer)
         .log_internal_errors(false)
         .with_filter(filter);
-    let noticed =
-        noticed.map(|noticed| noticed.clone().with_filter(Targets::new().with_target(ours, LevelFilter::DEBUG)));
-    let started = tracing_subscriber::registry().with(layer).with(noticed).try_init();
+    let debug = Targets::new().with_target(own, LevelFilter::DEBUG);
+    let collector = collector.map(|collector| collector.clone().with_filter(debug));
+    let started = tracing_subscriber::registry().with(layer).with(collector).try_init();
     if let (Ok(()), Err((path, error))) = (started, opened) {
-        tracing::warn!(file = %path.display(), %error, "log_file can't be opened; logging to stderr only");
+        tracing::warn!(file = %path.display(), %error, "can't open log_file; logging to stderr only");
     }
 }
 
-/// Where log files are: a path elsewhere would let the author of a configuration append to any file of
-/// the node.
-const DIRECTORY: &str = "/var/log";
-
-/// Whether the plugin appends its log to a file of that path.
+/// Checks that the plugin may append its log to this file.
 ///
 /// # Errors
-/// It does not: why, and what is accepted.
+/// The path is not below `/var/log`; the message has the expected form.
 pub fn accepted(file: &Path) -> Result<(), String> {
     let within = file.strip_prefix(DIRECTORY).ok().filter(|within| within.iter().next().is_some());
     let plain = |within: &Path| within.components().all(|part| matches!(part, Component::Normal(_)));
     if within.is_some_and(plain) {
         return Ok(());
     }
-    Err(format!("{:?} is not accepted; accepted: a path below {DIRECTORY} without \"..\"", file.display().to_string()))
+    Err(format!("invalid value {:?}; expected a path below {DIRECTORY} without \"..\"", file.display().to_string()))
 }
 
 fn pairs(context: &[(&str, &str)]) -> String {
     let mut line = String::new();
     for (key, value) in context.iter().filter(|(_, value)| !value.is_empty()) {
         // Writing to a string can't fail.
-        let _ = pair(&mut line, key, value, CONTEXT);
+        let _ = pair(&mut line, key, value, MAX_CONTEXT_BYTES);
     }
     line
 }
 
-/// ` key=value`, as far as there is `room` for the value; in quotes and escaped (as [`printable::line`] does
-/// it) if it is not one word, or if a terminal would act on it.
+/// Appends ` key=value` with at most `room` bytes of the value. The value is quoted and escaped (as by
+/// [`printable::line`]) if it is not one word or contains characters that terminals interpret.
 fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::Result {
     let value = cut(value, room);
     let plain = |c: char| !c.is_whitespace() && !printable::acts(c) && c != '"' && c != '=';
@@ -116,7 +123,7 @@ fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::
     }
 }
 
-/// How an event is written.
+/// The format of log lines.
 struct LineFormat {
     context: String,
     lines: Option<Lines>,
@@ -136,12 +143,12 @@ where
         write!(writer, " level={}", event.metadata().level().as_str().to_ascii_lowercase())?;
         let mut fields = EventFields::default();
         event.record(&mut fields);
-        pair(&mut writer, "msg", &fields.message, MESSAGE)?;
+        pair(&mut writer, "msg", &fields.message, MAX_MESSAGE_BYTES)?;
         writeln!(writer, "{}{}", fields.others, self.context)
     }
 }
 
-/// What an event says.
+/// The message and the other fields of an event.
 #[derive(Default)]
 struct EventFields {
     message: String,
@@ -153,7 +160,7 @@ impl Visit for EventFields {
         match field.name() {
             "message" => value.clone_into(&mut self.message),
             name => {
-                let room = OTHERS.saturating_sub(self.others.len());
+                let room = MAX_FIELDS_BYTES.saturating_sub(self.others.len());
                 // Writing to a string can't fail.
                 let _ = pair(&mut self.others, name, value, room);
             }
@@ -165,37 +172,29 @@ impl Visit for EventFields {
     }
 }
 
-/// The most lines of levels info and warn of one call.
-const MOST_LINES: usize = 100;
-/// So much of a line's message, of all its other values, and of each value of its context is logged, in
-/// bytes: together 4 KiB.
-const MESSAGE: usize = 2500;
-const OTHERS: usize = 800;
-const CONTEXT: usize = 120;
-
-/// Counts the lines of one call. Errors are always logged, and so are details at level debug, which the
-/// administrator has asked for.
+/// Counts and limits the lines of one call. Errors are always logged, and so are events at level debug, which only
+/// the administrator can enable.
 #[derive(Debug, Clone, Default)]
 pub struct Lines(Arc<AtomicUsize>);
 
 impl Lines {
-    /// Whether a line of this level is still logged.
+    /// Counts a line and returns whether it is logged.
     fn admit(&self, level: Level) -> bool {
-        !matches!(level, Level::INFO | Level::WARN) || self.0.fetch_add(1, Relaxed) < MOST_LINES
+        !matches!(level, Level::INFO | Level::WARN) || self.0.fetch_add(1, Relaxed) < MAX_LINES
     }
 
-    /// Says how many lines were left out, where any were; lines after that are counted anew.
+    /// Logs how many lines were dropped, if any, and resets the counter.
     pub fn finish(&self) {
-        let more = self.0.swap(0, Relaxed).saturating_sub(MOST_LINES);
-        if more > 0 {
-            tracing::warn!("{more} more lines of this call are not logged (at most {MOST_LINES} are)");
+        let dropped = self.0.swap(0, Relaxed).saturating_sub(MAX_LINES);
+        if dropped > 0 {
+            tracing::warn!("{dropped} log lines of this call dropped: limit of {MAX_LINES} lines reached");
         }
     }
 }
 
-/// Returns `value` as far as it fits into `room` bytes with every escape that it needs.
+/// Returns the start of `value` that fits into `room` bytes including escapes.
 fn cut(value: &str, room: usize) -> Cow<'_, str> {
-    /// No byte becomes more than `\u{1b}`.
+    /// The maximum length of an escaped byte: `\u{1b}`.
     const ESCAPED: usize = 6;
     if value.len() <= room / ESCAPED {
         return Cow::Borrowed(value);
@@ -208,35 +207,31 @@ fn cut(value: &str, room: usize) -> Cow<'_, str> {
     end.map_or(Cow::Borrowed(value), |(end, _)| Cow::Owned(format!("{}…", &value[..end])))
 }
 
-/// As many warnings are kept, and so much of each, in characters.
-const MOST_EVENTS: usize = 8;
-const LONGEST: usize = 400;
-
-/// Fills while events are logged, whatever the level of the log.
+/// Collects warnings and the source of facts from events, independently of the log level.
 #[derive(Debug, Clone, Default)]
-pub struct EventCollector(Arc<Mutex<KeptEvents>>);
+pub struct EventCollector(Arc<Mutex<CollectedEvents>>);
 
 #[derive(Debug, Default)]
-struct KeptEvents {
+struct CollectedEvents {
     warnings: Vec<String>,
     facts: String,
 }
 
 impl EventCollector {
-    fn kept(&self) -> MutexGuard<'_, KeptEvents> {
+    fn lock(&self) -> MutexGuard<'_, CollectedEvents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The warnings so far; those after the eighth are lost.
+    /// Returns the first warnings, at most `MAX_EVENTS`.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        self.kept().warnings.clone()
+        self.lock().warnings.clone()
     }
 
-    /// Who gave facts: the field `facts` of an event. Where several did, not the agent.
+    /// Returns the source of facts: the field `facts` of an event. A source other than the agent takes precedence.
     #[must_use]
     pub fn facts(&self) -> String {
-        self.kept().facts.clone()
+        self.lock().facts.clone()
     }
 }
 
@@ -244,19 +239,19 @@ impl<S: Subscriber> Layer<S> for EventCollector {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut source = FactsSource::default();
         event.record(&mut source);
-        let mut kept = self.kept();
-        if !source.0.is_empty() && (kept.facts.is_empty() || kept.facts == "agent") {
-            kept.facts = source.0;
+        let mut events = self.lock();
+        if !source.0.is_empty() && (events.facts.is_empty() || events.facts == "agent") {
+            events.facts = source.0;
         }
-        if *event.metadata().level() == Level::WARN && kept.warnings.len() < MOST_EVENTS {
+        if *event.metadata().level() == Level::WARN && events.warnings.len() < MAX_EVENTS {
             let mut fields = EventFields::default();
             event.record(&mut fields);
-            kept.warnings.push((fields.message + &fields.others).chars().take(LONGEST).collect());
+            events.warnings.push((fields.message + &fields.others).chars().take(MAX_EVENT_CHARACTERS).collect());
         }
     }
 }
 
-/// The value of the field `facts`.
+/// The value of the field `facts` of an event.
 #[derive(Default)]
 struct FactsSource(String);
 
@@ -276,28 +271,28 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     #[test]
-    fn a_pair_stays_on_one_line_and_is_one_word_or_quoted() {
+    fn values_that_are_not_one_word_are_quoted() {
         let pairs = pairs(&[("a", "x/y:1"), ("empty", ""), ("b", "two words"), ("c", "l1\nl2"), ("d", "k=\"v\"")]);
         assert_eq!(pairs, r#" a=x/y:1 b="two words" c="l1\nl2" d="k=\"v\"""#);
     }
 
     #[test]
-    fn a_line_has_an_end_whatever_is_logged() {
+    fn long_values_are_truncated() {
         for value in ["a", "ä b", "\u{1b}", "\n", "\u{10ffff}", "\""] {
             let mut line = String::new();
-            pair(&mut line, "msg", &value.repeat(100_000), MESSAGE).expect("a string");
-            assert!(line.len() <= MESSAGE + 20, "{value:?}: {}", line.len());
+            pair(&mut line, "msg", &value.repeat(100_000), MAX_MESSAGE_BYTES).expect("a string");
+            assert!(line.len() <= MAX_MESSAGE_BYTES + 20, "{value:?}: {}", line.len());
             assert!(line.ends_with("…") || line.ends_with("…\""), "{value:?}");
         }
         let mut line = String::new();
-        pair(&mut line, "msg", &"a b ".repeat(MESSAGE / 4), MESSAGE).expect("a string");
-        assert!(!line.contains('…'), "what fits is whole");
+        pair(&mut line, "msg", &"a b ".repeat(MAX_MESSAGE_BYTES / 4), MAX_MESSAGE_BYTES).expect("a string");
+        assert!(!line.contains('…'), "a value that fits is complete");
     }
 
     #[test]
-    fn warnings_and_the_source_of_facts_are_kept() {
-        let noticed = EventCollector::default();
-        let subscriber = tracing_subscriber::registry().with(noticed.clone());
+    fn warnings_and_the_source_of_facts_are_collected() {
+        let collector = EventCollector::default();
+        let subscriber = tracing_subscriber::registry().with(collector.clone());
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!("nothing");
             tracing::warn!(why = "so", "look {}", 1);
@@ -306,8 +301,8 @@ mod tests {
             tracing::debug!(facts = "agent", "answered");
             (0..20).for_each(|_| tracing::warn!("{}", "long ".repeat(1000)));
         });
-        assert_eq!(noticed.facts(), "api");
-        assert_eq!((noticed.warnings()[0].as_str(), noticed.warnings().len()), ("look 1 why=so", MOST_EVENTS));
-        assert!(noticed.warnings().iter().all(|warning| warning.len() <= LONGEST));
+        assert_eq!(collector.facts(), "api");
+        assert_eq!((collector.warnings()[0].as_str(), collector.warnings().len()), ("look 1 why=so", MAX_EVENTS));
+        assert!(collector.warnings().iter().all(|warning| warning.len() <= MAX_EVENT_CHARACTERS));
     }
 }

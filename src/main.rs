@@ -1,4 +1,4 @@
-//! The `detour` binary: a CNI plugin where a runtime calls it, a command line where a person does.
+//! The `detour` binary: a CNI plugin when a runtime calls it, a command-line tool otherwise.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -14,8 +14,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// musl's own allocator gives each page back at once and asks for it again: some 300 system calls
-/// in an ADD, as many as all its work.
+/// The allocator of static builds. musl's own returns each page at once and requests it again: about 300
+/// system calls in an ADD, as many as the ADD itself needs.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         answer(plugin::call(env::vars_os(), Stdin::default(), &file_name(&program)))
     } else if arguments.len() == 0 {
         let about = format!("CNI plugin detour v{}\n{}", env!("CARGO_PKG_VERSION"), protocols());
-        // Runtimes' tools read stderr; a person reads the help.
+        // Tools of runtimes read stderr, users read the help.
         print(Stderr, &Text::lines(&about), ExitCode::SUCCESS);
         cli::help()
     } else {
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The one answer of the plugin, and its exit code.
+/// Prints the result or the error of a plugin call, and returns the exit code.
 fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
     match answer {
         Ok(None) => ExitCode::SUCCESS,
@@ -45,23 +45,23 @@ fn answer(answer: Result<Option<Value>, Value>) -> ExitCode {
     }
 }
 
-/// Writes lines. Failing to write them is a failure: the caller waits for them.
+/// Writes lines and returns `code`, or failure if they can't be written: the caller waits for them.
 fn print(to: impl Write, text: &Text, code: ExitCode) -> ExitCode {
     if write(to, text).is_ok() { code } else { ExitCode::FAILURE }
 }
 
-/// Writes lines.
+/// Writes lines that end in exactly one line break.
 fn write(mut to: impl Write, text: &Text) -> io::Result<()> {
     let lines = text.as_str().trim_end_matches('\n');
     to.write_all(format!("{lines}\n").as_bytes()).and_then(|()| to.flush())
 }
 
-/// What the reference library says of a plugin (`pkg/skel`); runtimes' tools look for it.
+/// Returns the line by which the reference library describes a plugin (`pkg/skel`); tools of runtimes parse it.
 fn protocols() -> String {
     format!("CNI protocol versions supported: {}", cni::version::SUPPORTED.join(", "))
 }
 
-/// The name under which the binary was started, less its directory.
+/// Returns the name under which the binary was started, without its directory.
 fn file_name(program: &OsString) -> String {
     Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

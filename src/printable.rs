@@ -1,13 +1,13 @@
-//! Text from other sources in a form that terminals display and do not act on: chain and interface
-//! names of a pod, Events, log lines, messages of other plugins, manifests.
+//! Escapes text from other sources, so that terminals display it and do not interpret it: names in a pod, Events, log
+//! lines, messages of other plugins, manifests.
 //!
-//! Everything that this program prints for people passes through [`Text`]; it is the only type that
-//! `main` writes to stdout and stderr, and the only place that can write a color.
+//! Everything that this program prints for people is a [`Text`]. It is the only type that `main` writes to stdout and
+//! stderr, and the only code that writes colors.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter, Write as _};
 
-/// Whether a terminal or a viewer acts on the character, or displays nothing for it.
+/// Returns whether terminals or viewers interpret the character, or display nothing for it.
 ///
 /// These are the characters that [`char::escape_debug`] escapes: controls (C0, DEL, C1), format
 /// characters (bidi controls, zero-width characters), line and paragraph separators, blanks other than
@@ -17,19 +17,19 @@ pub fn acts(c: char) -> bool {
     !matches!(c, ' '..='~') && c.escape_debug().len() > 1
 }
 
-/// The text in one line: characters that act are written as `\u{1b}`, `\n`, `\u{202e}`.
+/// Returns the text as one line: such characters are written as `\u{1b}`, `\n`, `\u{202e}`.
 #[must_use]
 pub fn line(text: &str) -> Cow<'_, str> {
     escape(text, |_| false, |c, to| to.extend(c.escape_debug()))
 }
 
-/// The same, but line breaks and tabs remain.
+/// Returns the text with such characters escaped, except for line breaks and tabs.
 #[must_use]
 pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| matches!(c, '\n' | '\t'), |c, to| to.extend(c.escape_debug()))
 }
 
-/// A JSON document with the same meaning in which strings escape these characters.
+/// Returns an equivalent JSON document in which strings escape such characters.
 #[must_use]
 pub fn json(document: &str) -> Cow<'_, str> {
     let escaped = |c: char, to: &mut String| {
@@ -38,11 +38,11 @@ pub fn json(document: &str) -> Cow<'_, str> {
             let _ = write!(to, "\\u{unit:04x}");
         }
     };
-    // Line breaks are between values only: JSON has none in strings.
+    // A line break can only be between values: JSON strings contain none.
     escape(document, |c| c == '\n', escaped)
 }
 
-/// A YAML document with the same meaning, if each string with such a character is in double quotes.
+/// Returns an equivalent YAML document, if each string with such a character is in double quotes.
 fn yaml(document: &str) -> Cow<'_, str> {
     let escaped = |c: char, to: &mut String| {
         // Writing to a string can't fail.
@@ -51,16 +51,16 @@ fn yaml(document: &str) -> Cow<'_, str> {
     escape(document, |c| c == '\n', escaped)
 }
 
-/// The text as the content of an XML element or attribute.
+/// Returns the text as the content of an XML element or attribute.
 #[must_use]
 pub fn xml(text: &str) -> String {
     let text = line(text).replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The text without the user and the password of URLs: `https://(redacted)@host/`.
+/// Returns the text without user and password in URLs: `https://(redacted)@host/`.
 ///
-/// A password with `/`, `?` or `#` is no valid URL, and hidden as well.
+/// A password with `/`, `?` or `#` makes the URL invalid, but is also removed.
 #[must_use]
 pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     if !text.contains("://") {
@@ -73,7 +73,7 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
         let word =
             piece.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '<' | '>')).unwrap_or(piece.len());
         let authority = piece[..word].find(['/', '?', '#']).unwrap_or(word);
-        // `user:pass/word@host`: the password may go on behind the authority.
+        // `user:pass/word@host`: the password may continue after the authority.
         let end = if piece[..authority].contains(':') { word } else { authority };
         match piece[..end].rfind('@') {
             Some(at) => {
@@ -86,7 +86,7 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// At most so many bytes of the text, with `…` at the end of a text that was longer.
+/// Returns at most `bytes` bytes of the text; a longer text ends in `…`.
 #[must_use]
 pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
     if text.len() <= bytes {
@@ -96,11 +96,11 @@ pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}…", &text[..end]))
 }
 
-/// What is printed in place of a secret.
+/// The text that replaces a secret.
 pub const REDACTED: &str = "(redacted)";
 
-fn escape(text: &str, keep: impl Fn(char) -> bool, escaped: impl Fn(char, &mut String)) -> Cow<'_, str> {
-    let is_bad = |c: char| acts(c) && !keep(c);
+fn escape(text: &str, allow: impl Fn(char) -> bool, escaped: impl Fn(char, &mut String)) -> Cow<'_, str> {
+    let is_bad = |c: char| acts(c) && !allow(c);
     if !text.contains(is_bad) {
         return Cow::Borrowed(text);
     }
@@ -111,44 +111,44 @@ fn escape(text: &str, keep: impl Fn(char) -> bool, escaped: impl Fn(char, &mut S
     Cow::Owned(out)
 }
 
-/// Text that a terminal displays and does not act on, but for line breaks, tabs and colors that this
-/// program adds.
+/// Text without characters that terminals interpret, except for line breaks, tabs and colors that this program
+/// adds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Text(String);
 
 impl Text {
-    /// One line, as [`line`] writes it.
+    /// Returns the text as one line, as by [`line`].
     #[must_use]
     pub fn line(text: &str) -> Self {
         Self(line(text).into_owned())
     }
 
-    /// Lines of this program's own, as [`lines`] writes them.
+    /// Returns lines that this program wrote, as by [`lines`].
     #[must_use]
     pub fn lines(text: &str) -> Self {
         Self(lines(text).into_owned())
     }
 
-    /// A message: as [`Self::lines`], its second and further lines indented, so that text from elsewhere
-    /// can't pass for another message.
+    /// Returns a message as by [`lines`] with all lines but the first indented, so that text from another source
+    /// cannot look like a separate message.
     #[must_use]
     pub fn message(text: &str) -> Self {
         Self(lines(text.trim_end()).replace('\n', "\n  "))
     }
 
-    /// A JSON document, as [`json`] writes it.
+    /// Returns a JSON document, as by [`json`].
     #[must_use]
     pub fn json(document: &str) -> Self {
         Self(json(document).into_owned())
     }
 
-    /// A YAML document in which each string with characters that act is in double quotes.
+    /// Returns a YAML document in which each string with escaped characters is in double quotes.
     #[must_use]
     pub fn yaml(document: &str) -> Self {
         Self(yaml(document).into_owned())
     }
 
-    /// Appends text, as [`line`] writes it.
+    /// Appends text, as by [`line`].
     pub fn push(&mut self, text: &str) {
         self.0 += &line(text);
     }
@@ -159,13 +159,13 @@ impl Text {
         let _ = write!(self.0, "\u{1b}[{code}m{}\u{1b}[0m", line(text));
     }
 
-    /// Ends a line, without blanks at its end.
+    /// Ends a line and removes blanks at its end.
     pub fn end_line(&mut self) {
         self.0.truncate(self.0.trim_end_matches(' ').len());
         self.0.push('\n');
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -189,7 +189,7 @@ mod tests {
         \u{fffe}\u{ffff}\u{e0001}\u{e0041}\u{a0}\u{fe0f}";
 
     #[test]
-    fn characters_that_act_are_escaped_and_others_remain() {
+    fn only_characters_that_terminals_interpret_are_escaped() {
         assert!(BAD.chars().all(acts));
         for text in ["a-b_c.d/e", "\"it's\" \\ [x] {y} ~", "é ä 日本 → … ✓ 🦀"] {
             assert!(matches!(line(text), Cow::Borrowed(same) if same == text), "{text}");
@@ -200,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn a_message_from_elsewhere_stays_one_message() {
+    fn further_lines_of_a_message_are_indented() {
         let text = Text::message("pod a\ndetour: all is well\n");
         assert_eq!(text.as_str(), "pod a\n  detour: all is well");
     }
 
     #[test]
-    fn documents_keep_their_meaning() {
+    fn escaped_documents_are_equivalent() {
         let value = serde_json::json!({"k\u{202e}": BAD, "c": "\u{10ffff}\\\u{202e}\\"});
         let text = Text::json(&serde_json::to_string_pretty(&value).expect("JSON"));
         assert!(!text.as_str().chars().any(|c| acts(c) && c != '\n'), "{text}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn colors_are_written_around_text_that_can_have_none() {
+    fn colored_text_is_escaped() {
         let mut text = Text::default();
         text.push_colored(31, "a\u{1b}[32mb");
         text.push("  ");
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_characters() {
+    fn a_long_text_ends_between_characters() {
         assert_eq!((cut("äbc", 4), cut("äääää", 8), cut("ä", 2)), ("äbc".into(), "ää…".into(), "ä".into()));
     }
 
     #[test]
-    fn urls_lose_their_user() {
+    fn user_and_password_are_removed_from_urls() {
         for (text, wanted) in [
             ("at https://u:pw@host:6443/x, no", "at https://(redacted)@host:6443/x, no"),
             ("http://u@h and ftp://a:b@c", "http://(redacted)@h and ftp://(redacted)@c"),
@@ -248,15 +248,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_has_no_character_that_acts(text in "\\PC{0,20}|(.|\n){0,40}", bad in proptest::sample::select(BAD.chars().collect::<Vec<_>>())) {
+        fn escaped_text_has_no_character_that_terminals_interpret(text in "\\PC{0,20}|(.|\n){0,40}", bad in proptest::sample::select(BAD.chars().collect::<Vec<_>>())) {
             let text = format!("{text}{bad}{text}");
             let harmless = |text: &str| !text.chars().any(acts);
             prop_assert!(harmless(&line(&text)));
             prop_assert!(harmless(&lines(&text).replace(['\n', '\t'], "")));
             prop_assert!(harmless(&xml(&text)));
             let escaped = line(&text);
-            prop_assert_eq!(line(&escaped), Cow::Borrowed(&*escaped), "twice is once");
-            // Log lines quote with it.
+            prop_assert_eq!(line(&escaped), Cow::Borrowed(&*escaped), "escaping twice has no effect");
+            // Log lines quote values in this form.
             let quoted = format!("{text:?}");
             prop_assert!(harmless(&quoted));
             let document = serde_json::to_string(&text).expect("JSON");

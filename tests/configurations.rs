@@ -1,4 +1,4 @@
-//! The configurations in `conf/`, and what their table says.
+//! The configurations in `conf/` and the table of their keys.
 
 use detour_cni::agent::install::default_chain;
 use detour_cni::cni::{CniCommand, NetConf, NodeConf};
@@ -18,7 +18,7 @@ fn types(conf: &NetConf) -> Vec<&str> {
 const ALL_THREE: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
 
 #[test]
-fn the_attachments_are_accepted_without_a_warning() {
+fn attachments_are_accepted_without_warnings() {
     for (text, chain) in [
         (include_str!("../conf/openshift-istio-cni.conf"), &ALL_THREE[..]),
         (include_str!("../conf/99-exclude-dns.conf"), &ALL_THREE[1..]),
@@ -31,7 +31,7 @@ fn the_attachments_are_accepted_without_a_warning() {
 }
 
 #[test]
-fn the_last_member_of_the_plugin_list_is_accepted() {
+fn the_last_plugin_of_the_plugin_list_is_accepted() {
     let list: Value = serde_json::from_str(include_str!("../conf/chained.conflist")).expect("JSON");
     let plugins = list["plugins"].as_array().expect("an array");
     let mut last = plugins.last().expect("a member").clone();
@@ -43,7 +43,7 @@ fn the_last_member_of_the_plugin_list_is_accepted() {
 }
 
 #[test]
-fn the_primary_ones_are_accepted_without_a_warning() {
+fn primary_configurations_are_accepted_without_warnings() {
     for (text, chain) in [
         (include_str!("../conf/primary-openshift.conf"), &[][..]),
         (include_str!("../conf/primary-bridge.conf"), &ALL_THREE[..]),
@@ -56,9 +56,9 @@ fn the_primary_ones_are_accepted_without_a_warning() {
     }
 }
 
-/// Types and UIDs; a sample may spell out other defaults.
+/// Compares types and UIDs; a sample may also list defaults.
 #[test]
-fn the_readme_the_samples_the_chart_and_an_installation_exclude_the_same() {
+fn readme_samples_chart_and_installation_have_the_same_exclusions() {
     let core = |chain: &Value| -> Vec<(Value, Value)> {
         let blocks = chain.as_array().expect("an array");
         blocks.iter().map(|block| (block["type"].clone(), block["uids"].clone())).collect()
@@ -78,9 +78,9 @@ fn the_readme_the_samples_the_chart_and_an_installation_exclude_the_same() {
     }
 }
 
-/// As Multus's own installer writes it, but for the type.
+/// The file is that of Multus's installer, except for the type.
 #[test]
-fn an_existing_file_of_multus_is_accepted() {
+fn the_configuration_file_of_multus_is_accepted() {
     let conf = parse(&json!({
         "cniVersion": "0.3.1", "name": "multus-cni-network", "type": "detour", "logLevel": "verbose",
         "logToStderr": true, "kubeconfig": "/etc/cni/net.d/multus.d/multus.kubeconfig",
@@ -95,7 +95,7 @@ fn an_existing_file_of_multus_is_accepted() {
 }
 
 #[test]
-fn the_node_configuration_is_as_an_installation_writes_it() {
+fn the_node_configuration_equals_that_of_an_installation() {
     let text = include_str!("../conf/node.json");
     let (node, warnings) = NodeConf::parse("conf/node.json", text.as_bytes()).expect("accepted");
     assert_eq!(warnings, [""; 0]);
@@ -107,7 +107,7 @@ fn the_node_configuration_is_as_an_installation_writes_it() {
 }
 
 #[test]
-fn the_full_one_spells_out_the_defaults() {
+fn the_full_configuration_has_the_defaults() {
     let full: Value = serde_json::from_str(FULL).expect("JSON");
     let short = json!({"cniVersion": "1.1.0", "name": full["name"], "type": "detour", "chain": full["chain"]});
     assert_eq!(parse(&full), parse(&short));
@@ -115,7 +115,7 @@ fn the_full_one_spells_out_the_defaults() {
 }
 
 #[test]
-fn the_table_has_every_key_of_the_full_one() {
+fn the_table_has_every_key_of_the_full_configuration() {
     fn keys(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(object) => object.iter().for_each(|(key, value)| {

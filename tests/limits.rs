@@ -1,5 +1,5 @@
-//! Inputs without an end and outputs that are not read: the plugin and the agent end the wait, and their
-//! memory stays bounded.
+//! Endless inputs and outputs that are not read: plugin and agent stop waiting after a timeout, and their memory is
+//! limited.
 
 mod support;
 
@@ -18,12 +18,12 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// No call here may take longer, on a slow machine too.
+/// The maximum duration of each call, also on a slow machine.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// What a call may take of memory at the most, in KiB.
+/// The maximum memory of a call, in KiB.
 const MEMORY: u64 = 64 << 10;
 
-/// A call of the plugin for a pod, with a pipe as stdin.
+/// Returns a call of the plugin for a pod, with a pipe as stdin.
 fn call(command: &str) -> Command {
     let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
     detour.env_clear().envs([
@@ -38,13 +38,13 @@ fn call(command: &str) -> Command {
     detour
 }
 
-/// A configuration that does nothing for the pod, and warns.
+/// Returns a configuration that skips the pod and causes a warning.
 fn conf() -> String {
     let kubernetes = json!({"odd": "x".repeat(1000), "exclude_namespaces": ["shop"]});
     json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": kubernetes}).to_string()
 }
 
-/// Waits for the end of a process. Gives its status and the most memory that it was seen to have, in KiB.
+/// Waits for the end of a process; returns its status and its maximum memory, in KiB.
 #[track_caller]
 fn end(process: &mut Child) -> (ExitStatus, u64) {
     let (started, status_file) = (Instant::now(), format!("/proc/{}/status", process.id()));
@@ -64,7 +64,7 @@ fn end(process: &mut Child) -> (ExitStatus, u64) {
     }
 }
 
-/// The error object on the stdout of a process that has ended.
+/// Returns the error object on the stdout of a process that has ended.
 fn error(process: &mut Child) -> (u64, String) {
     let mut text = String::new();
     process.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
@@ -73,7 +73,7 @@ fn error(process: &mut Child) -> (u64, String) {
     (error["code"].as_u64().expect("a code"), format!("{}: {}", part("msg"), part("details")))
 }
 
-/// A pipe that has no room left, and the end that reads it.
+/// Returns a full pipe.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut options = OpenOptions::new();
@@ -84,7 +84,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 }
 
 #[test]
-fn a_stdin_that_stays_open_ends_the_call() {
+fn reading_an_open_stdin_times_out() {
     for (command, text) in [("ADD", ""), ("DEL", "{\"name\":")] {
         let mut process = call(command).spawn().expect("it starts");
         let mut stdin = process.stdin.take().expect("a pipe");
@@ -92,13 +92,16 @@ fn a_stdin_that_stays_open_ends_the_call() {
         let (status, _) = end(&mut process);
         assert_eq!(status.code(), Some(1));
         let (code, text) = error(&mut process);
-        assert!(code == 5 && text.starts_with("error reading from stdin: no end of file within 10 s"), "{text}");
+        assert!(
+            code == 5 && text.starts_with("error reading from stdin: expected the end of file within 10 s"),
+            "{text}"
+        );
         drop(stdin);
     }
 }
 
 #[test]
-fn a_stdin_without_an_end_is_read_to_its_limit() {
+fn an_endless_stdin_is_read_up_to_the_limit() {
     for (opening, item) in [("", " "), ("{\"a\":[", "0,"), ("{\"a\":[", "{},"), ("{\"a\":\"", "x")] {
         let mut process = call("ADD").spawn().expect("it starts");
         let mut stdin = process.stdin.take().expect("a pipe");
@@ -120,7 +123,7 @@ fn a_stdin_without_an_end_is_read_to_its_limit() {
 }
 
 #[test]
-fn a_configuration_of_very_many_values_is_refused_before_it_is_parsed() {
+fn a_configuration_with_too_many_values_is_refused_before_parsing() {
     let mut process = call("ADD").spawn().expect("it starts");
     let text = format!("{{\"a\":[{}0]}}", "{},".repeat(1_000_000));
     let _ = process.stdin.take().expect("a pipe").write_all(text.as_bytes());
@@ -135,7 +138,7 @@ fn a_configuration_of_very_many_values_is_refused_before_it_is_parsed() {
 }
 
 #[test]
-fn a_stderr_that_is_not_read_delays_no_answer() {
+fn a_full_stderr_does_not_delay_the_answer() {
     let (_reader, writer) = full_pipe();
     let mut process = call("ADD").stderr(writer).spawn().expect("it starts");
     process.stdin.take().expect("a pipe").write_all(conf().as_bytes()).expect("written");
@@ -146,7 +149,7 @@ fn a_stderr_that_is_not_read_delays_no_answer() {
 }
 
 #[test]
-fn a_stderr_of_a_delegate_that_is_passed_on_delays_no_answer() {
+fn relaying_stderr_of_a_delegate_does_not_delay_the_answer() {
     let directory = directory("noisy");
     let program = directory.join("noisy");
     fs::write(
@@ -165,7 +168,7 @@ fn a_stderr_of_a_delegate_that_is_passed_on_delays_no_answer() {
 }
 
 #[test]
-fn a_stdout_that_is_not_read_is_a_failure() {
+fn a_full_stdout_is_a_failure() {
     let (_reader, writer) = full_pipe();
     let mut process = call("VERSION").stdout(writer).spawn().expect("it starts");
     assert_eq!(end(&mut process).0.code(), Some(1));
@@ -175,7 +178,7 @@ fn directory(name: &str) -> Directory {
     Directory::new(&format!("limits-{name}"))
 }
 
-/// A server that answers each request with `head` and then `piece` again and again, as one chunk each.
+/// Starts a server that answers each request with `head` and an endless sequence of the chunk `piece`.
 fn endless(head: &'static str, piece: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -203,7 +206,7 @@ const REFUSED: &str = "HTTP/1.1 500 no\r\ntransfer-encoding: chunked\r\n\r\n";
 const ANNOUNCED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\n";
 
 #[test]
-fn a_response_without_an_end_is_read_to_its_limit() {
+fn an_endless_response_is_read_up_to_the_limit() {
     for (head, piece) in [(CHUNKED, "x"), (CHUNKED, "{\"kind\":\"Pod\"}\n"), (REFUSED, " "), (ANNOUNCED, " ")] {
         let directory = directory("endless");
         let kubeconfig = directory.join("kubeconfig");
@@ -233,7 +236,7 @@ fn a_response_without_an_end_is_read_to_its_limit() {
 }
 
 #[test]
-fn an_agent_reads_no_more_of_a_list_than_a_page() {
+fn the_agent_limits_lists_to_a_page() {
     let root = directory("agent");
     fs::create_dir_all(root.join("sa")).expect("made");
     // No server is checked by it: this one is asked in plain HTTP.

@@ -1,4 +1,4 @@
-//! A panic is answered like any other failure.
+//! A panic of the plugin is reported as an error object.
 
 use detour_cni::plugin;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::env;
 use std::io::{self, Read};
 use std::process::Command;
 
-/// Set in the process that is to panic: the answer ends it.
+/// Set in the process that panics, which ends it.
 const HERE: &str = "PANIC_HERE";
 
 struct BrokenStdin;

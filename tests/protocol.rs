@@ -1,5 +1,5 @@
-//! The binary as a runtime sees it: an environment and stdin go in; stdout, stderr and an exit code
-//! come out. Messages and codes are those of the reference library (`pkg/skel`).
+//! The CNI protocol of the binary: environment and stdin, stdout, stderr and the exit code. Messages and codes are
+//! those of the reference library (`pkg/skel`).
 
 use netns_rs::NetNs;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// A call that lacks nothing.
+/// The variables of a complete call.
 const WHOLE: [(&str, &str); 5] = [
     ("CNI_CONTAINERID", "protocol-test"),
     ("CNI_NETNS", "/run/netns/protocol-test-none"),
@@ -19,7 +19,7 @@ const WHOLE: [(&str, &str); 5] = [
     ("CNI_PATH", "/opt/cni/bin"),
 ];
 
-/// Runs the binary with nothing in its environment but `environment`.
+/// Runs the binary with only `environment`.
 fn run(environment: &[(&str, &str)], arguments: &[&str], stdin: Stdio) -> Output {
     let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
     detour.env_clear().envs(environment.iter().copied()).args(arguments).stdin(stdin);
@@ -33,7 +33,7 @@ fn pipe(text: &str) -> Stdio {
     reader.into()
 }
 
-/// A whole call, but for `changed`; an empty value takes a variable away.
+/// Runs a complete call with `changed` variables; an empty value removes one.
 fn call(command: &str, changed: &[(&str, &str)], stdin: &str) -> Output {
     let mut environment = vec![("CNI_COMMAND", command)];
     environment.extend(WHOLE.iter().filter(|(name, _)| !changed.iter().any(|(n, _)| n == name)));
@@ -47,7 +47,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_str(text).expect("JSON on stdout")
 }
 
-/// The error object of a failed call, whose form is checked.
+/// Returns the error object of a failed call after checking its form.
 fn error(output: &Output) -> Value {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let error = json(output);
@@ -58,7 +58,7 @@ fn error(output: &Output) -> Value {
     error
 }
 
-/// Code and message of a failed call.
+/// Returns code and message of a failed call.
 fn refusal(output: &Output) -> (u64, String) {
     let error = error(output);
     (error["code"].as_u64().expect("a number"), error["msg"].as_str().expect("a string").to_owned())
@@ -73,7 +73,7 @@ fn silent(output: &Output) {
     assert!(output.stdout.is_empty(), "{output:?}");
 }
 
-/// A configuration of the given version that does nothing in kube-system.
+/// Returns a configuration of this version that skips pods in kube-system.
 fn conf(version: &str) -> String {
     let conf = json!({
         "cniVersion": version, "name": "n", "type": "detour", "exclude_namespaces": ["kube-system"], "log_level": "none",
@@ -82,7 +82,7 @@ fn conf(version: &str) -> String {
 }
 
 #[test]
-fn without_a_command_it_says_what_it_is_and_prints_the_help() {
+fn without_a_command_the_binary_prints_its_version_and_help() {
     for environment in [&[][..], &[("CNI_COMMAND", "")]] {
         let output = run(environment, &[], Stdio::null());
         succeeds(&output);
@@ -97,7 +97,7 @@ fn without_a_command_it_says_what_it_is_and_prints_the_help() {
 }
 
 #[test]
-fn version_needs_nothing_else_and_reads_no_stdin() {
+fn version_requires_no_other_variable_and_no_stdin() {
     let unreadable = File::open("/").expect("it is there");
     let output = run(&[("CNI_COMMAND", "VERSION")], &[], unreadable.into());
     succeeds(&output);
@@ -106,13 +106,13 @@ fn version_needs_nothing_else_and_reads_no_stdin() {
 }
 
 #[test]
-fn a_runtimes_call_looks_at_no_arguments() {
+fn a_plugin_call_ignores_arguments() {
     let output = run(&[("CNI_COMMAND", "VERSION")], &["--help"], Stdio::null());
     assert_eq!(json(&output)["cniVersion"], "1.1.0");
 }
 
 #[test]
-fn an_unknown_command_is_named() {
+fn the_error_for_an_unknown_command_has_its_name() {
     for command in ["FOO", "add"] {
         let refused = refusal(&call(command, &[], &conf("1.1.0")));
         assert_eq!(refused, (4, format!("unknown CNI_COMMAND: {command}")));
@@ -120,7 +120,7 @@ fn an_unknown_command_is_named() {
 }
 
 #[test]
-fn all_missing_variables_are_named_at_once() {
+fn one_error_lists_all_missing_variables() {
     let nothing = WHOLE.map(|(name, _)| (name, ""));
     for (command, missing) in [
         ("ADD", "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"),
@@ -136,7 +136,7 @@ fn all_missing_variables_are_named_at_once() {
 }
 
 #[test]
-fn malformed_variables_are_refused_before_stdin_is_looked_at() {
+fn malformed_variables_are_refused_before_stdin_is_read() {
     let too_long = json!("interface name should be less than 16 characters");
     for (name, value, msg, details) in [
         ("CNI_CONTAINERID", "a/b", "invalid characters in containerID", json!("a/b")),
@@ -159,7 +159,7 @@ fn malformed_variables_are_refused_before_stdin_is_looked_at() {
 }
 
 #[test]
-fn variables_that_a_command_does_not_need_are_not_looked_at() {
+fn variables_that_a_command_does_not_need_are_not_checked() {
     let odd = [("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", ".."), ("CNI_NETNS", "")];
     for command in ["GC", "STATUS"] {
         let stdin = json!({"cniVersion": "1.1.0", "name": "n", "type": "excludedns"}).to_string();
@@ -168,7 +168,7 @@ fn variables_that_a_command_does_not_need_are_not_looked_at() {
 }
 
 #[test]
-fn cni_args_are_checked_on_add_and_do_not_keep_del_from_working() {
+fn cni_args_are_checked_on_add_and_ignored_on_del() {
     for (args, named) in [("IgnoreUnknown=1;FOO", "\"FOO\""), ("K8S_POD_NAME=../x", "K8S_POD_NAME")] {
         let (code, msg) = refusal(&call("ADD", &[("CNI_ARGS", args)], &conf("1.1.0")));
         assert!(code == 4 && msg.starts_with("CNI_ARGS: ") && msg.contains(named), "{msg}");
@@ -177,7 +177,7 @@ fn cni_args_are_checked_on_add_and_do_not_keep_del_from_working() {
 }
 
 #[test]
-fn a_variable_that_is_not_utf_8_is_named() {
+fn the_error_for_a_variable_that_is_not_utf_8_has_its_name() {
     use std::os::unix::ffi::OsStrExt;
     let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
     let value = std::ffi::OsStr::from_bytes(b"\xff");
@@ -186,7 +186,7 @@ fn a_variable_that_is_not_utf_8_is_named() {
 }
 
 #[test]
-fn stdin_that_is_no_configuration() {
+fn stdin_that_is_not_a_configuration_is_refused() {
     for stdin in ["", "garbage", "{\"name\":\"n\"", "[]", "7", "{\"name\":\"n\"} x"] {
         for command in ["ADD", "CHECK", "DEL", "GC", "STATUS"] {
             let output = call(command, &[], stdin);
@@ -199,7 +199,7 @@ fn stdin_that_is_no_configuration() {
 }
 
 #[test]
-fn stdin_that_can_not_be_read() {
+fn unreadable_stdin_is_an_io_error() {
     let mut environment = vec![("CNI_COMMAND", "ADD")];
     environment.extend(WHOLE);
     let directory = File::open("/").expect("it is there");
@@ -208,7 +208,7 @@ fn stdin_that_can_not_be_read() {
 }
 
 #[test]
-fn the_networks_name_is_checked_by_every_command() {
+fn every_command_checks_the_network_name() {
     for command in ["ADD", "CHECK", "DEL", "GC", "STATUS"] {
         for stdin in [r#"{"cniVersion":"1.1.0"}"#, r#"{"cniVersion":"1.1.0","name":""}"#, r#"{"cniVersion":"9.9.9"}"#] {
             assert_eq!(refusal(&call(command, &[], stdin)), (7, "missing network name".to_owned()));
@@ -221,7 +221,7 @@ fn the_networks_name_is_checked_by_every_command() {
 }
 
 #[test]
-fn versions_that_are_not_spoken_here() {
+fn unsupported_versions_are_refused() {
     for version in ["9.9.9", "1.1", "0.4.1", "x"] {
         for command in ["ADD", "DEL"] {
             let error = error(&call(command, &[], &conf(version)));
@@ -234,7 +234,7 @@ fn versions_that_are_not_spoken_here() {
 }
 
 #[test]
-fn commands_that_a_version_does_not_know() {
+fn commands_require_their_version() {
     for (command, version) in [("CHECK", "0.3.1"), ("CHECK", ""), ("GC", "1.0.0"), ("STATUS", "1.0.0"), ("GC", "0.1.0")]
     {
         let msg = format!("config version does not allow {command}");
@@ -247,7 +247,7 @@ fn commands_that_a_version_does_not_know() {
 }
 
 #[test]
-fn a_wrong_configuration_is_answered_in_its_version() {
+fn the_error_for_an_invalid_configuration_has_its_version() {
     let stdin = r#"{"cniVersion":"0.3.1","name":"n","type":"detour","chain":[{"type":"../sh"}]}"#;
     let error = error(&call("ADD", &[], stdin));
     assert_eq!((&error["code"], &error["cniVersion"]), (&json!(7), &json!("0.3.1")));
@@ -255,7 +255,7 @@ fn a_wrong_configuration_is_answered_in_its_version() {
 }
 
 #[test]
-fn the_binarys_name_stands_in_for_a_type() {
+fn the_name_of_the_binary_replaces_a_missing_type() {
     let directory = std::env::temp_dir().join(format!("protocol-test-{}", std::process::id()));
     std::fs::create_dir(&directory).expect("a directory");
     let status_as = |name: &str| {
@@ -273,7 +273,7 @@ fn the_binarys_name_stands_in_for_a_type() {
 }
 
 #[test]
-fn the_plugins_own_netns_is_refused() {
+fn the_network_namespace_of_the_plugin_is_refused() {
     let own = ("CNI_NETNS", "/proc/self/ns/net");
     let wanted = (8, "plugin's netns and netns from CNI_NETNS should not be the same".to_owned());
     for command in ["ADD", "DEL", "CHECK"] {
@@ -287,9 +287,9 @@ fn the_plugins_own_netns_is_refused() {
     }
 }
 
-/// Whatever is at the path is looked at without waiting for anybody.
+/// Opening a FIFO must not wait for a writer.
 #[test]
-fn a_path_that_is_no_netns_is_refused_and_no_obstacle_to_del() {
+fn a_path_that_is_not_a_netns_is_refused_except_by_del() {
     let directory = std::env::temp_dir().join(format!("protocol-test-netns-{}", std::process::id()));
     std::fs::create_dir(&directory).expect("a directory");
     let (file, fifo) = (directory.join("file"), directory.join("fifo"));
@@ -305,14 +305,14 @@ fn a_path_that_is_no_netns_is_refused_and_no_obstacle_to_del() {
     std::fs::remove_dir_all(&directory).expect("the directory goes");
 }
 
-/// As the reference plugins do.
+/// The reference plugins do the same.
 #[test]
 fn check_without_the_result_of_add_is_refused() {
     let missing = "prevResult: missing; CHECK needs the result of ADD, which the runtime must pass".to_owned();
     for (previous, wanted) in [
         ("", missing.clone()),
         (r#","prevResult":null"#, missing),
-        (r#","prevResult":7"#, "prevResult: an object is needed; it is the runtime that sets it".to_owned()),
+        (r#","prevResult":7"#, "prevResult: expected an object, which the runtime sets".to_owned()),
     ] {
         for more in ["", r#","delegates":[{"type":"bridge","name":"b"}]"#] {
             let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"detour"{more}{previous}}}"#);
@@ -331,7 +331,7 @@ fn del_succeeds_without_a_netns_and_again() {
 }
 
 #[test]
-fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
+fn del_needs_only_the_name_of_an_invalid_configuration() {
     for wrong in [r#""chain":7"#, r#""kubernetes":{"timeout_seconds":0}"#, r#""dialect":"ipfw""#, r#""type":"no-such""#]
     {
         let conf = format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"detour",{wrong}}}"#);
@@ -341,7 +341,7 @@ fn del_goes_by_the_name_where_the_rest_of_the_configuration_is_wrong() {
 }
 
 #[test]
-fn log_lines_have_an_end_in_number_and_length() {
+fn number_and_length_of_log_lines_are_limited() {
     let mut odd: serde_json::Map<String, Value> = (0..300).map(|i| (format!("odd{i}"), json!(1))).collect();
     odd.insert("0".repeat(10_000), json!(1));
     let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "kubernetes": odd}).to_string();
@@ -349,12 +349,12 @@ fn log_lines_have_an_end_in_number_and_length() {
     let logged: Vec<&str> = std::str::from_utf8(&output.stderr).expect("UTF-8").lines().collect();
     assert_eq!(logged.iter().filter(|line| line.contains("unknown key, ignored")).count(), 100, "{logged:?}");
     assert!(logged[100].contains("level=error"), "errors are logged whatever was before: {logged:?}");
-    assert!(logged[101].contains("201 more lines of this call are not logged"), "{logged:?}");
+    assert!(logged[101].contains("201 log lines of this call dropped"), "{logged:?}");
     assert!(logged.iter().all(|line| line.len() < 4096 && line.contains("command=ADD")));
 }
 
 #[test]
-fn log_lines_go_to_stderr_and_to_the_file() {
+fn log_lines_are_written_to_stderr_and_to_the_file() {
     let file = Path::new("/var/log").join(format!("detour-protocol-test-{}.log", std::process::id()));
     let stdin = json!({
         "cniVersion": "1.1.0", "name": "n", "type": "detour", "log_file": file, "kubernetes": {"odd": 1},
@@ -376,7 +376,7 @@ fn log_lines_go_to_stderr_and_to_the_file() {
 }
 
 #[test]
-fn a_log_file_that_can_not_be_opened_is_a_warning() {
+fn an_invalid_log_file_is_a_warning() {
     let mut stdin: Value = serde_json::from_str(&conf("1.1.0")).expect("JSON");
     stdin["log_file"] = json!("/nonexistent/detour.log");
     stdin["log_level"] = json!("info");
@@ -389,7 +389,7 @@ fn a_log_file_that_can_not_be_opened_is_a_warning() {
 }
 
 #[test]
-fn a_stderr_that_is_gone_keeps_nothing_from_working() {
+fn a_closed_stderr_fails_no_call() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
@@ -414,7 +414,7 @@ fn the_command_line_has_three_exit_codes() {
     }
 }
 
-/// A pod's network namespace, gone at the end of the test.
+/// A pod's network namespace, removed at the end of the test.
 struct Sandbox(Option<NetNs>);
 
 impl Sandbox {
@@ -435,7 +435,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// The configurations of `conf/`, as a runtime would pass them, and the ones that they replace.
+/// Returns the configurations of `conf/` as a runtime passes them, and those that they replace.
 fn samples() -> Vec<(&'static str, Value)> {
     let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
     let list = parse(include_str!("../conf/chained.conflist"));
@@ -470,7 +470,7 @@ fn samples() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn every_configuration_does_nothing_in_an_excluded_namespace() {
+fn every_configuration_skips_pods_of_excluded_namespaces() {
     let sandbox = Sandbox::new("samples");
     let netns = sandbox.path();
     for (name, conf) in samples() {
@@ -488,7 +488,7 @@ fn every_configuration_does_nothing_in_an_excluded_namespace() {
 }
 
 #[test]
-fn a_previous_result_is_handed_on_as_it_came() {
+fn the_previous_result_is_returned_unchanged() {
     let sandbox = Sandbox::new("previous");
     let netns = sandbox.path();
     let changed = [("CNI_CONTAINERID", "protocol-previous"), ("CNI_NETNS", netns.as_str())];
@@ -511,9 +511,9 @@ fn a_previous_result_is_handed_on_as_it_came() {
     silent(&call("DEL", &changed, &stdin.to_string()));
 }
 
-/// The message goes to Events; what the version, the name and the type are is the author's of an attachment.
+/// Errors appear in Events, and the author of an attachment chooses version, name and type.
 #[test]
-fn terminals_do_not_act_on_an_error() {
+fn control_characters_in_errors_are_escaped() {
     let bad = "x\u{1b}[2J\u{7}\n\u{9b}\u{202e}";
     for conf in [
         json!({"cniVersion": "1.1.0", "name": bad, "type": "detour"}),

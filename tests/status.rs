@@ -1,4 +1,4 @@
-//! STATUS, from outside: 0 where an ADD could be served, 50 and the reason where not.
+//! STATUS of the binary: exit code 0 if an ADD would succeed, else error 50 with the reason.
 
 mod support;
 
@@ -36,14 +36,14 @@ fn refused(conf: Value) -> String {
 }
 
 #[test]
-fn all_is_well_with_facts_at_hand_or_without_need_of_them() {
+fn status_succeeds_if_facts_are_available_or_not_needed() {
     let manifests = Directory::new("status");
     assert_eq!(status(json!({"kubernetes": {"manifests_dir": &*manifests}})), (Some(0), String::new()));
     assert_eq!(status(json!({"chain": [{"type": "uid-exclude", "uids": [1337]}]})), (Some(0), String::new()));
 }
 
 #[test]
-fn what_stands_in_the_way_is_named() {
+fn the_error_has_the_reason() {
     let details = refused(json!({"kubernetes": {"manifests_dir": "/no/such/directory"}}));
     assert!(details.contains("/no/such/directory"), "{details}");
     let details = refused(json!({"kubernetes": {"kubeconfig": "/no/such/kubeconfig"}}));
@@ -52,9 +52,9 @@ fn what_stands_in_the_way_is_named() {
     assert!(details.contains("ambient_enabled") && details.contains("/no/such/directory"), "{details}");
 }
 
-/// Such a node would be NotReady, so that the agent's pod, which writes the kubeconfig, could not start.
+/// Otherwise the node would be NotReady, and the agent's pod, which writes the kubeconfig, could not start.
 #[test]
-fn what_the_agent_of_the_node_repairs_does_not_fail() {
+fn faults_that_the_agent_repairs_do_not_fail_status() {
     let directory = Directory::new("status-agent");
     let written = |name: &str, text: &str| {
         std::fs::write(directory.join(name), text).expect("writable");
@@ -95,7 +95,7 @@ fn what_the_agent_of_the_node_repairs_does_not_fail() {
 }
 
 #[test]
-fn an_api_that_refuses_the_connection_is_named_within_two_seconds() {
+fn an_unreachable_api_server_is_reported_within_two_seconds() {
     let directory = Directory::new("status-kubeconfig");
     let kubeconfig = directory.join("kubeconfig");
     let text = json!({

@@ -8,7 +8,7 @@ use super::facts::Answers;
 use super::health::{Busy, Connections};
 use crate::cluster::agent::{AgentAnswer, AgentRequest, CallReport, Hello, LONGEST_QUESTION, RequestKind};
 use crate::cni::{CniCommand, Code};
-use crate::trusted_file::{create_directories, open_lock};
+use crate::trusted_file::{FileId, create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{DirBuilder, File, Permissions};
 use std::future::pending;
@@ -50,8 +50,8 @@ impl OpenConnections {
 struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// What tells the file from another of its name: device and inode.
-    file: (u64, u64),
+    /// Identifies the socket file, since another agent may replace it under the same name.
+    file: FileId,
 }
 
 /// Answers at `path` for as long as the process lives. What it can't have it tries to get again; what a
@@ -187,9 +187,8 @@ fn lock_of(socket: &Path) -> PathBuf {
     socket.with_file_name("agent.lock")
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
+fn identity(path: &Path) -> io::Result<FileId> {
+    Ok(FileId::of(&fs::symlink_metadata(path)?))
 }
 
 /// One question and its answer.

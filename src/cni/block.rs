@@ -1,23 +1,22 @@
-//! A JSON object of the configuration with its key path: read key by key, each with the type it
-//! must have; what nobody asked for is an error that lists what is accepted.
+//! Typed access to the keys of a JSON object, with errors that have the path of the key.
 
-use super::list::wrong_type;
-use super::{Code, Error, ItemList, excerpt};
+use super::error::{Code, Error};
+use super::list::{ItemList, excerpt, wrong_type};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 
-/// A sub-plugin's configuration, not yet understood.
+/// A JSON object of a configuration, with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Where it stands, for messages: `chain[0]`, `args.cni.uid-exclude`; empty at the top level.
+    /// The path in messages: `chain[0]`, `args.cni.uid-exclude`; empty at the top level.
     pub path: String,
-    /// Its keys, `type` included.
+    /// The keys, including `type`.
     pub keys: Map<String, Value>,
 }
 
 impl Block {
-    /// The object at `path`.
+    /// Returns the object at `path`.
     ///
     /// # Errors
     /// `value` is not an object.
@@ -29,29 +28,29 @@ impl Block {
         }
     }
 
-    /// Starts reading.
+    /// Returns a reader of the keys.
     #[must_use]
     pub fn reader(&self) -> BlockReader<'_> {
-        BlockReader { block: self, asked: RefCell::default() }
+        BlockReader { block: self, read: RefCell::default() }
     }
 }
 
-/// Reads the keys of a [`Block`] and remembers which were asked for. A key whose value is JSON
-/// `null` counts as absent.
+/// Reads the keys of a [`Block`] and records which were read. A key with the JSON value `null` counts as
+/// absent.
 #[derive(Debug)]
 pub struct BlockReader<'a> {
     block: &'a Block,
-    asked: RefCell<Vec<&'static str>>,
+    read: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> BlockReader<'a> {
-    /// The raw value.
+    /// Returns the value of a key.
     pub fn value(&self, key: &'static str) -> Option<&'a Value> {
-        self.asked.borrow_mut().push(key);
+        self.read.borrow_mut().push(key);
         self.block.keys.get(key).filter(|v| !v.is_null())
     }
 
-    /// The key's path, for messages.
+    /// Returns the path of a key, for messages.
     #[must_use]
     pub fn place(&self, key: &str) -> String {
         if self.block.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.block.path) }
@@ -60,33 +59,33 @@ impl<'a> BlockReader<'a> {
     fn typed<T>(
         &self,
         key: &'static str,
-        accepted: &str,
+        expected: &str,
         convert: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        convert(value).map(Some).ok_or_else(|| wrong_type(&self.place(key), value, accepted))
+        convert(value).map(Some).ok_or_else(|| wrong_type(&self.place(key), value, expected))
     }
 
-    /// A string.
+    /// Reads a string.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value has another type.
     pub fn string(&self, key: &'static str) -> Result<Option<&'a str>, Error> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// A boolean.
+    /// Reads a boolean.
     ///
     /// # Errors
-    /// The value is something else.
+    /// The value has another type.
     pub fn boolean(&self, key: &'static str) -> Result<Option<bool>, Error> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// A whole number between `min` and `max`, both included; a string of digits will do.
+    /// Reads an integer from `min` to `max`; a string of digits is also accepted.
     ///
     /// # Errors
-    /// The value is something else or out of bounds.
+    /// The value has another type or is out of bounds.
     pub fn number(&self, key: &'static str, min: u32, max: u32) -> Result<Option<u32>, Error> {
         self.typed(key, &format!("a whole number from {min} to {max}"), |value| {
             let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())?;
@@ -94,27 +93,27 @@ impl<'a> BlockReader<'a> {
         })
     }
 
-    /// A port, 1 to 65535.
+    /// Reads a port, 1 to 65535.
     ///
     /// # Errors
-    /// The value is something else or out of bounds.
+    /// The value has another type or is out of bounds.
     pub fn port(&self, key: &'static str) -> Result<Option<u16>, Error> {
         Ok(self.number(key, 1, u32::from(u16::MAX))?.and_then(|n| u16::try_from(n).ok()))
     }
 
-    /// One of a few words; the first matching pair's value.
+    /// Reads one of the names in `choices` and returns its value.
     ///
     /// # Errors
-    /// The value is no string or none of the words.
-    pub fn one_of<T: Copy>(&self, key: &'static str, words: &[(&str, T)]) -> Result<Option<T>, Error> {
-        let accepted = words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-        self.typed(key, &accepted, |value| {
+    /// The value is not a string or not one of the names.
+    pub fn one_of<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, Error> {
+        let names = choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        self.typed(key, &format!("one of {names}"), |value| {
             let text = value.as_str()?;
-            words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning)
+            choices.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice)
         })
     }
 
-    /// A list. One that is written down and empty is `Some`.
+    /// Reads a list; an empty one is `Some`.
     ///
     /// # Errors
     /// The value is neither an array of strings or numbers nor a string.
@@ -122,7 +121,7 @@ impl<'a> BlockReader<'a> {
         self.value(key).map(|value| ItemList::from_json(self.place(key), value)).transpose()
     }
 
-    /// An object within.
+    /// Reads an object.
     ///
     /// # Errors
     /// The value is not an object.
@@ -130,38 +129,38 @@ impl<'a> BlockReader<'a> {
         self.value(key).map(|value| Block::new(self.place(key), value)).transpose()
     }
 
-    /// Keys that nobody asked for.
+    /// Returns the keys that were not read.
     #[must_use]
     pub fn unknown(&self) -> Vec<&'a str> {
-        let asked = self.asked.borrow();
-        self.block.keys.keys().map(String::as_str).filter(|key| !asked.contains(key)).collect()
+        let read = self.read.borrow();
+        self.block.keys.keys().map(String::as_str).filter(|key| !read.contains(key)).collect()
     }
 
-    /// Keys that were asked for, sorted, none twice.
+    /// Returns the keys that were read, sorted, without duplicates.
     #[must_use]
-    pub fn asked(&self) -> Vec<&'static str> {
-        let mut asked = self.asked.borrow().clone();
-        asked.sort_unstable();
-        asked.dedup();
-        asked
+    pub fn known(&self) -> Vec<&'static str> {
+        let mut known = self.read.borrow().clone();
+        known.sort_unstable();
+        known.dedup();
+        known
     }
 
-    /// What stands under the keys that nobody asked for.
+    /// Returns the keys that were not read, with their values.
     #[must_use]
     pub fn others(&self) -> Map<String, Value> {
         self.unknown().into_iter().filter_map(|key| Some((key.to_owned(), self.block.keys.get(key)?.clone()))).collect()
     }
 
-    /// Ends reading.
+    /// Checks that all keys were read.
     ///
     /// # Errors
-    /// There are keys that nobody asked for.
+    /// A key was not read, so it is unknown.
     pub fn finish(self) -> Result<(), Error> {
         let unknown = self.unknown();
         let Some(first) = unknown.first() else { return Ok(()) };
-        let (place, accepted) = (self.place(&excerpt(first)), self.asked());
-        let meant = did_you_mean(first, accepted.iter().copied());
-        let msg = format!("{place}: unknown key; accepted: {}{meant}", accepted.join(", "));
+        let (place, known) = (self.place(&excerpt(first)), self.known());
+        let suggestion = did_you_mean(first, known.iter().copied());
+        let msg = format!("{place}: unknown key; expected one of {}{suggestion}", known.join(", "));
         Err(Error::new(Code::InvalidConfig, msg))
     }
 }
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_has_its_type() {
+    fn keys_are_read_with_their_types() {
         let b = block(json!({"s": "x", "n": 7, "digits": "8", "t": true, "w": "b", "l": [1], "null": null}));
         let r = b.reader();
         assert_eq!(r.string("s").expect("s"), Some("x"));
@@ -191,20 +190,23 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_path_and_what_is_accepted() {
+    fn errors_have_the_path_and_the_expected_values() {
         let b = block(json!({"n": 70000, "w": "z", "zz": 1}));
         let r = b.reader();
         let error = r.port("n").expect_err("out of bounds");
-        assert_eq!(error.msg, "chain[1].n: 70000 is not accepted; accepted: a whole number from 1 to 65535");
+        assert_eq!(error.msg, "chain[1].n: invalid value 70000; expected a whole number from 1 to 65535");
         let error = r.one_of("w", &[("a", 1), ("b", 2)]).expect_err("no such word");
-        assert_eq!(error.msg, r#"chain[1].w: "z" is not accepted; accepted: a, b"#);
+        assert_eq!(error.msg, r#"chain[1].w: invalid value "z"; expected one of a, b"#);
         let error = r.finish().expect_err("unknown");
-        assert_eq!(error.msg, "chain[1].zz: unknown key; accepted: n, w");
+        assert_eq!(error.msg, "chain[1].zz: unknown key; expected one of n, w");
         assert_eq!(error.code, Code::InvalidConfig);
         let b = block(json!({"proxy_prot": 1}));
         let r = b.reader();
         r.port("proxy_port").expect("absent");
         let error = r.finish().expect_err("unknown");
-        assert_eq!(error.msg, "chain[1].proxy_prot: unknown key; accepted: proxy_port; did you mean \"proxy_port\"?");
+        assert_eq!(
+            error.msg,
+            "chain[1].proxy_prot: unknown key; expected one of proxy_port; did you mean \"proxy_port\"?"
+        );
     }
 }

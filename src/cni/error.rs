@@ -1,51 +1,51 @@
-//! What a plugin answers when it fails, and the one table of codes.
+//! Errors of a plugin call, and the table of their codes.
 
 use crate::printable::{cut, line};
 use serde::Serialize;
 
-/// How long each text of an error object may be, in bytes: runtimes repeat it for each try.
-const TEXT_LIMIT: usize = 4 << 10;
+/// The maximum length of each text of an error object, in bytes: runtimes log it again for each attempt.
+const MAX_TEXT_BYTES: usize = 4 << 10;
 
-/// Every code this plugin can answer with.
+/// An error code of this plugin.
 ///
-/// 1 to 99 belong to the CNI specification (SPEC.md, "Error", and the reference library's
-/// `pkg/types`); 100 and above are this plugin's own.
+/// 1 to 99 are defined by the CNI specification (SPEC.md, "Error", and the reference library's `pkg/types`); 100
+/// and above by this plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Code {
-    /// The configuration's `cniVersion` is not one that is spoken here, or does not allow the command.
+    /// The configuration's `cniVersion` is not supported or does not have the command.
     IncompatibleVersion = 1,
     /// An environment variable is missing or malformed, or the command is unknown.
     Environment = 4,
     /// Reading or writing failed.
     Io = 5,
-    /// Text that should be JSON is not.
+    /// A text is not JSON.
     Decode = 6,
-    /// The configuration, an annotation or a reference is wrong. Trying again won't help.
+    /// The configuration, an annotation or a reference is invalid; a retry does not help.
     InvalidConfig = 7,
     /// `CNI_NETNS` is not a network namespace, or is the plugin's own.
     InvalidNetns = 8,
-    /// What may come yet: an API that does not answer, a lock, a kubeconfig not written so far.
+    /// Temporarily unavailable: the API server, a lock, or a kubeconfig that is not written yet.
     TryAgain = 11,
-    /// STATUS: an ADD can't be served now.
+    /// STATUS: an ADD would fail now.
     NotAvailable = 50,
-    /// The pod is not known to the cluster, or the one that is known is another one of that name.
+    /// The cluster has no such pod, or another pod of the same name.
     PodUnknown = 100,
-    /// The credentials are refused (401) or lack a right (403).
+    /// The API server rejects the credentials (401) or denies access (403).
     Forbidden = 101,
     /// The kernel refused the rules, an address or a route.
     KernelRefused = 102,
-    /// CHECK: what is in the kernel is not what the attachments ask for.
+    /// CHECK: the rules in the kernel differ from the desired state.
     Drift = 103,
     /// CHECK: there was no ADD of this attachment.
     NoAdd = 104,
-    /// What was kept of an earlier ADD can't be read.
+    /// The saved state of an earlier ADD can't be read.
     State = 105,
-    /// An executable in the chain failed without a code of its own.
+    /// An executable of `chain` failed without an error code.
     Delegate = 106,
-    /// Rules of another tool stand in the way, or the network namespace holds more than is read.
+    /// Rules of another tool conflict, or the network namespace has more objects than this plugin reads.
     ForeignRules = 107,
-    /// A fault of this plugin's own.
+    /// A bug in this plugin.
     Internal = 108,
 }
 
@@ -71,19 +71,19 @@ impl Code {
         Self::Internal,
     ];
 
-    /// The number that goes on the wire.
+    /// Returns the number in the error object.
     #[must_use]
     pub const fn number(self) -> u32 {
         self as u32
     }
 
-    /// The code of that number, where it is one of ours.
+    /// Returns the code with this number; `None` if it is not one of this plugin.
     #[must_use]
     pub fn numbered(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.number() == number)
     }
 
-    /// One word for programs that count.
+    /// Returns the name of the code in logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -108,50 +108,50 @@ impl Code {
     }
 }
 
-/// A failed command: one line for people, a code for programs.
+/// The error of a failed call: a message for users and a code for programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.line())]
 pub struct Error {
-    /// Which kind of failure.
+    /// The kind of failure.
     pub code: Code,
     /// What failed, on what, and the next step.
     pub msg: String,
-    /// More, where there is more.
+    /// Further details; may be empty.
     pub details: String,
-    /// The code of another plugin whose failure this is: it is answered in place of `code`'s own.
+    /// The error code of another plugin that failed, returned in place of `code`.
     pub answered: Option<u32>,
 }
 
 impl Error {
-    /// An error without details.
+    /// Returns an error without details.
     pub fn new(code: Code, msg: impl Into<String>) -> Self {
         Self { code, msg: msg.into(), details: String::new(), answered: None }
     }
 
-    /// The same error with details.
+    /// Returns the error with these details.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// The same error, answered with another plugin's code.
+    /// Returns the error with another plugin's error code.
     #[must_use]
     pub const fn answered_with(mut self, code: u32) -> Self {
         self.answered = Some(code);
         self
     }
 
-    /// The number that goes on the wire.
+    /// Returns the number in the error object.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.answered.unwrap_or(self.code.number())
     }
 
-    /// The first failure of things that were all tried, the others in its details.
+    /// Returns the first of several errors with the others in its details.
     ///
     /// # Errors
-    /// One of them failed.
+    /// One of the results is an error.
     pub fn all(results: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
         let mut errors = results.into_iter().filter_map(Result::err);
         let Some(mut first) = errors.next() else { return Ok(()) };
@@ -163,15 +163,15 @@ impl Error {
     }
 
     fn line(&self) -> String {
-        let (msg, details) = (cut(&self.msg, TEXT_LIMIT), cut(&self.details, TEXT_LIMIT));
+        let (msg, details) = (cut(&self.msg, MAX_TEXT_BYTES), cut(&self.details, MAX_TEXT_BYTES));
         if details.is_empty() { msg.into_owned() } else { format!("{msg}: {details}") }
     }
 
-    /// The JSON object that goes to stdout (SPEC.md, "Error").
+    /// Returns the error object for stdout (SPEC.md, "Error").
     ///
-    /// Runtimes copy its texts into logs and Events, and so to terminals. The texts hold names that a pod's
-    /// author chose, and those of other plugins, so they are written as [`line`] writes them, and cut where
-    /// they are too long.
+    /// Runtimes copy its texts into logs and Events, which are displayed in terminals. The texts contain names that
+    /// authors of pods chose and messages of other plugins, so they are escaped as by [`line`] and limited in
+    /// length.
     #[must_use]
     pub fn to_json(&self, cni_version: &str) -> serde_json::Value {
         #[derive(Serialize)]
@@ -184,7 +184,7 @@ impl Error {
             details: &'a str,
         }
         let [msg, details] = [&self.msg, &self.details].map(|text| line(text));
-        let (msg, details) = (&*cut(&msg, TEXT_LIMIT), &*cut(&details, TEXT_LIMIT));
+        let (msg, details) = (&*cut(&msg, MAX_TEXT_BYTES), &*cut(&details, MAX_TEXT_BYTES));
         let wire = Wire { cni_version, code: self.number(), msg, details };
         serde_json::to_value(wire).unwrap_or_default()
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn json_leaves_out_empty_details() {
+    fn json_omits_empty_details() {
         let e = Error::new(Code::Decode, "no");
         assert_eq!(e.to_json("1.0.0").to_string(), r#"{"cniVersion":"1.0.0","code":6,"msg":"no"}"#);
         let e = e.with_details("why");
@@ -212,21 +212,21 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_bounded_and_hold_no_character_that_acts() {
+    fn texts_are_escaped_and_limited_in_length() {
         let long = Error::new(Code::Delegate, "x".repeat(1 << 20)).to_json("1.0.0");
-        assert!(long["msg"].as_str().is_some_and(|msg| msg.len() <= TEXT_LIMIT && msg.ends_with('…')));
+        assert!(long["msg"].as_str().is_some_and(|msg| msg.len() <= MAX_TEXT_BYTES && msg.ends_with('…')));
         let error = Error::new(Code::Delegate, "a\u{1b}[2J\nb").with_details("\u{202e}\u{9b}").to_json("1.0.0");
         assert_eq!((&error["msg"], &error["details"]), (&"a\\u{1b}[2J\\nb".into(), &"\\u{202e}\\u{9b}".into()));
     }
 
     #[test]
-    fn what_leaves_is_bounded_whatever_was_quoted() {
+    fn the_error_object_is_limited_in_length() {
         let e = Error::new(Code::InvalidConfig, "a".repeat(200_000)).with_details("b".repeat(200_000));
         assert!(e.to_json("1.0.0").to_string().len() < 10_000 && e.to_string().len() < 10_000);
     }
 
     #[test]
-    fn another_plugins_code_is_answered_in_place_of_ours() {
+    fn the_code_of_another_plugin_replaces_that_of_this_plugin() {
         let e = Error::new(Code::Delegate, "no").answered_with(11);
         assert_eq!((e.code, e.number()), (Code::Delegate, 11));
         assert_eq!(e.to_json("1.0.0")["code"], 11);

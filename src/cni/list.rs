@@ -1,49 +1,53 @@
-//! A list that somebody wrote down, and where: what every list-valued key and annotation is
-//! before its items are understood.
-//!
-//! A file with a configuration: a plugin's own, or a list of which one member is ours.
+//! Lists in configurations and annotations, and the errors for invalid values.
 
-use super::json::{LIST_BYTES, LIST_ITEMS, at_most, excerpt};
-use super::{CniCommand, Code, Error, NetConf};
+use super::error::{Code, Error};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::hash::Hash;
-use std::path::Path;
 
-/// The items of a list and the place they come from, for messages.
+/// The maximum number of items of a list: of an annotation, of `args.cni`, or of a key of the configuration.
+pub const LIST_ITEMS: usize = 2000;
+/// The maximum length of the text of a list, in bytes.
+const MAX_LIST_BYTES: usize = 64 * 1024;
+/// The maximum length of a value in an error message, in characters.
+const MAX_QUOTED_CHARACTERS: usize = 80;
+/// The accepted JSON forms of a list, for error messages.
+const LIST_FORMS: &str = "an array of strings or numbers, or a comma-separated string";
+
+/// The items of a list, and where the list is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ItemList {
-    /// For example `chain[0].uids` or `annotation "x" of pod a/b`.
+    /// The key or annotation, for messages: `chain[0].uids`, `annotation "x" of pod a/b`.
     pub place: String,
-    /// Trimmed, none empty.
+    /// The items without surrounding blanks; none is empty.
     pub items: Vec<String>,
 }
 
 impl ItemList {
-    /// A comma list.
+    /// Parses a comma-separated list.
     ///
     /// # Errors
-    /// It is longer or has more items than a list may.
+    /// The text is too long or has too many items.
     pub fn from_text(place: impl Into<String>, text: &str) -> Result<Self, Error> {
         Self::split(place, text, ',')
     }
 
-    /// A list with another separator.
+    /// Parses a list with another separator.
     ///
     /// # Errors
     /// As [`Self::from_text`].
     pub fn split(place: impl Into<String>, text: &str, separator: char) -> Result<Self, Error> {
         let place = place.into();
-        at_most(LIST_BYTES, "bytes", &place, text.len())?;
+        at_most(MAX_LIST_BYTES, "bytes", &place, text.len())?;
         let items = || text.split(separator).map(str::trim).filter(|item| !item.is_empty());
         at_most(LIST_ITEMS, "items", &place, items().count())?;
         Ok(Self { place, items: items().map(Into::into).collect() })
     }
 
-    /// A JSON array of strings and numbers, or a comma string, or one number.
+    /// Parses a JSON array of strings and numbers, a comma-separated string, or a number.
     ///
     /// # Errors
-    /// Any other JSON value, or more items than a list may have.
+    /// The value is of another type or has too many items.
     pub fn from_json(place: impl Into<String>, value: &Value) -> Result<Self, Error> {
         let place = place.into();
         let item = |v: &Value| match v {
@@ -57,87 +61,69 @@ impl ItemList {
             Value::Array(array) => {
                 at_most(LIST_ITEMS, "items", &place, array.len())?;
                 let items: Option<Vec<String>> = array.iter().map(item).collect();
-                let items = items.ok_or_else(|| wrong_type(&place, value, LIST))?;
-                Ok(Self { place, items: items.into_iter().filter(|i| !i.is_empty()).collect() })
+                let items = items.ok_or_else(|| wrong_type(&place, value, LIST_FORMS))?;
+                Ok(Self { place, items: items.into_iter().filter(|item| !item.is_empty()).collect() })
             }
-            _ => Err(wrong_type(&place, value, LIST)),
+            _ => Err(wrong_type(&place, value, LIST_FORMS)),
         }
     }
 
-    /// Every item as `parse` understands it, in order, none twice.
+    /// Parses each item with `parse` and returns the values in order, without duplicates.
     ///
     /// # Errors
-    /// An item is none of `accepted`.
+    /// `parse` returns `None` for an item; `expected` describes valid items.
     pub fn distinct<T: Clone + Eq + Hash>(
         &self,
-        accepted: &str,
+        expected: &str,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        let (mut known, mut values) = (HashSet::new(), Vec::new());
+        let (mut seen, mut values) = (HashSet::new(), Vec::new());
         for item in &self.items {
-            let value = parse(item).ok_or_else(|| self.reject(item, accepted))?;
-            if known.insert(value.clone()) {
+            let value = parse(item).ok_or_else(|| self.reject(item, expected))?;
+            if seen.insert(value.clone()) {
                 values.push(value);
             }
         }
         Ok(values)
     }
 
-    /// The error for an item that is not understood.
+    /// Returns the error for an invalid item.
     #[must_use]
-    pub fn reject(&self, item: &str, accepted: &str) -> Error {
-        let msg = format!("{}: {:?} is not accepted; accepted: {accepted}", self.place, excerpt(item));
+    pub fn reject(&self, item: &str, expected: &str) -> Error {
+        let msg = format!("{}: invalid value {:?}; expected {expected}", self.place, excerpt(item));
         Error::new(Code::InvalidConfig, msg)
     }
 }
 
-const LIST: &str = "an array of strings or numbers, or a comma-separated string";
-
-/// The error for a value of the wrong type or out of bounds.
+/// Returns the error for a value of the wrong type or out of bounds.
 #[must_use]
-pub fn wrong_type(place: &str, value: &Value, accepted: &str) -> Error {
-    Error::new(Code::InvalidConfig, format!("{place}: {} is not accepted; accepted: {accepted}", shown(value)))
+pub fn wrong_type(place: &str, value: &Value, expected: &str) -> Error {
+    Error::new(Code::InvalidConfig, format!("{place}: invalid value {}; expected {expected}", quoted(value)))
 }
 
-/// A value as messages show it: as JSON, and only the start of it.
-pub(super) fn shown(value: &Value) -> String {
-    excerpt(&value.to_string())
-}
-
-/// The name of the program; an executable of this name is always this plugin.
-pub const PROGRAM: &str = "detour";
-
-/// The types of a configuration that are ours.
-pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
-
-/// Understands a plugin's configuration, or a plugin list by that of its members which is ours.
+/// Checks that the value at `place` has at most `limit` items of the kind `what`.
 ///
 /// # Errors
-/// It is no JSON, holds no plugin of ours or more than one, or what it says is wrong.
-pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
-    let about = |error: Error| Error { msg: format!("{}: {}", place.display(), error.msg), ..error };
-    let value: Value = serde_json::from_slice(text)
-        .map_err(|error| about(Error::new(Code::Decode, format!("it is not JSON: {error}"))))?;
-    let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
-        return NetConf::parse(text, CniCommand::Add, "detour").map_err(about);
-    };
-    let kind = |plugin: &&Value| plugin["type"].as_str().unwrap_or_default().to_owned();
-    let ours: Vec<&Value> = plugins.iter().filter(|plugin| OWN_TYPES.contains(&kind(plugin).as_str())).collect();
-    let [one] = ours[..] else {
-        let types: Vec<String> = plugins.iter().map(|plugin| kind(&plugin)).collect();
-        let own = OWN_TYPES.join(", ");
-        let msg = format!(
-            "plugins: {} of type {own}, wanted is one; the list has {}; give a file with that plugin alone",
-            ours.len(),
-            types.join(", ")
-        );
-        return Err(about(Error::new(Code::InvalidConfig, msg)));
-    };
-    let mut plugin = one.clone();
-    for key in ["name", "cniVersion"] {
-        plugin[key] = value[key].clone();
+/// [`Code::InvalidConfig`] with the place, the limit and the number.
+pub fn at_most(limit: usize, what: &str, place: &str, got: usize) -> Result<(), Error> {
+    if got <= limit {
+        return Ok(());
     }
-    NetConf::parse(plugin.to_string().as_bytes(), CniCommand::Add, "detour").map_err(about)
+    Err(Error::new(Code::InvalidConfig, format!("{place}: expected at most {limit} {what}, got {got}")))
+}
+
+/// Returns the start of `text` that error messages quote.
+#[must_use]
+pub fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTED_CHARACTERS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns a value as error messages quote it: the start of its JSON text.
+pub(super) fn quoted(value: &Value) -> String {
+    excerpt(&value.to_string())
 }
 
 #[cfg(test)]
@@ -146,7 +132,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_way_to_write_a_list_gives_the_same_items() {
+    fn all_forms_of_a_list_give_the_same_items() {
         for value in [json!("1, 2,,"), json!(["1", " 2 ", ""]), json!([1, 2]), json!([1, "2"])] {
             assert_eq!(ItemList::from_json("k", &value).expect("a list").items, ["1", "2"], "{value}");
         }
@@ -155,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_long_is_refused_by_place_and_numbers() {
+    fn the_error_for_a_list_that_is_too_long_has_its_place_and_the_limit() {
         let items = |n: usize| vec!["1"; n];
         for value in [json!(items(LIST_ITEMS)), json!(items(LIST_ITEMS).join(","))] {
             assert_eq!(ItemList::from_json("k", &value).expect("a list").items.len(), LIST_ITEMS);
@@ -167,47 +153,36 @@ mod tests {
                 Error::new(Code::InvalidConfig, wanted)
             );
         }
-        let error = ItemList::from_text("k", &",".repeat(LIST_BYTES + 1)).expect_err("too long");
+        let error = ItemList::from_text("k", &",".repeat(MAX_LIST_BYTES + 1)).expect_err("too long");
         assert_eq!(error.msg, "k: expected at most 65536 bytes, got 65537");
     }
 
     #[test]
-    fn an_item_that_is_refused_is_quoted_in_part() {
-        let list = ItemList::from_text("k", &"x".repeat(LIST_BYTES)).expect("one item");
+    fn a_long_invalid_item_is_quoted_in_part() {
+        let list = ItemList::from_text("k", &"x".repeat(MAX_LIST_BYTES)).expect("one item");
         let error = list.distinct("numbers", |_| None::<u32>).expect_err("no number");
-        assert!(error.msg.len() < 200 && error.msg.contains("xxx…\" is not accepted; accepted: numbers"), "{error}");
+        assert!(error.msg.len() < 200 && error.msg.contains("xxx…\"; expected numbers"), "{error}");
     }
 
     #[test]
-    fn what_is_no_list_is_refused_by_place_and_value() {
+    fn the_error_for_a_value_that_is_not_a_list_has_its_place_and_value() {
         let error = ItemList::from_json("chain[0].uids", &json!({"a": 1})).expect_err("an error");
         assert_eq!(error.code, Code::InvalidConfig);
-        assert!(error.msg.starts_with(r#"chain[0].uids: {"a":1} is not accepted; accepted: an array"#), "{error}");
+        assert!(error.msg.starts_with(r#"chain[0].uids: invalid value {"a":1}; expected an array"#), "{error}");
         assert!(ItemList::from_json("k", &json!([["1"]])).is_err());
     }
 
-    fn of(value: &Value) -> Result<NetConf, Error> {
-        configuration(Path::new("c"), value.to_string().as_bytes())
+    #[test]
+    fn the_error_for_a_count_over_the_limit_has_both_numbers() {
+        assert_eq!(at_most(2, "items", "k", 2), Ok(()));
+        let error = at_most(2, "items", "k", 3).expect_err("too many");
+        assert_eq!(error, Error::new(Code::InvalidConfig, "k: expected at most 2 items, got 3"));
     }
 
     #[test]
-    fn a_plugin_or_the_one_of_a_list_that_is_ours() {
-        let plugin = of(&json!({"name": "n", "type": "istio-cni", "prevResult": {}})).expect("a plugin");
-        assert_eq!((plugin.name.as_str(), plugin.kind.as_str()), ("n", "istio-cni"));
-        let list = json!({"name": "l", "cniVersion": "1.0.0", "plugins": [{"type": "bridge"}, {"type": "detour"}]});
-        let list = of(&list).expect("a list");
-        assert_eq!((list.name.as_str(), list.cni_version.as_str(), list.chain.len()), ("l", "1.0.0", 3));
-    }
-
-    #[test]
-    fn a_list_without_ours_or_with_two_is_refused_by_what_it_has() {
-        for (plugins, start) in [
-            (json!([{"type": "bridge"}]), "c: plugins: 0 of type detour, istio-cni, excludedns"),
-            (json!([{"type": "detour"}, {"type": "istio-cni"}]), "c: plugins: 2 of type "),
-        ] {
-            let error = of(&json!({"name": "l", "plugins": plugins})).expect_err("refused");
-            assert!(error.msg.starts_with(start) && error.msg.contains("the list has "), "{error}");
-        }
-        assert!(configuration(Path::new("c"), b"x").expect_err("no JSON").msg.starts_with("c: it is not JSON"));
+    fn excerpts_end_between_characters() {
+        assert_eq!(excerpt("short"), "short");
+        let long = "ä".repeat(100_000);
+        assert_eq!(excerpt(&long), "ä".repeat(MAX_QUOTED_CHARACTERS) + "…");
     }
 }

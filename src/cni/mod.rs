@@ -1,8 +1,19 @@
 //! The CNI protocol as values: request, configuration, result, versions, errors and their codes.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `error` | errors and their codes |
+//! | `names` | syntax of names |
+//! | `list`, `block` | typed access to keys and lists of a configuration, with errors that have the key's path |
+//! | `request`, `version` | the environment of a call; protocol versions |
+//! | `document` | the configuration on stdin before it is parsed |
+//! | `netconf` | the parsed configuration |
+//! | `node_conf` | the keys that belong to the node and take precedence over attachments |
+//! | `result` | results of ADD in the format of each version |
 
 mod block;
+mod document;
 mod error;
-mod json;
 pub mod json_spans;
 mod list;
 mod names;
@@ -13,19 +24,15 @@ pub mod result;
 pub mod version;
 
 pub use block::{Block, BlockReader};
+pub use document::{Document, MAX_CONFIGURATION, excess};
 pub use error::{Code, Error};
-pub use json::Document;
-pub use json::{LIST_ITEMS, at_most, excerpt};
-pub use json::{MAX_CONFIGURATION, excess};
-pub use list::{ItemList, wrong_type};
-pub use list::{OWN_TYPES, PROGRAM, configuration};
+pub use list::{ItemList, LIST_ITEMS, at_most, excerpt, wrong_type};
 pub use names::{
     DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_interface_of_rules,
 };
 pub use netconf::{
-    DefaultNetwork, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, Primary, RuleFormatSetting, SUB_PLUGINS,
-    ValidAttachment,
+    DefaultNetwork, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, OWN_TYPES, PROGRAM, Primary,
+    RuleFormatSetting, SUB_PLUGINS, ValidAttachment, configuration,
 };
 pub use node_conf::{NODE_CONFIGURATION, NODE_CONFIGURATION_LIMIT, NodeConf, primary_in_attachment};
-pub use request::Args;
-pub use request::{CniCommand, Request, variables};
+pub use request::{Args, CniCommand, Request, variables};

@@ -1,21 +1,22 @@
-//! The node configuration: the keys that belong to the node, so that the author of an attachment's
-//! configuration can't set them. It is a file on the node or, for the primary plugin, the runtime's own
-//! configuration.
+//! The node configuration: keys that belong to the node and that configurations of attachments cannot set. Their
+//! source is a file on the node or, for the primary plugin, the runtime's configuration.
 
 mod govern;
 
-use super::netconf::{Kubernetes, SUB_PLUGINS, absolute, delegate_timeout};
-use super::{Block, Code, Error, NetConf, wrong_type};
+use super::block::Block;
+use super::error::{Code, Error};
+use super::list::wrong_type;
+use super::netconf::{Kubernetes, NetConf, SUB_PLUGINS, absolute, delegate_timeout};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-/// The file that the plugin reads at every call. Its owner is root, and only root can change it.
+/// The node configuration file, which the plugin reads in each call. Only root can change it.
 pub const NODE_CONFIGURATION: &str = "/var/lib/cni/detour/node.json";
-/// The size limit of that file, in bytes; one with a hundred namespaces has 3 KiB.
+/// The maximum size of the node configuration file, in bytes; one with a hundred namespaces has 3 KiB.
 pub const NODE_CONFIGURATION_LIMIT: u64 = 64 << 10;
 
-/// The node's keys of the block `kubernetes`, each with the key at the top level that istio-cni has for it.
+/// The node's keys in `kubernetes`, each with istio-cni's equivalent at the top level.
 const KUBERNETES: [(&str, Option<&str>); 7] = [
     ("kubeconfig", Some("cni_agent_run_dir")),
     ("agent_socket", None),
@@ -25,35 +26,35 @@ const KUBERNETES: [(&str, Option<&str>); 7] = [
     ("agent_namespace", Some("pod_namespace")),
     ("agent_pod_prefixes", None),
 ];
-/// Where facts come from: a node that states one of these states all of them.
+/// The sources of pod facts: a node that sets one of them thereby sets all of them.
 const SOURCES: [&str; 3] = ["kubeconfig", "agent_socket", "manifests_dir"];
 /// The node's keys at the top level.
 const TOP: [&str; 2] = ["log_file", "delegate_timeout_seconds"];
 const EXCLUDED: &str = "exclude_namespaces";
 const MAY_EXCLUDE: &str = "attachments_may_exclude_namespaces";
 
-/// What the node states, and what it leaves to its attachments.
+/// The keys that the node sets, and those that it leaves to attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeConf {
-    /// Where it is stated, for messages.
+    /// The source, for messages.
     place: String,
     /// The keys of [`TOP`].
     top: Map<String, Value>,
     /// The keys of [`KUBERNETES`].
     kubernetes: Map<String, Value>,
     exclude_namespaces: Vec<String>,
-    /// Sub-plugins whose `pod_overrides` is false for every attachment.
+    /// Sub-plugins with `pod_overrides: false` in all attachments.
     pinned: Vec<String>,
     attachments_may_exclude_namespaces: bool,
-    /// Whether the runtime calls this plugin as the primary plugin; `None` if that is unknown.
+    /// Whether the runtime calls this plugin as the primary plugin; `None` if unknown.
     primary: Option<bool>,
-    /// Whether attachments can't set the keys that are not stated either.
-    complete: bool,
+    /// Whether attachments cannot set the node's other keys either.
+    exhaustive: bool,
 }
 
 impl NodeConf {
-    /// What a configuration states that the node's administrator wrote. Attachments can't set other keys
-    /// of the node either.
+    /// Returns the keys of a configuration that the node's administrator wrote. Attachments cannot set the node's other
+    /// keys either.
     #[must_use]
     pub fn of(conf: &NetConf) -> Self {
         let Kubernetes { timeout, agent_namespace, agent_pod_prefixes, exclude_namespaces, .. } = &conf.kubernetes;
@@ -76,19 +77,19 @@ impl NodeConf {
             conf.chain.iter().filter(of_kind).any(|block| block.keys.get("pod_overrides") == Some(&Value::Bool(false)))
         };
         Self {
-            place: "the node's own configuration".to_owned(),
+            place: "the runtime's configuration".to_owned(),
             top: present(top),
             kubernetes: present(kubernetes),
             exclude_namespaces: exclude_namespaces.clone(),
             pinned: SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect(),
             attachments_may_exclude_namespaces: conf.attachments_may_exclude_namespaces,
             primary: conf.primary.as_ref().map(|_| true),
-            complete: true,
+            exhaustive: true,
         }
     }
 
-    /// What applies to the agent's own pod while the file `place` can't be used: attachments can set no key of
-    /// the node, except those that identify that pod.
+    /// Returns the configuration for the agent's own pod while the file `place` can't be used: attachments cannot set
+    /// keys of the node, and the agent's pod is still recognized.
     #[must_use]
     pub fn of_agent(conf: &NetConf, place: &str) -> Self {
         let mut kubernetes = Self::of(conf).kubernetes;
@@ -101,11 +102,11 @@ impl NodeConf {
             pinned: SUB_PLUGINS.map(str::to_owned).into(),
             attachments_may_exclude_namespaces: false,
             primary: Some(false),
-            complete: true,
+            exhaustive: true,
         }
     }
 
-    /// The text of a node configuration file.
+    /// Returns the text of a node configuration file.
     #[must_use]
     pub fn text(&self) -> String {
         let mut keys = self.top.clone();
@@ -118,17 +119,18 @@ impl NodeConf {
         format!("{:#}\n", Value::Object(keys))
     }
 
-    /// Parses the text of a node configuration file; returns it with its warnings, one line each. Unknown
-    /// keys are ignored with a warning, so that a later version can add keys.
+    /// Parses a node configuration file and returns it with its warnings, one line each. Unknown keys are warnings, so
+    /// that later versions can add keys.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`] with `place`, the key and the accepted values.
+    /// [`Code::InvalidConfig`] with `place`, the key and the expected values.
     pub fn parse(place: &str, text: &[u8]) -> Result<(Self, Vec<String>), Error> {
-        let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
+        let with_place = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
         let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: it is not JSON: {error}"));
         let value: Value = serde_json::from_slice(text).map_err(not_json)?;
-        let block = Block::new("", &value).map_err(|_| about(wrong_type("node configuration", &value, "an object")))?;
-        Self::read(place, &block).map_err(about)
+        let block =
+            Block::new("", &value).map_err(|_| with_place(wrong_type("node configuration", &value, "an object")))?;
+        Self::read(place, &block).map_err(with_place)
     }
 
     fn read(place: &str, block: &Block) -> Result<(Self, Vec<String>), Error> {
@@ -138,18 +140,18 @@ impl NodeConf {
         absolute(&keys, "log_file")?;
         delegate_timeout(&keys)?;
         let written = keys.block("kubernetes")?.map(|block| block.keys).unwrap_or_default();
-        let stated = |from: &Map<String, Value>, key: &str| from.get(key).filter(|value| !value.is_null()).cloned();
+        let value_of = |from: &Map<String, Value>, key: &str| from.get(key).filter(|value| !value.is_null()).cloned();
         let node = Self {
             place: place.to_owned(),
-            top: present(TOP.map(|key| (key, stated(&block.keys, key)))),
-            kubernetes: present(KUBERNETES.map(|(key, _)| (key, stated(&written, key)))),
+            top: present(TOP.map(|key| (key, value_of(&block.keys, key)))),
+            kubernetes: present(KUBERNETES.map(|(key, _)| (key, value_of(&written, key)))),
             exclude_namespaces: read.exclude_namespaces,
             pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),
             attachments_may_exclude_namespaces: keys.boolean(MAY_EXCLUDE)?.unwrap_or(false),
             primary: keys.boolean("primary")?,
-            complete: false,
+            exhaustive: false,
         };
-        // Keys that are attachments' to set, or istio-cni's spelling of the node's.
+        // Keys that belong to attachments, and istio-cni's equivalents of the node's keys.
         for key in ["cni_agent_run_dir", "pod_namespace"] {
             if block.keys.contains_key(key) {
                 warnings.push(format!("{key}: unknown key, ignored"));
@@ -158,19 +160,19 @@ impl NodeConf {
         if written.contains_key("cluster_dns") {
             warnings.push("kubernetes.cluster_dns: unknown key, ignored".to_owned());
         }
-        let asked = keys.asked();
-        let unknown = |key| format!("{key}: unknown key, ignored{}", did_you_mean(key, asked.iter().copied()));
+        let known = keys.known();
+        let unknown = |key| format!("{key}: unknown key, ignored{}", did_you_mean(key, known.iter().copied()));
         warnings.extend(keys.unknown().into_iter().map(unknown));
         let unknown = node.pinned.iter().filter(|kind| !SUB_PLUGINS.contains(&kind.as_str()));
-        let accepted = SUB_PLUGINS.join(", ");
+        let expected = SUB_PLUGINS.join(", ");
         warnings.extend(unknown.map(|kind| {
-            let meant = did_you_mean(kind, SUB_PLUGINS);
-            format!("pinned: {kind:?} is ignored; accepted: {accepted}{meant}")
+            let suggestion = did_you_mean(kind, SUB_PLUGINS);
+            format!("pinned: invalid value {kind:?}, ignored; expected one of {expected}{suggestion}")
         }));
         Ok((node, warnings.into_iter().map(|warning| format!("{place}: {warning}")).collect()))
     }
 
-    /// The keys that it states, for people.
+    /// Returns a summary of the keys that the node sets, for messages.
     #[must_use]
     pub fn summary(&self) -> String {
         let kubernetes = self.kubernetes.keys().map(|key| format!("kubernetes.{key}"));
@@ -184,24 +186,24 @@ impl NodeConf {
         format!("{keys}{excluded}{pinned}")
     }
 
-    /// The same for a node whose administrator knows whether the runtime calls this plugin as the primary plugin.
+    /// Returns the same with `primary`, unless the configuration already sets it.
     #[must_use]
     pub fn with_primary(self, primary: Option<bool>) -> Self {
         Self { primary: self.primary.or(primary), ..self }
     }
 
-    /// Whether it states that the runtime does not call this plugin as the primary plugin of the node.
+    /// Returns whether the runtime does not call this plugin as the primary plugin of the node.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.primary == Some(false)
     }
 }
 
-/// The error for an attachment's configuration that would make this the primary plugin, whose every key is the
-/// node's.
+/// Returns the error for an attachment that would make this the primary plugin, whose keys all belong to the
+/// node.
 #[must_use]
 pub fn primary_in_attachment() -> Error {
-    Error::new(Code::InvalidConfig, "clusterNetwork and delegates are for the runtime's own configuration")
+    Error::new(Code::InvalidConfig, "clusterNetwork, delegates: only the runtime's configuration can set these keys")
 }
 
 fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Value> {
@@ -220,7 +222,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_configuration_states_its_own_keys_and_its_text_is_read_back() {
+    fn the_keys_of_a_configuration_can_be_written_and_read_back() {
         let conf = json!({
             "name": "n", "type": "detour", "log_file": "/var/log/d.log", "exclude_namespaces": ["a"],
             "attachments_may_exclude_namespaces": true, "clusterNetwork": "ovn", "binDir": "/b", "kubeconfig": "/k",
@@ -238,23 +240,23 @@ pub(super) mod tests {
         });
         assert_eq!(serde_json::from_str::<Value>(&own.text()).expect("JSON"), wanted);
         let read = node(&wanted);
-        assert_eq!(read, NodeConf { place: "/node.json".into(), complete: false, ..own });
+        assert_eq!(read, NodeConf { place: "/node.json".into(), exhaustive: false, ..own });
         assert!(!read.is_attached() && node(&json!({"primary": false})).is_attached());
         assert_eq!(node(&json!({})).with_primary(Some(false)).primary, Some(false));
         assert_eq!(read.with_primary(Some(false)).primary, Some(true), "by the configuration itself");
     }
 
     #[test]
-    fn a_broken_file_is_an_error_that_names_it_and_an_unknown_key_is_a_warning() {
+    fn an_invalid_file_is_an_error_with_its_path_and_an_unknown_key_is_a_warning() {
         for (text, wanted) in [
             ("{", "/node.json: it is not JSON: EOF"),
-            ("[]", "/node.json: node configuration: [] is not accepted; accepted: an object"),
-            (r#"{"kubernetes": 1}"#, "/node.json: kubernetes: 1 is not accepted"),
-            (r#"{"kubernetes": {"cni_bin_dir": "b"}}"#, "/node.json: kubernetes.cni_bin_dir: \"b\" is not accepted"),
-            (r#"{"log_file": "b"}"#, "/node.json: log_file: \"b\" is not accepted; accepted: an absolute path"),
-            (r#"{"delegate_timeout_seconds": 0}"#, "/node.json: delegate_timeout_seconds: 0 is not accepted"),
-            (r#"{"pinned": {}}"#, "/node.json: pinned: {} is not accepted"),
-            (r#"{"primary": "yes"}"#, "/node.json: primary: \"yes\" is not accepted; accepted: true or false"),
+            ("[]", "/node.json: node configuration: invalid value []; expected an object"),
+            (r#"{"kubernetes": 1}"#, "/node.json: kubernetes: invalid value 1"),
+            (r#"{"kubernetes": {"cni_bin_dir": "b"}}"#, "/node.json: kubernetes.cni_bin_dir: invalid value \"b\""),
+            (r#"{"log_file": "b"}"#, "/node.json: log_file: invalid value \"b\"; expected an absolute path"),
+            (r#"{"delegate_timeout_seconds": 0}"#, "/node.json: delegate_timeout_seconds: invalid value 0"),
+            (r#"{"pinned": {}}"#, "/node.json: pinned: invalid value {}"),
+            (r#"{"primary": "yes"}"#, "/node.json: primary: invalid value \"yes\"; expected true or false"),
         ] {
             let error = NodeConf::parse("/node.json", text.as_bytes()).expect_err(text);
             assert!(error.code == Code::InvalidConfig && error.msg.starts_with(wanted), "{error}");
@@ -262,7 +264,7 @@ pub(super) mod tests {
         let text = br#"{"pined": 1, "kubernetes": {"other": "n", "cluster_dns": []}, "pinned": "istio-redirct"}"#;
         let (_, warnings) = NodeConf::parse("/node.json", text).expect("accepted");
         let unknown = |key: &str| format!("/node.json: {key}: unknown key, ignored");
-        let pinned = "/node.json: pinned: \"istio-redirct\" is ignored; accepted: istio-redirect, uid-exclude, dns-exclude; \
+        let pinned = "/node.json: pinned: invalid value \"istio-redirct\", ignored; expected one of istio-redirect, uid-exclude, dns-exclude; \
              did you mean \"istio-redirect\"?";
         let misspelled = format!("{}; did you mean \"pinned\"?", unknown("pined"));
         let wanted = [&unknown("kubernetes.other"), &unknown("kubernetes.cluster_dns"), &misspelled, pinned];

@@ -1,17 +1,14 @@
-//! The environment of a call as a value.
-//!
-//! `CNI_ARGS`: what the runtime tells of the pod.
+//! The request of a call: its environment variables, including `CNI_ARGS`.
 
+use super::error::{Code, Error};
 use super::names::{check_interface_name, is_dns_label, is_dns_subdomain, is_identifier};
-use super::{Code, Error};
 use crate::pod::PodRef;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-/// What is to be done: every `CNI_COMMAND` that comes with a configuration. `VERSION` comes
-/// without.
+/// A `CNI_COMMAND` that has a configuration on stdin. `VERSION` has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CniCommand {
     /// `ADD`
@@ -27,13 +24,13 @@ pub enum CniCommand {
 }
 
 impl CniCommand {
-    /// By its name in `CNI_COMMAND`, which is in upper case.
+    /// Returns the command with this name in `CNI_COMMAND`, in upper case.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status].into_iter().find(|c| c.name() == name)
     }
 
-    /// Its name in `CNI_COMMAND`.
+    /// Returns the name in `CNI_COMMAND`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,7 +42,7 @@ impl CniCommand {
         }
     }
 
-    /// Whether it is about one container, not about the node.
+    /// Returns whether the command is for one container, not for the node.
     fn is_for_a_container(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
@@ -57,31 +54,31 @@ impl fmt::Display for CniCommand {
     }
 }
 
-/// A call, by its environment (SPEC.md, "Parameters").
+/// The parameters of a call (SPEC.md, "Parameters").
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// `CNI_COMMAND`.
     pub command: CniCommand,
     /// `CNI_CONTAINERID`; empty for GC and STATUS.
     pub container_id: String,
-    /// `CNI_NETNS`; DEL may come without.
+    /// `CNI_NETNS`; optional for DEL.
     pub netns: Option<PathBuf>,
     /// `CNI_IFNAME`; empty for GC and STATUS.
     pub ifname: String,
-    /// `CNI_ARGS`, for ADD and CHECK. What ADD refuses must not keep DEL from tidying up.
+    /// `CNI_ARGS` for ADD and CHECK; empty for DEL, which must succeed even if the arguments are invalid.
     pub args: Args,
-    /// `CNI_ARGS` as it came, for any command.
+    /// The unparsed `CNI_ARGS`, for all commands.
     pub args_text: String,
-    /// `CNI_PATH`: where executables are looked for, first one first.
+    /// `CNI_PATH`: the directories that are searched for executables, in order.
     pub path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: `CNI_NETNS` may be the plugin's own network namespace.
     pub netns_override: bool,
 }
 
-/// The CNI variables of an environment.
+/// Returns the variables of an environment whose names start with `CNI_`.
 ///
 /// # Errors
-/// [`Code::Environment`]: one is not UTF-8.
+/// [`Code::Environment`]: the value of one is not UTF-8.
 pub fn variables(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Result<HashMap<String, String>, Error> {
@@ -95,16 +92,16 @@ pub fn variables(
 }
 
 impl Request {
-    /// The pod that it is about, for people: `NAMESPACE/NAME`, for commands too that don't go by it; empty
-    /// where none is named.
+    /// Returns the pod as `NAMESPACE/NAME` for messages, also for commands that do not use `args`; empty if `CNI_ARGS`
+    /// names no pod.
     #[must_use]
     pub fn about(&self) -> String {
         let pod = Args::parse(&self.args_text).ok().and_then(|args| args.pod);
         pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default()
     }
 
-    /// Reads and checks the variables that the command needs, in the order and with the words of
-    /// the reference library (`pkg/skel`). An empty variable counts as missing.
+    /// Reads and checks the variables that the command requires, in the order and with the messages of the reference
+    /// library (`pkg/skel`). An empty variable counts as missing.
     ///
     /// # Errors
     /// [`Code::Environment`]: the command is unknown, variables are missing or malformed.
@@ -150,7 +147,7 @@ impl Request {
     }
 }
 
-/// Reads variables and notes which are missing.
+/// Reads variables and collects the missing ones.
 struct Variables<F> {
     read: F,
     missing: Vec<&'static str>,
@@ -173,29 +170,29 @@ fn refuse(msg: impl Into<String>) -> Error {
     Error::new(Code::Environment, msg)
 }
 
-/// The keys that kubelet's runtimes pass. Others are ignored, whatever `IgnoreUnknown` says.
+/// The keys of `CNI_ARGS` that container runtimes of Kubernetes pass. Others are ignored, even without
+/// `IgnoreUnknown`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
-    /// The pod, where both its name and its namespace are there.
+    /// The pod, if both its name and its namespace are present.
     pub pod: Option<PodRef>,
-    /// `K8S_POD_INFRA_CONTAINER_ID`: the sandbox's ID.
+    /// `K8S_POD_INFRA_CONTAINER_ID`: the ID of the pod sandbox.
     pub infra_container_id: Option<String>,
 }
 
 impl Args {
-    /// Reads `KEY=VALUE;…`. Of a key that is there twice the last counts: Multus writes its own
-    /// and then appends what it was given (multus-cni, `pkg/multus`). A value may contain `=`.
+    /// Parses `KEY=VALUE;…`. The last of repeated keys counts: Multus writes its own and then appends those that it
+    /// received (multus-cni, `pkg/multus`). A value may contain `=`.
     ///
     /// # Errors
-    /// An item has no `=`, or the pod's name or namespace is none that Kubernetes allows: they go
-    /// into URLs and paths.
+    /// An item has no `=`, or the name or namespace of the pod is invalid in Kubernetes: both become parts of URLs and
+    /// paths.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut values = HashMap::new();
         for item in text.split(';').filter(|item| !item.is_empty()) {
             let Some((key, value)) = item.split_once('=') else {
-                return Err(refuse_args(format!(
-                    "CNI_ARGS: {item:?} is not accepted; accepted: KEY=VALUE, separated by ;"
-                )));
+                let msg = format!("CNI_ARGS: invalid item {item:?}; expected KEY=VALUE, separated by ;");
+                return Err(refuse(msg));
             };
             values.insert(key, value);
         }
@@ -203,22 +200,19 @@ impl Args {
         let name = value("K8S_POD_NAME");
         let namespace = value("K8S_POD_NAMESPACE");
         if let Some(name) = name.as_ref().filter(|name| !is_dns_subdomain(name)) {
-            let accepted = "lower case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
-            return Err(refuse_args(format!("CNI_ARGS: K8S_POD_NAME {name:?} is not accepted; accepted: {accepted}")));
+            let expected = "lower case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
+            return Err(refuse(format!("CNI_ARGS: K8S_POD_NAME: invalid value {name:?}; expected {expected}")));
         }
         if let Some(namespace) = namespace.as_ref().filter(|namespace| !is_dns_label(namespace)) {
-            let accepted = "lower case letters, digits and -, at most 63 (an RFC 1123 label)";
-            let msg = format!("CNI_ARGS: K8S_POD_NAMESPACE {namespace:?} is not accepted; accepted: {accepted}");
-            return Err(refuse_args(msg));
+            let expected = "lower case letters, digits and -, at most 63 (an RFC 1123 label)";
+            return Err(refuse(format!(
+                "CNI_ARGS: K8S_POD_NAMESPACE: invalid value {namespace:?}; expected {expected}"
+            )));
         }
         let uid = value("K8S_POD_UID");
         let pod = namespace.zip(name).map(|(namespace, name)| PodRef { namespace, name, uid });
         Ok(Self { pod, infra_container_id: value("K8S_POD_INFRA_CONTAINER_ID") })
     }
-}
-
-fn refuse_args(msg: String) -> Error {
-    Error::new(Code::Environment, msg)
 }
 
 #[cfg(test)]
@@ -235,7 +229,7 @@ mod tests {
         ("CNI_NETNS_OVERRIDE", ""),
     ];
 
-    /// A call with all variables, but for some.
+    /// Parses a request with all variables, some of them changed.
     fn call(command: &str, changed: &[(&str, &str)]) -> Result<Request, Error> {
         Request::parse(|name| {
             let value = |list: &[(&str, &str)]| list.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
@@ -244,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_call() {
+    fn a_request_with_all_variables_is_accepted() {
         let request = call("ADD", &[]).expect("accepted");
         assert_eq!(request.command, CniCommand::Add);
         assert_eq!(request.netns, Some(PathBuf::from("/run/netns/x")));
@@ -255,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn each_command_has_variables_of_its_own() {
+    fn each_command_requires_its_variables() {
         let none = WHOLE.map(|(name, _)| (name, ""));
         for (command, missing) in [
             ("ADD", "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH"),
@@ -271,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_comes_before_what_is_missing_after_it() {
+    fn a_malformed_variable_is_reported_before_later_missing_ones() {
         let error = call("ADD", &[("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", "")]).expect_err("refused");
         assert_eq!(error, refuse("invalid characters in containerID").with_details("a/b"));
         let error = call("ADD", &[("CNI_CONTAINERID", ""), ("CNI_IFNAME", "..")]).expect_err("refused");
@@ -281,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_does_not_need_is_not_looked_at() {
+    fn variables_that_a_command_does_not_need_are_not_checked() {
         let odd = [("CNI_CONTAINERID", "a/b"), ("CNI_IFNAME", ".."), ("CNI_ARGS", "x")];
         assert_eq!(call("GC", &odd).expect("accepted").container_id, "");
         assert!(call("STATUS", &odd).is_ok());
@@ -298,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_override_is_1_or_true() {
+    fn the_netns_override_is_1_or_true() {
         for (value, wanted) in
             [("1", true), ("true", true), ("TRUE", true), ("True", true), ("yes", false), ("", false)]
         {
@@ -308,12 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cni_variable_that_is_not_text_is_named() {
+    fn the_error_for_a_variable_that_is_not_utf_8_has_its_name() {
         let bad = || OsString::from_vec(vec![0xff]);
         let error = variables([("CNI_ARGS".into(), bad())]).expect_err("refused");
         assert_eq!(error, refuse("CNI_ARGS: the value is not UTF-8"));
-        let kept = variables([("OTHER".into(), bad()), (bad(), bad()), ("CNI_PATH".into(), "/".into())]);
-        assert_eq!(kept, Ok([("CNI_PATH".to_owned(), "/".to_owned())].into()));
+        let accepted = variables([("OTHER".into(), bad()), (bad(), bad()), ("CNI_PATH".into(), "/".into())]);
+        assert_eq!(accepted, Ok([("CNI_PATH".to_owned(), "/".to_owned())].into()));
     }
 
     fn pod(text: &str) -> Option<PodRef> {
@@ -321,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubelets_runtimes_pass() {
+    fn arguments_of_kubernetes_runtimes_are_read() {
         let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns1;K8S_POD_NAME=p.q;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=u";
         let args = Args::parse(args).expect("accepted");
         assert_eq!(args.pod, Some(PodRef { namespace: "ns1".into(), name: "p.q".into(), uid: Some("u".into()) }));
@@ -329,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_a_name_and_a_namespace() {
+    fn a_pod_requires_name_and_namespace() {
         assert_eq!(pod(""), None);
         assert_eq!(pod("K8S_POD_NAMESPACE=a"), None);
         assert_eq!(pod("K8S_POD_NAMESPACE=;K8S_POD_NAME=b"), None);
@@ -338,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_repeated_key_counts_and_unknown_ones_do_not_matter() {
+    fn the_last_of_repeated_keys_counts_and_unknown_keys_are_ignored() {
         let pod = pod("K8S_POD_NAME=a;IgnoreUnknown=0;FOO=x=y=;K8S_POD_NAMESPACE=n;K8S_POD_NAME=b").expect("a pod");
         assert_eq!(pod.name, "b");
         assert_eq!(
@@ -353,8 +347,8 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_item() {
-        for (text, named) in [
+    fn errors_have_the_invalid_item() {
+        for (text, item) in [
             ("K8S_POD_NAME=a;FOO;B=c", r#""FOO""#),
             ("K8S_POD_NAME=../../x", "K8S_POD_NAME"),
             ("K8S_POD_NAME=a b", "K8S_POD_NAME"),
@@ -363,7 +357,7 @@ mod tests {
         ] {
             let error = Args::parse(text).expect_err("refused");
             assert_eq!(error.code, Code::Environment);
-            assert!(error.msg.contains(named), "{error}");
+            assert!(error.msg.contains(item), "{error}");
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Versions of the CNI protocol: which are spoken here, which results have the same shape, which
-//! commands each allows.
+//! Versions of the CNI protocol: the supported ones, their result formats, and the commands that each allows.
 
-use super::{CniCommand, Code, Error};
+use super::error::{Code, Error};
+use super::request::CniCommand;
 
-/// Every version that is spoken here, oldest first.
+/// The supported versions, oldest first.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// What an absent or empty `cniVersion` means (SPEC.md).
+/// The version of a configuration without `cniVersion` (SPEC.md).
 pub const UNSTATED: &str = SUPPORTED[0];
 
-/// The version that is spoken where no configuration says which.
+/// The newest supported version, for answers without a configuration.
 pub const NEWEST: &str = SUPPORTED[SUPPORTED.len() - 1];
 
-/// Versions whose results have the same shape, by the first of them (reference library,
-/// `pkg/types/020`, `040`, `100`).
+/// The format of results, named after the first version that has it (reference library, `pkg/types/020`, `040`,
+/// `100`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResultShape {
     /// `ip4` and `ip6`, one address each.
@@ -25,13 +25,13 @@ pub enum ResultShape {
 }
 
 impl ResultShape {
-    /// The family of a version, where it is spoken here.
+    /// Returns the result format of a version; `None` if the version is not supported.
     #[must_use]
     pub fn of(version: &str) -> Option<Self> {
-        [Self::V0_1, Self::V0_3, Self::V1_0].into_iter().find(|family| family.versions().contains(&version))
+        [Self::V0_1, Self::V0_3, Self::V1_0].into_iter().find(|shape| shape.versions().contains(&version))
     }
 
-    /// Its versions, oldest first.
+    /// Returns the versions with this format, oldest first.
     #[must_use]
     pub fn versions(self) -> &'static [&'static str] {
         match self {
@@ -42,20 +42,20 @@ impl ResultShape {
     }
 }
 
-/// Refuses a configuration whose version is not spoken here or does not know `command`, in the
-/// reference library's order and words (`pkg/skel`).
+/// Checks that the version of a configuration is supported and has `command`, in the order and with the messages of
+/// the reference library (`pkg/skel`).
 ///
 /// # Errors
-/// [`Code::IncompatibleVersion`]; [`Code::Decode`] where the command depends on the version and
-/// the version is no numbers.
+/// [`Code::IncompatibleVersion`]; [`Code::Decode`] if the command depends on the version and the version is not
+/// numeric.
 pub fn check(version: &str, command: CniCommand) -> Result<(), Error> {
     let incompatible = |msg: String| Err(Error::new(Code::IncompatibleVersion, msg));
-    if let Some(since) = since(command) {
-        let asked = numbers(version)?;
-        if asked < numbers(since)? {
+    if let Some(since) = first_version_with(command) {
+        let requested = numbers(version)?;
+        if requested < numbers(since)? {
             return incompatible(format!("config version does not allow {command}"));
         }
-        if asked > numbers(NEWEST)? {
+        if requested > numbers(NEWEST)? {
             return incompatible(format!("plugin version does not allow {command}"));
         }
     }
@@ -67,8 +67,8 @@ pub fn check(version: &str, command: CniCommand) -> Result<(), Error> {
         .map_err(|error| error.with_details(format!("config is {version:?}, plugin supports [{quoted}]")))
 }
 
-/// The first version that knows `command`, where it isn't the first of all.
-fn since(command: CniCommand) -> Option<&'static str> {
+/// Returns the first version with `command`; `None` if all versions have it.
+fn first_version_with(command: CniCommand) -> Option<&'static str> {
     match command {
         CniCommand::Add | CniCommand::Del => None,
         CniCommand::Check => Some("0.4.0"),
@@ -76,10 +76,10 @@ fn since(command: CniCommand) -> Option<&'static str> {
     }
 }
 
-/// Major, minor and micro; what is not written is 0.
+/// Parses major, minor and micro version; missing parts are 0.
 ///
 /// # Errors
-/// [`Code::Decode`]: one of them is no number, or there are more.
+/// [`Code::Decode`]: a part is not a number, or there are more than three.
 pub fn numbers(version: &str) -> Result<[u32; 3], Error> {
     let mut numbers = [0; 3];
     let parts: Vec<&str> = version.split('.').collect();
@@ -98,10 +98,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_version_has_one_family() {
+    fn each_version_has_one_result_format() {
         for version in SUPPORTED {
-            let family = ResultShape::of(version).expect("a family");
-            assert!(family.versions().contains(&version));
+            let shape = ResultShape::of(version).expect("a result format");
+            assert!(shape.versions().contains(&version));
         }
         assert_eq!(ResultShape::of("0.2.0"), Some(ResultShape::V0_1));
         assert_eq!(ResultShape::of("0.4.0"), Some(ResultShape::V0_3));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_appear_with_their_version() {
+    fn commands_require_their_version() {
         for (version, command, allowed) in [
             ("0.1.0", CniCommand::Add, true),
             ("0.1.0", CniCommand::Del, true),
@@ -125,17 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_those_of_the_reference_library() {
-        let says = |version, command| check(version, command).expect_err("refused");
-        let error = says("9.9.9", CniCommand::Add);
+    fn messages_are_those_of_the_reference_library() {
+        let refused = |version, command| check(version, command).expect_err("refused");
+        let error = refused("9.9.9", CniCommand::Add);
         assert_eq!((error.code, error.msg.as_str()), (Code::IncompatibleVersion, "incompatible CNI versions"));
         let supported = r#"["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#;
         assert_eq!(error.details, format!(r#"config is "9.9.9", plugin supports {supported}"#));
-        assert_eq!(says("0.3.1", CniCommand::Check).msg, "config version does not allow CHECK");
-        assert_eq!(says("9", CniCommand::Gc).msg, "plugin version does not allow GC");
-        assert_eq!(says("1.1", CniCommand::Status).msg, "incompatible CNI versions");
-        assert_eq!(says("1.x", CniCommand::Status).code, Code::Decode);
-        assert_eq!(says("1.1.0.0", CniCommand::Status).code, Code::Decode);
-        assert_eq!(says("1.x", CniCommand::Del).code, Code::IncompatibleVersion);
+        assert_eq!(refused("0.3.1", CniCommand::Check).msg, "config version does not allow CHECK");
+        assert_eq!(refused("9", CniCommand::Gc).msg, "plugin version does not allow GC");
+        assert_eq!(refused("1.1", CniCommand::Status).msg, "incompatible CNI versions");
+        assert_eq!(refused("1.x", CniCommand::Status).code, Code::Decode);
+        assert_eq!(refused("1.1.0.0", CniCommand::Status).code, Code::Decode);
+        assert_eq!(refused("1.x", CniCommand::Del).code, Code::IncompatibleVersion);
     }
 }

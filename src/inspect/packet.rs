@@ -32,7 +32,7 @@ impl FromStr for Sender {
     fn from_str(text: &str) -> Result<Self, Error> {
         let refused = || {
             let msg = format!(
-                "from: {text:?} is not accepted; accepted: uid=U, uid=U,gid=G, container=NAME, inbound, inbound:ADDRESS"
+                "from: invalid value {text:?}; expected uid=U, uid=U,gid=G, container=NAME, inbound, inbound:ADDRESS"
             );
             Error::new(Code::InvalidConfig, msg)
         };
@@ -138,7 +138,7 @@ impl FromStr for Destination {
         };
         parse().ok_or_else(|| {
             let msg =
-                format!("to: {text:?} is not accepted; accepted: ADDRESS:PORT/tcp, ADDRESS:PORT/udp, [IPV6]:PORT/tcp");
+                format!("to: invalid value {text:?}; expected ADDRESS:PORT/tcp, ADDRESS:PORT/udp, [IPV6]:PORT/tcp");
             Error::new(Code::InvalidConfig, msg)
         })
     }
@@ -310,7 +310,7 @@ mod tests {
         }
         for wrong in ["", "gid=1", "uid=", "uid=-1", "uid=4294967295", "uid=1,uid=2", "outbound", "inbound:x"] {
             let error = wrong.parse::<Sender>().expect_err(wrong);
-            assert!(error.msg.starts_with(&format!("from: {wrong:?} is not accepted; accepted: ")), "{error}");
+            assert!(error.msg.starts_with(&format!("from: invalid value {wrong:?}; expected ")), "{error}");
         }
         let to = |text: &str| text.parse::<Destination>().expect(text);
         assert_eq!(to("10.0.0.10:53/udp").protocol, Protocol::Udp);

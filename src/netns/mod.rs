@@ -20,7 +20,7 @@ use nix::sys::socket::SockProtocol;
 use nix::sys::statfs::{FsType, fstatfs};
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,14 +45,8 @@ pub struct NetNs {
     id: NetnsId,
 }
 
-/// Which namespace it is, whatever path it was opened by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct NetnsId {
-    /// The device of the namespace file system.
-    pub device: u64,
-    /// The namespace's inode.
-    pub inode: u64,
-}
+/// Identifies a network namespace independently of the path by which it was opened (namespaces(7)).
+pub use crate::trusted_file::FileId as NetnsId;
 
 impl NetNs {
     /// Opens the namespace at `path`; `None` where there is nothing at that path.
@@ -74,7 +68,10 @@ impl NetNs {
         if kind != NSFS_MAGIC {
             return Ok(None);
         }
-        let id = NetnsId::of(&file).map_err(|e| wrong(format!("can't be examined: {e}")))?;
+        let id = file
+            .metadata()
+            .map(|metadata| NetnsId::of(&metadata))
+            .map_err(|e| wrong(format!("can't be examined: {e}")))?;
         Ok(Some(Self { path: path.to_owned(), file, id }))
     }
 
@@ -188,13 +185,6 @@ impl Drop for EnteredNetns {
     }
 }
 
-impl NetnsId {
-    fn of(file: &File) -> std::io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
-    }
-}
-
 /// The kernel gives lo this index in every namespace (net/core/dev.c: it is made first).
 const LO: u32 = 1;
 
@@ -264,7 +254,7 @@ mod tests {
     }
 
     fn here() -> NetnsId {
-        NetnsId::of(&File::open(OWN).expect("readable")).expect("readable")
+        NetnsId::of(&std::fs::metadata(OWN).expect("readable"))
     }
 
     #[test]

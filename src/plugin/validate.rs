@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn settings_that_an_add_would_refuse_are_refused_with_their_path() {
         for (conf, part) in [
-            (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: \"x\" is not accepted"),
+            (json!({"chain": [{"type": "uid-exclude", "uids": ["x"]}]}), "chain[0].uids: invalid value \"x\""),
             (json!({"chain": [{"type": "istio-redirect", "proxy_prot": 1}]}), "chain[0].proxy_prot: unknown key"),
             (json!({"chain": [{"type": "dns-exclude", "ports": [0]}]}), "chain[0].ports"),
             (
@@ -126,7 +126,7 @@ mod tests {
             (args("istio-redirect", json!({"proxy_port": "x"})), "args.cni.istio-redirect.proxy_port"),
             (args("uid-exclude", json!({"uids": ["x"]})), "args.cni.uid-exclude.uids"),
             (args("dns-exclude", json!({"portz": []})), "args.cni.dns-exclude.portz"),
-            (json!({"prevResult": 5}), "prevResult: an object is needed"),
+            (json!({"prevResult": 5}), "prevResult: expected an object"),
             (
                 json!({"delegates": [{"type": "ovn"}, {"type": "detour", "chain": [{"type": "uid-exclude", "uids": "x"}]}]}),
                 "delegates[1]: chain[0].uids",

@@ -1,6 +1,7 @@
-//! Facts of a pod and of its namespace: what a cluster says of them, in the few fields that
-//! decide what happens to the pod's traffic. Values only; [`crate::cluster`] fills them. Between plugin
-//! and agent they travel in this form: whoever adds a field raises `cluster::agent`'s number of facts.
+//! Facts of pods and namespaces: the fields that affect a pod's traffic. [`crate::cluster`] fills them.
+//!
+//! The agent sends them to the plugin in this form. A new field requires a new number of the facts' format in
+//! `cluster::agent`.
 
 pub mod well_known;
 
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use well_known::PROXY_CONTAINER;
 
-/// Which pod a call is for: `CNI_ARGS`, by the keys that kubelet's runtimes pass.
+/// The pod of a call, from the keys of `CNI_ARGS` that container runtimes of Kubernetes pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodRef {
@@ -17,11 +18,11 @@ pub struct PodRef {
     pub namespace: String,
     /// `K8S_POD_NAME`.
     pub name: String,
-    /// `K8S_POD_UID`; older runtimes don't pass it.
+    /// `K8S_POD_UID`; older runtimes do not pass it.
     pub uid: Option<String>,
 }
 
-/// A pod as the cluster knows it.
+/// A pod of the cluster, or of a manifest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pod {
@@ -29,13 +30,13 @@ pub struct Pod {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.uid`; a manifest may have none.
+    /// `metadata.uid`; manifests may lack it.
     pub uid: Option<String>,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
-    /// `spec.nodeName`; a pod that is not scheduled, or a manifest, may have none.
+    /// `spec.nodeName`; unscheduled pods and manifests may lack it.
     pub node_name: Option<String>,
     /// `spec.hostNetwork`.
     pub host_network: bool,
@@ -49,8 +50,8 @@ pub struct Pod {
     pub init_containers: Vec<Container>,
     /// `spec.containers`.
     pub containers: Vec<Container>,
-    /// `status.podIP` and `status.podIPs`, without duplicates. The agent does not send them to the plugin:
-    /// an ADD runs before the pod has any.
+    /// `status.podIP` and `status.podIPs`, without duplicates. The agent does not send them to the plugin, since a
+    /// pod has no address before the ADD.
     #[serde(skip)]
     pub addresses: Vec<IpAddr>,
 }
@@ -63,17 +64,17 @@ pub struct Container {
     pub name: String,
     /// `args`.
     pub args: Vec<String>,
-    /// `env`, literal values only, in order; one with `valueFrom` is left out.
+    /// `env` in order, without variables that have `valueFrom`.
     pub env: Vec<(String, String)>,
     /// `securityContext.runAsUser`.
     pub run_as_user: Option<i64>,
     /// `securityContext.runAsGroup`.
     pub run_as_group: Option<i64>,
-    /// `restartPolicy: Always` on an init container: a native sidecar, which keeps running.
+    /// `restartPolicy: Always` of an init container: a native sidecar.
     pub restarts_always: bool,
 }
 
-/// A namespace as the cluster knows it.
+/// A namespace of the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
@@ -83,52 +84,52 @@ pub struct Namespace {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Everything that is asked of a cluster for one ADD.
+/// The facts for one ADD.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The pod.
     pub pod: Pod,
-    /// Its namespace, where the chain can use it.
+    /// Its namespace, if the sub-plugins need it.
     pub namespace: Option<Namespace>,
 }
 
-/// The annotation by which a static pod's mirror carries the UID that the runtime knows
-/// (kubelet, `pkg/kubelet/types/pod_update.go`: `ConfigHashAnnotationKey`).
+/// The annotation of a static pod's mirror with the UID that the runtime uses (kubelet,
+/// `pkg/kubelet/types/pod_update.go`: `ConfigHashAnnotationKey`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
 impl Pod {
-    /// Whether this is the pod that `wanted` speaks of: the same UID, a static pod's by its hash.
-    /// Where either side has no UID there is nothing to compare.
+    /// Returns whether this is the pod of `wanted`, by its UID or, for a static pod, its hash; true if either UID is
+    /// unknown.
     #[must_use]
     pub fn is(&self, wanted: &PodRef) -> bool {
         let (Some(wanted), Some(uid)) = (&wanted.uid, &self.uid) else { return true };
         wanted == uid || self.annotations.get(CONFIG_HASH) == Some(wanted)
     }
 
-    /// The UID by which the node's runtime knows it: a static pod's is its hash.
+    /// Returns the UID that the runtime uses: for a static pod, its hash.
     #[must_use]
     pub fn uid_on_node(&self) -> Option<&str> {
         self.annotations.get(CONFIG_HASH).or(self.uid.as_ref()).map(String::as_str)
     }
 
-    /// Init containers, then containers.
+    /// Returns init containers, then containers.
     pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers)
     }
 
-    /// The container named `istio-proxy`, as an ordinary container or a native sidecar.
+    /// Returns the container `istio-proxy`, an ordinary container or a native sidecar.
     #[must_use]
     pub fn proxy(&self) -> Option<&Container> {
         self.all_containers().find(|c| c.name == PROXY_CONTAINER)
     }
 
-    /// The UID that `container` runs as, where the pod says so: its own setting, else the pod's.
+    /// Returns the UID of `container` if the pod sets it: the container's setting, else the pod's.
     #[must_use]
     pub fn user_of(&self, container: &Container) -> Option<i64> {
         container.run_as_user.or(self.run_as_user)
     }
 
-    /// The GID that `container` runs as, where the pod says so: its own setting, else the pod's.
+    /// Returns the GID of `container` if the pod sets it: the container's setting, else the pod's.
     #[must_use]
     pub fn group_of(&self, container: &Container) -> Option<i64> {
         container.run_as_group.or(self.run_as_group)
@@ -136,7 +137,7 @@ impl Pod {
 }
 
 impl Container {
-    /// The literal value of an environment variable; the last one counts, as in the container.
+    /// Returns the value of an environment variable. The last of repeated ones counts, as in the container.
     #[must_use]
     pub fn env(&self, name: &str) -> Option<&str> {
         self.env.iter().rev().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_known_by_its_uid_and_a_static_one_by_its_hash() {
+    fn pods_match_by_uid_and_static_pods_by_hash() {
         let mut pod = Pod { uid: Some("one".into()), ..Pod::default() };
         assert!(pod.is(&wanted(Some("one"))));
         assert!(pod.is(&wanted(None)));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_own_user_wins_over_the_pods() {
+    fn the_user_of_a_container_takes_precedence_over_that_of_the_pod() {
         let pod = Pod { run_as_user: Some(7), run_as_group: Some(8), ..Pod::default() };
         let mut container = Container::default();
         assert_eq!((pod.user_of(&container), pod.group_of(&container)), (Some(7), Some(8)));
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_two_equal_variables_counts() {
+    fn the_last_of_repeated_variables_counts() {
         let env = vec![("A".into(), "1".into()), ("A".into(), "2".into())];
         assert_eq!(Container { env, ..Container::default() }.env("A"), Some("2"));
     }

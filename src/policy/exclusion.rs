@@ -1,28 +1,27 @@
-//! Traffic that leaves untouched although the pod is redirected.
+//! Outbound traffic that bypasses the sidecar.
 
+use super::redirect::PortRange;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use super::PortRange;
-
-/// UIDs or GIDs, first and last included; both 32 bits wide, as the kernel's are.
+/// A range of UIDs or GIDs, both ends included; 32 bits wide as in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IdRange {
-    /// The first that belongs to it.
+    /// The first ID.
     pub first: u32,
-    /// The last that belongs to it.
+    /// The last ID.
     pub last: u32,
 }
 
 impl IdRange {
-    /// The range of one.
+    /// Returns the range with only this ID.
     #[must_use]
     pub const fn one(id: u32) -> Self {
         Self { first: id, last: id }
     }
 
-    /// Whether `other` lies wholly within.
+    /// Returns whether `other` is a part of this range.
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {
         self.first <= other.first && other.last <= self.last
@@ -35,7 +34,7 @@ impl fmt::Display for IdRange {
     }
 }
 
-/// Whose traffic: the owner of the socket that it leaves by.
+/// The owner of the socket that sends the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TrafficOwner {
     /// Every process.
@@ -47,7 +46,7 @@ pub enum TrafficOwner {
 }
 
 impl TrafficOwner {
-    /// Whether every process that `other` means is meant.
+    /// Returns whether every process of `other` is also one of this owner.
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {
         match (self, other) {
@@ -58,7 +57,7 @@ impl TrafficOwner {
     }
 }
 
-/// The two transport protocols that a redirection can touch.
+/// A transport protocol that redirections affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Protocol {
     /// TCP.
@@ -76,22 +75,22 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// One kind of outbound traffic that is exempt: every condition must hold.
+/// Exempt outbound traffic; all conditions must match.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Exclusion {
-    /// Whose.
+    /// The processes that send it.
     pub owner: TrafficOwner,
-    /// Where to; `None` is anywhere.
+    /// The destination; `None` matches any.
     pub destination: Option<IpNet>,
-    /// `None` is every protocol, those without ports too where `ports` is empty.
+    /// The protocol; `None` matches any, without `ports` also protocols that have no ports.
     pub protocol: Option<Protocol>,
-    /// Destination ports, sorted, without overlaps; none is every port.
+    /// The destination ports, sorted, without overlaps; empty matches any.
     #[serde(default)]
     pub ports: Vec<PortRange>,
 }
 
 impl Exclusion {
-    /// Whether everything that `other` exempts is exempt by this one already.
+    /// Returns whether this exclusion exempts all traffic that `other` exempts.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let destination = match (&self.destination, &other.destination) {
@@ -104,7 +103,7 @@ impl Exclusion {
     }
 }
 
-/// Whether all of `narrow` is within `wide`, both as [`Exclusion::ports`].
+/// Returns whether `wide` contains all ports of `narrow`, both in the form of [`Exclusion::ports`].
 pub(super) fn ports_cover(wide: &[PortRange], narrow: &[PortRange]) -> bool {
     let within = |ports: &PortRange| {
         let own = wide.get(wide.partition_point(|own| own.last < ports.first));
@@ -117,23 +116,23 @@ pub(super) fn ports_cover(wide: &[PortRange], narrow: &[PortRange]) -> bool {
 mod tests {
     use super::*;
 
-    fn of(owner: TrafficOwner) -> Exclusion {
+    fn exclusion(owner: TrafficOwner) -> Exclusion {
         Exclusion { owner, destination: None, protocol: None, ports: Vec::new() }
     }
 
     #[test]
-    fn the_wider_covers_the_narrower_and_not_the_other_way_round() {
-        let all = of(TrafficOwner::Uid(IdRange { first: 1, last: 9 }));
+    fn only_the_wider_exclusion_covers_the_narrower_one() {
+        let all = exclusion(TrafficOwner::Uid(IdRange { first: 1, last: 9 }));
         let dns = Exclusion {
             protocol: Some(Protocol::Udp),
             ports: vec![PortRange::one(53)],
             destination: Some("10.0.0.0/8".parse().expect("a CIDR")),
-            ..of(TrafficOwner::Uid(IdRange::one(5)))
+            ..exclusion(TrafficOwner::Uid(IdRange::one(5)))
         };
         assert!(all.covers(&dns) && all.covers(&all) && dns.covers(&dns));
         assert!(!dns.covers(&all));
-        assert!(!of(TrafficOwner::Gid(IdRange::one(5))).covers(&dns));
-        assert!(of(TrafficOwner::Any).covers(&all));
+        assert!(!exclusion(TrafficOwner::Gid(IdRange::one(5))).covers(&dns));
+        assert!(exclusion(TrafficOwner::Any).covers(&all));
         let tcp = Exclusion { protocol: Some(Protocol::Tcp), ..dns.clone() };
         assert!(!tcp.covers(&dns));
         let host = Exclusion { destination: Some("10.0.0.1/32".parse().expect("a CIDR")), ..dns.clone() };

@@ -1,19 +1,19 @@
-//! Exclusions by the traffic that they exempt, each with its owners as merged ranges: so that many
-//! UIDs cost no more than sorting them.
+//! Exclusions grouped by traffic, each group with merged ranges of owners, so that many UIDs cost no more than
+//! sorting them.
 
-use super::exclusion::ports_cover;
-use super::{Exclusion, IdRange, PortRange, Protocol, TrafficOwner};
+use super::exclusion::{Exclusion, IdRange, Protocol, TrafficOwner, ports_cover};
+use super::redirect::PortRange;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Destination and protocol of exempt traffic.
-type To = (Option<IpNet>, Option<Protocol>);
+/// The destination and protocol of exempt traffic.
+type Traffic = (Option<IpNet>, Option<Protocol>);
 
 /// Exclusions grouped by their traffic.
 #[derive(Default)]
-pub(super) struct ByTraffic<'a>(BTreeMap<To, BTreeMap<&'a [PortRange], Owners>>);
+pub(super) struct ByTraffic<'a>(BTreeMap<Traffic, BTreeMap<&'a [PortRange], Owners>>);
 
-/// The owners of one kind of traffic; ranges are sorted, without overlapping or adjacent ones.
+/// The owners of one group. Ranges are sorted and do not overlap.
 #[derive(Default)]
 struct Owners {
     any: bool,
@@ -23,7 +23,7 @@ struct Owners {
 
 impl<'a> ByTraffic<'a> {
     /// Groups `exclusions` and merges the owners of each group.
-    pub(super) fn of(exclusions: impl Iterator<Item = &'a Exclusion>) -> Self {
+    pub(super) fn group(exclusions: impl Iterator<Item = &'a Exclusion>) -> Self {
         let mut groups = Self::default();
         for Exclusion { owner, destination, protocol, ports } in exclusions {
             let owners = groups.0.entry((*destination, *protocol)).or_default().entry(ports).or_default();
@@ -40,12 +40,12 @@ impl<'a> ByTraffic<'a> {
         groups
     }
 
-    /// Returns all of them.
+    /// Returns all exclusions.
     pub(super) fn exclusions(&self) -> BTreeSet<Exclusion> {
         self.iter().collect()
     }
 
-    /// Returns those that no other one covers.
+    /// Returns the exclusions that no other one covers.
     pub(super) fn uncovered(&self) -> BTreeSet<Exclusion> {
         let enclosing = enclosing(self.0.keys().filter_map(|(destination, _)| *destination));
         self.iter().filter(|exclusion| !self.cover(exclusion, &enclosing)).collect()
@@ -59,7 +59,7 @@ impl<'a> ByTraffic<'a> {
         })
     }
 
-    /// Whether another one covers `exclusion`: only groups to the same or an enclosing destination can.
+    /// Returns whether another exclusion covers this one. Only groups with the same or an enclosing destination can.
     fn cover(&self, exclusion: &Exclusion, enclosing: &BTreeMap<IpNet, Option<IpNet>>) -> bool {
         let own = (exclusion.destination, exclusion.protocol);
         let wider = |net: &Option<IpNet>| net.map(|net| enclosing.get(&net).copied().flatten());
@@ -99,8 +99,8 @@ impl Owners {
     }
 }
 
-/// Sorts `ranges`; those that overlap become one. Those that only touch stay as they are written, so that each
-/// is found by its own rule.
+/// Sorts ranges and merges those that overlap. Adjacent ranges remain separate, so that each range of the
+/// configuration has its own rule.
 fn merge(ranges: &mut Vec<IdRange>) {
     ranges.sort_unstable();
     ranges.dedup_by(|next, range| {
@@ -112,7 +112,7 @@ fn merge(ranges: &mut Vec<IdRange>) {
     });
 }
 
-/// For each of `nets`, sorted, the narrowest other one that contains it.
+/// Returns the narrowest other network that contains it for each of `nets`, which must be sorted.
 fn enclosing(nets: impl Iterator<Item = IpNet>) -> BTreeMap<IpNet, Option<IpNet>> {
     let mut found = BTreeMap::new();
     let mut open: Vec<IpNet> = Vec::new();
@@ -132,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
     use std::net::IpAddr;
 
-    /// One connection, as exclusions see it.
+    /// A packet with the properties that exclusions match: UID, GID, destination, protocol, port.
     type Packet = (u32, u32, IpAddr, Protocol, u16);
 
     fn exempts(exclusions: &BTreeSet<Exclusion>, (uid, gid, to, protocol, port): Packet) -> bool {
@@ -150,7 +150,7 @@ mod tests {
         })
     }
 
-    /// The union as it is defined: everything that no other one covers.
+    /// Returns the exclusions that no other one covers, by comparing all pairs.
     fn naive(exclusions: &BTreeSet<Exclusion>) -> BTreeSet<Exclusion> {
         exclusions.iter().filter(|e| !exclusions.iter().any(|by| by != *e && by.covers(e))).cloned().collect()
     }
@@ -188,11 +188,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merging_changes_no_packets_fate(
+        fn merging_exempts_the_same_packets(
             all in prop::collection::btree_set(exclusion(), 0..14),
             packets in prop::collection::vec(packet(), 40),
         ) {
-            let groups = ByTraffic::of(all.iter());
+            let groups = ByTraffic::group(all.iter());
             for set in [groups.exclusions(), groups.uncovered()] {
                 for &packet in &packets {
                     prop_assert_eq!(exempts(&set, packet), exempts(&all, packet), "{:?}", packet);
@@ -201,25 +201,25 @@ mod tests {
         }
 
         #[test]
-        fn of_merged_ones_those_stay_that_no_other_one_covers(all in prop::collection::btree_set(exclusion(), 0..14)) {
-            let groups = ByTraffic::of(all.iter());
+        fn uncovered_exclusions_are_those_that_no_other_one_covers(all in prop::collection::btree_set(exclusion(), 0..14)) {
+            let groups = ByTraffic::group(all.iter());
             prop_assert_eq!(groups.uncovered(), naive(&groups.exclusions()));
             let again = groups.exclusions();
-            prop_assert_eq!(ByTraffic::of(again.iter()).exclusions(), again.clone());
+            prop_assert_eq!(ByTraffic::group(again.iter()).exclusions(), again.clone());
         }
 
         #[test]
-        fn parts_give_the_same_as_the_whole(
+        fn merging_in_parts_gives_the_same_result(
             all in prop::collection::vec(exclusion(), 0..14), cut in 0..14usize,
         ) {
             let (a, b) = all.split_at(cut.min(all.len()));
-            let (a, b) = (ByTraffic::of(a.iter()).exclusions(), ByTraffic::of(b.iter()).exclusions());
-            prop_assert_eq!(ByTraffic::of(a.iter().chain(&b)).exclusions(), ByTraffic::of(all.iter()).exclusions());
+            let (a, b) = (ByTraffic::group(a.iter()).exclusions(), ByTraffic::group(b.iter()).exclusions());
+            prop_assert_eq!(ByTraffic::group(a.iter().chain(&b)).exclusions(), ByTraffic::group(all.iter()).exclusions());
         }
     }
 
     #[test]
-    fn ranges_that_overlap_become_one_and_others_stay() {
+    fn overlapping_ranges_are_merged_and_adjacent_ones_are_not() {
         let mut ranges = [7, 1, 2, u32::MAX, 5, 2, u32::MAX - 1].map(IdRange::one).to_vec();
         ranges.extend([IdRange { first: 10, last: 20 }, IdRange { first: 20, last: 30 }]);
         merge(&mut ranges);
@@ -227,9 +227,9 @@ mod tests {
         assert_eq!(texts, ["1", "2", "5", "7", "10-30", "4294967294", "4294967295"]);
     }
 
-    /// 36,000 of them took 18 s as pairs.
+    /// The comparison of all pairs took 18 s for 36,000 exclusions.
     #[test]
-    fn many_exclusions_are_united_fast() {
+    fn many_exclusions_are_merged_fast() {
         let one = |id: u32| Exclusion {
             owner: TrafficOwner::Uid(IdRange::one(2 * id)),
             destination: Some(IpNet::from(IpAddr::from((10 << 24 | id).to_be_bytes()))),
@@ -238,9 +238,9 @@ mod tests {
         };
         let all: BTreeSet<Exclusion> = (0..36_000).map(one).collect();
         let started = std::time::Instant::now();
-        assert_eq!(ByTraffic::of(all.iter()).uncovered().len(), all.len());
+        assert_eq!(ByTraffic::group(all.iter()).uncovered().len(), all.len());
         let owners: BTreeSet<Exclusion> = all.iter().map(|e| Exclusion { destination: None, ..e.clone() }).collect();
-        assert_eq!(ByTraffic::of(owners.iter()).uncovered().len(), owners.len());
+        assert_eq!(ByTraffic::group(owners.iter()).uncovered().len(), owners.len());
         assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
     }
 }

@@ -1,21 +1,21 @@
-//! The redirection to the sidecar: every setting that Istio's own redirection can be told.
+//! The settings of the redirection to the sidecar: all that Istio's own redirection has.
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Ports, first and last included.
+/// A range of ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortRange {
-    /// The first that belongs to it.
+    /// The first port.
     pub first: u16,
-    /// The last that belongs to it.
+    /// The last port.
     pub last: u16,
 }
 
 impl PortRange {
-    /// The range of one.
+    /// Returns the range with only this port.
     #[must_use]
     pub const fn one(port: u16) -> Self {
         Self { first: port, last: port }
@@ -33,7 +33,7 @@ impl fmt::Display for PortRange {
 pub enum Ports {
     /// `*`.
     All,
-    /// These, in the order in which they were written, none twice.
+    /// These ports in the configured order, without duplicates.
     List(Vec<PortRange>),
 }
 
@@ -42,7 +42,7 @@ pub enum Ports {
 pub enum Ranges {
     /// `*`.
     All,
-    /// These, host bits cleared, in the order in which they were written, none twice.
+    /// These ranges in the configured order, without host bits and duplicates.
     List(Vec<IpNet>),
 }
 
@@ -51,11 +51,11 @@ pub enum Ranges {
 pub enum Groups {
     /// `*`.
     All,
-    /// These, in the order in which they were written, none twice.
+    /// These GIDs in the configured order, without duplicates.
     List(Vec<u32>),
 }
 
-/// How inbound connections reach the proxy. `NONE` is no [`Redirect`] at all.
+/// How inbound connections reach the proxy. The mode `NONE` has no [`Redirect`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InterceptionMode {
     /// By NAT: the proxy sees 127.0.0.6 or ::6 as the source.
@@ -73,14 +73,14 @@ impl fmt::Display for InterceptionMode {
     }
 }
 
-/// Which DNS queries of the applications go to the proxy's own resolver (port 15053).
+/// The DNS queries of applications that are redirected to the proxy's resolver (port 15053).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DnsCapture {
-    /// None.
+    /// No queries.
     Off,
-    /// All, whatever resolver they are for.
+    /// All queries.
     All,
-    /// Those for these resolvers; at least one of the lists has an item.
+    /// Queries to these resolvers; at least one of the lists is not empty.
     Servers {
         /// IPv4 resolvers.
         v4: Vec<Ipv4Addr>,
@@ -92,7 +92,7 @@ pub enum DnsCapture {
 /// Whether IPv6 is redirected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ipv6 {
-    /// Where the pod has an IPv6 address of its own.
+    /// If the pod has an IPv6 address.
     Auto,
     /// Always.
     On,
@@ -110,61 +110,61 @@ impl fmt::Display for Ipv6 {
     }
 }
 
-/// A redirection to the sidecar. The names are those of the `istio-redirect` block.
+/// The settings of a redirection to the sidecar, named as in the `istio-redirect` block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Redirect {
-    /// How inbound connections are taken.
+    /// How inbound connections reach the proxy.
     pub inbound_interception_mode: InterceptionMode,
-    /// UIDs that the proxy runs as.
+    /// The UIDs of the proxy.
     pub proxy_uid: Vec<u32>,
-    /// GIDs that the proxy runs as.
+    /// The GIDs of the proxy.
     pub proxy_gid: Vec<u32>,
-    /// Where outbound TCP goes.
+    /// The port to which outbound TCP is redirected.
     pub proxy_port: u16,
-    /// Where inbound TCP goes.
+    /// The port to which inbound TCP is redirected.
     pub inbound_capture_port: u16,
-    /// HBONE: never captured.
+    /// The port for HBONE, which is never captured.
     pub inbound_tunnel_port: u16,
-    /// TPROXY: the mark of packets that are the proxy's.
+    /// The mark of the proxy's packets in mode TPROXY.
     pub inbound_tproxy_mark: u32,
-    /// TPROXY: the routing table for marked packets.
+    /// The routing table for marked packets in mode TPROXY.
     pub inbound_tproxy_route_table: u32,
-    /// Inbound ports that are captured.
+    /// The inbound ports that are captured.
     pub inbound_ports_include: Ports,
-    /// Inbound ports that are not, where all are included.
+    /// The inbound ports that are not captured if all are included.
     pub inbound_ports_exclude: Ports,
-    /// TCP ports that are captured wherever they go to.
+    /// The TCP ports that are captured for all destinations.
     pub outbound_ports_include: Ports,
-    /// Ports, TCP and UDP, that are not captured.
+    /// The outbound TCP and UDP ports that are not captured.
     pub outbound_ports_exclude: Ports,
-    /// Destinations that are captured.
+    /// The destinations that are captured.
     pub outbound_ip_ranges_include: Ranges,
-    /// Destinations that are not.
+    /// The destinations that are not captured.
     pub outbound_ip_ranges_exclude: Ranges,
-    /// Groups whose processes are captured.
+    /// The groups whose processes are captured.
     pub owner_groups_include: Groups,
-    /// Groups whose processes are not, where all are included.
+    /// The groups whose processes are not captured if all are included.
     pub owner_groups_exclude: Vec<u32>,
-    /// Interfaces behind which virtual machines stand: what comes in there is outbound.
+    /// The interfaces of virtual machines: traffic that arrives there is treated as outbound.
     pub reroute_virtual_interfaces: Vec<String>,
-    /// Interfaces that are left alone both ways.
+    /// The interfaces whose traffic is not captured, inbound and outbound.
     pub exclude_interfaces: Vec<String>,
-    /// Whether interfaces of secondary networks are captured like the default network's. Where not,
-    /// those that the pod tells of are in `exclude_interfaces`, and those in the namespace come to it.
+    /// Whether interfaces of secondary networks are captured like that of the default network. If not, those that the
+    /// pod's annotations name are in `exclude_interfaces`, and those found in the network namespace are added.
     pub capture_secondary_networks: bool,
-    /// Which DNS queries the proxy answers.
+    /// The DNS queries that are redirected to the proxy.
     pub dns: DnsCapture,
-    /// Packets that connection tracking can't place are dropped.
+    /// Whether packets that connection tracking classifies as invalid are dropped.
     pub drop_invalid: bool,
     /// Whether IPv6 is redirected.
     pub ipv6: Ipv6,
-    /// What counts as loopback for IPv4.
+    /// The IPv4 loopback range of the host.
     pub host_ipv4_loopback_cidr: Ipv4Net,
 }
 
 impl Default for Redirect {
-    /// Istio's own defaults, for a pod without any annotation.
+    /// Returns Istio's defaults for a pod without annotations.
     fn default() -> Self {
         let status_port = PortRange::one(15020);
         Self {

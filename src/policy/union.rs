@@ -1,31 +1,32 @@
-//! Several attachments on one container: what all of them ask for together.
+//! The union of the policies of several attachments of one container.
 
 use super::owners::ByTraffic;
-use super::{DnsCapture, Groups, Interception, InterceptionMode, Policy, Ports, Ranges, Redirect};
+use super::redirect::{DnsCapture, Groups, InterceptionMode, Ports, Ranges, Redirect};
+use super::traffic_policy::{Interception, Policy};
 use ipnet::Ipv4Net;
 use std::fmt::{Debug, Display};
 
-/// A setting that can have one value only and was given two.
+/// A single-valued setting with two different values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting} is {first} in one and {second} in the other")]
 pub struct Conflict {
-    /// The setting's name, as in the `istio-redirect` block.
+    /// The name of the setting in the `istio-redirect` block.
     pub setting: &'static str,
-    /// One value.
+    /// The first value.
     pub first: String,
-    /// The other one.
+    /// The second value.
     pub second: String,
 }
 
 impl Policy {
-    /// What `self` and `other` ask for together, in whichever order they are given; of exclusions
-    /// that differ in their owners only, ranges that overlap become one.
+    /// Returns the union of two policies; the order does not matter. Exclusions that differ only in their owners are
+    /// merged if their ranges overlap.
     ///
     /// # Errors
-    /// A setting of the redirection that can have one value only has two.
+    /// A single-valued setting has two different values.
     pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
         let interception = self.interception.union(&other.interception)?;
-        let exclusions = ByTraffic::of(self.exclusions.iter().chain(&other.exclusions)).exclusions();
+        let exclusions = ByTraffic::group(self.exclusions.iter().chain(&other.exclusions)).exclusions();
         let dns_captured_elsewhere = match (self.dns_captured_elsewhere, other.dns_captured_elsewhere) {
             (Some(a), Some(b)) => Some(a || b),
             (a, b) => a.or(b),
@@ -37,7 +38,7 @@ impl Policy {
 impl Interception {
     fn union(&self, other: &Self) -> Result<Self, Conflict> {
         match (self, other) {
-            (Self::Unsaid, said) | (said, Self::Unsaid) => Ok(said.clone()),
+            (Self::Unsaid, other) | (other, Self::Unsaid) => Ok(other.clone()),
             (Self::Off, Self::Off) => Ok(Self::Off),
             (Self::On(a), Self::On(b)) => Ok(Self::On(Box::new(a.union(b)?))),
             (Self::On(r), Self::Off) => Err(mode_conflict(r.inbound_interception_mode.to_string(), "NONE".into())),
@@ -90,12 +91,12 @@ fn same<T: PartialEq + Display>(setting: &'static str, a: &T, b: &T) -> Result<(
     if a == b { Ok(()) } else { Err(Conflict { setting, first: a.to_string(), second: b.to_string() }) }
 }
 
-/// A setting's value that can be given in several places.
+/// The value of a setting that several sources can set.
 pub trait Unite: Sized {
-    /// Returns the one value of both; `None` if they contradict each other.
+    /// Returns the combination of both values; `None` if they contradict each other.
     fn unite(&self, other: &Self) -> Option<Self>;
 
-    /// The value, for messages.
+    /// Returns the value as text for messages.
     fn shown(&self) -> String;
 }
 
@@ -135,8 +136,8 @@ impl<T: Clone + Ord + Debug> Unite for Vec<T> {
     }
 }
 
-/// Both lists as one without repetitions. Two lists that hold the same in another order give one
-/// result whichever comes first: equal lists keep their order, others are sorted.
+/// Merges two lists without duplicates. Equal lists keep their order; others are sorted, so that the result does not
+/// depend on the order of the arguments.
 fn merge<T: Clone + Ord>(a: &[T], b: &[T]) -> Vec<T> {
     if a == b {
         return a.to_vec();
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_united_in_any_order() {
+    fn the_union_of_lists_does_not_depend_on_the_order() {
         let a = on(Redirect { exclude_interfaces: vec!["b".into()], ..Redirect::default() });
         let b = on(Redirect { exclude_interfaces: vec!["a".into()], dns: DnsCapture::All, ..Redirect::default() });
         let both = a.union(&b).expect("no conflict");
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn two_values_of_one_setting_are_a_conflict_that_names_it() {
+    fn two_values_of_a_single_valued_setting_are_a_conflict() {
         let other = on(Redirect { proxy_port: 1, ..Redirect::default() });
         let conflict = on(Redirect::default()).union(&other).expect_err("a conflict");
         assert_eq!(conflict.to_string(), "proxy_port is 15001 in one and 1 in the other");
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_one_covers_is_left_out() {
+    fn covered_exclusions_are_not_in_effect() {
         let all = Exclusion {
             owner: TrafficOwner::Uid(IdRange::one(1)),
             destination: None,

@@ -1,16 +1,15 @@
-//! The format of saved state: JSON objects with a version, so that another version of this program reads
-//! them or refuses them.
+//! The format of saved state: JSON objects with a version number.
 //!
-//! A field that an older version did not write has a default. A version that adds a field, or a value of
-//! one, which an older version must not ignore increases [`VERSION`]. The older version then refuses the
-//! record, except to remove what the record describes.
+//! A field that an older version did not write gets its default. [`VERSION`] increases when a new field, or a
+//! new value of a field, must not be ignored by older versions. An older version then refuses the record, except
+//! to remove what the record describes.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// The version of the records that this program writes. Records of 0.1.0 have none.
+/// The version of the records that this program writes. Records of 0.1.0 have no version.
 pub const VERSION: u32 = 1;
 
 #[derive(Deserialize)]
@@ -26,12 +25,12 @@ struct Versioned<'a, T> {
     record: &'a T,
 }
 
-/// Why a record can't be used.
+/// The reason why a record can't be used.
 #[derive(Debug)]
 pub enum Unreadable {
     /// A newer version of this program wrote it.
     Newer(u32),
-    /// It is damaged.
+    /// The record is damaged.
     Json(serde_json::Error),
 }
 
@@ -39,25 +38,25 @@ impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Newer(version) => {
-                write!(f, "expected format {VERSION} or older, got {version}, which a newer version of detour wrote")
+                write!(f, "expected format {VERSION} or older, got {version}, written by a newer version of detour")
             }
             Self::Json(error) => error.fmt(f),
         }
     }
 }
 
-/// Writes a record with its version.
+/// Serializes a record with its version.
 ///
 /// # Errors
-/// It is no JSON object.
+/// The record is not a JSON object.
 pub fn print<T: Serialize>(record: &T) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&Versioned { version: VERSION, record })
 }
 
-/// Reads a record of this version or an older one.
+/// Parses a record of this version or an older one.
 ///
 /// # Errors
-/// It is damaged or of a newer version.
+/// The record is damaged or of a newer version.
 pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
     match serde_json::from_slice::<FormatVersion>(text) {
         Ok(FormatVersion { version }) if version > VERSION => Err(Unreadable::Newer(version)),
@@ -65,15 +64,15 @@ pub fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
     }
 }
 
-/// Reads a part of a record that every version has.
+/// Parses the part of a record that every version has.
 ///
 /// # Errors
-/// It is damaged.
+/// The record is damaged.
 pub fn parse_part<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
     serde_json::from_slice(text).map_err(Unreadable::Json)
 }
 
-/// Reads each field that is understood; the others have their defaults.
+/// Returns the fields that this version can parse; the others have their defaults.
 #[must_use]
 pub fn understood<T: Default + Serialize + DeserializeOwned>(fields: &Map<String, Value>) -> T {
     let Ok(Value::Object(mut all)) = serde_json::to_value(T::default()) else { return T::default() };
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_version_is_read_or_refused_by_its_number() {
+    fn records_of_older_versions_are_read_and_of_newer_ones_refused() {
         let two = Two { a: 1, b: "x".to_owned() };
         let text = print(&two).expect("printed");
         assert_eq!(text, br#"{"version":1,"a":1,"b":"x"}"#);
@@ -109,7 +108,7 @@ mod tests {
         assert_eq!(parse::<Two>(br#"{"a":1,"b":"x"}"#).expect("0.1.0"), two);
         let newer = br#"{"version":2,"a":"y","b":"x"}"#;
         let error = parse::<Two>(newer).expect_err("newer").to_string();
-        assert_eq!(error, "expected format 1 or older, got 2, which a newer version of detour wrote");
+        assert_eq!(error, "expected format 1 or older, got 2, written by a newer version of detour");
         let Ok(Value::Object(fields)) = serde_json::from_slice(newer) else { panic!("an object") };
         assert_eq!(understood::<Two>(&fields), Two { a: 0, b: "x".to_owned() });
     }

@@ -1,22 +1,30 @@
-//! What is kept of each attachment for as long as its network namespace can live: one file an
-//! attachment, one directory a container, written whole or not at all.
+//! Saved state: one file per attachment in one directory per container, each replaced atomically.
 
 pub mod format;
 
 use crate::cni::{Code, Error};
-use crate::trusted_file::{create_directories, create_new, open_directory, read_nofollow};
+use crate::trusted_file::{Durability, create_with_parents, read_nofollow, replace_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fmt;
+use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Where state lives unless told otherwise: it goes with a reboot, as the namespaces do.
+/// The default directory of saved state. A reboot empties it, as it removes the network namespaces.
 pub const ROOT: &str = "/run/detour/attachments";
 
-/// An attachment, as CNI knows one (SPEC.md, "Deletion"): container, network, interface. Each
-/// part is checked by [`crate::cni`] before it comes here and holds no `/`.
+/// The maximum size of a record, in bytes. Versions without limits wrote records of 5 MiB from a pod's
+/// annotations, and a DEL must still read those.
+const MAX_RECORD_BYTES: u64 = 16 << 20;
+
+/// Separates network and interface in the name of a file: a network name cannot contain it.
+const SEPARATOR: char = '@';
+const SUFFIX: &str = ".json";
+
+/// An attachment, identified as in CNI (SPEC.md, "Deletion") by container, network and interface. The caller
+/// has checked each part with [`crate::cni`]; none contains `/`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attachment {
     /// `CNI_CONTAINERID`.
@@ -27,81 +35,49 @@ pub struct Attachment {
     pub ifname: String,
 }
 
-impl std::fmt::Display for Attachment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "attachment {}/{} of container {}", self.network, self.ifname, self.container_id)
     }
 }
 
-/// The directory in which all is kept.
+/// A directory with the saved state of attachments.
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
-    /// Whether a record must survive a crash of the node.
-    durable: bool,
+    durability: Durability,
 }
 
-/// The largest record, in bytes. Versions without limits made records of 5 MiB from a pod's annotations, and a
-/// DEL must still read those.
-const LARGEST: u64 = 16 << 20;
-
-/// Between network and interface in a file's name: no network's name can hold it.
-const SEPARATOR: char = '@';
-const SUFFIX: &str = ".json";
-
 impl Store {
-    /// State below `root`, which need not exist.
+    /// Returns the store in the directory `root`, which need not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), durable: false }
+        Self { root: root.into(), durability: Durability::Volatile }
     }
 
-    /// State below `root` of which a crash of the node leaves whole records: [`Self::write`] returns when the
-    /// record is on the disk.
+    /// Returns the store in the directory `root` whose records survive a crash of the node: [`Self::write`]
+    /// returns when the record is on the disk.
     pub fn durable(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), durable: true }
+        // After a crash, an older record serves as well as this one. A missing one does not.
+        Self { root: root.into(), durability: Durability::OldOrNew }
     }
 
-    fn directory(&self, container_id: &str) -> PathBuf {
-        self.root.join(container_id)
-    }
-
-    fn file(&self, attachment: &Attachment) -> PathBuf {
-        let name = format!("{}{SEPARATOR}{}{SUFFIX}", attachment.network, attachment.ifname);
-        self.directory(&attachment.container_id).join(name)
-    }
-
-    /// What was kept of one attachment.
+    /// Reads the record of an attachment; `None` if it has none.
     ///
     /// # Errors
-    /// It can't be read or understood.
+    /// The file can't be read, is damaged, or was written by a newer version.
     pub fn read<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
-        self.read_by(attachment, format::parse)
+        self.read_with(attachment, format::parse)
     }
 
-    /// The part of a record that every version has, newer ones too.
+    /// Reads the part of a record that every version has, newer ones too; `None` if there is no record.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// The file can't be read or is damaged.
     pub fn read_part<T: DeserializeOwned>(&self, attachment: &Attachment) -> Result<Option<T>, Error> {
-        self.read_by(attachment, format::parse_part)
+        self.read_with(attachment, format::parse_part)
     }
 
-    fn read_by<T>(
-        &self,
-        attachment: &Attachment,
-        parse: impl FnOnce(&[u8]) -> Result<T, format::Unreadable>,
-    ) -> Result<Option<T>, Error> {
-        let path = self.file(attachment);
-        let text = match read_nofollow(&path, LARGEST) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) if is_lasting(&error) => return Err(not_understood(&path, attachment, &error)),
-            Err(error) => return Err(failed("read", &path, &error)),
-        };
-        parse(&text).map(Some).map_err(|error| not_understood(&path, attachment, &error))
-    }
-
-    /// The attachments of a container of which something is kept, in the order of their names.
+    /// Returns the attachments of a container that have a record, sorted by name.
     ///
     /// # Errors
     /// The directory can't be read.
@@ -115,7 +91,7 @@ impl Store {
         Ok(names.iter().filter(|name| !is_temporary(name)).filter_map(parse).collect())
     }
 
-    /// The containers of which something is kept.
+    /// Returns the containers that have a record.
     ///
     /// # Errors
     /// The directory can't be read.
@@ -123,134 +99,122 @@ impl Store {
         Ok(names_in(&self.root)?.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
-    /// Keeps `record`, in place of what was kept.
+    /// Writes the record of an attachment and replaces an earlier one.
     ///
     /// # Errors
     /// The directory or file can't be written.
     pub fn write<T: Serialize>(&self, attachment: &Attachment, record: &T) -> Result<(), Error> {
         let path = self.file(attachment);
-        let text = format::print(record).map_err(|e| failed("write", &path, &e.into()))?;
-        self.replace(&path, &text).map_err(|e| failed("write", &path, &e))
+        let text = format::print(record).map_err(|error| io_error("write", &path, &error.into()))?;
+        let written = replace_file(&path, &temporary_name(&path), self.durability, |file| file.write_all(&text));
+        written.map_err(|error| io_error("write", &path, &error))
     }
 
-    fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
-        let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(path)));
-        // After a crash, an older record is as good as this one; none is not.
-        let is_new = self.durable && !path.exists();
-        let written = loop {
-            match self.write_in_directory(&temporary, text).and_then(|()| fs::rename(&temporary, path)) {
-                // Whoever removed the container's last attachment in between took this for a leftover.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                other => break other,
-            }
-        };
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written?;
-        if is_new { flush(path.parent().unwrap_or(&self.root)) } else { Ok(()) }
-    }
-
-    /// Another call may remove the directory just after it was made, so it is made as often as needed.
-    /// There may be secrets in the text: a delegate's configuration is its own affair.
-    fn write_in_directory(&self, path: &Path, text: &[u8]) -> io::Result<()> {
-        let fill = |mut file: File| {
-            file.write_all(text)?;
-            if self.durable { file.sync_all() } else { Ok(()) }
-        };
-        let Some(directory) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
-        loop {
-            match create_new(path).and_then(fill) {
-                Err(error) if error.kind() == ErrorKind::NotFound => create_directories(directory)?,
-                other => return other,
-            }
-        }
-    }
-
-    /// Forgets an attachment, and the container's directory with the last of them.
+    /// Removes the record of an attachment, if there is one, and the container's directory with its last record.
     ///
     /// # Errors
-    /// The file can't be removed; that there is none is no error.
+    /// The file can't be removed.
     pub fn remove(&self, attachment: &Attachment) -> Result<(), Error> {
         let path = self.file(attachment);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("remove", &path, &error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(io_error("remove", &path, &error)),
             _ => {}
         }
-        self.tidy_up(&attachment.container_id);
+        self.remove_directory_if_empty(&attachment.container_id);
         Ok(())
     }
 
-    /// Removes the directory of a container without attachments; one that stays does no harm.
-    fn tidy_up(&self, container_id: &str) {
+    /// Checks that a record can be written now.
+    ///
+    /// # Errors
+    /// The directory can't be created or written to.
+    pub fn probe(&self) -> Result<(), Error> {
+        let path = self.root.join(format!(".probe.{}", std::process::id()));
+        let flush = |file: fs::File| if self.durability == Durability::Volatile { Ok(()) } else { file.sync_all() };
+        let written = create_with_parents(&path).and_then(flush).and_then(|()| fs::remove_file(&path));
+        written.map_err(|error| io_error("write", &path, &error))
+    }
+
+    fn directory(&self, container_id: &str) -> PathBuf {
+        self.root.join(container_id)
+    }
+
+    fn file(&self, attachment: &Attachment) -> PathBuf {
+        let name = format!("{}{SEPARATOR}{}{SUFFIX}", attachment.network, attachment.ifname);
+        self.directory(&attachment.container_id).join(name)
+    }
+
+    fn read_with<T>(
+        &self,
+        attachment: &Attachment,
+        parse: impl FnOnce(&[u8]) -> Result<T, format::Unreadable>,
+    ) -> Result<Option<T>, Error> {
+        let path = self.file(attachment);
+        let text = match read_nofollow(&path, MAX_RECORD_BYTES) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_permanent(&error) => return Err(unreadable(&path, attachment, &error)),
+            Err(error) => return Err(io_error("read", &path, &error)),
+        };
+        parse(&text).map(Some).map_err(|error| unreadable(&path, attachment, &error))
+    }
+
+    /// Removes the directory of a container without records, and temporary files of killed calls in it. A
+    /// directory that can't be removed is harmless.
+    fn remove_directory_if_empty(&self, container_id: &str) {
         let directory = self.directory(container_id);
         if self.of_container(container_id).is_ok_and(|attachments| attachments.is_empty()) {
-            // What a killed call left behind goes too.
             for leftover in names_in(&directory).unwrap_or_default().iter().filter(|name| is_temporary(name)) {
                 let _ = fs::remove_file(directory.join(leftover));
             }
-            // Another attachment may have been added meanwhile; then the directory stays.
+            // If another call has added an attachment meanwhile, the directory stays.
             let _ = fs::remove_dir(&directory);
         }
     }
-
-    /// Whether a record could be kept now.
-    ///
-    /// # Errors
-    /// The directory can't be made or written to.
-    pub fn probe(&self) -> Result<(), Error> {
-        let path = self.root.join(format!(".probe.{}", std::process::id()));
-        let written = self.write_in_directory(&path, b"").and_then(|()| fs::remove_file(&path));
-        written.map_err(|e| failed("write", &path, &e))
-    }
 }
 
-/// A file that is being written, or was when its writer was killed; a network's name starts with
-/// a letter or digit.
+/// Returns the name under which this process writes the new contents of `path`.
+fn temporary_name(path: &Path) -> String {
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    format!(".{}.{name}", std::process::id())
+}
+
+/// Returns whether `name` is the name of a temporary file: the names of networks and containers start with a
+/// letter or digit.
 fn is_temporary(name: &str) -> bool {
     name.starts_with('.')
 }
 
-fn file_name(path: &Path) -> &str {
-    path.file_name().and_then(OsStr::to_str).unwrap_or_default()
-}
-
-/// A name lasts when its directory is on the disk; another call may have removed both meanwhile.
-fn flush(directory: &Path) -> io::Result<()> {
-    match open_directory(directory).and_then(|directory| directory.sync_all()) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
+/// Returns the names in a directory, sorted; none if the directory is missing.
 fn names_in(directory: &Path) -> Result<Vec<String>, Error> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed("read", directory, &error)),
+        Err(error) => return Err(io_error("read", directory, &error)),
     };
-    // An entry that can't be read may be any: without it the list would be wrong.
+    // One unreadable entry fails the call, since the list would be incomplete without it.
     let names: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.file_name().into_string().ok())).collect();
-    let mut names: Vec<String> = names.map_err(|e| failed("read", directory, &e))?.into_iter().flatten().collect();
+    let names = names.map_err(|error| io_error("read", directory, &error))?;
+    let mut names: Vec<String> = names.into_iter().flatten().collect();
     names.sort();
     Ok(names)
 }
 
-/// Whether the next call will see this error too: the path leads to no file that can hold state.
-fn is_lasting(error: &io::Error) -> bool {
+/// Returns whether a retry can't succeed: the path leads to a file that can't be a record.
+fn is_permanent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::FileTooLarge)
 }
 
-fn not_understood(path: &Path, attachment: &Attachment, why: &dyn std::fmt::Display) -> Error {
+fn unreadable(path: &Path, attachment: &Attachment, cause: &dyn fmt::Display) -> Error {
     let msg = format!(
-        "{}: what was kept of the {attachment} can't be understood ({why}); delete the pod, or this file if the pod is gone",
+        "{}: can't read the saved state of {attachment}: {cause}; delete the pod, or this file if the pod no longer exists",
         path.display()
     );
     Error::new(Code::State, msg)
 }
 
-fn failed(what: &str, path: &Path, why: &io::Error) -> Error {
-    Error::new(Code::Io, format!("{}: can't {what} it: {why}", path.display()))
+fn io_error(action: &str, path: &Path, cause: &io::Error) -> Error {
+    Error::new(Code::Io, format!("{}: can't {action} saved state: {cause}", path.display()))
 }
 
 #[cfg(test)]
@@ -276,8 +240,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_until_it_is_removed() {
-        let (_directory, store) = store("keep");
+    fn a_record_can_be_read_until_it_is_removed() {
+        let (_directory, store) = store("write");
         let (one, two) = (attachment("c", "istio-cni", "net1"), attachment("c", "a.b", "net2@x"));
         assert_eq!(store.read::<Number>(&one).expect("readable"), None);
         store.write(&one, &Number { n: 1 }).expect("writable");
@@ -293,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_file_is_an_error_that_names_it() {
+    fn a_truncated_file_is_an_error_with_its_path() {
         let (_directory, store) = store("truncated");
         let one = attachment("c", "n", "net1");
         store.write(&one, &Number { n: 1 }).expect("writable");
@@ -305,27 +269,27 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_place_of_a_record_or_of_a_temporary_file_leads_nowhere() {
+    fn links_at_the_path_of_a_record_or_temporary_file_are_not_followed() {
         let (directory, store) = store("links");
         let (store, one) = (Store::durable(store.root), attachment("c", "n", "net1"));
-        let elsewhere = directory.join("elsewhere");
-        fs::write(&elsewhere, "7").expect("written");
+        let target = directory.join("target");
+        fs::write(&target, "7").expect("written");
         store.write(&one, &Number { n: 1 }).expect("writable");
         let path = store.file(&one);
-        let temporary = path.with_file_name(format!(".{}.{}", std::process::id(), file_name(&path)));
-        std::os::unix::fs::symlink(&elsewhere, &temporary).expect("linked");
+        let temporary = path.with_file_name(temporary_name(&path));
+        std::os::unix::fs::symlink(&target, &temporary).expect("linked");
         store.write(&one, &Number { n: 2 }).expect("writable");
         assert_eq!(store.read(&one).expect("readable"), Some(Number { n: 2 }));
         fs::remove_file(&path).expect("removed");
-        std::os::unix::fs::symlink(&elsewhere, &path).expect("linked");
+        std::os::unix::fs::symlink(&target, &path).expect("linked");
         let error = store.read::<Number>(&one).expect_err("a link");
         assert!(error.msg.contains("expected a regular file, got a symbolic link"), "{error}");
         store.write(&one, &Number { n: 3 }).expect("writable");
-        assert_eq!(fs::read(&elsewhere).expect("read"), b"7");
+        assert_eq!(fs::read(&target).expect("read"), b"7");
     }
 
     #[test]
-    fn a_leftover_of_a_killed_call_is_no_attachment_and_goes_with_the_last() {
+    fn a_temporary_file_of_a_killed_call_is_ignored_and_removed_with_the_last_record() {
         let (_directory, store) = store("leftover");
         let one = attachment("c", "n", "net1");
         store.write(&one, &Number { n: 1 }).expect("writable");

@@ -2,11 +2,15 @@ use super::*;
 use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, chown, mkfifo};
 use std::fs::Permissions;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 
 const LIMIT: u64 = 100;
 
-/// A directory that goes with the test.
+/// A temporary directory, removed when it is dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -32,7 +36,7 @@ impl Drop for Directory {
 }
 
 #[test]
-fn only_regular_files_are_opened_and_nothing_waits() {
+fn opening_a_fifo_directory_or_device_fails_at_once() {
     let directory = Directory::new("kinds");
     let file = directory.file("file");
     assert_eq!(read(&file, LIMIT).expect("read"), b"text");
@@ -51,7 +55,7 @@ fn only_regular_files_are_opened_and_nothing_waits() {
 }
 
 #[test]
-fn a_file_that_only_trusted_users_can_change_is_trusted() {
+fn a_file_below_directories_of_root_is_trusted() {
     let directory = Directory::new("trusted");
     let file = directory.file("a/file");
     symlink("a/file", directory.0.join("link")).expect("linked");
@@ -66,7 +70,7 @@ const ACL: [(u16, u16, u32); 5] =
     [(1, 7, u32::MAX), (2, 7, 12345), (4, 5, u32::MAX), (0x10, 7, u32::MAX), (0x20, 5, u32::MAX)];
 
 #[test]
-fn a_user_who_may_write_by_an_access_control_list_is_not_trusted() {
+fn a_file_that_an_access_control_list_makes_writable_is_refused() {
     let directory = Directory::new("acl");
     let file = directory.file("a/file");
     let mut list = 2_u32.to_le_bytes().to_vec();
@@ -80,7 +84,7 @@ fn a_user_who_may_write_by_an_access_control_list_is_not_trusted() {
 }
 
 #[test]
-fn each_part_of_the_path_counts() {
+fn owner_and_mode_of_each_directory_on_the_path_are_checked() {
     type Change = fn(&Path) -> io::Result<()>;
     let mode = |mode| move |path: &Path| fs::set_permissions(path, Permissions::from_mode(mode));
     let (own, group): (Change, Change) = (
@@ -108,7 +112,7 @@ fn each_part_of_the_path_counts() {
 }
 
 #[test]
-fn no_link_of_another_user_directs_a_writer() {
+fn writers_do_not_follow_links_or_write_to_files_of_other_users() {
     let directory = Directory::new("written");
     let other = directory.file("other");
     let path = directory.0.join("link");
@@ -125,12 +129,12 @@ fn no_link_of_another_user_directs_a_writer() {
         fs::remove_file(&path).expect("removed");
         fs::hard_link(&other, &path).expect("linked");
         let error = write(&path).expect_err("a hard link").to_string();
-        assert_eq!(error, "the file has 2 names (hard links), expected one: remove it first");
+        assert_eq!(error, "expected one name, got 2 (hard links); remove the file first");
         fs::remove_file(&path).expect("removed");
         fs::write(&path, "text").expect("written");
         chown(&path, Some(Uid::from_raw(12345)), None).expect("needs root");
         let error = write(&path).expect_err("another user's").to_string();
-        assert_eq!(error, "owned by UID 12345; expected root: remove it first");
+        assert_eq!(error, "owned by UID 12345; expected root; remove the file first");
         assert_eq!(fs::read(&path).expect("read"), b"text", "it is as it was");
     }
     for found in [|from: &Path, to: &Path| symlink(from, to), |from: &Path, to: &Path| fs::hard_link(from, to)] {
@@ -143,8 +147,7 @@ fn no_link_of_another_user_directs_a_writer() {
 }
 
 #[test]
-fn a_log_file_is_below_its_directory_and_no_link_leads_there() {
-    use std::io::Write;
+fn append_below_accepts_only_paths_without_links_below_the_directory() {
     let directory = Directory::new("below");
     let log = directory.0.join("log");
     fs::create_dir_all(log.join("deep")).expect("created");
@@ -161,7 +164,7 @@ fn a_log_file_is_below_its_directory_and_no_link_leads_there() {
 }
 
 #[test]
-fn only_the_owner_can_open_a_lock_or_a_file_that_is_written_anew() {
+fn locks_and_overwritten_files_are_accessible_for_the_owner_only() {
     let directory = Directory::new("modes");
     let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
     for (name, open) in [("lock", open_lock as fn(&Path) -> io::Result<File>), ("new", overwrite)] {
@@ -178,7 +181,7 @@ fn only_the_owner_can_open_a_lock_or_a_file_that_is_written_anew() {
 }
 
 #[test]
-fn a_file_without_a_name_and_files_of_the_kernel_are_read() {
+fn removed_files_and_files_of_proc_can_be_read() {
     follow(Path::new("/proc/self/exe")).expect("opened");
     let pid = std::process::id().to_string();
     assert!(read_text(Path::new("/proc/self/stat"), 4096).expect("read").starts_with(&pid));
@@ -188,4 +191,19 @@ fn a_file_without_a_name_and_files_of_the_kernel_are_read() {
     assert_eq!(read_with_owner(&file, LIMIT).expect("read"), (b"text".to_vec(), 12345));
     fs::write(&file, [0xff]).expect("written");
     assert_eq!(read_text(&file, LIMIT).expect_err("no text").kind(), ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_failed_replacement_leaves_the_old_file_and_no_temporary_file() {
+    let directory = Directory::new("atomic");
+    let path = directory.0.join("a/b/file");
+    for durability in [Durability::Volatile, Durability::OldOrNew, Durability::New] {
+        replace_file(&path, ".temporary", durability, |file| file.write_all(b"old")).expect("written");
+        assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o600);
+        let fail = |file: &mut File| file.write_all(b"new").and(Err(ErrorKind::StorageFull.into()));
+        let error = replace_file(&path, ".temporary", durability, fail).expect_err("a full disk");
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        assert_eq!(fs::read(&path).expect("read"), b"old");
+        assert_eq!(fs::read_dir(directory.0.join("a/b")).expect("read").count(), 1);
+    }
 }

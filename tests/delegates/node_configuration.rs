@@ -118,7 +118,7 @@ fn the_nodes_keys_take_precedence_and_ignored_keys_are_logged() {
     let conf = definition(&json!({"chain": chain, "kubernetes": evil}));
     let log = node.done("ADD", &conf);
     for ignored in [
-        "kubernetes.cni_bin_dir: \"/home/evil\" is ignored: /var/lib/cni/detour/node.json states \"",
+        "kubernetes.cni_bin_dir: \"/home/evil\" is ignored: /var/lib/cni/detour/node.json sets \"",
         "kubernetes.kubeconfig: \"/home/evil/kubeconfig\" is ignored: /var/lib/cni/detour/node.json does not let",
         "exclude_namespaces: \"shop\" is ignored: /var/lib/cni/detour/node.json does not exclude it",
     ] {

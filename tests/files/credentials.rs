@@ -1,5 +1,5 @@
-//! Kubeconfigs, and the tokens, certificates and keys that they name: a user who can change one of them decides
-//! which file root reads and who gets it.
+//! Kubeconfigs and the tokens, certificates and keys that they name. A user who can change one of them controls which
+//! file root reads and where it is sent.
 
 use crate::node::{Node, OTHER, call, complaint, detour, give_away, refusal, succeeds};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 
-/// A server to which nothing may come.
+/// A server that must not receive a request.
 struct Silence(TcpListener);
 
 impl Silence {
@@ -24,7 +24,7 @@ impl Silence {
     }
 
     #[track_caller]
-    fn has_heard_nothing(&self) {
+    fn expect_no_connection(&self) {
         assert_eq!(self.0.accept().expect_err("no connection").kind(), ErrorKind::WouldBlock);
     }
 }
@@ -34,7 +34,7 @@ fn add(kubeconfig: &Path) -> (u64, String) {
 }
 
 #[test]
-fn a_kubeconfig_that_another_user_can_change_is_refused_before_anything_is_sent() {
+fn a_kubeconfig_that_another_user_can_change_is_refused_before_a_request() {
     type Change = fn(&Node, &Path);
     let changes: [(&str, Change); 6] = [
         ("chown root:root", |_, file| give_away(file)),
@@ -63,12 +63,12 @@ fn a_kubeconfig_that_another_user_can_change_is_refused_before_anything_is_sent(
         assert_eq!(code, 7, "{number}: {message}");
         assert!(message.contains(&format!("kubeconfig {} is not used: ", file.display())), "{number}: {message}");
         assert!(message.contains(fix), "{number}: {message}");
-        server.has_heard_nothing();
+        server.expect_no_connection();
     }
 }
 
 #[test]
-fn the_files_that_it_names_are_refused_likewise() {
+fn files_that_the_kubeconfig_names_are_checked_too() {
     const PEM: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let rows = ["certificate-authority", "tokenFile", "client-certificate", "client-key"];
     for key in rows {
@@ -90,7 +90,7 @@ fn the_files_that_it_names_are_refused_likewise() {
         assert_eq!(code, 7, "{key}: {message}");
         let wanted = format!("{key}: {0} is not used: {0} is owned by UID {OTHER}", foreign.display());
         assert!(message.contains(&wanted), "{message}");
-        server.has_heard_nothing();
+        server.expect_no_connection();
     }
 }
 
@@ -106,7 +106,7 @@ fn manifests_that_another_user_can_change_are_refused() {
     }
 }
 
-/// Answers one request with 404, and returns the request.
+/// Answers one request with 404 and returns the request.
 fn one_request(listener: &TcpListener) -> String {
     let (mut stream, _) = listener.accept().expect("a connection");
     let mut request = Vec::new();
@@ -124,7 +124,7 @@ fn explain(kubeconfig: &Path) -> String {
 }
 
 #[test]
-fn a_user_may_name_a_kubeconfig_of_any_user_who_can_name_no_file_of_root() {
+fn a_kubeconfig_of_another_user_cannot_name_files_of_root() {
     let node = Node::new();
     let token = node.of_another("home/token", "the-users-own");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -146,9 +146,9 @@ fn a_user_may_name_a_kubeconfig_of_any_user_who_can_name_no_file_of_root() {
     let message = explain(&file);
     let wanted = format!("owned by UID 0; expected UID {OTHER}, the owner of the kubeconfig");
     assert!(message.contains(&wanted) && !message.contains("root-only"), "{message}");
-    server.has_heard_nothing();
+    server.expect_no_connection();
 
-    // Root may use any file of its own.
+    // A kubeconfig of root can name any file.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let own = node.kubeconfig("kubeconfig", &url, json!({}), &json!({"tokenFile": secret}));
@@ -161,7 +161,7 @@ fn a_user_may_name_a_kubeconfig_of_any_user_who_can_name_no_file_of_root() {
 }
 
 #[test]
-fn a_kubeconfig_that_the_configuration_names_is_the_plugins_on_the_command_line_too() {
+fn commands_check_the_kubeconfig_of_a_configuration_as_the_plugin_does() {
     let (node, server) = (Node::new(), Silence::new());
     let file = node.kubeconfig("kubeconfig", &server.url(), json!({}), &json!({"token": "t"}));
     give_away(&file);
@@ -169,11 +169,11 @@ fn a_kubeconfig_that_the_configuration_names_is_the_plugins_on_the_command_line_
     let conf = node.file("conf", conf.to_string());
     let message = complaint(&detour(&["explain", "-n", "shop", "web-0", "--config", conf.to_str().expect("text")]));
     assert!(message.contains("is not used: ") && message.contains("chown root:root"), "{message}");
-    server.has_heard_nothing();
+    server.expect_no_connection();
 }
 
 #[test]
-fn credentials_are_installed_only_if_root_owns_them_and_are_roots_then() {
+fn installation_accepts_only_credentials_of_root() {
     let node = Node::new();
     for name in ["sa/token", "sa/ca.crt"] {
         node.of_another(name, "-----BEGIN CERTIFICATE-----\n");
@@ -182,7 +182,7 @@ fn credentials_are_installed_only_if_root_owns_them_and_are_roots_then() {
         assert!(!node.path("host/var").exists(), "nothing is written");
         fs::remove_file(node.path(name)).expect("removed");
     }
-    // A file that waits for the token, and then one that was given away.
+    // First a file that another user created, then one whose owner was changed.
     let kubeconfig = node.of_another("host/var/lib/cni/detour/kubeconfig", "{}");
     for _ in 0..2 {
         succeeds(&node.install(&["--platform=openshift"]));

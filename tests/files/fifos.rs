@@ -1,4 +1,4 @@
-//! A FIFO in the place of a file: an error at once, where an open would wait for a writer for ever.
+//! FIFOs in place of files are an error at once: an ordinary open would wait for a writer forever.
 
 use crate::node::{Node, call, complaint, detour, printed, refusal, succeeds};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn the_plugin_waits_for_none() {
+fn the_plugin_does_not_wait_for_fifos() {
     let node = Node::new();
     let fifo = node.fifo("fifo");
     let by_user = |user: Value| {
@@ -40,7 +40,7 @@ fn the_plugin_waits_for_none() {
 }
 
 #[test]
-fn state_is_read_from_none() {
+fn saved_state_is_not_read_from_fifos() {
     let node = Node::new();
     node.fifo("state/files-test/n@net1.json");
     let conf = json!({"clusterNetwork": "net", "confDir": node.path("net.d"), "cniDir": node.path("state")});
@@ -49,7 +49,7 @@ fn state_is_read_from_none() {
 }
 
 #[test]
-fn an_installation_waits_for_none() {
+fn install_does_not_wait_for_fifos() {
     const STATE: &str = "host/var/lib/cni/detour";
     for name in ["install.json", "install.lock"] {
         let node = Node::new();
@@ -67,7 +67,7 @@ fn an_installation_waits_for_none() {
     let config = format!("--config={}", node.fifo("config").display());
     let message = complaint(&node.install(&[&config]));
     assert!(message.contains("--config") && message.contains(FIFO), "{message}");
-    // Runtimes pass over what is no file, and so does the installation.
+    // Runtimes and the installation skip entries that are not regular files.
     let node = Node::new();
     node.fifo("host/etc/cni/net.d/00-fifo.conflist");
     node.file("host/etc/cni/net.d/10-net.conflist", r#"{"name":"n","plugins":[{"type":"a"}]}"#);
@@ -76,7 +76,7 @@ fn an_installation_waits_for_none() {
 }
 
 #[test]
-fn doctor_waits_for_none() {
+fn doctor_does_not_wait_for_fifos() {
     let node = Node::new();
     for within in
         ["etc/cni/net.d/00-a.conf", "var/lib/cni/detour/install.json", "var/lib/cni/results/r", "etc/hostname"]
@@ -95,9 +95,9 @@ fn doctor_waits_for_none() {
     assert!(message.contains("--bundle"), "{message}");
 }
 
-/// The one place where a pipe is what the user means.
+/// Only here a pipe can be intended.
 #[test]
-fn explain_reads_a_pipe_that_the_user_names() {
+fn explain_reads_a_pipe_that_is_an_argument() {
     let node = Node::new();
     let pod = node.file("pod.yaml", "kind: Pod\nmetadata: {name: web-0, namespace: shop}\nspec: {containers: []}\n");
     let script = format!("\"$0\" explain -f <(cat {})", text(&pod));

@@ -1,10 +1,10 @@
-//! Files that are larger than any can be which is meant.
+//! Files that exceed their maximum size.
 
 use crate::node::{Node, call, printed, refusal};
 use serde_json::json;
 use std::fs::File;
 
-/// The path of a file of that many bytes, of which none is on the disk.
+/// Returns the path of a sparse file of this size.
 fn large(node: &Node, within: &str, bytes: u64) -> std::path::PathBuf {
     let path = node.file(within, "");
     File::options().write(true).open(&path).expect("opened").set_len(bytes).expect("grown");
@@ -12,7 +12,7 @@ fn large(node: &Node, within: &str, bytes: u64) -> std::path::PathBuf {
 }
 
 #[test]
-fn each_file_has_a_limit_that_the_error_names() {
+fn the_error_for_a_file_that_is_too_large_has_the_limit() {
     let node = Node::new();
     let file = large(&node, "kubeconfig", (1 << 20) + 1);
     let (code, message) = refusal(&call("ADD", &json!({"kubernetes": {"kubeconfig": file}})));

@@ -1,5 +1,5 @@
-//! Files of the node that another user owns, or that are no regular files: the binary refuses them at once,
-//! says why, and writes to none of them.
+//! Files of the node that another user owns or that are not regular files: the binary refuses them at once with the
+//! reason, and does not write to them.
 
 mod credentials;
 mod fifos;

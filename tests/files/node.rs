@@ -1,4 +1,4 @@
-//! A directory for the files of a test, and runs of the binary on them. None of them may hang.
+//! A directory with the files of a test, and runs of the binary with a timeout.
 
 use netns_rs::NetNs;
 use nix::sys::stat::Mode;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A user who is not trusted.
+/// An untrusted user.
 pub(crate) const OTHER: u32 = 12345;
 
-/// Removed with the value.
+/// A temporary directory, removed when it is dropped.
 pub(crate) struct Node {
     pub(crate) root: PathBuf,
 }
@@ -32,7 +32,7 @@ impl Node {
         self.root.join(within)
     }
 
-    /// The path of a file with this text.
+    /// Creates a file with this text and returns its path.
     pub(crate) fn file(&self, within: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(within);
         fs::create_dir_all(path.parent().expect("a directory")).expect("made");
@@ -40,14 +40,14 @@ impl Node {
         path
     }
 
-    /// The path of a file of another user.
+    /// Creates a file of another user and returns its path.
     pub(crate) fn of_another(&self, within: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.file(within, text);
         give_away(&path);
         path
     }
 
-    /// The path of a FIFO.
+    /// Creates a FIFO and returns its path.
     pub(crate) fn fifo(&self, within: &str) -> PathBuf {
         let path = self.path(within);
         fs::create_dir_all(path.parent().expect("a directory")).expect("made");
@@ -55,7 +55,7 @@ impl Node {
         path
     }
 
-    /// A kubeconfig with these keys of its cluster and its user, and a server.
+    /// Creates a kubeconfig with a server and with these keys of cluster and user.
     pub(crate) fn kubeconfig(&self, within: &str, server: &str, cluster: Value, user: &Value) -> PathBuf {
         let mut cluster = cluster;
         cluster["server"] = server.into();
@@ -99,12 +99,12 @@ pub(crate) fn give_away(path: &Path) {
     chown(path, Some(Uid::from_raw(OTHER)), None).expect("needs root");
 }
 
-/// Runs the binary, and ends it after ten seconds (timeout(1): exit code 124).
+/// Runs the binary with a timeout of ten seconds (timeout(1): exit code 124).
 pub(crate) fn detour(arguments: &[&str]) -> Output {
     ends(command().args(arguments).stdin(Stdio::null()))
 }
 
-/// Runs a call of the plugin for the pod `shop/web-0` in a network namespace of its own.
+/// Runs a call of the plugin for the pod `shop/web-0` in a new network namespace.
 pub(crate) fn call(verb: &str, conf: &Value) -> Output {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +127,7 @@ pub(crate) fn call(verb: &str, conf: &Value) -> Output {
     output
 }
 
-/// Code and message of a call that fails, with its details.
+/// Returns code, message and details of a failed call.
 pub(crate) fn refusal(output: &Output) -> (u64, String) {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let error: Value = serde_json::from_slice(&output.stdout).expect("an error object");
@@ -135,12 +135,12 @@ pub(crate) fn refusal(output: &Output) -> (u64, String) {
     (error["code"].as_u64().expect("a number"), format!("{}: {}", text("msg"), text("details")))
 }
 
-/// All that a command prints.
+/// Returns the output of a command.
 pub(crate) fn printed(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// What a command prints that fails.
+/// Returns the output of a command that fails.
 pub(crate) fn complaint(output: &Output) -> String {
     assert!(matches!(output.status.code(), Some(1 | 2)), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()

@@ -1,4 +1,4 @@
-//! Files that the binary writes: through no link, to no file of another user, and with no lock that another
+//! Files that the binary writes: it follows no links, writes to no file of another user, and uses no lock that another
 //! user can hold.
 
 use crate::node::{Node, OTHER, call, complaint, detour, give_away, succeeds};
@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 const OPENSHIFT: &str = "--platform=openshift";
 const STATE: &str = "host/var/lib/cni/detour";
 
-/// A log file of this test, removed with the value.
+/// A log file of a test, removed when it is dropped.
 struct Log(PathBuf);
 
 impl Log {
@@ -35,7 +35,7 @@ impl Drop for Log {
     }
 }
 
-/// A call that logs a warning.
+/// Runs a call that logs a warning.
 fn logged(key: &str, file: &Path) -> Output {
     let mut conf = json!({"exclude_namespaces": "shop", "kubernetes": {"odd": 1}});
     conf[key] = json!(file);
@@ -46,7 +46,7 @@ fn logged(key: &str, file: &Path) -> Output {
 }
 
 #[test]
-fn a_log_file_that_is_refused_keeps_no_pod_from_starting_and_is_not_written() {
+fn an_invalid_log_file_is_not_written_and_the_call_succeeds() {
     let node = Node::new();
     let precious = node.file("precious", "as it was");
     let (link, directory, hard, foreign) = (Log::new("link"), Log::new("dir"), Log::new("hard"), Log::new("foreign"));
@@ -59,12 +59,12 @@ fn a_log_file_that_is_refused_keeps_no_pod_from_starting_and_is_not_written() {
     give_away(&foreign.0);
     let up = Path::new("/var/log/../..").join(precious.strip_prefix("/").expect("absolute"));
     for (file, why) in [
-        (precious.clone(), "accepted: a path below /var/log"),
-        (up, "accepted: a path below /var/log"),
-        (node.fifo("fifo"), "accepted: a path below /var/log"),
+        (precious.clone(), "expected a path below /var/log"),
+        (up, "expected a path below /var/log"),
+        (node.fifo("fifo"), "expected a path below /var/log"),
         (link.0.clone(), "a symbolic link"),
         (directory.0.join("precious"), "Not a directory"),
-        (hard.0.clone(), "2 names"),
+        (hard.0.clone(), "got 2 (hard links)"),
         (foreign.0.clone(), "owned by UID 12345"),
     ] {
         let output = logged("log_file", &file);
@@ -93,12 +93,12 @@ fn a_log_file_below_var_log_is_written() {
 }
 
 #[test]
-fn no_configuration_is_installed_whose_log_file_is_elsewhere() {
+fn a_configuration_with_an_invalid_log_file_is_not_installed() {
     let node = Node::new();
     for file in ["/etc/passwd", "/var/log/../../etc/passwd", "/var/log", "/var/logs/a"] {
         let config = node.file("config", json!({"log_file": file}).to_string());
         let message = complaint(&node.install(&[OPENSHIFT, &format!("--config={}", config.display())]));
-        assert!(message.contains(&format!("log_file: {file:?} is not accepted")), "{message}");
+        assert!(message.contains(&format!("log_file: invalid value {file:?}")), "{message}");
         assert!(!node.path("host/etc").exists());
     }
     let config = node.file("config", json!({"log_file": "/var/log/pods/detour.log"}).to_string());
@@ -106,7 +106,7 @@ fn no_configuration_is_installed_whose_log_file_is_elsewhere() {
 }
 
 #[test]
-fn a_lock_that_is_a_link_leads_nowhere() {
+fn a_lock_that_is_a_link_is_refused() {
     let node = Node::new();
     fs::create_dir_all(node.path(STATE)).expect("made");
     symlink(node.path("outside"), node.path(&format!("{STATE}/install.lock"))).expect("linked");
@@ -116,14 +116,14 @@ fn a_lock_that_is_a_link_leads_nowhere() {
 }
 
 #[test]
-fn no_other_user_can_hold_a_lock() {
+fn other_users_cannot_hold_a_lock() {
     let node = Node::new();
     fs::set_permissions(&node.root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
     succeeds(&node.install(&[OPENSHIFT]));
     let lock = node.path(&format!("{STATE}/install.lock"));
     let flock = || Command::new("flock").arg("-n").arg(&lock).arg("true").uid(OTHER).output().expect("it starts");
     assert!(!flock().status.success());
-    // One of an earlier version.
+    // The lock of an earlier version.
     fs::set_permissions(&lock, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("set");
     assert!(flock().status.success());
     succeeds(&node.install(&[OPENSHIFT]));
@@ -131,7 +131,7 @@ fn no_other_user_can_hold_a_lock() {
 }
 
 #[test]
-fn a_link_in_the_place_of_a_temporary_file_is_replaced() {
+fn a_link_at_the_path_of_a_temporary_file_is_replaced() {
     let node = Node::new();
     let precious = node.file("precious", "as it was");
     let names = ["host/var/lib/cni/bin/.detour-detour.tmp", &format!("{STATE}/.detour-kubeconfig.tmp")];
@@ -158,9 +158,9 @@ fn a_list_with_an_escaped_key_is_restored() {
     assert_eq!(fs::read_to_string(&list).expect("read"), text);
 }
 
-/// What links lead to is neither in a bundle nor overwritten by one.
+/// The target of a link is neither in a bundle nor overwritten by one.
 #[test]
-fn a_bundle_follows_no_link() {
+fn a_bundle_does_not_follow_links() {
     let node = Node::new();
     let secret = node.file("elsewhere/secret", "planted");
     let attachments = node.path("host/run/detour/attachments");

@@ -21,8 +21,8 @@ fn wrong_usage_is_code_2_and_says_what_is_wanted() {
         (&["explain", "web"], "name the pod's namespace with -n"),
         (&["explain", "-n", "a"], "-n NS POD"),
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
-        (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: \"me\" is not accepted; accepted: "),
-        (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: \"1.2.3.4\" is not accepted; accepted: "),
+        (&["trace", "-f", "-", "--from", "me", "--to", "1.2.3.4:5/tcp"], "--from: invalid value \"me\"; expected "),
+        (&["trace", "-f", "-", "--from", "uid=1", "--to", "1.2.3.4"], "--to: invalid value \"1.2.3.4\"; expected "),
         (
             &["trace", "-f", "-", "--from", "inbound:fd::1", "--to", "1.2.3.4:5/tcp"],
             "--from fd::1 and --to 1.2.3.4 are of different families",
@@ -49,7 +49,11 @@ fn wrong_input_is_code_2() {
     for (arguments, stdin, said) in [
         (&["explain", "-f", "-"][..], "kind: Service\nmetadata: {name: s}", "got Service s"),
         (&["explain", "-f", "-"], "kind: [", "manifest -: "),
-        (&["explain", "-f", "-", "--config", &list], POD, "0 of type detour, istio-cni, excludedns"),
+        (
+            &["explain", "-f", "-", "--config", &list],
+            POD,
+            "expected one plugin of type detour, istio-cni, excludedns, got 0",
+        ),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: there is no network namespace"),
         (&["rules", "no-such-name"], "", "a pod is named as -n NS no-such-name"),
         (&["rules", "/no/such/netns"], "", "/no/such/netns"),
@@ -176,10 +180,7 @@ spec:
     for (run, said) in [
         (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),
         (trace(POD, "container=app"), "--from: container \"app\": pod shop/web sets no runAsUser for it"),
-        (
-            trace(pod, "container="),
-            "--from: \"container=\" is not accepted; accepted: uid=U, uid=U,gid=G, container=NAME",
-        ),
+        (trace(pod, "container="), "--from: invalid value \"container=\"; expected uid=U, uid=U,gid=G, container=NAME"),
         (none, "--from: container \"app\": the pod is not known; name it with -f FILE or -n NS POD"),
     ] {
         assert!(run.code == 2 && run.stderr.contains(said), "{run:?}");

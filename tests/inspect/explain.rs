@@ -161,7 +161,7 @@ fn exactly_the_last_rule_that_was_looked_at_decides() {
 fn what_an_add_would_refuse_is_refused_in_the_same_words() {
     let run = explain("wrong", |pod, _| annotate(pod, "detour.io/exclude-uids", "root"), &[]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: \"root\" is not accepted; ";
+    let start = "detour: annotation \"detour.io/exclude-uids\" of pod shop/web-0: invalid value \"root\"; ";
     assert!(run.stderr.starts_with(start), "{}", run.stderr);
 }
 

@@ -242,7 +242,7 @@ fn what_is_wrong_is_named_before_anything_changes() {
     for (arguments, part) in [
         (vec![config("bad.json")], "log_level"),
         (vec![config("type.json")], "add --name excludedns"),
-        (vec![config("uids.json")], "chain[0].uids: \"x\" is not accepted"),
+        (vec![config("uids.json")], "chain[0].uids: invalid value \"x\""),
         (vec![config("kind.json")], "did you mean \"uid-exclude\"?"),
         (vec![config("nowhere.json")], "can't be read"),
         (vec!["--service-account=/nowhere".to_owned()], "/nowhere/ca.crt"),

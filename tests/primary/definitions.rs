@@ -108,7 +108,8 @@ fn a_definition_does_not_make_this_a_primary_plugin() {
         node.definition("shop", "mesh", &config);
         for more in [json!({}), json!({"in_process_types": []})] {
             let (code, msg) = node.refused("ADD", &conf(&node, &more));
-            let wanted = "network shop/mesh: clusterNetwork and delegates are for the runtime's own configuration";
+            let wanted =
+                "network shop/mesh: clusterNetwork, delegates: only the runtime's configuration can set these keys";
             assert!(code == 7 && msg.starts_with(wanted), "{msg}");
         }
     }

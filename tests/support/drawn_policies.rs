@@ -1,4 +1,4 @@
-//! Policies whose parts meet: from few ports, addresses and owners.
+//! Random policies from few ports, addresses and owners, so that their parts overlap.
 
 use detour_cni::policy::{
     DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,

@@ -1,4 +1,4 @@
-//! Policies that together use everything that rules are made of.
+//! Policies that together cover every element of rules.
 
 use detour_cni::policy::{
     DnsCapture, Exclusion, Groups, IdRange, Interception, InterceptionMode, Policy, PortRange, Ports, Protocol, Ranges,
@@ -43,7 +43,7 @@ fn excluding(policy: Policy) -> Policy {
     Policy { exclusions: exclusions.into(), ..policy }
 }
 
-/// Each under a name.
+/// Returns the policies with a name for each.
 pub(crate) fn policies() -> Vec<(&'static str, Policy)> {
     let default = Redirect::default;
     let dns = || Redirect { dns: DnsCapture::All, ..default() };

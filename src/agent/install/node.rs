@@ -8,7 +8,7 @@ use super::record::{InstallLog, PreviousContent};
 use super::target::{ConfFile, is_configuration};
 use super::{HostPath, HostRoot, InstallError};
 use crate::state::format;
-use crate::trusted_file::{self, create_directories, is_trusted, open_lock, read_nofollow};
+use crate::trusted_file::{self, FileId, create_directories, is_trusted, open_lock, read_nofollow};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -343,7 +343,7 @@ fn open(reached: &Path) -> io::Result<File> {
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let own = file.metadata()?;
     match fs::metadata(path) {
-        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Ok(there) => Ok(FileId::of(&there) == FileId::of(&own)),
         Err(why) if why.kind() == ErrorKind::NotFound => Ok(false),
         Err(why) => Err(why),
     }

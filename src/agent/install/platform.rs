@@ -84,7 +84,7 @@ impl Platform {
         let known = |platform: &&Self| platform.name == name || platform.aliases.contains(&name);
         PLATFORMS.iter().find(known).ok_or_else(|| {
             let names: Vec<_> = PLATFORMS.iter().flat_map(|p| [p.name].into_iter().chain(p.aliases.to_vec())).collect();
-            format!("{name:?} is not accepted; accepted: {}", names.join(", "))
+            format!("invalid value {name:?}; expected {}", names.join(", "))
         })
     }
 

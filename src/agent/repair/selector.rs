@@ -62,7 +62,7 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 fn requirement(part: &str) -> Result<Requirement, String> {
-    let refused = || format!("{part:?} is not accepted; accepted: {ACCEPTED}");
+    let refused = || format!("invalid value {part:?}; expected {ACCEPTED}");
     let words = |text: &str| text.split(',').map(|word| word.trim().to_owned()).collect();
     let (key, values, holds) = if let Some((key, value)) = part.split_once("!=") {
         (key, Some(BTreeSet::from([value.trim().to_owned()])), false)
@@ -108,7 +108,7 @@ mod tests {
     fn what_is_none_is_refused() {
         for text in ["app in web", "=x", "app>1", "a b", "app like (x)", "app=(x"] {
             let why = text.parse::<Selector>().expect_err(text);
-            assert!(why.contains("accepted: KEY=VALUE"), "{why}");
+            assert!(why.contains("expected KEY=VALUE"), "{why}");
         }
     }
 }

@@ -11,10 +11,10 @@ use crate::agent::install::{HostPath, Installed, NodeFiles};
 use crate::cluster::ServiceAccount;
 use crate::plugin;
 use crate::state::ROOT;
+use crate::trusted_file::FileId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -155,7 +155,7 @@ fn state_is_the_nodes(node: &NodeFiles) -> Result<(), String> {
     let directory = Path::new(ROOT).parent().unwrap_or(Path::new(ROOT));
     // Whoever keeps something there first would make it.
     let _ = fs::create_dir_all(directory);
-    let id = |path: &Path| fs::metadata(path).ok().map(|there| (there.dev(), there.ino()));
+    let id = |path: &Path| fs::metadata(path).ok().map(|metadata| FileId::of(&metadata));
     let of_node = HostPath::new(directory).and_then(|path| node.reach(&path).ok()).and_then(|path| id(&path));
     let same = of_node.is_some() && of_node == id(directory);
     same.then_some(()).ok_or_else(|| {

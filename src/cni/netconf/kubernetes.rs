@@ -1,35 +1,38 @@
-//! The `kubernetes` block: where facts of pods come from.
+//! The `kubernetes` block: the sources of pod facts, and the pods that are skipped.
 
-use super::{absolute, text};
-use crate::cni::{Block, BlockReader, Error, ItemList};
+use super::keys::{absolute, text};
+use super::unknown;
+use crate::cni::block::{Block, BlockReader};
+use crate::cni::error::Error;
+use crate::cni::list::ItemList;
 use serde_json::Map;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How istio-cni's agent names its kubeconfig in `cni_agent_run_dir`.
+/// The name of the kubeconfig that istio-cni's agent writes to `cni_agent_run_dir`.
 pub(in crate::cni) const ISTIO_KUBECONFIG: &str = "istio-cni-kubeconfig";
 
-/// This agent's own pods and those of istio-cni's.
+/// The name prefixes of agent pods: this project's and istio-cni's.
 const AGENT_POD_PREFIXES: [&str; 2] = ["detour-agent-", "istio-cni-node-"];
 
-/// How long an ADD may wait for facts where nobody says so, in seconds.
+/// The default timeout for the facts of an ADD, in seconds.
 const TIMEOUT: u32 = 10;
 
-/// The `kubernetes` block: where facts of pods come from.
+/// The `kubernetes` block: the sources of pod facts, and the pods that are skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubernetes {
     /// `kubeconfig`, or `istio-cni-kubeconfig` in istio-cni's `cni_agent_run_dir`.
     pub kubeconfig: Option<PathBuf>,
     /// `agent_socket`.
     pub agent_socket: Option<PathBuf>,
-    /// `manifests_dir`: YAML and JSON files instead of an API.
+    /// `manifests_dir`: a directory of YAML and JSON files that replaces the API.
     pub manifests_dir: Option<PathBuf>,
-    /// `exclude_namespaces`, here and at the top level together.
+    /// `exclude_namespaces` of this block and of the top level.
     pub exclude_namespaces: Vec<String>,
-    /// `cni_bin_dir`: stands in front of `CNI_PATH` for executables.
+    /// `cni_bin_dir`: searched for executables before `CNI_PATH`.
     pub cni_bin_dir: Option<PathBuf>,
-    /// `timeout_seconds`: how long an ADD may wait for facts, all tries together.
+    /// `timeout_seconds`: the timeout for the facts of an ADD, all attempts included.
     pub timeout: Duration,
     /// `agent_namespace`, or istio-cni's `pod_namespace`.
     pub agent_namespace: Option<String>,
@@ -40,14 +43,14 @@ pub struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// Whether nothing is to be done for pods of this namespace. `*` stands for all.
+    /// Returns whether pods of this namespace are skipped; `*` excludes all namespaces.
     #[must_use]
     pub fn excludes(&self, namespace: &str) -> bool {
         self.exclude_namespaces.iter().any(|excluded| excluded == namespace || excluded == "*")
     }
 
-    /// Reads the block, where there is one, and istio-cni's keys at the top level. Unknown keys are warnings,
-    /// except those of maistra's plugin, which mean nothing here.
+    /// Reads the block, if present, and istio-cni's keys at the top level. Unknown keys are warnings, except for those
+    /// of maistra's plugin, which have no effect here.
     pub(in crate::cni) fn read(top: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<Self, Error> {
         let absent = || Block { path: "kubernetes".to_owned(), keys: Map::new() };
         let block = top.block("kubernetes")?.unwrap_or_else(absent);
@@ -71,7 +74,7 @@ impl Kubernetes {
             },
             cluster_dns: addresses(own.list("cluster_dns")?)?,
         };
-        warnings.extend(super::unknown::in_kubernetes(&own.unknown(), &own.asked()));
+        warnings.extend(unknown::in_kubernetes(&own.unknown(), &own.known()));
         Ok(read)
     }
 }
@@ -98,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults() {
+    fn a_missing_block_has_all_defaults() {
         let (read, warnings) = read(&json!({})).expect("accepted");
         let wanted = Kubernetes {
             kubeconfig: None,
@@ -115,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_wins_over_istio_cnis_keys_and_namespaces_are_united() {
+    fn the_block_takes_precedence_over_keys_of_istio_cni_and_excluded_namespaces_are_combined() {
         let (read, _) = read(&json!({
             "cni_agent_run_dir": "/run/i", "pod_namespace": "a", "exclude_namespaces": ["x"],
             "kubernetes": {
@@ -143,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn maistras_block() {
+    fn the_block_of_maistra_is_accepted_without_warnings() {
         let (read, warnings) = read(&json!({
             "kubernetes": {
                 "kubeconfig": "/etc/cni/multus/net.d/v2-5-istio-cni.kubeconfig", "cni_bin_dir": "/var/lib/cni/bin",
@@ -156,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key_and_what_is_accepted() {
+    fn errors_have_the_key_and_the_expected_values() {
         for (key, value, wanted) in [
-            ("kubeconfig", json!("k"), r#"kubernetes.kubeconfig: "k" is not accepted; accepted: an absolute path"#),
-            ("timeout_seconds", json!(0), "kubernetes.timeout_seconds: 0 is not accepted; accepted: a whole number"),
-            ("cluster_dns", json!(["a"]), r#"kubernetes.cluster_dns: "a" is not accepted; accepted: an IPv4 or IPv6"#),
-            ("agent_namespace", json!(1), "kubernetes.agent_namespace: 1 is not accepted; accepted: a string"),
+            ("kubeconfig", json!("k"), r#"kubernetes.kubeconfig: invalid value "k"; expected an absolute path"#),
+            ("timeout_seconds", json!(0), "kubernetes.timeout_seconds: invalid value 0; expected a whole number"),
+            ("cluster_dns", json!(["a"]), r#"kubernetes.cluster_dns: invalid value "a"; expected an IPv4 or IPv6"#),
+            ("agent_namespace", json!(1), "kubernetes.agent_namespace: invalid value 1; expected a string"),
         ] {
             let error = read(&json!({"kubernetes": {key: value}})).expect_err("refused");
             assert!(error.msg.starts_with(wanted), "{error}");

@@ -1,33 +1,33 @@
-//! Keys that the plugin does not know: ignored, as SPEC.md demands, with a warning.
+//! Warnings for unknown keys, which a plugin must ignore (SPEC.md).
 
-use crate::cni::excerpt;
+use crate::cni::list::excerpt;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 
-/// The plugin's own keys at the top level.
+/// The keys of this plugin at the top level.
 const OWN: &str = "attachments_may_exclude_namespaces chain chain_types delegate_timeout_seconds dialect \
     in_process_types kubernetes log_file log_level merge_addresses network_status readiness_timeout_seconds";
-/// istio-cni's (`cni/pkg/plugin/plugin.go`), those of earlier versions included.
+/// The keys of istio-cni (`cni/pkg/plugin/plugin.go`), earlier versions included.
 const ISTIO: &str = "ambient_enabled cni_agent_run_dir cni_event_address ebpf_enabled enable_ambient_detection_retry \
     enablement_selectors exclude_namespaces log_uds_address native_nftables plugin_log_level pod_namespace";
-/// Multus's (`docs/configuration.md`, `docs/thick-plugin.md`).
+/// The keys of Multus (`docs/configuration.md`, `docs/thick-plugin.md`).
 const MULTUS: &str = "auxiliaryCNIChainName binDir chrootDir clusterNetwork cniConfigDir cniDir confDir \
     daemonSocketDir defaultNetworks delegates forceCNIVersion globalNamespaces kubeconfig logFile logLevel logOptions \
     logToStderr metricsPort multusAutoconfigDir multusConfigFile multusMasterCNI multusNamespace namespaceIsolation \
     overrideNetworkName perNodeCertificate readinessindicatorfile readinessIndicatorFile retryDeleteOnError socketDir \
     systemNamespaces";
-/// The CNI specification's, libcni's and those that every plugin of the CNI project accepts.
+/// The keys of the CNI specification, of libcni, and of all plugins of the CNI project.
 const CNI: &str = "args capabilities cniVersion cniVersions disableCheck disableGC dns ipMasq ipam \
     loadOnlyInlinedPlugins name plugins prevResult runtimeConfig type";
-/// The specification's keys for runtimes.
+/// The prefix of the specification's keys for runtimes.
 const CNI_PREFIX: &str = "cni.dev/";
-/// The keys in `kubernetes` of maistra's plugin, which mean nothing here.
+/// The keys in `kubernetes` of maistra's plugin, which have no effect here.
 const MAISTRA: [&str; 3] = ["iptables_script", "k8s_api_root", "node_name"];
-/// The most unknown keys that are compared with known ones: the author of an attachment decides how many there are.
-const SUGGESTED: usize = 8;
+/// The maximum number of unknown keys with a suggestion: the author of an attachment controls their number.
+const MAX_SUGGESTIONS: usize = 8;
 
-/// Returns a warning for each key at the top level that neither this plugin nor another one knows.
+/// Returns a warning for each key at the top level that is unknown to this plugin and to the others above.
 pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
     let known = || [OWN, ISTIO, MULTUS].into_iter().flat_map(str::split_whitespace);
     let all: HashSet<&str> = known().chain(CNI.split_whitespace()).collect();
@@ -35,8 +35,8 @@ pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
     warnings("", keys.keys().map(String::as_str).filter(|key| !is_known(key)), known)
 }
 
-/// Returns a warning for each of the `unknown` keys in `kubernetes` that is not maistra's. `known` are the keys
-/// that are read there.
+/// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the
+/// keys that are read there.
 pub(super) fn in_kubernetes(unknown: &[&str], known: &[&'static str]) -> Vec<String> {
     let unknown = unknown.iter().copied().filter(|key| !MAISTRA.contains(key));
     warnings("kubernetes.", unknown, || known.iter().copied())
@@ -48,8 +48,8 @@ fn warnings<'a, K: Iterator<Item = &'static str>>(
     known: impl Fn() -> K,
 ) -> Vec<String> {
     let warning = |(i, key): (usize, &str)| {
-        let meant = if i < SUGGESTED { did_you_mean(key, known()) } else { String::new() };
-        format!("{prefix}{}: unknown key, ignored{meant}", excerpt(key))
+        let suggestion = if i < MAX_SUGGESTIONS { did_you_mean(key, known()) } else { String::new() };
+        format!("{prefix}{}: unknown key, ignored{suggestion}", excerpt(key))
     };
     unknown.enumerate().map(warning).collect()
 }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_key_is_a_warning_with_the_key_that_is_meant() {
+    fn the_warning_for_a_misspelled_key_suggests_the_right_one() {
         let keys = json!({"chian": [], "log_levle": "x", "Dialect": "auto", "something": 1, "chain": []});
         let wanted = [
             "chian: unknown key, ignored; did you mean \"chain\"?",
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_runtimes_and_of_other_plugins_are_no_warning() {
+    fn keys_of_runtimes_and_other_plugins_cause_no_warnings() {
         for keys in [OWN, ISTIO, MULTUS, CNI, "cni.dev/valid-attachments cni.dev/attachments"] {
             let keys: Map<String, Value> = keys.split_whitespace().map(|key| (key.to_owned(), Value::Null)).collect();
             assert_eq!(at_the_top(&keys), [""; 0]);
@@ -88,11 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn of_many_or_long_unknown_keys_only_a_few_are_compared() {
+    fn many_or_long_unknown_keys_are_handled_fast() {
         let started = Instant::now();
         let many: Map<String, Value> = (0..90_000).map(|i| (format!("chian{i}"), Value::Null)).collect();
         let suggested = at_the_top(&many).iter().filter(|warning| warning.contains("did you mean")).count();
-        assert_eq!(suggested, SUGGESTED);
+        assert_eq!(suggested, MAX_SUGGESTIONS);
         let long = [("chian".repeat(800_000), Value::Null)].into_iter().collect();
         assert!(at_the_top(&long)[0].len() < 300);
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());

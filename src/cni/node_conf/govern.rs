@@ -1,42 +1,51 @@
-//! What the node states takes precedence over an attachment's configuration.
+//! Applies the node's keys to the configurations of attachments, over which they take precedence.
 
 use super::{EXCLUDED, KUBERNETES, MAY_EXCLUDE, NodeConf, SOURCES, TOP, primary_in_attachment};
-use crate::cni::list::shown;
+use crate::cni::block::Block;
+use crate::cni::document::Document;
+use crate::cni::error::Error;
+use crate::cni::list::{ItemList, quoted};
 use crate::cni::netconf::{ISTIO_KUBECONFIG, default_chain, is_primary, kind};
-use crate::cni::{Block, Error, ItemList};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+impl Document {
+    /// Replaces the node's keys in the configuration, as [`NodeConf::govern`] does.
+    pub fn govern(&mut self, node: &NodeConf, program: &str) -> Vec<String> {
+        node.govern(&mut self.block.keys, program)
+    }
+}
+
 impl NodeConf {
-    /// Puts the node's keys into an attachment's configuration, in place of its own. Returns what is
-    /// ignored of those, one line each. `program` is the name under which the binary was started.
+    /// Replaces the node's keys in an attachment's configuration. Returns a warning for each value of the attachment
+    /// that is ignored. `program` is the name under which the binary was started.
     pub fn govern(&self, conf: &mut Map<String, Value>, program: &str) -> Vec<String> {
         let mut ignored = Vec::new();
         let mut kubernetes = match conf.get("kubernetes") {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(own)) => own.clone(),
-            // The plugin refuses the configuration.
+            // The plugin refuses the configuration later.
             Some(_) => return ignored,
         };
-        for key in TOP.into_iter().filter(|key| self.complete || self.top.contains_key(*key)) {
-            let stated = self.top.get(key);
-            self.replace(conf, key, key, stated, &mut ignored);
-            conf.extend(stated.map(|value| (key.to_owned(), value.clone())));
+        for key in TOP.into_iter().filter(|key| self.exhaustive || self.top.contains_key(*key)) {
+            let node_value = self.top.get(key);
+            self.replace(conf, key, key, node_value, &mut ignored);
+            conf.extend(node_value.map(|value| (key.to_owned(), value.clone())));
         }
-        let states_a_source = SOURCES.iter().any(|key| self.kubernetes.contains_key(*key));
+        let sets_a_source = SOURCES.iter().any(|key| self.kubernetes.contains_key(*key));
         for (key, alias) in KUBERNETES {
             let is_the_nodes =
-                self.complete || self.kubernetes.contains_key(key) || (states_a_source && SOURCES.contains(&key));
+                self.exhaustive || self.kubernetes.contains_key(key) || (sets_a_source && SOURCES.contains(&key));
             if !is_the_nodes {
                 continue;
             }
-            let stated = self.kubernetes.get(key);
-            self.replace(&mut kubernetes, key, &format!("kubernetes.{key}"), stated, &mut ignored);
+            let node_value = self.kubernetes.get(key);
+            self.replace(&mut kubernetes, key, &format!("kubernetes.{key}"), node_value, &mut ignored);
             if let Some(alias) = alias {
-                let stated = if key == "kubeconfig" { stated.and_then(directory) } else { stated.cloned() };
-                self.replace(conf, alias, alias, stated.as_ref(), &mut ignored);
+                let node_value = if key == "kubeconfig" { node_value.and_then(directory) } else { node_value.cloned() };
+                self.replace(conf, alias, alias, node_value.as_ref(), &mut ignored);
             }
-            kubernetes.extend(stated.map(|value| (key.to_owned(), value.clone())));
+            kubernetes.extend(node_value.map(|value| (key.to_owned(), value.clone())));
         }
         self.exclude(conf, &mut kubernetes, &mut ignored);
         conf.insert("kubernetes".to_owned(), kubernetes.into());
@@ -44,31 +53,31 @@ impl NodeConf {
         ignored
     }
 
-    /// Removes `key`; its value is worth a line if the node states another.
+    /// Removes `key`, with a warning if its value differs from the one that the node sets.
     fn replace(
         &self,
         keys: &mut Map<String, Value>,
         key: &str,
         place: &str,
-        stated: Option<&Value>,
+        node_value: Option<&Value>,
         ignored: &mut Vec<String>,
     ) {
         let Some(written) = keys.shift_remove(key).filter(|value| !value.is_null() && *value != "") else { return };
-        if !stated.is_some_and(|stated| is_same(stated, &written)) {
-            let instead = stated.map_or_else(
+        if !node_value.is_some_and(|node_value| is_same(node_value, &written)) {
+            let reason = node_value.map_or_else(
                 || "does not let attachments set it".to_owned(),
-                |stated| format!("states {}", shown(stated)),
+                |node_value| format!("sets {}", quoted(node_value)),
             );
-            ignored.push(format!("{place}: {} is ignored: {} {instead}", shown(&written), self.place));
+            ignored.push(format!("{place}: {} is ignored: {} {reason}", quoted(&written), self.place));
         }
     }
 
-    /// The node's excluded namespaces, and those of the attachment if it may exclude any.
+    /// Sets the node's excluded namespaces, and those of the attachment if it may exclude any.
     fn exclude(&self, conf: &mut Map<String, Value>, kubernetes: &mut Map<String, Value>, ignored: &mut Vec<String>) {
         let mut names = self.exclude_namespaces.clone();
         for keys in [kubernetes as &mut Map<_, _>, conf] {
             let Some(written) = keys.get(EXCLUDED).filter(|value| !value.is_null()) else { continue };
-            // The plugin refuses what is not a list.
+            // The plugin refuses a value that is not a list later.
             let Ok(list) = ItemList::from_json(EXCLUDED, written) else { return };
             keys.shift_remove(EXCLUDED);
             for name in list.items {
@@ -102,7 +111,7 @@ impl NodeConf {
                 let blocks = kind.and_then(|kind| default_chain(&kind)).unwrap_or_default();
                 blocks.into_iter().map(|block| Value::Object(block.keys)).collect()
             }
-            // The plugin refuses the configuration.
+            // The plugin refuses the configuration later.
             Some(_) => return,
         };
         let is_pinned = |block: &Map<String, Value>| {
@@ -111,7 +120,7 @@ impl NodeConf {
         for (i, block) in chain.iter_mut().enumerate() {
             let Some(block) = block.as_object_mut().filter(|block| is_pinned(block)) else { continue };
             if block.insert("pod_overrides".to_owned(), false.into()) == Some(Value::Bool(true)) {
-                let kind = block.get("type").map(shown).unwrap_or_default();
+                let kind = block.get("type").map(quoted).unwrap_or_default();
                 ignored.push(format!("chain[{i}].pod_overrides: true is ignored: {} pins {kind}", self.place));
             }
         }
@@ -120,12 +129,12 @@ impl NodeConf {
         }
     }
 
-    /// Does the same as [`Self::govern`] to every configuration whose type is `own` in an attachment's:
-    /// its own, those of its plugin list, and those of executables in their chains. Returns `None` if it has
-    /// none, so that nothing changes.
+    /// Applies [`Self::govern`] to every configuration of an attachment whose type is `own`: the attachment's own
+    /// configuration, those of its plugin list, and nested ones in `chain`. Returns `None` if there is no such
+    /// configuration.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`]: one of them would make the plugin a primary plugin.
+    /// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig): a configuration would make this the primary plugin.
     pub fn govern_all(&self, conf: &Value, own: &dyn Fn(&str) -> bool) -> Result<Option<(Value, Vec<String>)>, Error> {
         let (mut conf, mut ignored, mut found) = (conf.clone(), Vec::new(), false);
         let plugins = match conf.get("type") {
@@ -160,13 +169,13 @@ impl NodeConf {
     }
 }
 
-/// The directory in which istio-cni would look for this kubeconfig.
+/// Returns the value of `cni_agent_run_dir` with which istio-cni uses this kubeconfig.
 fn directory(kubeconfig: &Value) -> Option<Value> {
     let path = Path::new(kubeconfig.as_str()?);
     (path.file_name()? == ISTIO_KUBECONFIG).then(|| Some(json!(path.parent()?.to_str()?)))?
 }
 
-/// Whether two values mean the same: a list can be written as a string, a number too.
+/// Returns whether two values are equivalent: a list or a number can also be written as a string.
 fn is_same(a: &Value, b: &Value) -> bool {
     let items = |value| ItemList::from_json("", value).map(|list| list.items);
     a == b || matches!((items(a), items(b)), (Ok(a), Ok(b)) if a == b)
@@ -177,15 +186,15 @@ mod tests {
     use super::*;
     use crate::cni::node_conf::tests::node;
 
-    /// What `node` makes of an attachment's configuration, and what it ignores of that.
+    /// Returns an attachment's configuration after [`NodeConf::govern`], with the warnings.
     fn governed(node: &NodeConf, conf: &Value) -> (Value, Vec<String>) {
         let mut keys = conf.as_object().expect("an object").clone();
         let ignored = node.govern(&mut keys, "detour");
         (Value::Object(keys), ignored)
     }
 
-    /// A node that states all keys.
-    fn whole() -> Value {
+    /// Returns a node configuration that sets all keys.
+    fn all_keys() -> Value {
         json!({
             "log_file": "/var/log/detour.log",
             "delegate_timeout_seconds": 60,
@@ -200,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stated_key_takes_precedence_and_names_what_it_ignores() {
+    fn each_key_of_the_node_takes_precedence_with_a_warning() {
         for (at, key, attempt) in [
             ("", "log_file", json!("/root/.ssh/authorized_keys")),
             ("", "delegate_timeout_seconds", json!(300)),
@@ -215,8 +224,8 @@ mod tests {
             ("", "pod_namespace", json!("shop")),
         ] {
             let conf = if at.is_empty() { json!({key: attempt}) } else { json!({at: {key: attempt}}) };
-            let (governed, ignored) = governed(&node(&whole()), &conf);
-            assert_eq!(governed["kubernetes"], whole()["kubernetes"], "{key}");
+            let (governed, ignored) = governed(&node(&all_keys()), &conf);
+            assert_eq!(governed["kubernetes"], all_keys()["kubernetes"], "{key}");
             assert_eq!(governed["log_file"], "/var/log/detour.log");
             assert_eq!(governed["delegate_timeout_seconds"], 60);
             assert!(governed.get("cni_agent_run_dir").or(governed.get("pod_namespace")).is_none(), "{governed}");
@@ -227,8 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn the_same_value_in_another_spelling_is_no_difference() {
-        let mut node_conf = whole();
+    fn an_equivalent_value_causes_no_warning() {
+        let mut node_conf = all_keys();
         node_conf["kubernetes"]["kubeconfig"] = json!("/var/run/istio-cni/istio-cni-kubeconfig");
         let conf = json!({
             "cni_agent_run_dir": "/var/run/istio-cni", "pod_namespace": "istio-system",
@@ -239,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_not_stated_count_as_written() {
+    fn keys_that_the_node_does_not_set_are_unchanged() {
         let node = node(&json!({"kubernetes": {"cni_bin_dir": "/opt/cni/bin"}}));
         let conf = json!({
             "log_file": "/var/log/a", "cni_agent_run_dir": "/run/i", "other": [1],
@@ -252,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_states_one_source_of_facts_states_all() {
+    fn a_node_that_sets_one_source_of_facts_sets_all() {
         let node = node(&json!({"kubernetes": {"agent_socket": "/run/detour/agent.sock"}}));
         let conf = json!({"kubernetes": {"kubeconfig": "/k", "manifests_dir": "/m"}, "cni_agent_run_dir": "/i"});
         let (governed, ignored) = governed(&node, &conf);
@@ -263,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn attachments_exclude_namespaces_only_if_the_node_lets_them() {
+    fn attachments_exclude_namespaces_only_if_the_node_allows_it() {
         let conf = json!({"exclude_namespaces": ["shop", "kube-system"], "kubernetes": {"exclude_namespaces": "*"}});
-        let mut text = whole();
+        let mut text = all_keys();
         let (own, ignored) = governed(&node(&text), &conf);
         assert_eq!(own["kubernetes"]["exclude_namespaces"], json!(["kube-system"]));
         assert!(own.get("exclude_namespaces").is_none(), "{own}");
@@ -279,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_sub_plugin_ignores_pods_whatever_the_attachment_says() {
-        let node = node(&whole());
+    fn a_pinned_sub_plugin_ignores_pod_overrides() {
+        let node = node(&all_keys());
         let chain =
             json!([{"type": "istio-redirect", "pod_overrides": true, "proxy_port": 1}, {"type": "uid-exclude"}]);
         let (own, ignored) = governed(&node, &json!({"chain": chain}));
@@ -297,29 +306,30 @@ mod tests {
     }
 
     #[test]
-    fn what_the_plugin_refuses_stays_for_it_to_refuse() {
+    fn invalid_values_are_unchanged_so_that_the_plugin_refuses_them() {
         for (conf, key) in [
             (json!({"kubernetes": []}), "kubernetes"),
             (json!({"chain": {}}), "chain"),
             (json!({"exclude_namespaces": {"a": 1}}), "exclude_namespaces"),
         ] {
-            assert_eq!(governed(&node(&whole()), &conf).0[key], conf[key]);
+            assert_eq!(governed(&node(&all_keys()), &conf).0[key], conf[key]);
         }
     }
 
     #[test]
-    fn a_list_and_executables_in_chains_are_governed_too() {
-        let node = NodeConf { complete: true, ..node(&json!({"kubernetes": {"cni_bin_dir": "/opt/cni/bin"}})) };
+    fn plugin_lists_and_nested_chains_are_governed() {
+        let node = NodeConf { exhaustive: true, ..node(&json!({"kubernetes": {"cni_bin_dir": "/opt/cni/bin"}})) };
         let own = |kind: &str| kind == "detour";
-        let evil = || json!({"type": "detour", "kubernetes": {"cni_bin_dir": "/evil"}});
-        let clean = json!({"cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": []});
-        let list = json!({"name": "n", "plugins": [{"type": "bridge", "kubernetes": {"cni_bin_dir": "/b"}}, evil()]});
+        let malicious = || json!({"type": "detour", "kubernetes": {"cni_bin_dir": "/malicious"}});
+        let expected = json!({"cni_bin_dir": "/opt/cni/bin", "exclude_namespaces": []});
+        let list =
+            json!({"name": "n", "plugins": [{"type": "bridge", "kubernetes": {"cni_bin_dir": "/b"}}, malicious()]});
         let (list, ignored) = node.govern_all(&list, &own).expect("accepted").expect("changed");
-        assert_eq!((&list["plugins"][1]["kubernetes"], ignored.len()), (&clean, 1));
-        assert_eq!(list["plugins"][0]["kubernetes"]["cni_bin_dir"], "/b", "another's plugin");
-        let nested = json!({"type": "other", "chain": [{"type": "y"}, {"type": "detour", "chain": [evil()]}]});
+        assert_eq!((&list["plugins"][1]["kubernetes"], ignored.len()), (&expected, 1));
+        assert_eq!(list["plugins"][0]["kubernetes"]["cni_bin_dir"], "/b", "a plugin of another type");
+        let nested = json!({"type": "other", "chain": [{"type": "y"}, {"type": "detour", "chain": [malicious()]}]});
         let (nested, _) = node.govern_all(&nested, &own).expect("accepted").expect("changed");
-        assert_eq!(nested["chain"][1]["chain"][0]["kubernetes"], clean);
+        assert_eq!(nested["chain"][1]["chain"][0]["kubernetes"], expected);
         for none in
             [json!({"type": "bridge"}), json!({"plugins": 1}), json!({"plugins": [1, {"chain": [2]}]}), json!(3)]
         {

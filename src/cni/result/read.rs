@@ -1,41 +1,38 @@
-//! From JSON of any version to a result.
-//!
-//! The result of a plugin that makes no interface.
+//! Parses results of any version, and passes the previous result through.
 
-use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use super::add_result::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use crate::cni::block::{Block, BlockReader};
+use crate::cni::error::{Code, Error};
 use crate::cni::list::wrong_type;
-use crate::cni::version::ResultShape;
-use crate::cni::{Block, BlockReader, Code, Error, NetConf, version};
+use crate::cni::netconf::NetConf;
+use crate::cni::version::{self, ResultShape};
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
-/// The keys of a route that say how it is used (reference library, `pkg/types`).
+/// The attributes of a route other than destination and gateway (reference library, `pkg/types`).
 const METRICS: [&str; 5] = ["mtu", "advmss", "priority", "table", "scope"];
 
 impl AddResult {
-    /// Understands a result. Where it does not say its version, it speaks `unstated`, the one of
-    /// the configuration that it answers.
+    /// Parses a result. `unstated` is its version if it has none: that of the configuration for which it was
+    /// returned.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`] with the path of what is wrong, the first part being `result`.
+    /// [`Code::InvalidConfig`] with the path of the invalid key, which starts with `result`.
     pub fn read(value: &Value, unstated: &str) -> Result<Self, Error> {
         let block = Block::new("result", value)?;
         let keys = block.reader();
-        let label = keys.string("cniVersion")?.filter(|label| !label.is_empty()).unwrap_or(unstated);
-        let Some(family) = ResultShape::of(label) else {
-            let msg = format!(
-                "{}: {label:?} is not accepted; accepted: {}",
-                keys.place("cniVersion"),
-                version::SUPPORTED.join(", ")
-            );
+        let version = keys.string("cniVersion")?.filter(|version| !version.is_empty()).unwrap_or(unstated);
+        let Some(shape) = ResultShape::of(version) else {
+            let (place, supported) = (keys.place("cniVersion"), version::SUPPORTED.join(", "));
+            let msg = format!("{place}: invalid value {version:?}; expected one of {supported}");
             return Err(Error::new(Code::InvalidConfig, msg));
         };
-        let mut result = match family {
+        let mut result = match shape {
             ResultShape::V0_1 => single_addresses(&keys)?,
             ResultShape::V0_3 | ResultShape::V1_0 => Self {
                 interfaces: each(&keys, "interfaces", interface)?,
-                ips: each(&keys, "ips", |keys| address(keys, family))?,
+                ips: each(&keys, "ips", |keys| address(keys, shape))?,
                 routes: each(&keys, "routes", route)?,
                 ..Self::default()
             },
@@ -46,7 +43,7 @@ impl AddResult {
     }
 }
 
-/// Up to 0.2.0: one address of each family, with its routes.
+/// Parses a result up to 0.2.0: one address of each address family, with its routes.
 fn single_addresses(keys: &BlockReader<'_>) -> Result<AddResult, Error> {
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
@@ -73,13 +70,13 @@ fn interface(keys: &BlockReader<'_>) -> Result<Interface, Error> {
     })
 }
 
-fn address(keys: &BlockReader<'_>, family: ResultShape) -> Result<InterfaceAddress, Error> {
-    if family == ResultShape::V0_3 {
-        // Which IP version it is, the address itself says.
+fn address(keys: &BlockReader<'_>, shape: ResultShape) -> Result<InterfaceAddress, Error> {
+    if shape == ResultShape::V0_3 {
+        // The address implies the IP version.
         let _ = keys.value("version");
     }
-    let accepted = "a whole number";
-    let index = |value: &Value| value.as_i64().ok_or_else(|| wrong_type(&keys.place("interface"), value, accepted));
+    let expected = "a whole number";
+    let index = |value: &Value| value.as_i64().ok_or_else(|| wrong_type(&keys.place("interface"), value, expected));
     Ok(InterfaceAddress {
         interface: keys.value("interface").map(index).transpose()?,
         address: required(keys, "address", PREFIX, prefix)?,
@@ -93,7 +90,7 @@ fn route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     for key in METRICS {
         match keys.value(key) {
             None => {}
-            // 0 is a value of its own only for the table and the scope.
+            // 0 means absent, except for the table and the scope.
             Some(value) if value == 0 && !matches!(key, "table" | "scope") => {}
             Some(value) if value.is_i64() => drop(metrics.insert(key.to_owned(), value.clone())),
             Some(value) => return Err(wrong_type(&keys.place(key), value, "a whole number")),
@@ -103,7 +100,7 @@ fn route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     Ok(Route { dst, gw: gateway(keys, "gw")?, metrics, others: keys.others() })
 }
 
-/// A route up to 0.2.0, where metrics are keys that the specification does not know.
+/// Parses a route up to 0.2.0, which has no attributes: such keys are preserved.
 fn single_route(keys: &BlockReader<'_>) -> Result<Route, Error> {
     let mut route = route(keys)?;
     route.others.extend(std::mem::take(&mut route.metrics));
@@ -122,7 +119,7 @@ fn read_dns(keys: &BlockReader<'_>) -> Result<Dns, Error> {
 
 const PREFIX: &str = "an address with its prefix length, as 10.0.0.1/24";
 
-/// As the reference library reads one: an IPv4 address in IPv6's notation is one of IPv4.
+/// Parses an address as the reference library does: an IPv4-mapped IPv6 address is an IPv4 address.
 fn prefix(text: &str) -> Option<IpNet> {
     let net: IpNet = text.parse().ok()?;
     match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
@@ -133,7 +130,7 @@ fn prefix(text: &str) -> Option<IpNet> {
     }
 }
 
-/// An address; an empty string is none.
+/// Parses an address; `None` for an empty string.
 fn gateway(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<IpAddr>, Error> {
     let Some(text) = keys.string(key)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     match text.parse::<IpAddr>() {
@@ -145,19 +142,16 @@ fn gateway(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<IpAddr>, 
 fn required<T>(
     keys: &BlockReader<'_>,
     key: &'static str,
-    accepted: &str,
+    expected: &str,
     convert: impl Fn(&str) -> Option<T>,
 ) -> Result<T, Error> {
     let Some(value) = keys.value(key) else {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            format!("{}: it is missing; accepted: {accepted}", keys.place(key)),
-        ));
+        return Err(Error::new(Code::InvalidConfig, format!("{}: missing; expected {expected}", keys.place(key))));
     };
-    value.as_str().and_then(convert).ok_or_else(|| wrong_type(&keys.place(key), value, accepted))
+    value.as_str().and_then(convert).ok_or_else(|| wrong_type(&keys.place(key), value, expected))
 }
 
-/// The objects of an array, each understood by `read`.
+/// Parses each object of an array with `read`.
 fn each<T>(
     keys: &BlockReader<'_>,
     key: &'static str,
@@ -170,33 +164,33 @@ fn each<T>(
 }
 
 fn strings(keys: &BlockReader<'_>, key: &'static str) -> Result<Vec<String>, Error> {
-    let accepted = "an array of strings";
+    let expected = "an array of strings";
     let text =
-        |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| wrong_type(&keys.place(key), value, accepted));
-    array(keys, key, accepted)?.iter().map(text).collect()
+        |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| wrong_type(&keys.place(key), value, expected));
+    array(keys, key, expected)?.iter().map(text).collect()
 }
 
-fn array<'a>(keys: &BlockReader<'a>, key: &'static str, accepted: &str) -> Result<&'a [Value], Error> {
+fn array<'a>(keys: &BlockReader<'a>, key: &'static str, expected: &str) -> Result<&'a [Value], Error> {
     match keys.value(key) {
         None => Ok(&[]),
         Some(Value::Array(items)) => Ok(items),
-        Some(other) => Err(wrong_type(&keys.place(key), other, accepted)),
+        Some(other) => Err(wrong_type(&keys.place(key), other, expected)),
     }
 }
 
-/// The result of a plugin that makes no interface: the configuration's `prevResult` with
-/// everything in it, or where there is none an empty result, in the configuration's version.
+/// Returns the result of a plugin that creates no interface: the configuration's `prevResult` with all its keys, or
+/// without one an empty result, in the version of the configuration.
 ///
-/// Versions of one family have the same shape, so that another version is another label.
+/// Versions with the same result format differ only in `cniVersion`.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: `prevResult` is no object or speaks a version of another family.
+/// [`Code::InvalidConfig`]: `prevResult` is not an object or has a version with another result format.
 pub fn passed_through(conf: &NetConf) -> Result<Value, Error> {
     let Some(previous) = &conf.prev_result else { return Ok(empty(&conf.cni_version)) };
     let Value::Object(previous) = previous else {
-        return Err(Error::new(Code::InvalidConfig, "prevResult: an object is needed; it is the runtime that sets it"));
+        return Err(Error::new(Code::InvalidConfig, "prevResult: expected an object, which the runtime sets"));
     };
-    check_family(previous, &conf.cni_version)?;
+    check_version(previous, &conf.cni_version)?;
     let mut result = previous.clone();
     let version = Value::String(conf.cni_version.clone());
     match result.get_mut("cniVersion") {
@@ -206,8 +200,8 @@ pub fn passed_through(conf: &NetConf) -> Result<Value, Error> {
     Ok(Value::Object(result))
 }
 
-/// A result without interfaces, addresses and DNS. Up to 0.4.0 `dns` is always there (reference
-/// library, `pkg/types/020` and `040`), and there are runtimes that count on it.
+/// Returns an empty result. Up to 0.4.0 it has `dns` (reference library, `pkg/types/020` and `040`), on which some
+/// runtimes rely.
 fn empty(cni_version: &str) -> Value {
     match ResultShape::of(cni_version) {
         Some(ResultShape::V0_1 | ResultShape::V0_3) => json!({"cniVersion": cni_version, "dns": {}}),
@@ -215,15 +209,15 @@ fn empty(cni_version: &str) -> Value {
     }
 }
 
-fn check_family(previous: &Map<String, Value>, cni_version: &str) -> Result<(), Error> {
-    let accepted = ResultShape::of(cni_version).map_or(&version::SUPPORTED[..], ResultShape::versions);
+fn check_version(previous: &Map<String, Value>, cni_version: &str) -> Result<(), Error> {
+    let expected = ResultShape::of(cni_version).map_or(&version::SUPPORTED[..], ResultShape::versions);
     match previous.get("cniVersion") {
         None | Some(Value::Null) => Ok(()),
-        Some(Value::String(label)) if label.is_empty() || accepted.contains(&label.as_str()) => Ok(()),
+        Some(Value::String(label)) if label.is_empty() || expected.contains(&label.as_str()) => Ok(()),
         Some(other) => {
-            let accepted = accepted.join(", ");
+            let expected = expected.join(", ");
             let msg = format!(
-                "prevResult.cniVersion: {other} is not accepted; accepted where cniVersion is {cni_version}: {accepted}"
+                "prevResult.cniVersion: invalid value {other}; expected one of {expected}, since cniVersion is {cni_version}"
             );
             Err(Error::new(Code::InvalidConfig, msg))
         }
@@ -237,7 +231,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_label_says_the_shape_and_without_one_the_configuration_does() {
+    fn the_version_of_the_result_takes_precedence_over_that_of_the_configuration() {
         let old = json!({"ip4": {"ip": "10.0.0.2/24"}});
         assert_eq!(AddResult::read(&old, "0.2.0").expect("a result").ips.len(), 1);
         let read = AddResult::read(&old, "1.0.0").expect("a result");
@@ -245,18 +239,21 @@ mod tests {
         let labelled = json!({"cniVersion": "0.1.0", "ip4": {"ip": "10.0.0.2/24"}});
         assert_eq!(AddResult::read(&labelled, "1.0.0").expect("a result").ips.len(), 1);
         let error = AddResult::read(&json!({"cniVersion": "2.0.0"}), "1.0.0").expect_err("another version");
-        assert!(error.msg.starts_with(r#"result.cniVersion: "2.0.0" is not accepted; accepted: 0.1.0, "#), "{error}");
+        assert!(
+            error.msg.starts_with(r#"result.cniVersion: invalid value "2.0.0"; expected one of 0.1.0, "#),
+            "{error}"
+        );
     }
 
     #[test]
-    fn index_0_and_no_index_stay_what_they_are() {
+    fn index_0_differs_from_a_missing_index() {
         let ips = json!({"ips": [{"interface": 0, "address": "10.0.0.2/24"}, {"address": "10.0.0.3/24"}]});
         let read = AddResult::read(&ips, "1.0.0").expect("a result");
         assert_eq!(read.ips.iter().map(|ip| ip.interface).collect::<Vec<_>>(), [Some(0), None]);
     }
 
     #[test]
-    fn null_is_absent_and_an_empty_gateway_none() {
+    fn null_and_an_empty_gateway_count_as_absent() {
         let odd = json!({
             "interfaces": null, "dns": null, "routes": [{"dst": "::/0", "gw": "", "mtu": null}],
             "ips": [{"address": "::ffff:10.0.0.2/120", "gateway": "::ffff:10.0.0.1", "interface": null}],
@@ -269,30 +266,30 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_path() {
+    fn errors_have_the_path_of_the_key() {
         for (value, wanted) in [
-            (json!([]), "result: [] is not accepted; accepted: an object"),
-            (json!({"ips": {}}), "result.ips: {} is not accepted; accepted: an array of objects"),
-            (json!({"ips": [7]}), "result.ips[0]: 7 is not accepted; accepted: an object"),
-            (json!({"ips": [{}]}), "result.ips[0].address: it is missing; accepted: an address with its prefix"),
-            (json!({"ips": [{"address": "10.0.0.1"}]}), r#"result.ips[0].address: "10.0.0.1" is not accepted"#),
-            (json!({"ips": [{"address": "::/0", "gateway": "x"}]}), r#"result.ips[0].gateway: "x" is not accepted"#),
-            (json!({"ips": [{"address": "::/0", "interface": "0"}]}), r#"result.ips[0].interface: "0" is not"#),
-            (json!({"interfaces": [{"name": 1}]}), "result.interfaces[0].name: 1 is not accepted"),
-            (json!({"routes": [{"dst": "::/0", "table": "x"}]}), r#"result.routes[0].table: "x" is not accepted"#),
-            (json!({"dns": {"search": "a"}}), r#"result.dns.search: "a" is not accepted; accepted: an array of"#),
-            (json!({"cniVersion": 1}), "result.cniVersion: 1 is not accepted; accepted: a string"),
+            (json!([]), "result: invalid value []; expected an object"),
+            (json!({"ips": {}}), "result.ips: invalid value {}; expected an array of objects"),
+            (json!({"ips": [7]}), "result.ips[0]: invalid value 7; expected an object"),
+            (json!({"ips": [{}]}), "result.ips[0].address: missing; expected an address with its prefix"),
+            (json!({"ips": [{"address": "10.0.0.1"}]}), r#"result.ips[0].address: invalid value "10.0.0.1""#),
+            (json!({"ips": [{"address": "::/0", "gateway": "x"}]}), r#"result.ips[0].gateway: invalid value "x""#),
+            (json!({"ips": [{"address": "::/0", "interface": "0"}]}), r#"result.ips[0].interface: invalid value "0""#),
+            (json!({"interfaces": [{"name": 1}]}), "result.interfaces[0].name: invalid value 1"),
+            (json!({"routes": [{"dst": "::/0", "table": "x"}]}), r#"result.routes[0].table: invalid value "x""#),
+            (json!({"dns": {"search": "a"}}), r#"result.dns.search: invalid value "a"; expected an array of"#),
+            (json!({"cniVersion": 1}), "result.cniVersion: invalid value 1; expected a string"),
         ] {
             let error = AddResult::read(&value, "1.0.0").expect_err("refused");
             assert_eq!(error.code, Code::InvalidConfig);
             assert!(error.msg.starts_with(wanted), "{error}");
         }
         let error = AddResult::read(&json!({"ip4": {}}), "0.2.0").expect_err("refused");
-        assert!(error.msg.starts_with("result.ip4.ip: it is missing"), "{error}");
+        assert!(error.msg.starts_with("result.ip4.ip: missing"), "{error}");
     }
 
     #[test]
-    fn default_routes_are_taken_away_and_added() {
+    fn default_routes_can_be_removed_and_added() {
         let routes = json!({"routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}, {"dst": "::/0"}, {"dst": "0.0.0.0/1"}]});
         let mut read = AddResult::read(&routes, "1.0.0").expect("a result");
         assert_eq!(read.default_gateways().collect::<Vec<_>>(), ["10.0.0.1".parse::<IpAddr>().expect("an address")]);
@@ -312,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_previous_result_it_is_empty() {
+    fn without_a_previous_result_the_result_is_empty() {
         for (version, wanted) in [
             ("0.1.0", r#"{"cniVersion":"0.1.0","dns":{}}"#),
             ("0.3.1", r#"{"cniVersion":"0.3.1","dns":{}}"#),
@@ -327,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_in_it_is_handed_on_in_its_order() {
+    fn all_keys_of_the_previous_result_are_preserved_in_order() {
         let previous = json!({
             "zz": {"b": 1, "a": [null, 1.5]},
             "cniVersion": "1.0.0",
@@ -341,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_without_a_version_is_in_the_configurations() {
+    fn a_result_without_a_version_gets_that_of_the_configuration() {
         let labelled = result(&conf("0.4.0", &json!({"ips": []}))).expect("a result");
         assert_eq!(labelled.to_string(), r#"{"cniVersion":"0.4.0","ips":[]}"#);
         let labelled = result(&conf("0.4.0", &json!({"ips": [], "cniVersion": ""}))).expect("a result");
@@ -349,11 +346,11 @@ mod tests {
     }
 
     #[test]
-    fn another_family_is_refused() {
+    fn a_previous_result_with_another_format_is_refused() {
         let error = result(&conf("1.0.0", &json!({"cniVersion": "0.4.0"}))).expect_err("refused");
         assert_eq!(error.code, Code::InvalidConfig);
         let wanted =
-            r#"prevResult.cniVersion: "0.4.0" is not accepted; accepted where cniVersion is 1.0.0: 1.0.0, 1.1.0"#;
+            r#"prevResult.cniVersion: invalid value "0.4.0"; expected one of 1.0.0, 1.1.0, since cniVersion is 1.0.0"#;
         assert_eq!(error.msg, wanted);
         assert!(result(&conf("0.3.1", &json!({"cniVersion": "0.2.0"}))).is_err());
         assert!(result(&conf("0.3.1", &json!({"cniVersion": 1}))).is_err());

@@ -1,19 +1,19 @@
-//! From a result to JSON of any version, as the reference library converts (`pkg/types/020`,
-//! `040`, `100`): what a version has no place for is lost.
+//! Writes results in the format of any version. Like the reference library (`pkg/types/020`, `040`, `100`), it drops
+//! what a version cannot express.
 
-use super::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use super::add_result::{AddResult, Dns, Interface, InterfaceAddress, Route};
+use crate::cni::error::{Code, Error};
 use crate::cni::version::ResultShape;
-use crate::cni::{Code, Error};
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
 impl AddResult {
-    /// The result in the shape of `cni_version`, one that is spoken here.
+    /// Returns the result in the format of `cni_version`, a supported one.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`]: up to 0.2.0 an interface or a route has no place without an
-    /// address. The reference library refuses an empty result, too, where it comes from a later
-    /// version; a plugin that makes nothing must be able to say so.
+    /// [`Code::InvalidConfig`]: versions up to 0.2.0 cannot express an interface or a route without an address. Unlike
+    /// the reference library, an empty result of a later version is accepted, since a plugin that creates nothing
+    /// must be able to return one.
     pub fn to_json(&self, cni_version: &str) -> Result<Value, Error> {
         let mut object = Map::new();
         object.insert("cniVersion".to_owned(), cni_version.into());
@@ -22,13 +22,13 @@ impl AddResult {
                 self.single_addresses(cni_version, &mut object)?;
                 object.insert("dns".to_owned(), dns(&self.dns));
             }
-            family => {
-                let family = family.unwrap_or(ResultShape::V1_0);
-                let interfaces = self.interfaces.iter().map(|one| interface(one, family));
+            shape => {
+                let shape = shape.unwrap_or(ResultShape::V1_0);
+                let interfaces = self.interfaces.iter().map(|one| interface(one, shape));
                 insert(&mut object, "interfaces", interfaces.collect::<Vec<_>>());
-                insert(&mut object, "ips", self.ips.iter().map(|one| address(one, family)).collect::<Vec<_>>());
+                insert(&mut object, "ips", self.ips.iter().map(|one| address(one, shape)).collect::<Vec<_>>());
                 insert(&mut object, "routes", self.routes.iter().map(route).collect::<Vec<_>>());
-                if family == ResultShape::V0_3 || !self.dns.is_empty() {
+                if shape == ResultShape::V0_3 || !self.dns.is_empty() {
                     object.insert("dns".to_owned(), dns(&self.dns));
                 }
             }
@@ -36,7 +36,7 @@ impl AddResult {
         Ok(with_others(object, &self.others))
     }
 
-    /// The first address of each family, with the family's routes; interfaces have no place.
+    /// Adds the first address of each address family with the family's routes; interfaces are dropped.
     fn single_addresses(&self, cni_version: &str, object: &mut Map<String, Value>) -> Result<(), Error> {
         for (key, is_ours) in [("ip4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("ip6", IpAddr::is_ipv6)] {
             let Some(first) = self.ips.iter().find(|ip| is_ours(&ip.address.addr())) else { continue };
@@ -52,30 +52,30 @@ impl AddResult {
             return Ok(());
         }
         let msg = format!(
-            "cniVersion: {cni_version} has no place for an interface without an address; use 0.3.0 or later in the configuration"
+            "cniVersion: {cni_version} has no field for an interface without an address; set 0.3.0 or later in the configuration"
         );
         Err(Error::new(Code::InvalidConfig, msg))
     }
 }
 
-fn interface(interface: &Interface, family: ResultShape) -> Value {
+fn interface(interface: &Interface, shape: ResultShape) -> Value {
     let mut object = Map::new();
     object.insert("name".to_owned(), interface.name.clone().into());
     insert(&mut object, "mac", &*interface.mac);
-    if family == ResultShape::V1_0 && interface.mtu != 0 {
+    if shape == ResultShape::V1_0 && interface.mtu != 0 {
         object.insert("mtu".to_owned(), interface.mtu.into());
     }
     insert(&mut object, "sandbox", &*interface.sandbox);
-    if family == ResultShape::V1_0 {
+    if shape == ResultShape::V1_0 {
         insert(&mut object, "socketPath", &*interface.socket_path);
         insert(&mut object, "pciID", &*interface.pci_id);
     }
     with_others(object, &interface.others)
 }
 
-fn address(ip: &InterfaceAddress, family: ResultShape) -> Value {
+fn address(ip: &InterfaceAddress, shape: ResultShape) -> Value {
     let mut object = Map::new();
-    if family == ResultShape::V0_3 {
+    if shape == ResultShape::V0_3 {
         object.insert("version".to_owned(), if ip.address.addr().is_ipv4() { "4" } else { "6" }.into());
     }
     if let Some(index) = ip.interface {
@@ -107,7 +107,7 @@ fn text(address: Option<IpAddr>) -> String {
     address.map(|address| address.to_string()).unwrap_or_default()
 }
 
-/// Adds a string or a list that isn't empty.
+/// Inserts a string or a list unless it is empty.
 fn insert(object: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
     let value = value.into();
     if value != json!("") && value != json!([]) {
@@ -115,7 +115,7 @@ fn insert(object: &mut Map<String, Value>, key: &str, value: impl Into<Value>) {
     }
 }
 
-/// With keys that the specification does not know, after those that it does.
+/// Appends keys that the specification does not define.
 fn with_others(mut object: Map<String, Value>, others: &Map<String, Value>) -> Value {
     for (key, value) in others {
         object.entry(key.clone()).or_insert_with(|| value.clone());
@@ -127,7 +127,7 @@ fn with_others(mut object: Map<String, Value>, others: &Map<String, Value>) -> V
 mod tests {
     use super::*;
 
-    /// From the version that `from` says to another.
+    /// Converts a result to another version.
     fn converted(from: &Value, to: &str) -> Value {
         AddResult::read(from, "0.1.0").and_then(|result| result.to_json(to)).expect("a result")
     }
@@ -154,15 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_loses_nothing() {
+    fn conversion_to_the_newest_version_preserves_everything() {
         assert_eq!(converted(&newest(), "1.1.0"), newest());
         let mut older = newest();
         older["cniVersion"] = json!("1.0.0");
-        assert_eq!(converted(&newest(), "1.0.0"), older, "one family, one shape");
+        assert_eq!(converted(&newest(), "1.0.0"), older, "versions with the same format");
     }
 
     #[test]
-    fn down_to_0_4_versions_of_addresses_are_said_and_new_keys_of_interfaces_lost() {
+    fn conversion_to_0_4_adds_address_versions_and_drops_newer_keys_of_interfaces() {
         let wanted = json!({
             "cniVersion": "0.4.0",
             "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/n", "own": [1]}, {"name": "v"}],
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn down_to_0_2_one_address_of_a_family_is_left() {
+    fn conversion_to_0_2_preserves_one_address_of_each_family() {
         let wanted = json!({
             "cniVersion": "0.2.0",
             "ip4": {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn up_from_0_2_addresses_have_no_interface() {
+    fn conversion_from_0_2_gives_addresses_without_an_interface() {
         let old = json!({
             "cniVersion": "0.2.0", "ip6": {"ip": "fd00::2/64", "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
             "ip4": {"ip": "10.0.0.2/24", "gateway": "10.0.0.1", "routes": [{"dst": "0.0.0.0/0", "mtu": 7}]},
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_is_always_there_up_to_0_4_and_never_without_need_after() {
+    fn an_empty_dns_is_written_only_up_to_0_4() {
         let empty = AddResult::default();
         assert_eq!(empty.to_json("0.3.1").expect("JSON"), json!({"cniVersion": "0.3.1", "dns": {}}));
         assert_eq!(empty.to_json("1.1.0").expect("JSON"), json!({"cniVersion": "1.1.0"}));

@@ -172,7 +172,7 @@ const AGENT: &str = "check whether the agent runs on this node (kubectl get pods
 
 /// The first match counts. The messages are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
 /// Multus (`pkg/k8sclient`) and of this program (`cluster::api::call`, `networks`).
-const KNOWN_ERRORS: [KnownError; 23] = [
+const KNOWN_ERRORS: [KnownError; 24] = [
     KnownError {
         fragments: &["failed to find plugin"],
         next: "see program-present: the program is not in the runtime's plugin directories; install it under the missing name \
@@ -241,6 +241,8 @@ const KNOWN_ERRORS: [KnownError; 23] = [
     },
     KnownError { fragments: &["lack the right to"], next: "see the checks right-*, and grant the missing rights" },
     KnownError { fragments: &["is forbidden"], next: "see the checks right-*, and grant the missing rights" },
+    KnownError { fragments: &["invalid value", "; expected"], next: "correct the named key or annotation" },
+    // Messages of 0.1.0.
     KnownError {
         fragments: &["no usable answer in"],
         next: "see api-reachable: the API server did not answer in time",

@@ -1,33 +1,37 @@
-//! The JSON object on stdin, before anything but its version is understood: what is needed to
-//! answer at all, even with an error.
-//!
-//! Limits of JSON that other users write: a value takes up to 72 bytes of memory and as few as two of text.
-//!
-//! Limits on what others than the node's administrator write down, and how much of it messages quote.
+//! The configuration on stdin as a JSON object, of which only the version has been checked.
 
+use super::block::Block;
+use super::error::{Code, Error};
 use super::list::wrong_type;
-use super::netconf::{PRIMARY_KEYS, is_primary};
-use super::{Block, Code, Error, NodeConf, version};
+use super::version;
 use serde_json::{Map, Value};
 
-/// A network configuration as it came.
+/// The maximum size of a configuration, in bytes. It leaves room for a previous result with every interface of a
+/// pod, the pod's annotations (256 KiB, six times that when escaped) and a list of 10,000 attachments.
+pub const MAX_CONFIGURATION: usize = 4 << 20;
+/// The maximum number of values in a document: a list of 20,000 attachments has 60,000. A value takes up to
+/// 72 bytes of memory for as few as two bytes of text.
+const MAX_VALUES: usize = 100_000;
+
+/// A network configuration that is not parsed further, sufficient to answer a call with an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// `cniVersion`; absent or empty is `0.1.0` (SPEC.md).
+    /// `cniVersion`; `0.1.0` if absent or empty (SPEC.md).
     pub cni_version: String,
     pub(super) block: Block,
 }
 
 impl Document {
-    /// Reads stdin's text.
+    /// Parses the text of a network configuration.
     ///
     /// # Errors
-    /// [`Code::Decode`]: it is not a JSON object; [`Code::InvalidConfig`]: it is too large, or `cniVersion`
-    /// is no string.
+    /// [`Code::Decode`] if it is not a JSON object; [`Code::InvalidConfig`] if it is too large or `cniVersion` is
+    /// not a string.
     pub fn parse(stdin: &[u8]) -> Result<Self, Error> {
         if let Some(excess) = excess(stdin) {
             return Err(Error::new(Code::InvalidConfig, format!("network configuration on stdin: {excess}, got more")));
         }
+        // The text of the reference library (`pkg/skel`).
         let keys: Map<String, Value> = serde_json::from_slice(stdin)
             .map_err(|error| Error::new(Code::Decode, format!("error unmarshall network config: {error}")))?;
         let cni_version = match keys.get("cniVersion") {
@@ -39,47 +43,25 @@ impl Document {
         Ok(Self { cni_version, block: Block { path: String::new(), keys } })
     }
 
-    /// Whether it makes this the primary plugin.
-    #[must_use]
-    pub fn is_primary(&self) -> bool {
-        is_primary(&self.block.keys)
-    }
-
-    /// Removes the networks that make this the primary plugin.
-    pub fn remove_networks(&mut self) {
-        PRIMARY_KEYS.iter().for_each(|key| drop(self.block.keys.shift_remove(*key)));
-    }
-
-    /// Puts the node's keys in place of its own, as [`NodeConf::govern`].
-    pub fn govern(&mut self, node: &NodeConf, program: &str) -> Vec<String> {
-        node.govern(&mut self.block.keys, program)
-    }
-
-    /// The version to answer in: the configuration's, where it is spoken here.
+    /// Returns the version to answer in: that of the configuration if it is supported, else the newest.
     #[must_use]
     pub fn spoken_version(&self) -> &str {
         version::SUPPORTED.into_iter().find(|v| *v == self.cni_version).unwrap_or(version::NEWEST)
     }
 }
 
-/// The largest configuration, in bytes: with a previous result of every interface of a pod, the pod's
-/// annotations (256 KiB, six times that when escaped) and a list of 10,000 attachments.
-pub const MAX_CONFIGURATION: usize = 4 << 20;
-/// The most values in one document: a list of 20,000 attachments has 60,000.
-const MAX_VALUES: usize = 100_000;
-
-/// Returns why `text` is too much to be parsed.
+/// Returns the limit that `text` exceeds, as an error message; `None` if it can be parsed.
 #[must_use]
 pub fn excess(text: &[u8]) -> Option<String> {
     if text.len() > MAX_CONFIGURATION {
         return Some(format!("expected at most {MAX_CONFIGURATION} bytes"));
     }
-    (values(text) > MAX_VALUES).then(|| format!("expected at most {MAX_VALUES} values"))
+    (count_values(text) > MAX_VALUES).then(|| format!("expected at most {MAX_VALUES} values"))
 }
 
-/// Counts the values of a document by what begins or separates them.
-fn values(text: &[u8]) -> usize {
-    // A value takes two bytes at least.
+/// Estimates the number of values in a document from the characters that start or separate them.
+fn count_values(text: &[u8]) -> usize {
+    // A value takes at least two bytes.
     if text.len() <= 2 * MAX_VALUES {
         return 0;
     }
@@ -96,33 +78,6 @@ fn values(text: &[u8]) -> usize {
     values
 }
 
-/// The most items of a list: of an annotation, of `args.cni`, or of a key of the configuration.
-pub const LIST_ITEMS: usize = 2000;
-/// The longest text of a list, in bytes.
-pub(super) const LIST_BYTES: usize = 64 * 1024;
-/// So much of a value is quoted, in characters.
-const QUOTED: usize = 80;
-
-/// Refuses more than `limit` of what is at `place`.
-///
-/// # Errors
-/// [`Code::InvalidConfig`] with the place, the limit and the number.
-pub fn at_most(limit: usize, what: &str, place: &str, got: usize) -> Result<(), Error> {
-    if got <= limit {
-        return Ok(());
-    }
-    Err(Error::new(Code::InvalidConfig, format!("{place}: expected at most {limit} {what}, got {got}")))
-}
-
-/// Returns the start of `text`, up to as much as messages quote of a value.
-#[must_use]
-pub fn excerpt(text: &str) -> String {
-    match text.char_indices().nth(QUOTED) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn no_version_is_the_first() {
+    fn a_missing_version_is_0_1_0() {
         assert_eq!(version("{}"), "0.1.0");
         assert_eq!(version(r#"{"cniVersion":""}"#), "0.1.0");
         assert_eq!(version(r#"{"cniVersion":null}"#), "0.1.0");
@@ -140,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_in_a_version_that_is_spoken_here() {
+    fn the_answer_is_in_a_supported_version() {
         let spoken = |text: &str| Document::parse(text.as_bytes()).expect("a document").spoken_version().to_owned();
         assert_eq!(spoken(r#"{"cniVersion":"0.3.0"}"#), "0.3.0");
         assert_eq!(spoken(r#"{"cniVersion":"7.0.0"}"#), "1.1.0");
     }
 
     #[test]
-    fn what_is_no_object_can_not_be_decoded() {
+    fn text_that_is_not_an_object_is_a_decode_error() {
         for text in ["", "x", "[]", "7", "null", "{} x", "{\"a\":"] {
             let error = Document::parse(text.as_bytes()).expect_err("refused");
             assert_eq!(error.code, Code::Decode, "{text}");
@@ -158,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_values_are_limited() {
+    fn size_and_number_of_values_are_limited() {
         assert_eq!(excess(&vec![b' '; MAX_CONFIGURATION]), None);
         assert_eq!(excess(&vec![b' '; MAX_CONFIGURATION + 1]), Some("expected at most 4194304 bytes".into()));
         let list = |count: usize, item: &str| format!("[{}]", vec![item; count].join(","));
@@ -168,23 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_string_is_no_value() {
+    fn separators_in_strings_are_not_counted() {
         let string = format!("\"{}\"", r#",\"[{\\"#.repeat(MAX_VALUES / 2));
         assert_eq!(excess(string.as_bytes()), None);
         assert!(excess(format!("[{string},{}0]", "0,".repeat(MAX_VALUES)).as_bytes()).is_some());
-    }
-
-    #[test]
-    fn a_count_over_the_limit_is_refused_with_both_numbers() {
-        assert_eq!(at_most(2, "items", "k", 2), Ok(()));
-        let error = at_most(2, "items", "k", 3).expect_err("too many");
-        assert_eq!(error, Error::new(Code::InvalidConfig, "k: expected at most 2 items, got 3"));
-    }
-
-    #[test]
-    fn quotes_are_cut_between_characters() {
-        assert_eq!(excerpt("short"), "short");
-        let long = "ä".repeat(100_000);
-        assert_eq!(excerpt(&long), "ä".repeat(QUOTED) + "…");
     }
 }

@@ -1,58 +1,68 @@
-//! The sub-plugins of a configuration: those that it lists, or those that its type stands for.
+//! The sub-plugin chain of a configuration: the blocks that it lists, or the default ones of its type.
 
-use crate::cni::list::wrong_type;
-use crate::cni::{Block, BlockReader, Code, Error, at_most};
+use super::keys::text;
+use crate::cni::block::{Block, BlockReader};
+use crate::cni::error::{Code, Error};
+use crate::cni::list::{at_most, wrong_type};
 use serde_json::{Value, json};
 
-/// The types of blocks that are not an executable's.
+/// The name of the program; an executable of this name is always this plugin.
+pub const PROGRAM: &str = "detour";
+
+/// The types of configurations that this plugin has default sub-plugins for.
+pub const OWN_TYPES: [&str; 3] = ["detour", "istio-cni", "excludedns"];
+
+/// The types of sub-plugins; a block of any other type runs an executable.
 pub const SUB_PLUGINS: [&str; 3] = ["istio-redirect", "uid-exclude", "dns-exclude"];
 
-/// The most blocks of a chain.
-const MOST_BLOCKS: usize = 32;
-const TYPES: &str = "detour, istio-cni, excludedns";
+/// The maximum number of blocks in `chain`.
+const MAX_BLOCKS: usize = 32;
 
-/// `type`, or the name under which the binary was started where there is none.
+/// Reads `type`; if it is missing, the name under which the binary was started counts.
 pub(in crate::cni) fn kind(reader: &BlockReader<'_>, program: &str) -> Result<String, Error> {
-    if let Some(kind) = super::text(reader, "type")? {
+    if let Some(kind) = text(reader, "type")? {
         return Ok(kind.to_owned());
     }
     if default_chain(program).is_some() {
         return Ok(program.to_owned());
     }
-    let msg = format!("type: it is missing, and the binary's name, {program:?}, is none of {TYPES}");
+    let msg = format!(
+        "type: missing, and the name of the binary, {program:?}, is not a known type; expected one of {}",
+        OWN_TYPES.join(", ")
+    );
     Err(Error::new(Code::InvalidConfig, msg))
 }
 
-/// `chain`, or what `kind` stands for.
-pub(super) fn chain(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
+/// Reads the blocks of `chain`, or returns the default ones of the type `kind`.
+pub(super) fn blocks(reader: &BlockReader<'_>, kind: &str) -> Result<Vec<Block>, Error> {
     let blocks: Vec<Block> = match reader.value("chain") {
         Some(Value::Array(items)) => {
-            at_most(MOST_BLOCKS, "sub-plugins and executables", "chain", items.len())?;
+            at_most(MAX_BLOCKS, "sub-plugins and executables", "chain", items.len())?;
             let block = |(i, item)| Block::new(format!("chain[{i}]"), item);
             items.iter().enumerate().map(block).collect::<Result<_, _>>()?
         }
         Some(other) => return Err(wrong_type("chain", other, "an array of objects")),
         None => {
-            let refused = || wrong_type("type", &Value::from(kind), &format!("{TYPES}; any other needs a chain"));
-            return default_chain(kind).ok_or_else(refused);
+            let expected = || format!("one of {}, or any other type together with chain", OWN_TYPES.join(", "));
+            return default_chain(kind).ok_or_else(|| wrong_type("type", &Value::from(kind), &expected()));
         }
     };
     blocks.iter().try_for_each(check_type)?;
     Ok(blocks)
 }
 
-/// A type that is no sub-plugin's is looked for in `CNI_PATH`, and must stay there.
+/// Checks the type of a block. The executable of a type is searched in `CNI_PATH`, so a type cannot contain `/`.
 fn check_type(block: &Block) -> Result<(), Error> {
     let place = format!("{}.type", block.path);
-    let accepted = format!("{}, or an executable's name without /", SUB_PLUGINS.join(", "));
+    let expected = format!("one of {}, or the name of an executable, without /", SUB_PLUGINS.join(", "));
     match block.keys.get("type") {
         Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => Ok(()),
-        Some(other) => Err(wrong_type(&place, other, &accepted)),
-        None => Err(Error::new(Code::InvalidConfig, format!("{place}: it is missing; accepted: {accepted}"))),
+        Some(other) => Err(wrong_type(&place, other, &expected)),
+        None => Err(Error::new(Code::InvalidConfig, format!("{place}: missing; expected {expected}"))),
     }
 }
 
-/// What a type stands for where nothing is listed.
+/// Returns the default blocks of a type; `None` for a type that requires `chain`.
 pub(in crate::cni) fn default_chain(kind: &str) -> Option<Vec<Block>> {
     let blocks = match kind {
         "detour" => {
@@ -75,7 +85,7 @@ mod tests {
     fn read(conf: &Value, program: &str) -> Result<(String, Vec<Block>), Error> {
         let top = Block::new("", conf).expect("an object");
         let kind = kind(&top.reader(), program)?;
-        chain(&top.reader(), &kind).map(|blocks| (kind, blocks))
+        blocks(&top.reader(), &kind).map(|blocks| (kind, blocks))
     }
 
     fn types(conf: &Value, program: &str) -> Vec<String> {
@@ -84,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_stands_for_a_chain() {
+    fn each_own_type_has_default_sub_plugins() {
         assert_eq!(types(&json!({"type": "istio-cni"}), "x"), ["istio-redirect"]);
         assert_eq!(types(&json!({"type": "detour"}), "x"), ["istio-redirect", "uid-exclude", "dns-exclude"]);
         let (_, blocks) = read(&json!({"type": "excludedns"}), "x").expect("accepted");
@@ -93,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_binarys_name_counts_only_without_a_type() {
+    fn the_name_of_the_binary_counts_only_without_a_type() {
         assert_eq!(types(&json!({}), "istio-cni"), ["istio-redirect"]);
         assert_eq!(types(&json!({"type": ""}), "istio-cni"), ["istio-redirect"]);
         assert_eq!(types(&json!({"type": "istio-cni"}), "excludedns"), ["istio-redirect"]);
@@ -102,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_taken_as_it_is() {
+    fn the_blocks_of_chain_are_unchanged() {
         let chain = json!([{"type": "uid-exclude", "uids": [7]}, {"type": "my-plugin", "x": {}}]);
         let (kind, blocks) = read(&json!({"type": "v2-5-istio-cni", "chain": chain}), "x").expect("accepted");
         assert_eq!(kind, "v2-5-istio-cni");
@@ -112,20 +122,20 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place() {
+    fn errors_have_the_path_of_the_key() {
         for (conf, place) in [
-            (json!({"type": "flannel"}), r#"type: "flannel" is not accepted"#),
-            (json!({"type": 7}), "type: 7 is not accepted"),
-            (json!({"type": "detour", "chain": {}}), "chain: {} is not accepted"),
-            (json!({"type": "detour", "chain": ["x"]}), r#"chain[0]: "x" is not accepted"#),
-            (json!({"type": "detour", "chain": [{"type": "a"}, {}]}), "chain[1].type: it is missing"),
-            (json!({"type": "detour", "chain": [{"type": "../sh"}]}), r#"chain[0].type: "../sh" is not accepted"#),
-            (json!({"type": "detour", "chain": [{"type": ""}]}), r#"chain[0].type: "" is not accepted"#),
-            (json!({"type": "detour", "chain": [{"type": 7}]}), "chain[0].type: 7 is not accepted"),
+            (json!({"type": "flannel"}), r#"type: invalid value "flannel""#),
+            (json!({"type": 7}), "type: invalid value 7"),
+            (json!({"type": "detour", "chain": {}}), "chain: invalid value {}"),
+            (json!({"type": "detour", "chain": ["x"]}), r#"chain[0]: invalid value "x""#),
+            (json!({"type": "detour", "chain": [{"type": "a"}, {}]}), "chain[1].type: missing"),
+            (json!({"type": "detour", "chain": [{"type": "../sh"}]}), r#"chain[0].type: invalid value "../sh""#),
+            (json!({"type": "detour", "chain": [{"type": ""}]}), r#"chain[0].type: invalid value """#),
+            (json!({"type": "detour", "chain": [{"type": 7}]}), "chain[0].type: invalid value 7"),
         ] {
             let error = read(&conf, "x").expect_err("refused");
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.starts_with(place) && error.msg.contains("; accepted: "), "{error}");
+            assert!(error.msg.starts_with(place) && error.msg.contains("; expected "), "{error}");
         }
     }
 }

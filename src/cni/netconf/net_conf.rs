@@ -1,86 +1,80 @@
-//! The configuration on stdin, understood as far as it isn't a sub-plugin's.
-//!
-//! From which severity on is logged.
+//! The network configuration of this plugin, parsed except for the blocks of its sub-plugins.
 
-use super::list::wrong_type;
-use super::names::is_identifier;
-use super::{Block, BlockReader, CniCommand, Code, Document, Error, version};
-pub use chain::SUB_PLUGINS;
-pub(super) use chain::{default_chain, kind};
-pub(super) use kubernetes::ISTIO_KUBECONFIG;
-pub use kubernetes::Kubernetes;
-pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
-pub(super) use primary::{PRIMARY_KEYS, is_primary};
+use super::keys::{LogLevel, absolute, delegate_timeout, text};
+use super::kubernetes::Kubernetes;
+use super::primary::Primary;
+use super::sub_plugins::{blocks, kind};
+use super::unknown;
+use crate::cni::block::{Block, BlockReader};
+use crate::cni::document::Document;
+use crate::cni::error::{Code, Error};
+use crate::cni::list::wrong_type;
+use crate::cni::names::is_identifier;
+use crate::cni::request::CniCommand;
+use crate::cni::version;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-mod chain;
-mod kubernetes;
-mod primary;
-mod unknown;
+/// The file in which names of groups are looked up (group(5)).
+const GROUP_FILE: &str = "/etc/group";
 
-/// How long an executable may take where nobody says so, in seconds: kubelet gives a runtime two
-/// minutes for a pod (`runtimeRequestTimeout`), and what an ADD made must be undone within them.
-const DELEGATE_TIMEOUT: u32 = 60;
-
-/// A network configuration. Sub-plugins' blocks stay raw: `chain` understands them.
+/// A network configuration. The blocks of sub-plugins are not parsed here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConf {
-    /// `cniVersion`; absent or empty is `0.1.0` (SPEC.md).
+    /// `cniVersion`; `0.1.0` if absent or empty (SPEC.md).
     pub cni_version: String,
-    /// `name`: the network's.
+    /// `name` of the network.
     pub name: String,
-    /// `type`: `detour`, `istio-cni`, `excludedns`, or any other where there is a chain.
+    /// `type`: `detour`, `istio-cni`, `excludedns`, or any other in a configuration with `chain`.
     pub kind: String,
     /// `log_level`, or istio-cni's `plugin_log_level`.
     pub log_level: LogLevel,
-    /// `log_file`: a file that log lines are appended to, besides stderr.
+    /// `log_file`: log lines are appended to this file, in addition to stderr.
     pub log_file: Option<PathBuf>,
-    /// `kubernetes`: where facts come from.
+    /// `kubernetes`: the sources of pod facts.
     pub kubernetes: Kubernetes,
     /// `dialect`.
     pub dialect: RuleFormatSetting,
-    /// `chain`, or what `type` stands for where there is none; for a primary plugin without one it
-    /// is empty.
+    /// The sub-plugins and executables of `chain`, or the default ones of `type`; empty for a primary plugin without
+    /// `chain`.
     pub chain: Vec<Block>,
-    /// What makes this the primary plugin: `clusterNetwork` or `delegates`, and their like.
+    /// The keys of a primary plugin: `clusterNetwork`, `delegates` and others.
     pub primary: Option<Primary>,
-    /// `delegate_timeout_seconds`: how long each call of an executable may take.
+    /// `delegate_timeout_seconds`: the timeout of each call of an executable.
     pub delegate_timeout: Duration,
-    /// `args.cni`: what Multus passes on from a pod's annotation, by sub-plugin.
+    /// `args.cni`: the arguments from a pod's annotation that Multus passes, by sub-plugin.
     pub args: Map<String, Value>,
     /// `runtimeConfig`.
     pub runtime_config: Map<String, Value>,
-    /// `prevResult`, as it came.
+    /// `prevResult`, unchanged.
     pub prev_result: Option<Value>,
-    /// `cni.dev/valid-attachments`, for GC; `None` where the runtime gives no list.
+    /// `cni.dev/valid-attachments`, for GC; `None` if the runtime passes no list.
     pub valid_attachments: Option<Vec<ValidAttachment>>,
-    /// `attachments_may_exclude_namespaces`: whether attachments can add to the `exclude_namespaces` of the
-    /// node; counts only in the node's own configuration.
+    /// `attachments_may_exclude_namespaces`: whether attachments can add to the node's `exclude_namespaces`. It has an
+    /// effect only in the node configuration.
     pub attachments_may_exclude_namespaces: bool,
-    /// istio-cni's `ambient_enabled`: what it asks for is not done here.
+    /// istio-cni's `ambient_enabled`; ambient mode is not supported.
     pub ambient_enabled: bool,
-    /// Where names of groups are looked up (group(5)); no key sets it, for it is the host's.
+    /// The file in which names of groups are looked up (group(5)). No key sets it, since it belongs to the host.
     pub group_file: PathBuf,
-    /// What was ignored and should be looked at, one line each.
+    /// Warnings about ignored keys, one line each.
     pub warnings: Vec<String>,
 }
 
-const GROUP_FILE: &str = "/etc/group";
-
-/// How the rules are written into the kernel.
+/// The configured format of the rules in the kernel (`dialect`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleFormatSetting {
-    /// The first of the two that the kernel accepts.
+    /// The first of the other two that the kernel accepts.
     Auto,
-    /// What iptables-nft itself would write.
+    /// The format that iptables-nft writes.
     Iptables,
-    /// A native `inet` table.
+    /// Native `inet` tables.
     Nftables,
 }
 
-/// An attachment that the runtime still knows (SPEC.md, "GC").
+/// An attachment that still exists according to the runtime (SPEC.md, "GC").
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ValidAttachment {
     /// `containerID`.
@@ -90,8 +84,8 @@ pub struct ValidAttachment {
 }
 
 impl NetConf {
-    /// Understands stdin's text. `program` is the name under which the binary was started; it
-    /// stands in for a missing `type`.
+    /// Parses the text on stdin. `program` is the name under which the binary was started; it replaces a
+    /// missing `type`.
     ///
     /// # Errors
     /// As [`Document::parse`] and [`NetConf::understand`].
@@ -99,12 +93,12 @@ impl NetConf {
         Self::understand(&Document::parse(stdin)?, command, program)
     }
 
-    /// Checks name and version as the reference library does (`pkg/skel`), then understands the
-    /// keys that are this plugin's. Others are ignored (SPEC.md).
+    /// Checks name and version as the reference library does (`pkg/skel`), then parses the keys of this plugin.
+    /// Other keys are ignored (SPEC.md).
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`] with the key's path and what is accepted; the version's errors are
-    /// those of [`version::check`].
+    /// [`Code::InvalidConfig`] with the path of the key and the expected values; for the version, the errors of
+    /// [`version::check`].
     pub fn understand(document: &Document, command: CniCommand, program: &str) -> Result<Self, Error> {
         let keys = document.block.reader();
         let name = name(&keys)?;
@@ -113,7 +107,8 @@ impl NetConf {
         let mut warnings = unknown::at_the_top(&document.block.keys);
         let ambient_enabled = keys.boolean("ambient_enabled")?.unwrap_or(false);
         if ambient_enabled {
-            warnings.push("ambient_enabled: ambient mode is not done here; pods without a sidecar get nothing".into());
+            let warning = "ambient_enabled: ignored: ambient mode is not supported; pods without a sidecar are skipped";
+            warnings.push(warning.into());
         }
         let mut kubernetes = Kubernetes::read(&keys, &mut warnings)?;
         let primary = Primary::read(&keys, &mut warnings)?;
@@ -132,7 +127,7 @@ impl NetConf {
             log_file,
             kubernetes,
             dialect: RuleFormatSetting::read(&keys)?,
-            chain: if has_chain { chain::chain(&keys, &kind)? } else { Vec::new() },
+            chain: if has_chain { blocks(&keys, &kind)? } else { Vec::new() },
             kind,
             primary,
             delegate_timeout: delegate_timeout(&keys)?,
@@ -149,34 +144,50 @@ impl NetConf {
             warnings,
         })
     }
-}
 
-impl NetConf {
-    /// What a DEL needs of a configuration that is wrong: its name and version, and where the primary
-    /// plugin keeps what it needs, as far as that is right. What is wrong was so at ADD, or came
-    /// since; either way it must not keep a pod from going.
+    /// Parses as much of an invalid configuration as a DEL needs: name, version, and the primary plugin's directory
+    /// of saved state if its keys are valid.
+    ///
+    /// A DEL must succeed even if the configuration was changed after the ADD or was never valid.
     ///
     /// # Errors
-    /// Name or version are wrong.
+    /// Name or version are invalid.
     pub fn understand_for_del(document: &Document) -> Result<Self, Error> {
-        let only = |keys: &[&str]| {
-            let mut bare = document.clone();
-            bare.block.keys.retain(|key, _| keys.contains(&key.as_str()));
-            bare.block.keys.insert("type".to_owned(), "detour".into());
-            Self::understand(&bare, CniCommand::Del, "")
+        let parse_only = |keys: &[&str]| {
+            let mut reduced = document.clone();
+            reduced.block.keys.retain(|key, _| keys.contains(&key.as_str()));
+            reduced.block.keys.insert("type".to_owned(), "detour".into());
+            Self::understand(&reduced, CniCommand::Del, "")
         };
-        only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
-            .or_else(|_| only(&["name"]))
+        parse_only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
+            .or_else(|_| parse_only(&["name"]))
+    }
+
+    /// Returns the pod's nameservers that the runtime passes in `runtimeConfig.dns` (capability `dns`).
+    ///
+    /// CONVENTIONS.md has the key `servers`. containerd sends a Go structure without JSON names, hence `Servers`
+    /// (go-cni, `types.go`).
+    #[must_use]
+    pub fn runtime_nameservers(&self) -> Vec<IpAddr> {
+        let dns = self.runtime_config.get("dns");
+        dns.and_then(|dns| dns.get("servers").or_else(|| dns.get("Servers"))).map(addresses).unwrap_or_default()
+    }
+
+    /// Returns `prevResult.dns.nameservers`.
+    #[must_use]
+    pub fn prev_result_nameservers(&self) -> Vec<IpAddr> {
+        let dns = self.prev_result.as_ref().and_then(|result| result.get("dns"));
+        dns.and_then(|dns| dns.get("nameservers")).map(addresses).unwrap_or_default()
     }
 }
 
 impl RuleFormatSetting {
-    /// `dialect`, else istio-cni's `native_nftables`.
+    /// Reads `dialect`, else istio-cni's `native_nftables`.
     fn read(keys: &BlockReader<'_>) -> Result<Self, Error> {
         let native = keys.boolean("native_nftables")?.unwrap_or(false);
-        let words = [("auto", Self::Auto), ("iptables", Self::Iptables), ("nftables", Self::Nftables)];
-        let written = keys.one_of("dialect", &words)?;
-        Ok(written.unwrap_or(if native { Self::Nftables } else { Self::Auto }))
+        let formats = [("auto", Self::Auto), ("iptables", Self::Iptables), ("nftables", Self::Nftables)];
+        let dialect = keys.one_of("dialect", &formats)?;
+        Ok(dialect.unwrap_or(if native { Self::Nftables } else { Self::Auto }))
     }
 }
 
@@ -189,7 +200,7 @@ fn name(keys: &BlockReader<'_>) -> Result<String, Error> {
     }
 }
 
-/// What the runtime still knows. The second name is SPEC.md's own until libcni 1.2.3
+/// Reads the existing attachments for GC. SPEC.md had the second name until libcni 1.2.3
 /// (containernetworking/cni#1101).
 fn valid_attachments(keys: &BlockReader<'_>) -> Result<Option<Vec<ValidAttachment>>, Error> {
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
@@ -202,7 +213,7 @@ fn valid_attachments(keys: &BlockReader<'_>) -> Result<Option<Vec<ValidAttachmen
             let block = Block::new(format!("{key}[{i}]"), item)?;
             let required = |name| match text(&block.reader(), name)? {
                 Some(value) => Ok(value.to_owned()),
-                None => Err(Error::new(Code::InvalidConfig, format!("{key}[{i}].{name}: it is missing"))),
+                None => Err(Error::new(Code::InvalidConfig, format!("{key}[{i}].{name}: missing"))),
             };
             Ok(ValidAttachment { container_id: required("containerID")?, ifname: required("ifname")? })
         };
@@ -211,76 +222,15 @@ fn valid_attachments(keys: &BlockReader<'_>) -> Result<Option<Vec<ValidAttachmen
     Ok(None)
 }
 
-/// A string. istio-cni's agent writes empty ones for what is not set: they count as absent.
-fn text<'a>(keys: &BlockReader<'a>, key: &'static str) -> Result<Option<&'a str>, Error> {
-    Ok(keys.string(key)?.filter(|text| !text.is_empty()))
-}
-
-pub(super) fn delegate_timeout(keys: &BlockReader<'_>) -> Result<Duration, Error> {
-    let seconds = keys.number("delegate_timeout_seconds", 1, 300)?.unwrap_or(DELEGATE_TIMEOUT);
-    Ok(Duration::from_secs(seconds.into()))
-}
-
-/// A path. A runtime starts plugins in a directory of its own choice, so it must be absolute.
-pub(super) fn absolute(keys: &BlockReader<'_>, key: &'static str) -> Result<Option<PathBuf>, Error> {
-    let Some(text) = text(keys, key)? else { return Ok(None) };
-    if !Path::new(text).is_absolute() {
-        return Err(wrong_type(&keys.place(key), &Value::from(text), "an absolute path"));
-    }
-    Ok(Some(PathBuf::from(text)))
-}
-
-/// From which severity on a line is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogLevel {
-    /// Nothing (istio-cni's `none`).
-    Off,
-    /// Failures.
-    Error,
-    /// What should be looked at.
-    Warn,
-    /// What was decided, one line a call.
-    Info,
-    /// How it came about.
-    Debug,
-}
-
-impl LogLevel {
-    /// `log_level`, else istio-cni's `plugin_log_level`.
-    fn read(reader: &BlockReader<'_>) -> Result<Option<Self>, Error> {
-        let own = Self::read_key(reader, "log_level")?;
-        if own.is_some() { Ok(own) } else { Self::read_key(reader, "plugin_log_level") }
-    }
-
-    /// The level under one key.
-    fn read_key(reader: &BlockReader<'_>, key: &'static str) -> Result<Option<Self>, Error> {
-        let Some(word) = text(reader, key)? else { return Ok(None) };
-        let accepted = "none, error, warn, info, debug";
-        let refused = || wrong_type(key, &Value::from(word), accepted);
-        // Multus's own word, in Multus's own key.
-        let of_multus = key == "logLevel" && word.eq_ignore_ascii_case("verbose");
-        of_multus.then_some(Self::Info).or_else(|| Self::named(word)).map(Some).ok_or_else(refused)
-    }
-
-    /// Returns the level with this name: the words of istio-cni and of maistra's plugin (logrus), in upper or lower
-    /// case.
-    #[must_use]
-    pub fn named(word: &str) -> Option<Self> {
-        match word.to_ascii_lowercase().as_str() {
-            "none" | "off" => Some(Self::Off),
-            "panic" | "fatal" | "error" => Some(Self::Error),
-            "warn" | "warning" => Some(Self::Warn),
-            "info" => Some(Self::Info),
-            "debug" | "trace" => Some(Self::Debug),
-            _ => None,
-        }
-    }
+/// Returns the IP addresses of a list without IPv6 zones. Other items are ignored, as by readers of resolv.conf(5).
+fn addresses(list: &Value) -> Vec<IpAddr> {
+    let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+    texts.filter_map(|text| text.split('%').next()?.trim().parse().ok()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Block;
     use serde_json::json;
 
     fn parse(conf: &Value) -> Result<NetConf, Error> {
@@ -306,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn name_then_version_then_the_rest() {
+    fn name_and_version_are_checked_before_other_keys() {
         let refused = |conf: Value| parse(&conf).expect_err("refused");
         let error = refused(json!({"cniVersion": "9", "chain": 7}));
         assert_eq!(error, Error::new(Code::InvalidConfig, "missing network name"));
@@ -315,13 +265,13 @@ mod tests {
         let wanted = Error::new(Code::InvalidConfig, "invalid characters found in network name").with_details("a/b");
         assert_eq!(error, wanted);
         assert_eq!(refused(json!({"name": "a", "cniVersion": "9", "chain": 7})).code, Code::IncompatibleVersion);
-        assert_eq!(refused(json!({"name": 7})).msg, "name: 7 is not accepted; accepted: a string");
+        assert_eq!(refused(json!({"name": 7})).msg, "name: invalid value 7; expected a string");
         let old = json!({"name": "a", "cniVersion": "0.3.1"}).to_string();
         assert!(NetConf::parse(old.as_bytes(), CniCommand::Check, "detour").is_err());
     }
 
     #[test]
-    fn istio_cnis_own_configuration() {
+    fn the_configuration_of_istio_cni_is_accepted() {
         let conf = parse(&json!({
             "cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni", "plugin_log_level": "debug",
             "cni_agent_run_dir": "/var/run/istio-cni", "ambient_enabled": false, "enablement_selectors": [],
@@ -344,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn own_keys_win_over_istio_cnis() {
+    fn own_keys_take_precedence_over_those_of_istio_cni() {
         let conf = parse(&json!({
             "name": "n", "dialect": "auto", "native_nftables": true, "log_level": "warn", "plugin_log_level": "debug",
         }));
@@ -353,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runtimes_and_multus_add() {
+    fn keys_that_runtimes_and_multus_add_are_read() {
         let conf = parse(&json!({
             "name": "n", "args": {"cni": {"uid-exclude": {"uids": [7]}}, "other": 1}, "capabilities": {"dns": true},
             "runtimeConfig": {"dns": {"servers": []}}, "prevResult": {"ips": []}, "unknown": [],
@@ -365,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_attachments_that_are_left_under_either_name() {
+    fn valid_attachments_are_read_from_both_keys() {
         let list = json!([{"containerID": "c", "ifname": "eth0"}]);
         let wanted = ValidAttachment { container_id: "c".into(), ifname: "eth0".into() };
         for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
@@ -379,18 +329,18 @@ mod tests {
         assert_eq!(none.valid_attachments, Some(Vec::new()));
         assert_eq!(with("cni.dev/valid-attachments", Value::Null).expect("accepted").valid_attachments, None);
         let error = with("cni.dev/valid-attachments", json!([{"containerID": "c"}])).expect_err("refused");
-        assert_eq!(error.msg, "cni.dev/valid-attachments[0].ifname: it is missing");
+        assert_eq!(error.msg, "cni.dev/valid-attachments[0].ifname: missing");
     }
 
     #[test]
-    fn errors_name_the_key_and_what_is_accepted() {
+    fn errors_have_the_key_and_the_expected_values() {
         for (key, value, wanted) in [
-            ("dialect", json!("nft"), r#"dialect: "nft" is not accepted; accepted: auto, iptables, nftables"#),
-            ("log_file", json!("a.log"), r#"log_file: "a.log" is not accepted; accepted: an absolute path"#),
-            ("native_nftables", json!("yes"), r#"native_nftables: "yes" is not accepted; accepted: true or false"#),
-            ("args", json!([]), "args: [] is not accepted; accepted: an object"),
-            ("args", json!({"cni": 1}), "args.cni: 1 is not accepted; accepted: an object"),
-            ("runtimeConfig", json!(1), "runtimeConfig: 1 is not accepted; accepted: an object"),
+            ("dialect", json!("nft"), r#"dialect: invalid value "nft"; expected one of auto, iptables, nftables"#),
+            ("log_file", json!("a.log"), r#"log_file: invalid value "a.log"; expected an absolute path"#),
+            ("native_nftables", json!("yes"), r#"native_nftables: invalid value "yes"; expected true or false"#),
+            ("args", json!([]), "args: invalid value []; expected an object"),
+            ("args", json!({"cni": 1}), "args.cni: invalid value 1; expected an object"),
+            ("runtimeConfig", json!(1), "runtimeConfig: invalid value 1; expected an object"),
         ] {
             let error = with(key, value).expect_err("refused");
             assert_eq!((error.code, error.msg.as_str()), (Code::InvalidConfig, wanted));
@@ -398,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_primary_plugin_has_a_chain_only_where_it_is_written_down() {
+    fn a_primary_plugin_has_no_default_sub_plugins() {
         let conf = with("clusterNetwork", json!("ovn")).expect("accepted");
         assert!(conf.primary.is_some() && conf.chain.is_empty());
         let conf = parse(
@@ -409,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn own_keys_win_over_multus() {
+    fn own_keys_take_precedence_over_those_of_multus() {
         let multus = json!({
             "name": "n", "type": "detour", "clusterNetwork": "ovn", "kubeconfig": "/m", "binDir": "/m/bin",
             "logFile": "/m.log", "logLevel": "debug",
@@ -427,41 +377,22 @@ mod tests {
         assert_eq!(conf.log_level, LogLevel::Warn);
     }
 
-    fn read(conf: &Value) -> Result<Option<LogLevel>, Error> {
-        LogLevel::read(&Block::new("", conf).expect("an object").reader())
-    }
-
     #[test]
-    fn everybodys_words_are_understood() {
-        for (word, wanted) in [
-            ("none", LogLevel::Off),
-            ("panic", LogLevel::Error),
-            ("fatal", LogLevel::Error),
-            ("error", LogLevel::Error),
-            ("warn", LogLevel::Warn),
-            ("warning", LogLevel::Warn),
-            ("info", LogLevel::Info),
-            ("DEBUG", LogLevel::Debug),
-        ] {
-            assert_eq!(read(&json!({"log_level": word})), Ok(Some(wanted)), "{word}");
-            assert_eq!(read(&json!({"plugin_log_level": word})), Ok(Some(wanted)), "{word}");
+    fn both_spellings_of_the_runtimes_nameservers_are_read() {
+        let wanted: Vec<IpAddr> = vec!["10.0.0.10".parse().expect("v4"), "fd00::a".parse().expect("v6")];
+        for key in ["servers", "Servers"] {
+            let conf = with("runtimeConfig", json!({"dns": {key: ["10.0.0.10", "fd00::a"], "Options": null}}));
+            assert_eq!(conf.expect("accepted").runtime_nameservers(), wanted, "{key}");
         }
-        assert_eq!(read(&json!({"log_level": ""})), Ok(None));
-    }
-
-    #[test]
-    fn another_word_is_refused() {
-        let error = read(&json!({"plugin_log_level": "loud"})).expect_err("refused");
-        let wanted = r#"plugin_log_level: "loud" is not accepted; accepted: none, error, warn, info, debug"#;
-        assert_eq!(error.msg, wanted);
-    }
-
-    #[test]
-    fn verbose_is_accepted_in_multus_key_alone() {
-        let keys = Block::new("", &json!({"logLevel": "verbose"})).expect("an object");
-        assert_eq!(LogLevel::read_key(&keys.reader(), "logLevel"), Ok(Some(LogLevel::Info)));
-        for key in ["log_level", "plugin_log_level"] {
-            assert!(read(&json!({key: "verbose"})).is_err(), "{key}");
+        for dns in [json!({}), json!({"dns": null}), json!({"dns": {"Servers": null}}), json!({"dns": []})] {
+            assert!(with("runtimeConfig", dns).expect("accepted").runtime_nameservers().is_empty());
         }
+    }
+
+    #[test]
+    fn nameservers_that_are_not_addresses_are_ignored() {
+        let conf = with("prevResult", json!({"dns": {"nameservers": ["fe80::1%eth0", "", 7, "x", "1.1.1.1"]}}));
+        let wanted: Vec<IpAddr> = vec!["fe80::1".parse().expect("v6"), "1.1.1.1".parse().expect("v4")];
+        assert_eq!(conf.expect("accepted").prev_result_nameservers(), wanted);
     }
 }

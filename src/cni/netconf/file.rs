@@ -1,0 +1,75 @@
+//! Configuration files: one plugin, or a plugin list that contains one of this plugin.
+
+use super::net_conf::NetConf;
+use super::sub_plugins::OWN_TYPES;
+use crate::cni::error::{Code, Error};
+use crate::cni::request::CniCommand;
+use serde_json::Value;
+use std::path::Path;
+
+/// Parses a plugin's configuration, or the one plugin of a plugin list that is of this plugin's types.
+///
+/// # Errors
+/// The text is not JSON, has no plugin of these types or more than one, or the plugin's configuration is invalid.
+pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
+    let with_place = |error: Error| Error { msg: format!("{}: {}", place.display(), error.msg), ..error };
+    let value: Value = serde_json::from_slice(text)
+        .map_err(|error| with_place(Error::new(Code::Decode, format!("it is not JSON: {error}"))))?;
+    let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
+        return NetConf::parse(text, CniCommand::Add, "detour").map_err(with_place);
+    };
+    let kind = |plugin: &&Value| plugin["type"].as_str().unwrap_or_default().to_owned();
+    let own: Vec<&Value> = plugins.iter().filter(|plugin| OWN_TYPES.contains(&kind(plugin).as_str())).collect();
+    let [plugin] = own[..] else {
+        let types: Vec<String> = plugins.iter().map(|plugin| kind(&plugin)).collect();
+        let msg = format!(
+            "plugins: expected one plugin of type {}, got {} (types in the list: {}); give a file with only that plugin",
+            OWN_TYPES.join(", "),
+            own.len(),
+            types.join(", ")
+        );
+        return Err(with_place(Error::new(Code::InvalidConfig, msg)));
+    };
+    let mut plugin = plugin.clone();
+    for key in ["name", "cniVersion"] {
+        plugin[key] = value[key].clone();
+    }
+    NetConf::parse(plugin.to_string().as_bytes(), CniCommand::Add, "detour").map_err(with_place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(value: &Value) -> Result<NetConf, Error> {
+        configuration(Path::new("c"), value.to_string().as_bytes())
+    }
+
+    #[test]
+    fn a_plugin_or_the_own_plugin_of_a_list_is_parsed() {
+        let plugin = parse(&json!({"name": "n", "type": "istio-cni", "prevResult": {}})).expect("a plugin");
+        assert_eq!((plugin.name.as_str(), plugin.kind.as_str()), ("n", "istio-cni"));
+        let list = json!({"name": "l", "cniVersion": "1.0.0", "plugins": [{"type": "bridge"}, {"type": "detour"}]});
+        let list = parse(&list).expect("a list");
+        assert_eq!((list.name.as_str(), list.cni_version.as_str(), list.chain.len()), ("l", "1.0.0", 3));
+    }
+
+    #[test]
+    fn a_list_without_an_own_plugin_or_with_two_is_refused() {
+        for (plugins, start) in [
+            (
+                json!([{"type": "bridge"}]),
+                "c: plugins: expected one plugin of type detour, istio-cni, excludedns, got 0 (types in the list: bridge); ",
+            ),
+            (
+                json!([{"type": "detour"}, {"type": "istio-cni"}]),
+                "c: plugins: expected one plugin of type detour, istio-cni, excludedns, got 2 (types",
+            ),
+        ] {
+            let error = parse(&json!({"name": "l", "plugins": plugins})).expect_err("refused");
+            assert!(error.msg.starts_with(start), "{error}");
+        }
+        assert!(configuration(Path::new("c"), b"x").expect_err("no JSON").msg.starts_with("c: it is not JSON"));
+    }
+}

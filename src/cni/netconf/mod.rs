@@ -1,0 +1,28 @@
+//! The network configuration of this plugin.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `net_conf` | the parsed configuration |
+//! | `kubernetes`, `primary`, `sub_plugins` | its parts: sources of facts, keys of a primary plugin, the sub-plugin chain |
+//! | `keys` | keys that several configurations have |
+//! | `unknown` | warnings for unknown keys |
+//! | `file` | configuration files |
+
+mod file;
+mod keys;
+mod kubernetes;
+mod net_conf;
+mod primary;
+mod sub_plugins;
+mod unknown;
+
+pub use file::configuration;
+pub use keys::LogLevel;
+pub(super) use keys::{absolute, delegate_timeout};
+pub(super) use kubernetes::ISTIO_KUBECONFIG;
+pub use kubernetes::Kubernetes;
+pub use net_conf::{NetConf, RuleFormatSetting, ValidAttachment};
+pub(super) use primary::is_primary;
+pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
+pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};
+pub(super) use sub_plugins::{default_chain, kind};

@@ -1,0 +1,60 @@
+//! The traffic policy of a pod: a redirection and exclusions.
+
+use super::exclusion::Exclusion;
+use super::owners::ByTraffic;
+use super::redirect::Redirect;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// The traffic policy of one attachment, or the union of those of several attachments.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// The redirection to the sidecar. Saved state always has it: a default would hide damage.
+    pub interception: Interception,
+    /// The outbound traffic that bypasses the sidecar.
+    #[serde(default)]
+    pub exclusions: BTreeSet<Exclusion>,
+    /// Whether another tool's redirection captures this pod's DNS, according to that tool's rules or the pod's
+    /// facts; `None` if neither is known yet.
+    #[serde(default)]
+    pub dns_captured_elsewhere: Option<bool>,
+}
+
+/// Whether the pod's traffic is redirected to the sidecar.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Interception {
+    /// Not set: another tool may redirect the pod's traffic.
+    #[default]
+    Unsaid,
+    /// `interceptionMode: NONE`: no rules at all, not even for exclusions.
+    Off,
+    /// Traffic is redirected with these settings.
+    On(Box<Redirect>),
+}
+
+impl Policy {
+    /// Returns whether the policy requires no rules.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self.interception {
+            Interception::Off => true,
+            Interception::Unsaid => self.exclusions.is_empty(),
+            Interception::On(_) => false,
+        }
+    }
+
+    /// Returns the exclusions that no other one covers: those that require a rule.
+    #[must_use]
+    pub fn exclusions_in_effect(&self) -> BTreeSet<Exclusion> {
+        ByTraffic::group(self.exclusions.iter()).uncovered()
+    }
+
+    /// Returns the settings of the redirection; `None` if traffic is not redirected.
+    #[must_use]
+    pub fn redirect(&self) -> Option<&Redirect> {
+        match &self.interception {
+            Interception::On(redirect) => Some(redirect),
+            Interception::Unsaid | Interception::Off => None,
+        }
+    }
+}

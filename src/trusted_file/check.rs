@@ -1,0 +1,128 @@
+//! Checks that only trusted users can change a file or the path that leads to it.
+
+use nix::errno::Errno;
+use nix::unistd::geteuid;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+/// The maximum number of symbolic links in a path, as in the kernel (path_resolution(7)).
+const MAX_LINKS: usize = 40;
+/// The sticky bit: only the owners of an entry and of its directory can replace the entry (inode(7)).
+const STICKY: u32 = 0o1000;
+const GROUP_WRITABLE: u32 = 0o020;
+const OTHER_WRITABLE: u32 = 0o002;
+
+/// The reason why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// A system call failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// An untrusted user owns a part of the path, and can therefore replace the file.
+    #[error("{0} is owned by UID {uid}; expected root: chown root:root {0}", path.display())]
+    Owner {
+        /// The file or directory.
+        path: PathBuf,
+        /// The UID of its owner.
+        uid: u32,
+    },
+    /// Untrusted users can write to a part of the path.
+    #[error("{0} has mode {mode:04o}; expected one that only root can write to: chmod go-w {0}", path.display())]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+}
+
+impl FileError {
+    /// Returns whether the path does not exist.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+    }
+}
+
+/// Resolves the symbolic links of `path` and checks that only trusted users can change the result.
+///
+/// Trusted users must own each directory, each link and the file itself, and no other user may write to
+/// them. A directory on the path may be writable for others if it is sticky, such as `/tmp`.
+///
+/// # Errors
+/// A part of the path is not trusted, or its metadata can't be read.
+pub fn check(path: &Path) -> Result<PathBuf, FileError> {
+    let mut resolved = PathBuf::from("/");
+    let mut remaining = components_reversed(&std::path::absolute(path)?);
+    let mut links = 0;
+    let mut metadata = fs::symlink_metadata(&resolved)?;
+    verify_parent(&resolved, &metadata)?;
+    while let Some(component) = remaining.pop() {
+        if component.as_os_str() == ".." {
+            resolved.pop();
+            continue;
+        }
+        let next = resolved.join(&component);
+        metadata = fs::symlink_metadata(&next)?;
+        if metadata.is_symlink() {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(io::Error::from(Errno::ELOOP).into());
+            }
+            verify_owner(&next, &metadata)?;
+            let target = fs::read_link(&next)?;
+            if target.is_absolute() {
+                resolved = PathBuf::from("/");
+            }
+            remaining.extend(components_reversed(&target));
+            continue;
+        }
+        if remaining.is_empty() {
+            verify(&next, &metadata)?
+        } else {
+            verify_parent(&next, &metadata)?
+        }
+        resolved = next;
+    }
+    Ok(resolved)
+}
+
+/// Returns whether the user is root or the user of this process.
+#[must_use]
+pub fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// Checks that only trusted users can write to the file or directory.
+pub(super) fn verify(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
+    verify_owner(path, metadata)?;
+    let mode = metadata.mode() & 0o7777;
+    let group_writable = mode & GROUP_WRITABLE != 0 && (metadata.gid() != 0 || has_acl(path));
+    let writable = mode & OTHER_WRITABLE != 0 || group_writable;
+    if writable { Err(FileError::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
+}
+
+fn verify_parent(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
+    if metadata.mode() & STICKY != 0 { verify_owner(path, metadata) } else { verify(path, metadata) }
+}
+
+fn verify_owner(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
+    let uid = metadata.uid();
+    if is_trusted(uid) { Ok(()) } else { Err(FileError::Owner { path: path.to_owned(), uid }) }
+}
+
+/// Returns whether the file has an access control list. The group permission bits are then the maximum that
+/// the list grants to any other user (acl(5), "Correspondence between ACL entries and file permission bits").
+fn has_acl(path: &Path) -> bool {
+    let mut buffer: [u8; 0] = [];
+    let found = rustix::fs::getxattr(path, "system.posix_acl_access", &mut buffer);
+    !matches!(found, Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP))
+}
+
+/// Returns the names and `..` of a path, the last one first.
+fn components_reversed(path: &Path) -> Vec<PathBuf> {
+    let is_step = |part: &Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
+    path.components().rev().filter(is_step).map(|part| PathBuf::from(part.as_os_str())).collect()
+}

@@ -1,0 +1,36 @@
+//! Opens, reads and writes the node's files as root, so that the owner of a file cannot harm this process.
+//!
+//! | function | for |
+//! |---|---|
+//! | [`read`], [`read_text`], [`follow`] | a file whose contents are checked by the caller: a regular file of limited size, opened without blocking; also files of proc(5) |
+//! | [`open`], [`read_nofollow`] | the same for paths that must not end in a symbolic link: state, and paths that [`crate::host_path`] has resolved |
+//! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
+//! | [`read_with_owner`] | a file that may name only files of its owner |
+//! | [`check`] | a path that root executes or uses: only trusted users can change it |
+//! | [`create_new`], [`overwrite`], [`append_below`] | a file that is written: never through a link that another user made |
+//! | [`replace_file`] | a file that is replaced as a whole |
+//! | [`open_lock`], [`open_directory`], [`create_directories`] | a file that is locked; a directory that is opened or created |
+//! | [`FileId`] | whether two paths or open files are the same file |
+//!
+//! A trusted user is root or the user of this process. Group root counts as root, as in sudo's
+//! `sudo_secure_path`: archives of the CNI plugins up to 1.4 make `/opt/cni/bin` writable for it.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `open.rs` | functions that open, read and create files; no other code in `src` may (`clippy.toml`, `disallowed-methods`) |
+//! | `check.rs` | the check of owners and permissions along a path |
+//! | `atomic.rs` | atomic replacement |
+
+mod atomic;
+mod check;
+mod open;
+
+pub use atomic::{Durability, create_with_parents, replace_file, sync_directory};
+pub use check::{FileError, check, is_trusted};
+pub use open::{
+    FileId, append_below, create_directories, create_new, follow, open, open_directory, open_lock, overwrite, read,
+    read_nofollow, read_text, read_trusted, read_with_owner,
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! Opens, reads and creates files without following links or waiting for FIFOs of untrusted users.
+#![allow(clippy::disallowed_methods, reason = "the only file that opens files")]
+
+use super::check::{FileError, check, is_trusted, verify};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path};
+
+/// Identifies a file independently of the path or descriptor that leads to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    /// The device of the file system.
+    pub device: u64,
+    /// The inode in that file system.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// Returns the identity of the file with this metadata.
+    #[must_use]
+    pub fn of(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
+/// Open flags so that opening a FIFO does not wait for its other end, and a terminal does not become the
+/// controlling terminal of the process.
+const NON_BLOCKING: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOCTTY);
+
+/// Opens the regular file at `path` with `options`. It does not follow a symbolic link in the last part of the
+/// path, and does not wait for the other end of a FIFO.
+///
+/// # Errors
+/// The file can't be opened; [`ErrorKind::InvalidInput`] if it is not a regular file.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let opened = options.custom_flags((NON_BLOCKING | OFlag::O_NOFOLLOW).bits()).open(path);
+    regular(opened.map_err(|error| match error.raw_os_error() {
+        Some(errno) if errno == Errno::ELOOP as i32 && path.is_symlink() => not_regular("a symbolic link"),
+        _ => error,
+    })?)
+}
+
+/// Opens the regular file at `path` for reading; follows symbolic links, also those of proc(5) whose
+/// target has been removed, such as `/proc/self/exe`.
+///
+/// # Errors
+/// The file can't be opened, or is not a regular file.
+pub fn follow(path: &Path) -> io::Result<File> {
+    regular(OpenOptions::new().read(true).custom_flags(NON_BLOCKING.bits()).open(path)?)
+}
+
+/// Reads the regular file at `path`, of at most `limit` bytes; follows symbolic links.
+///
+/// # Errors
+/// The file can't be read, is not a regular file, or is larger.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_up_to(&follow(path)?, limit)
+}
+
+/// Reads a text file as [`read`] does.
+///
+/// # Errors
+/// As [`read`]; [`ErrorKind::InvalidData`] if it is not UTF-8.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    text(read(path, limit)?)
+}
+
+/// Reads the regular file at `path`, of at most `limit` bytes, unless its last part is a symbolic link.
+///
+/// # Errors
+/// As [`open`]; the file is larger.
+pub fn read_nofollow(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    read_up_to(&open(path, OpenOptions::new().read(true))?, limit)
+}
+
+/// Reads a file as [`read`] does, and returns its contents and the UID of its owner.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_with_owner(path: &Path, limit: u64) -> io::Result<(Vec<u8>, u32)> {
+    let file = follow(path)?;
+    Ok((read_up_to(&file, limit)?, file.metadata()?.uid()))
+}
+
+/// Reads the file at `path`, of at most `limit` bytes, if only trusted users can change it or the path
+/// that leads to it.
+///
+/// # Errors
+/// The file can't be read, is larger, or [`check`] refuses it.
+pub fn read_trusted(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+    let file = open(&check(path)?, OpenOptions::new().read(true))?;
+    // A trusted user may have changed the path meanwhile, so check the file that is read.
+    verify(path, &file.metadata()?)?;
+    Ok(read_up_to(&file, limit)?)
+}
+
+/// Creates the file at `path` for writing, readable for its owner only. An existing file, link or FIFO is removed
+/// first: the path is that of a temporary file whose writer was killed.
+///
+/// # Errors
+/// The file can't be created; the path is a directory, or another process created it again.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    // O_EXCL follows no symbolic link (open(2)).
+    let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match create() {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create()
+        }
+        created => created,
+    }
+}
+
+/// Opens the file at `path` for writing and truncates it; makes it readable for its owner only.
+///
+/// # Errors
+/// The file can't be written; it is a symbolic link, is not a regular file, belongs to an untrusted user, or has
+/// a second name (hard link), which may be another important file.
+pub fn overwrite(path: &Path) -> io::Result<File> {
+    let file = verify_not_shared(open(path, OpenOptions::new().write(true).create(true).truncate(false).mode(0o600))?)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// Opens the file at `path` to lock it (flock(2)); creates it if it is missing. Makes it accessible for its owner
+/// only, since a user who can open a file can also hold its lock.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    // Opening an existing file for writing would wake processes that watch the directory.
+    let file = match open(path, OpenOptions::new().read(true)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            open(path, OpenOptions::new().write(true).create(true).truncate(false).mode(0o600))?
+        }
+        opened => opened?,
+    };
+    if file.metadata()?.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+/// Opens the file at `path`, which is below `directory`, for appending; creates it if it is missing.
+///
+/// It follows no symbolic link below `directory`, so that a user who can write to a directory on the path cannot
+/// redirect the writer (`/var/log` belongs to group syslog on some systems).
+///
+/// # Errors
+/// `path` is not below `directory` or contains `..`; the file can't be opened; it is not a regular file, belongs to
+/// an untrusted user, or has a second name (hard link).
+pub fn append_below(directory: &Path, path: &Path) -> io::Result<File> {
+    let refused = || io::Error::new(ErrorKind::InvalidInput, format!("expected a path below {}", directory.display()));
+    let mut names = path.strip_prefix(directory).map_err(|_| refused())?.components().peekable();
+    let mut parent = open_directory(directory)?;
+    while let Some(Component::Normal(name)) = names.next() {
+        let last = names.peek().is_none();
+        let flags = match last {
+            true => OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT,
+            false => OFlag::O_RDONLY | OFlag::O_DIRECTORY,
+        };
+        let flags = flags | NON_BLOCKING | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = File::from(
+            openat(&parent, name, flags, Mode::from_bits_truncate(0o640))
+                .map_err(|errno| if errno == Errno::ELOOP { not_regular("a symbolic link") } else { errno.into() })?,
+        );
+        if last {
+            return verify_not_shared(regular(file)?);
+        }
+        parent = file;
+    }
+    Err(refused())
+}
+
+/// Creates the directory at `path` and its missing parents, writable for this process's user only. It does not
+/// rely on the umask: that of a runtime may be 0.
+///
+/// # Errors
+/// A directory can't be created.
+pub fn create_directories(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+/// Opens the directory at `path`; follows symbolic links.
+///
+/// # Errors
+/// The directory can't be opened.
+pub fn open_directory(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path)
+}
+
+/// Returns `file` if a trusted user owns it and it has no second name.
+fn verify_not_shared(file: File) -> io::Result<File> {
+    let metadata = file.metadata()?;
+    if !is_trusted(metadata.uid()) {
+        return Err(denied(format!("owned by UID {}; expected root; remove the file first", metadata.uid())));
+    }
+    match metadata.nlink() {
+        0 | 1 => Ok(file),
+        names => Err(denied(format!("expected one name, got {names} (hard links); remove the file first"))),
+    }
+}
+
+fn denied(reason: String) -> io::Error {
+    io::Error::new(ErrorKind::PermissionDenied, reason)
+}
+
+fn text(contents: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "not UTF-8"))
+}
+
+fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+    // Files of proc(5) report size 0.
+    let expected = file.metadata()?.len().min(limit) + 1;
+    let mut contents = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
+    file.take(limit + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > limit {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
+    }
+    Ok(contents)
+}
+
+fn regular(file: File) -> io::Result<File> {
+    let metadata = file.metadata()?;
+    let kind = metadata.file_type();
+    Err(not_regular(if kind.is_file() {
+        return Ok(file);
+    } else if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    }))
+}
+
+fn not_regular(kind: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, format!("expected a regular file, got {kind}"))
+}
