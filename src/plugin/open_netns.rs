@@ -2,9 +2,9 @@
 
 use crate::cni::{Code, Error, Request};
 use crate::netns::NetNs;
+use crate::trusted_file::FileId;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Opens the network namespace of a call.
@@ -45,10 +45,10 @@ fn refuse_own(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns device and inode, which identify a namespace (namespaces(7)); `None` if no file has this path.
-fn identity(path: &Path) -> Result<Option<(u64, u64)>, Error> {
+/// Returns the file identity, which identifies a namespace (namespaces(7)); `None` if no file has this path.
+fn identity(path: &Path) -> Result<Option<FileId>, Error> {
     match fs::metadata(path) {
-        Ok(file) => Ok(Some((file.dev(), file.ino()))),
+        Ok(metadata) => Ok(Some(FileId::of(&metadata))),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) => {
             let msg = format!("network namespace {}: can't be examined: {error}", path.display());

@@ -401,7 +401,7 @@ fn what_an_add_would_refuse_is_refused_and_what_it_ignores_is_a_warning() {
     for (keys, why) in [
         (json!({"chain": [redirect(true), redirect(false)]}), "chain[0] and chain[1] contradict each other"),
         (json!({"args": {"cni": {"uid-exclude": {"uids": ["x"]}}}}), "args.cni.uid-exclude.uids"),
-        (json!({"prevResult": 5}), "prevResult: an object is needed"),
+        (json!({"prevResult": 5}), "prevResult: expected an object"),
         (json!({"chain": [{"type": "nothere"}]}), "\"nothere\" is not a sub-plugin, and not an executable"),
     ] {
         scene.write("config.json", &keys.to_string());

@@ -172,7 +172,7 @@ const AGENT: &str = "check whether the agent runs on this node (kubectl get pods
 
 /// The first match counts. The messages are those of CRI-O and containerd (libcni's `FindInPath`, ocicni, go-cni), of
 /// Multus (`pkg/k8sclient`) and of this program (`cluster::api::call`, `networks`).
-const KNOWN_ERRORS: [KnownError; 24] = [
+const KNOWN_ERRORS: [KnownError; 25] = [
     KnownError {
         fragments: &["failed to find plugin"],
         next: "see program-present: the program is not in the runtime's plugin directories; install it under the missing name \
@@ -241,8 +241,6 @@ const KNOWN_ERRORS: [KnownError; 24] = [
     },
     KnownError { fragments: &["lack the right to"], next: "see the checks right-*, and grant the missing rights" },
     KnownError { fragments: &["is forbidden"], next: "see the checks right-*, and grant the missing rights" },
-    KnownError { fragments: &["invalid value", "; expected"], next: "correct the named key or annotation" },
-    // Messages of 0.1.0.
     KnownError {
         fragments: &["no usable answer in"],
         next: "see api-reachable: the API server did not answer in time",
@@ -251,6 +249,9 @@ const KNOWN_ERRORS: [KnownError; 24] = [
         fragments: &["contradict each other"],
         next: "set the named setting to the same value in both attachments",
     },
+    KnownError { fragments: &["invalid ", "; expected"], next: "correct the named key or annotation" },
+    KnownError { fragments: &["unknown ", "; expected"], next: "correct the named key or annotation" },
+    // Messages of 0.1.0.
     KnownError { fragments: &["is not accepted"], next: "correct the named key or annotation" },
     KnownError {
         fragments: &["the kernel refused"],
