@@ -1,5 +1,4 @@
-//! From a configuration and a pod's annotations to networks, with a cluster that notes what it is
-//! asked and told.
+//! Networks of a pod, resolved from a configuration and annotations with a cluster that records requests and events.
 
 use detour_cni::cluster::{Cluster, Definition, DefinitionQuery, Event, Lookup, ObjectRef};
 use detour_cni::cni::{CniCommand, Code, Error, NetConf, Primary};
@@ -16,9 +15,9 @@ struct Fake {
     definitions: Vec<Definition>,
     /// Whether namespaces may be listed.
     lists: bool,
-    trouble: Option<Error>,
-    asked: RefCell<Vec<DefinitionQuery>>,
-    told: RefCell<Vec<Event>>,
+    failure: Option<Error>,
+    requests: RefCell<Vec<DefinitionQuery>>,
+    events: RefCell<Vec<Event>>,
 }
 
 impl Fake {
@@ -31,24 +30,24 @@ impl Fake {
         Self { definitions: definitions.iter().map(definition).collect(), lists: true, ..Self::default() }
     }
 
-    fn asked(&self) -> Vec<String> {
-        let text = |sought: &DefinitionQuery| format!("{}{}", sought.object, if sought.awaited { "" } else { "?" });
-        self.asked.borrow().iter().map(text).collect()
+    fn requested(&self) -> Vec<String> {
+        let text = |query: &DefinitionQuery| format!("{}{}", query.object, if query.awaited { "" } else { "?" });
+        self.requests.borrow().iter().map(text).collect()
     }
 }
 
 impl Cluster for Fake {
     fn facts(&self, _: &PodRef, _: bool) -> Result<Facts, Error> {
-        panic!("nobody asks")
+        panic!("unexpected request")
     }
 
     fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
-        self.asked.borrow_mut().extend_from_slice(wanted);
-        let look_up = |sought: &DefinitionQuery| match self.definitions.iter().find(|d| d.object == sought.object) {
+        self.requests.borrow_mut().extend_from_slice(wanted);
+        let look_up = |query: &DefinitionQuery| match self.definitions.iter().find(|d| d.object == query.object) {
             Some(definition) => Lookup::Found(definition.clone()),
-            None => Lookup::Missing(format!("looked for {}", sought.object)),
+            None => Lookup::Missing(format!("looked for {}", query.object)),
         };
-        self.trouble.clone().map_or_else(|| Ok(wanted.iter().map(look_up).collect()), Err)
+        self.failure.clone().map_or_else(|| Ok(wanted.iter().map(look_up).collect()), Err)
     }
 
     fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
@@ -57,11 +56,11 @@ impl Cluster for Fake {
     }
 
     fn namespace(&self, _: &PodRef) -> Result<Namespace, Error> {
-        panic!("nobody asks")
+        panic!("unexpected request")
     }
 
     fn report(&self, _: &Pod, _: Option<&str>, events: &[Event]) -> Result<(), Error> {
-        self.told.borrow_mut().extend_from_slice(events);
+        self.events.borrow_mut().extend_from_slice(events);
         Ok(())
     }
 
@@ -74,7 +73,7 @@ fn object(namespace: &str, name: &str) -> ObjectRef {
     ObjectRef { namespace: namespace.into(), name: name.into() }
 }
 
-/// A pod of `shop` with the networks that it selects, and another default network.
+/// Returns a pod of `shop` that selects networks and another default network.
 fn pod(networks: &str, default: Option<&str>) -> Pod {
     let mut pod = Pod { namespace: "shop".into(), name: "web-0".into(), ..Pod::default() };
     pod.annotations.insert("k8s.v1.cni.cncf.io/networks".into(), networks.into());
@@ -89,17 +88,17 @@ fn primary(keys: &Value) -> Primary {
     conf.primary.expect("a primary plugin")
 }
 
-/// A primary plugin with one static delegate.
+/// Returns a primary plugin with one static delegate.
 fn delegate() -> Primary {
     primary(&json!({"delegates": [{"name": "ovn", "type": "ovn-k8s-cni-overlay"}]}))
 }
 
-/// Names and interfaces.
+/// Returns names and interfaces.
 fn named(networks: &PodNetworks) -> Vec<(&str, &str)> {
     networks.networks.iter().map(|network| (&*network.name, &*network.interface)).collect()
 }
 
-/// A directory with these configuration files.
+/// Creates a directory with these configuration files.
 fn directory(test: &str, files: &[(&str, &str)]) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("networks").join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -113,7 +112,7 @@ fn directory(test: &str, files: &[(&str, &str)]) -> PathBuf {
 const BRIDGE: &str = r#"{"type":"bridge","name":"br"}"#;
 
 #[test]
-fn a_meshed_pod_of_openshift() {
+fn the_networks_of_a_meshed_pod_on_openshift_are_resolved() {
     let istio = "{ \"name\": \"istio-cni\", \"type\": \"detour\" }";
     let dir = directory("openshift", &[("10-ovn.conf", r#"{"name":"ovn","type":"ovn"}"#), ("istio-cni.conf", istio)]);
     let conf = primary(&json!({"clusterNetwork": dir.join("10-ovn.conf"), "confDir": dir, "namespaceIsolation": true}));
@@ -127,7 +126,7 @@ fn a_meshed_pod_of_openshift() {
     assert_eq!(found.networks[2].configuration.text, BRIDGE);
     assert_eq!(found.networks[0].selection, None);
     assert_eq!(found.networks[2].selection.as_ref().map(|selection| &*selection.name), Some("mac.vlan"));
-    assert_eq!(cluster.asked(), ["default/istio-cni", "shop/mac.vlan"], "each once");
+    assert_eq!(cluster.requested(), ["default/istio-cni", "shop/mac.vlan"], "each definition once");
 }
 
 #[test]
@@ -138,13 +137,13 @@ fn static_delegates_need_no_cluster() {
     assert_eq!(named(&found), [("a", "eth0"), ("b", "net1")]);
     assert_eq!(found.networks[1].configuration.types().collect::<Vec<_>>(), ["ptp", "x"]);
     let error = resolve(&primary(&json!({"delegates": [{"name": "a", "type": "x/y"}]})), None, None, "eth0");
-    assert!(error.expect_err("a path").msg.starts_with("delegates[0].type: invalid value \"x/y\""));
-    let error = resolve(&delegate(), None, Some(&pod("a", None)), "eth0").expect_err("nobody to ask");
-    assert!(error.msg.contains("element 1 at character 1: shop/a: there is no API"), "{error}");
+    assert!(error.expect_err("a path").msg.starts_with("delegates[0].type: "));
+    let error = resolve(&delegate(), None, Some(&pod("a", None)), "eth0").expect_err("no API server");
+    assert!(error.msg.contains("element 1 at character 1: shop/a: no API server to look up"), "{error}");
 }
 
 #[test]
-fn a_name_of_the_configuration_is_a_definitions_or_a_files() {
+fn a_name_in_the_configuration_refers_to_a_definition_or_a_file() {
     let dir = directory(
         "names",
         &[("a.conf", r#"{"name":"ovn","type":"file"}"#), ("b.conf", r#"{"name":"extra","type":"b"}"#)],
@@ -156,7 +155,7 @@ fn a_name_of_the_configuration_is_a_definitions_or_a_files() {
     let found = resolve(&conf, Some(&cluster), Some(&pod("", None)), "eth0").expect("networks");
     assert_eq!(named(&found), [("net/ovn", "eth0"), ("extra", "net1")]);
     assert_eq!(found.networks[0].configuration.types().collect::<Vec<_>>(), ["definition"]);
-    assert_eq!(cluster.asked(), ["net/extra?", "net/ovn?"], "no time is lost where a file may be meant");
+    assert_eq!(cluster.requested(), ["net/extra?", "net/ovn?"], "a definition that may be a file is not awaited");
 
     let found = resolve(&conf, Some(&Fake::with(&[])), Some(&pod("", None)), "eth0").expect("networks");
     assert_eq!(found.networks[0].configuration.types().collect::<Vec<_>>(), ["file"]);
@@ -164,7 +163,7 @@ fn a_name_of_the_configuration_is_a_definitions_or_a_files() {
     let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0").expect_err("neither");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.starts_with("clusterNetwork: ") && error.msg.ends_with("found: ovn, extra"), "{error}");
-    assert_eq!(error.details, "nor a definition: looked for kube-system/absent");
+    assert_eq!(error.details, "no definition either: looked for kube-system/absent");
 }
 
 #[test]
@@ -180,7 +179,7 @@ fn system_namespaces_get_no_default_networks() {
 }
 
 #[test]
-fn the_pod_may_select_another_default_network() {
+fn a_pod_can_select_another_default_network() {
     let conf = primary(&json!({"clusterNetwork": "/absent", "multusNamespace": "net", "namespaceIsolation": true}));
     let cluster = Fake::with(&[("net", "other", BRIDGE), ("shop", "a", BRIDGE)]);
     let found = resolve(&conf, Some(&cluster), Some(&pod("a", Some("other@ovn0"))), "eth0").expect("networks");
@@ -188,56 +187,58 @@ fn the_pod_may_select_another_default_network() {
 }
 
 #[test]
-fn a_missing_definition_is_named_with_where_it_is_and_told() {
+fn a_missing_definition_is_an_error_with_a_hint_and_an_event() {
     let mut cluster =
         Fake::with(&[("default", "istio-cni", BRIDGE), ("infra", "istio-cni", BRIDGE), ("shop", "a", BRIDGE)]);
     let pod = pod("a, istio-cni", None);
     let error = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing");
     let place = r#"annotation "k8s.v1.cni.cncf.io/networks" of pod shop/web-0: element 2 at character 4"#;
-    let missing = format!("{place}: there is no NetworkAttachmentDefinition \"istio-cni\" in namespace \"shop\"");
-    let elsewhere = "; there is one of that name in default, infra: write NAMESPACE/istio-cni";
-    let wanted =
-        Error::new(Code::InvalidConfig, format!("{missing}{elsewhere}")).with_details("looked for shop/istio-cni");
+    let missing = format!("{place}: NetworkAttachmentDefinition \"istio-cni\" not found in namespace \"shop\"");
+    let hint = "; namespaces with a definition of that name: default, infra; write NAMESPACE/istio-cni";
+    let wanted = Error::new(Code::InvalidConfig, format!("{missing}{hint}")).with_details("looked for shop/istio-cni");
     assert_eq!(error, wanted);
-    let told = cluster.told.take();
-    assert!(told.len() == 1 && told[0].warning && told[0].reason == "NoNetworkFound", "{told:?}");
+    let events = cluster.events.take();
+    assert!(events.len() == 1 && events[0].warning && events[0].reason == "NoNetworkFound", "{events:?}");
     let message =
         "cannot find a network-attachment-definition (istio-cni) in namespace (shop): looked for shop/istio-cni";
-    assert_eq!(told[0].message, message);
+    assert_eq!(events[0].message, message);
 
     cluster.lists = false;
     assert_eq!(resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect_err("missing").msg, missing);
     let error = resolve(&delegate(), Some(&Fake::with(&[])), Some(&pod), "eth0").expect_err("missing");
-    assert!(error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has one of that name"), "{error}");
+    assert!(
+        error.msg.contains("\"a\"") && error.msg.ends_with("; no namespace has a definition of that name"),
+        "{error}"
+    );
 }
 
 #[test]
-fn what_is_wrong_by_itself_is_known_before_anything_is_fetched() {
+fn invalid_annotations_are_rejected_without_a_request() {
     let isolated = primary(&json!({"delegates": [{"name": "ovn", "type": "a"}], "namespaceIsolation": true}));
     let routes = r#"[{"name": "a", "default-route": ["10.0.0.1"]}, {"name": "b", "default-route": ["10.0.0.2"]}]"#;
     for (conf, networks, wanted) in [
-        (&delegate(), "a,,b", "element 2 at character 3: it is empty"),
-        (&delegate(), "a@eth0", "element 1 at character 1: interface \"eth0\" is taken"),
-        (&delegate(), "a@net2,b", "element 2 at character 8: interface \"net2\" is taken"),
+        (&delegate(), "a,,b", "element 2 at character 3: empty element"),
+        (&delegate(), "a@eth0", "element 1 at character 1: interface name \"eth0\" (as requested) is already"),
+        (&delegate(), "a@net2,b", "element 2 at character 8: interface name \"net2\" (by its position) is already"),
         (&delegate(), routes, "element 2 at character 48: default-route: 10.0.0.2 is the pod's second IPv4"),
-        (&isolated, "a,other/b", "element 2 at character 3: other/b: definitions of namespace \"other\" are not"),
+        (&isolated, "a,other/b", "element 2 at character 3: other/b: namespaceIsolation forbids"),
     ] {
         let cluster = Fake::with(&[]);
         let error = resolve(conf, Some(&cluster), Some(&pod(networks, None)), "eth0").expect_err(networks);
         assert_eq!(error.code, Code::InvalidConfig);
         assert!(error.msg.contains(&format!("pod shop/web-0: {wanted}")), "{error}");
-        assert!(cluster.asked().is_empty() && cluster.told.take().is_empty());
+        assert!(cluster.requested().is_empty() && cluster.events.take().is_empty());
     }
 }
 
 #[test]
-fn what_a_definition_says_is_checked_before_anything_runs() {
+fn invalid_definitions_are_rejected() {
     let mut sriov = Fake::with(&[("shop", "b", BRIDGE)]);
     sriov.definitions[0].annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
     for (cluster, wanted) in [
-        (Fake::with(&[("shop", "b", r#"{"type":"../x"}"#)]), "spec.config.type: invalid value \"../x\""),
-        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: it is not JSON"),
-        (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" asks for a device"),
+        (Fake::with(&[("shop", "b", r#"{"type":"../x"}"#)]), "spec.config.type: "),
+        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: not JSON"),
+        (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" requests a device"),
     ] {
         let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0").expect_err(wanted);
         let wanted = format!("element 1 at character 1: NetworkAttachmentDefinition shop/b: {wanted}");
@@ -246,16 +247,16 @@ fn what_a_definition_says_is_checked_before_anything_runs() {
 }
 
 #[test]
-fn trouble_keeps_its_code_and_names_the_pod() {
-    let trouble = Some(Error::new(Code::TryAgain, "NetworkAttachmentDefinition shop/a: no usable answer"));
-    let cluster = Fake { trouble, ..Fake::default() };
-    let error = resolve(&delegate(), Some(&cluster), Some(&pod("a", None)), "eth0").expect_err("trouble");
+fn a_failed_lookup_keeps_its_code_and_names_the_pod() {
+    let failure = Some(Error::new(Code::TryAgain, "NetworkAttachmentDefinition shop/a: no usable answer"));
+    let cluster = Fake { failure, ..Fake::default() };
+    let error = resolve(&delegate(), Some(&cluster), Some(&pod("a", None)), "eth0").expect_err("a failure");
     let wanted = "networks of pod shop/web-0: NetworkAttachmentDefinition shop/a: no usable answer";
     assert_eq!(error, Error::new(Code::TryAgain, wanted));
 }
 
 #[test]
-fn warnings_arrive() {
+fn warnings_are_returned() {
     let cluster = Fake::with(&[("shop", "a", BRIDGE)]);
     let pod = pod(r#"[{"name": "a", "nmae": 1}]"#, None);
     let found = resolve(&delegate(), Some(&cluster), Some(&pod), "eth0").expect("networks");

@@ -1,6 +1,7 @@
 //! Kubernetes resources as plain values: names, NetworkAttachmentDefinitions, node taints, tokens,
 //! permissions and Events, each with the fields that this program uses.
 
+use crate::pod::well_known::RESOURCE_NAME;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use k8s_openapi::jiff::Timestamp;
@@ -10,10 +11,6 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-
-/// The annotation with which a definition requests a device plugin's resource (Network Plumbing Working Group,
-/// "Network Custom Resource Definition De-facto Standard").
-const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// The name of a namespaced object. `Display` gives `NAMESPACE/NAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -14,6 +14,7 @@
 mod block;
 mod document;
 mod error;
+pub mod json_spans;
 mod list;
 mod names;
 mod netconf;

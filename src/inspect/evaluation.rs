@@ -4,12 +4,13 @@
 use super::subject::Subject;
 use crate::cluster;
 use crate::cni::{Block, Error, NetConf};
-use crate::networks::{NETWORKS, default_network, networks};
+use crate::networks::{default_network, networks};
 use crate::plugin::desired_policy;
 use crate::plugin::primary::about;
 use crate::pod::PodRef;
+use crate::pod::well_known::NETWORKS;
 use crate::policy::{Exclusion, Policy};
-use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin};
+use crate::sub_plugins::{ChainOutput, SettingSource, Severity, SubPlugin, skip_reason};
 
 const ADD_NEEDS_FACTS: &str = "an ADD would fail: the configuration has no source of pod facts; set \
     kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir";
@@ -78,8 +79,8 @@ impl<'a> Evaluation<'a> {
     fn of(subject: &Subject, attachment: Option<&'a str>, conf: &'a NetConf) -> Result<Self, Error> {
         let pod = &subject.facts.pod;
         let pod_ref = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: None };
-        if let Some(why) = desired_policy::skip_reason(conf, &pod_ref) {
-            return Ok(Self { attachment, conf, result: Err(why), notes: Vec::new() });
+        if let Some(reason) = skip_reason(conf, &pod_ref) {
+            return Ok(Self { attachment, conf, result: Err(reason.to_string()), notes: Vec::new() });
         }
         let (has_redirect, is_primary) = (has_redirect(&conf.chain), conf.primary.is_some());
         let has_source = cluster::source(&conf.kubernetes).is_some();

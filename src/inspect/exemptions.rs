@@ -1,11 +1,9 @@
 //! The traffic that bypasses the sidecar: by exclusion, and by container.
 
+use crate::pod::well_known::ISTIO_CONTAINERS;
 use crate::pod::{Container, Pod};
 use crate::policy::{Exclusion, IdRange, Policy, TrafficOwner};
 use serde::Serialize;
-
-/// The containers that Istio injects; their traffic is not an application's.
-const ISTIO_CONTAINERS: [&str; 3] = ["istio-init", "istio-validation", "istio-proxy"];
 
 /// Traffic that bypasses the sidecar, and the sources of the exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -7,6 +7,7 @@
 use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, owner_text};
 use super::explain::Explained;
 use super::subject::Subject;
+use crate::pod::well_known::INIT_CONTAINER;
 use crate::policy::{DnsCapture, Exclusion, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner};
 use crate::printable::xml;
 use std::fmt::{Display, Write as _};
@@ -100,7 +101,7 @@ fn everything(card: Card) -> Lane {
 /// to its rules, too.
 fn lane_without_redirect(subject: &Subject, policy: &Policy, traffic: &ContainerTraffic<'_>) -> Lane {
     let pod = &subject.facts.pod;
-    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == "istio-init");
+    let by_istio_init = !pod.host_network && pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let lane = everything(card(traffic));
     match by_istio_init && traffic.exempt_part(policy) != ExemptPart::All {
         true => Lane {

@@ -4,8 +4,8 @@ use super::evaluation::unselected_network;
 use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
 use super::subject::Subject;
 use crate::cni::Error;
-use crate::networks::NETWORKS;
 use crate::pod::Namespace;
+use crate::pod::well_known::NETWORKS;
 use crate::policy::{
     DnsCapture, Exclusion, IdRange, Policy, PortRange, Ports, Protocol, Ranges, Redirect, TrafficOwner,
 };

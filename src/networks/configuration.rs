@@ -1,38 +1,37 @@
-//! A network's configuration: one plugin's, or a list of plugins.
+//! A network's CNI configuration: one plugin, or a plugin list.
 
-use super::json_text::members;
+use crate::cni::json_spans::members;
 use crate::cni::{Block, BlockReader, Code, Error, excess, is_identifier, version, wrong_type};
 use serde_json::{Map, Value};
 
-/// A configuration that can be run.
+/// A network's configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnableConfiguration {
-    /// Its text, byte for byte as it was written, but for a name that was put in.
+    /// The text as it was written, with a name inserted if it had none.
     pub text: String,
-    /// `name`: the network's.
+    /// `name`: the network's name.
     pub name: String,
-    /// `cniVersion`, or the newest one of `cniVersions` that is spoken here; empty where it says
-    /// none, which means 0.1.0.
+    /// `cniVersion`, or the newest supported one of `cniVersions`; empty if it is not set, which means 0.1.0.
     pub cni_version: String,
-    /// The plugins, at least one, each with a `type` that is an executable's name.
+    /// The plugins, at least one. Each `type` is the name of an executable.
     pub plugins: Vec<Block>,
-    /// `disableCheck`: CHECK does nothing.
+    /// `disableCheck`: CHECK is skipped.
     pub disable_check: bool,
-    /// `disableGC`: GC does nothing.
+    /// `disableGC`: GC is skipped.
     pub disable_gc: bool,
-    /// Whether the node's administrator wrote it: it is part of the plugin's own configuration, or in a file
-    /// that only root can change. The author of a definition is not trusted.
+    /// Whether it comes from the node's administrator: from the plugin's own configuration, or from a file that only
+    /// root can change. Definitions come from users of the cluster.
     pub trusted: bool,
 }
 
-const ACCEPTED: &str = r#"a JSON object with "type", or with "plugins", a list of such"#;
-const TYPE: &str = "the name of an executable, without /";
+const ACCEPTED: &str = r#"a JSON object with "type", or with "plugins", a list of such objects"#;
+const ACCEPTED_TYPE: &str = "the name of an executable, without /";
 
 impl RunnableConfiguration {
-    /// Understands `text`, which stands at `place`. `name` is put in where the text has none.
+    /// Parses `text`, which comes from `place`. Inserts `name` if the text has none.
     ///
     /// # Errors
-    /// [`Code::InvalidConfig`] with the place, the key and what is accepted.
+    /// [`Code::InvalidConfig`] with the place, the key and the expected value.
     pub fn parse(place: &str, text: &str, name: Option<&str>) -> Result<Self, Error> {
         let value = json(place, text)?;
         let block = Block::new(place, &value)?;
@@ -58,7 +57,7 @@ impl RunnableConfiguration {
         })
     }
 
-    /// The same with its text changed by `change`, which returns `None` if nothing changes.
+    /// Applies `change` to the text; `None` if `change` returns `None`.
     ///
     /// # Errors
     /// Those of `change` and of [`Self::parse`].
@@ -71,41 +70,40 @@ impl RunnableConfiguration {
         changed.map(|text| Self::parse(place, &text.to_string(), None)).transpose()
     }
 
-    /// The types of its plugins, in order.
+    /// Returns the types of the plugins, in order.
     pub fn types(&self) -> impl Iterator<Item = &str> {
         self.plugins.iter().filter_map(|plugin| plugin.keys.get("type")?.as_str())
     }
 }
 
-/// The JSON of a configuration's text.
+/// Parses the JSON of a configuration, within the limits of size and number of values.
 pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
     if let Some(excess) = excess(text.as_bytes()) {
         return Err(Error::new(Code::InvalidConfig, format!("{place}: {excess}, got more")));
     }
-    serde_json::from_str(text).map_err(|error| {
-        Error::new(Code::InvalidConfig, format!("{place}: it is not JSON: {error}; accepted: {ACCEPTED}"))
-    })
+    serde_json::from_str(text)
+        .map_err(|error| Error::new(Code::InvalidConfig, format!("{place}: not JSON: {error}; expected {ACCEPTED}")))
 }
 
 fn missing(keys: &BlockReader<'_>, key: &str, accepted: &str) -> Error {
     Error::new(Code::InvalidConfig, format!("{}: missing; expected {accepted}", keys.place(key)))
 }
 
-/// The object's text with this name and everything else untouched.
+/// Returns the object's text with `name` set and everything else unchanged.
 fn with_name(text: &str, name: &str) -> String {
     let name = Value::from(name);
-    match members(text).into_iter().rfind(|(key, _)| key == "name") {
-        Some((_, span)) => format!("{}{name}{}", &text[..span.start], &text[span.end..]),
+    match members(text, 0).into_iter().rfind(|member| member.key == "name") {
+        Some(member) => format!("{}{name}{}", &text[..member.value.start], &text[member.value.end..]),
         None => text.replacen('{', &format!("{{\"name\":{name},"), 1),
     }
 }
 
-/// As libcni chooses (`libcni/conf.go`): the newest of all that are written down and spoken here.
+/// Returns the newest version that the configuration lists and this plugin supports, as libcni does (`libcni/conf.go`).
 fn cni_version(keys: &BlockReader<'_>) -> Result<String, Error> {
     let one = keys.string("cniVersion")?.unwrap_or_default().to_owned();
     let Some(list) = keys.list("cniVersions")?.filter(|list| !list.items.is_empty()) else { return Ok(one) };
-    let written = |version: &&str| *version == one || list.items.iter().any(|item| item == version);
-    match version::SUPPORTED.into_iter().rfind(written) {
+    let listed = |version: &&str| *version == one || list.items.iter().any(|item| item == version);
+    match version::SUPPORTED.into_iter().rfind(listed) {
         Some(newest) => Ok(newest.to_owned()),
         None => Err(list.reject(&list.items.join(","), &format!("at least one of {}", version::SUPPORTED.join(", ")))),
     }
@@ -113,7 +111,7 @@ fn cni_version(keys: &BlockReader<'_>) -> Result<String, Error> {
 
 fn plugins(block: &Block) -> Result<Vec<Block>, Error> {
     let keys = block.reader();
-    // Like Multus: `type` counts where both are there.
+    // As in Multus, `type` takes precedence over `plugins`.
     if keys.value("type").is_some_and(|kind| kind != "") {
         check_type(&keys)?;
         return Ok(vec![block.clone()]);
@@ -124,7 +122,7 @@ fn plugins(block: &Block) -> Result<Vec<Block>, Error> {
             return Err(wrong_type(&keys.place("plugins"), other, "an array of at least one object with type"));
         }
         None => {
-            let msg = format!("{}: it has neither type nor plugins; accepted: {ACCEPTED}", block.path);
+            let msg = format!("{}: neither type nor plugins is set; expected {ACCEPTED}", block.path);
             return Err(Error::new(Code::InvalidConfig, msg));
         }
     };
@@ -136,16 +134,16 @@ fn plugins(block: &Block) -> Result<Vec<Block>, Error> {
     plugins.iter().enumerate().map(plugin).collect()
 }
 
-/// A path would lead out of where executables are looked for.
+/// Rejects a type with a path, which would leave the directories of executables.
 fn check_type(keys: &BlockReader<'_>) -> Result<(), Error> {
     match keys.value("type") {
         Some(Value::String(kind)) if !kind.is_empty() && !kind.contains('/') => Ok(()),
-        Some(other) => Err(wrong_type(&keys.place("type"), other, TYPE)),
-        None => Err(missing(keys, "type", TYPE)),
+        Some(other) => Err(wrong_type(&keys.place("type"), other, ACCEPTED_TYPE)),
+        None => Err(missing(keys, "type", ACCEPTED_TYPE)),
     }
 }
 
-/// libcni takes strings, too.
+/// Parses a boolean. libcni accepts strings too.
 fn boolean(keys: &BlockReader<'_>, key: &'static str) -> Result<bool, Error> {
     match keys.value(key) {
         Some(Value::String(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
@@ -154,7 +152,7 @@ fn boolean(keys: &BlockReader<'_>, key: &'static str) -> Result<bool, Error> {
     }
 }
 
-/// The configuration's text with more plugins at the end of its list.
+/// Returns the text of a plugin list with more plugins at its end.
 pub(super) fn with_plugins(list: &Map<String, Value>, more: Vec<Value>) -> String {
     let mut list = list.clone();
     if let Value::Array(plugins) = list.entry("plugins").or_insert_with(|| Value::Array(Vec::new())) {
@@ -176,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn text_with_a_name_is_kept_byte_for_byte() {
+    fn text_with_a_name_is_preserved_byte_for_byte() {
         let text = " {\n\t\"type\":\"bridge\", \"name\" : \"br\" ,\"mtu\": 1e3, \"x\":12345678901234567890123}\n";
         let read = parse(text).expect("accepted");
         assert_eq!((&*read.text, &*read.name, &*read.cni_version), (text, "br", ""));
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_name_is_put_in_and_nothing_else_changes() {
+    fn a_missing_name_is_inserted_and_nothing_else_changes() {
         for (text, wanted) in [
             ("\n{ \"type\": \"a\", \"n\": 1e3}", "\n{\"name\":\"nad\", \"type\": \"a\", \"n\": 1e3}"),
             (
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn one_plugin_or_a_list() {
+    fn a_configuration_has_one_plugin_or_a_list() {
         assert_eq!(types("{\"type\":\"a\"}"), ["a"]);
         assert_eq!(types("{\"plugins\":[{\"type\":\"a\"},{\"type\":\"b\"}]}"), ["a", "b"]);
         assert_eq!(types("{\"type\":\"c\",\"plugins\":[{\"type\":\"a\"}]}"), ["c"]);
@@ -216,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_that_is_spoken_is_chosen() {
+    fn the_newest_supported_version_is_chosen() {
         for (versions, wanted) in [
             ("\"cniVersion\":\"0.3.1\"", "0.3.1"),
             ("\"cniVersions\":[\"0.4.0\",\"1.1.0\",\"2.0.0\"]", "1.1.0"),
@@ -229,22 +227,22 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place_and_the_key() {
+    fn errors_contain_the_place_and_the_key() {
         for (text, wanted) in [
-            ("", "P: it is not JSON: EOF while parsing a value at line 1 column 0; accepted: a JSON object with"),
-            ("{\"type\":", "P: it is not JSON: EOF"),
-            ("[]", "P: invalid value []; expected an object"),
-            ("{}", "P: it has neither type nor plugins; accepted: a JSON object with"),
-            ("{\"type\":\"../sh\"}", "P.type: invalid value \"../sh\"; expected the name of an executable, without /"),
-            ("{\"type\":7}", "P.type: invalid value 7"),
-            ("{\"plugins\":[]}", "P.plugins: invalid value []; expected an array of at least one"),
+            ("", "P: not JSON: EOF while parsing a value at line 1 column 0; expected a JSON object with"),
+            ("{\"type\":", "P: not JSON: EOF"),
+            ("[]", "P: "),
+            ("{}", "P: neither type nor plugins is set; expected a JSON object with"),
+            ("{\"type\":\"../sh\"}", "P.type: "),
+            ("{\"type\":7}", "P.type: "),
+            ("{\"plugins\":[]}", "P.plugins: "),
             ("{\"plugins\":[{\"type\":\"a\"},{}]}", "P.plugins[1].type: missing"),
-            ("{\"plugins\":[{\"type\":\"a/b\"}]}", "P.plugins[0].type: invalid value \"a/b\""),
-            ("{\"plugins\":[7]}", "P.plugins[0]: invalid value 7"),
-            ("{\"type\":\"a\",\"name\":\"x/y\"}", "P.name: invalid value \"x/y\""),
-            ("{\"type\":\"a\",\"name\":7}", "P.name: invalid value 7; expected a string"),
-            ("{\"type\":\"a\",\"cniVersion\":1}", "P.cniVersion: invalid value 1"),
-            ("{\"type\":\"a\",\"disableCheck\":\"maybe\"}", "P.disableCheck: invalid value \"maybe\""),
+            ("{\"plugins\":[{\"type\":\"a/b\"}]}", "P.plugins[0].type: "),
+            ("{\"plugins\":[7]}", "P.plugins[0]: "),
+            ("{\"type\":\"a\",\"name\":\"x/y\"}", "P.name: "),
+            ("{\"type\":\"a\",\"name\":7}", "P.name: "),
+            ("{\"type\":\"a\",\"cniVersion\":1}", "P.cniVersion: "),
+            ("{\"type\":\"a\",\"disableCheck\":\"maybe\"}", "P.disableCheck: "),
         ] {
             let error = parse(text).expect_err(text);
             assert_eq!(error.code, Code::InvalidConfig);

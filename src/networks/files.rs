@@ -1,8 +1,6 @@
-//! Configurations in files: those of `confDir`, and what `clusterNetwork` and `defaultNetworks` may
-//! name.
+//! Configurations in files: those in `confDir`, and those that `clusterNetwork` and `defaultNetworks` name by path.
 
-use super::RunnableConfiguration;
-use super::configuration::{json, with_plugins};
+use super::configuration::{RunnableConfiguration, json, with_plugins};
 use crate::cni::{Code, Error};
 use crate::trusted_file::{self, read_text};
 use serde_json::Value;
@@ -10,24 +8,24 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// What the name of a configuration file ends with (libcni's `ConfFiles`, as Multus calls it).
+/// Extensions of configuration files (libcni's `ConfFiles`, as Multus calls it).
 const EXTENSIONS: [&str; 3] = ["conf", "json", "conflist"];
 
-/// A configuration is larger only by mistake.
-const LARGEST: u64 = 1 << 20;
+/// Limit of a configuration file, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
 
-/// The configuration called `name` in `dir`: the first one in the order of the files' names. A file
-/// that can't be understood is a warning: it is another network's.
+/// Returns the first configuration with this `name` in `dir`, in the order of file names. An invalid file causes only a
+/// warning, because it may belong to another network.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: there is none, or it is wrong.
+/// [`Code::InvalidConfig`]: it is missing or invalid.
 pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Result<RunnableConfiguration, Error> {
     let (mut found, before) = (Vec::new(), warnings.len());
     let files = files(dir, &EXTENSIONS).map_err(|error| unread(dir, &error));
     for file in files? {
-        let read = read_text(&file, LARGEST).map_err(|error| unread(&file, &error));
+        let read = read_text(&file, MAX_BYTES).map_err(|error| unread(&file, &error));
         match read.and_then(|text| Ok((json(&shown(&file), &text)?, text))) {
-            Err(error) => warnings.push(format!("{error}; looking for the configuration called {name:?} elsewhere")),
+            Err(error) => warnings.push(format!("{error}; skipped in the search for configuration {name:?}")),
             Ok((value, text)) if value["name"] == name => {
                 let trusted = trusted_file::check(&file).is_ok();
                 return Ok(RunnableConfiguration {
@@ -43,20 +41,20 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
         "{}: there is no configuration with \"name\": {name:?} (*.conf, *.json, *.conflist); found: {found}",
         dir.display()
     );
-    // It may be in one of those.
+    // One of the skipped files may contain it.
     Err(Error::new(Code::InvalidConfig, msg).with_details(warnings[before..].join("; ")))
 }
 
-/// The configuration in the file `path` or, where it is a directory, in its first file. A list has
-/// in addition the plugins of the files beside it in the directory of its name, unless it says
-/// `loadOnlyInlinedPlugins` (libcni, `NetworkPluginConfsFromFiles`).
+/// Returns the configuration in the file `path` or, if it is a directory, in its first file. A plugin list is extended
+/// with the files in the directory of its name beside it, unless `loadOnlyInlinedPlugins` is set (libcni,
+/// `NetworkPluginConfsFromFiles`).
 ///
 /// # Errors
-/// [`Code::TryAgain`]: there is no file so far; [`Code::InvalidConfig`]: it is wrong.
+/// [`Code::TryAgain`]: the file does not exist yet; [`Code::InvalidConfig`]: it is invalid.
 pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     let absent = |path: &Path| {
         let msg = format!(
-            "{} is not there yet: the agent of the cluster's network writes it; see whether its pod runs on this node",
+            "{} does not exist yet: the agent of the cluster's network writes it; check that its pod runs on this node",
             path.display()
         );
         Error::new(Code::TryAgain, msg)
@@ -67,7 +65,7 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     } else {
         path.to_owned()
     };
-    let text = read_text(&file, LARGEST).map_err(|error| match error.kind() {
+    let text = read_text(&file, MAX_BYTES).map_err(|error| match error.kind() {
         ErrorKind::NotFound => absent(&file),
         _ => unread(&file, &error),
     })?;
@@ -75,8 +73,12 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     let configuration = match json(&place, &text)? {
         Value::Object(list) if list.get("type").is_none_or(|kind| kind == "") => {
             let name = list.get("name").and_then(Value::as_str).unwrap_or_default();
-            let inline = list.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(true));
-            let more = if inline || !crate::cni::is_identifier(name) { Vec::new() } else { beside(&file, name)? };
+            let only_inlined = list.get("loadOnlyInlinedPlugins") == Some(&Value::Bool(true));
+            let more = if only_inlined || !crate::cni::is_identifier(name) {
+                Vec::new()
+            } else {
+                plugins_beside(&file, name)?
+            };
             if more.is_empty() {
                 RunnableConfiguration::parse(&place, &text, None)
             } else {
@@ -88,18 +90,19 @@ pub(super) fn at(path: &Path) -> Result<RunnableConfiguration, Error> {
     Ok(RunnableConfiguration { trusted: trusted_file::check(&file).is_ok(), ..configuration })
 }
 
-/// The plugins in the directory called `name` beside `file`.
-fn beside(file: &Path, name: &str) -> Result<Vec<Value>, Error> {
+/// Returns the plugins in the directory `name` beside `file`.
+fn plugins_beside(file: &Path, name: &str) -> Result<Vec<Value>, Error> {
     let dir = file.with_file_name(name);
     let files = match files(&dir, &["conf"]) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
         files => files.map_err(|error| unread(&dir, &error))?,
     };
-    let plugin = |file: &PathBuf| json(&shown(file), &read_text(file, LARGEST).map_err(|error| unread(file, &error))?);
+    let plugin =
+        |file: &PathBuf| json(&shown(file), &read_text(file, MAX_BYTES).map_err(|error| unread(file, &error))?);
     files.iter().map(plugin).collect()
 }
 
-/// The files with one of these extensions, sorted by name; subdirectories are left out.
+/// Returns the files with one of these extensions, sorted by name, without subdirectories.
 fn files(dir: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -127,7 +130,7 @@ mod tests {
     use super::*;
     use crate::scratch::Directory;
 
-    /// A directory with these files.
+    /// Creates a directory with these files.
     fn directory(test: &str, files: &[(&str, &str)]) -> Directory {
         let dir = Directory::new(&format!("networks-{test}"));
         for (name, text) in files {
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_that_name_is_found_whatever_stands_before_it() {
+    fn the_first_configuration_of_that_name_is_found_after_invalid_files() {
         let text = "{ \"name\": \"istio-cni\", \"type\": \"detour\" }";
         let dir = directory(
             "named",
@@ -158,10 +161,10 @@ mod tests {
         let mut warnings = Vec::new();
         let found = named(&dir, "istio-cni", &mut warnings).expect("found");
         assert_eq!(found.text, text);
-        assert!(warnings.len() == 1 && warnings[0].contains("00-broken.conf: it is not JSON"), "{warnings:?}");
+        assert!(warnings.len() == 1 && warnings[0].contains("00-broken.conf: not JSON"), "{warnings:?}");
         assert_eq!(named(&dir, "list", &mut warnings).expect("found").plugins.len(), 1);
         let error = named(&dir, "no-type", &mut warnings).expect_err("wrong");
-        assert!(error.msg.contains("60-no-type.conf: it has neither type nor plugins"), "{error}");
+        assert!(error.msg.contains("60-no-type.conf: neither type nor plugins is set"), "{error}");
         for name in ["txt", "deep", "absent"] {
             let error = named(&dir, name, &mut warnings).expect_err("none");
             assert_eq!(error.code, Code::InvalidConfig);
@@ -175,22 +178,22 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_file_or_the_first_file_of_a_directory() {
+    fn a_path_is_a_file_or_a_directory_with_files() {
         let one = "{\"name\":\"one\",\"type\":\"a\"}";
         let dir = directory("at", &[("b.conf", one), ("c.conf", "{"), ("a.txt", "{")]);
         assert_eq!(at(&dir).expect("the first").text, one);
         assert_eq!(at(&dir.join("b.conf")).expect("the file").text, one);
         let error = at(&dir.join("c.conf")).expect_err("broken");
-        assert!(error.code == Code::InvalidConfig && error.msg.contains("c.conf: it is not JSON"), "{error}");
+        assert!(error.code == Code::InvalidConfig && error.msg.contains("c.conf: not JSON"), "{error}");
         let empty = directory("at-empty", &[("a.txt", "")]);
         for absent in [&dir.join("absent.conf"), &*empty] {
             let error = at(absent).expect_err("absent");
-            assert!(error.code == Code::TryAgain && error.msg.contains("is not there yet"), "{error}");
+            assert!(error.code == Code::TryAgain && error.msg.contains("does not exist yet"), "{error}");
         }
     }
 
     #[test]
-    fn a_list_has_the_plugins_of_the_directory_of_its_name() {
+    fn a_list_is_extended_with_the_directory_of_its_name() {
         let list = |more: &str| format!("{{\"name\":\"net\",{more}\"plugins\":[{{\"type\":\"a\"}}]}}");
         let (inline, both) = (list("\"loadOnlyInlinedPlugins\":true,"), list(""));
         let dir = directory(
@@ -206,11 +209,11 @@ mod tests {
         let types = |file: &str| at(&dir.join(file)).expect("a list").types().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(types("l.conflist"), ["a", "b", "c"]);
         assert_eq!(types("inline.conflist"), ["a"]);
-        let kept = at(&dir.join("l.conflist")).expect("a list");
+        let extended = at(&dir.join("l.conflist")).expect("a list");
         assert_eq!(
-            RunnableConfiguration::parse("P", &kept.text, None).expect("accepted").types().count(),
+            RunnableConfiguration::parse("P", &extended.text, None).expect("accepted").types().count(),
             3,
-            "kept as it runs"
+            "its text has all plugins"
         );
     }
 }

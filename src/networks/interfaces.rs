@@ -1,34 +1,31 @@
-//! How the interfaces of a pod's networks are called.
-//!
-//! Where a pod's default route leads to once a selection asks for it (`default-route`).
+//! Interface names of a pod's networks, and the default route that a selection can move to its network.
 
-use super::Selection;
+use super::selection::Selection;
 use crate::cni::result::AddResult;
 use crate::cni::{Code, Error};
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// The names of all interfaces, in the order of the networks, the default one first: each with where
-/// it is named, for messages, and its selection where the pod selected it. Where nothing is asked
-/// for, the default network's is `ifname` (`CNI_IFNAME`) and any other's `net` and its position, as
-/// Multus counts it: every network before it counts, the default one as 0, whether it makes an
-/// interface or not (multus-cni, `getIfname`).
+/// Returns the interface names of all networks, the default network first. Each network comes with its place, for
+/// messages, and the pod's selection of it. Without a requested name, the default network's interface is `ifname`
+/// (`CNI_IFNAME`) and any other's is `net` with its position. As in Multus, the position counts all networks before it,
+/// even those without an interface (multus-cni, `getIfname`).
 ///
 /// # Errors
-/// [`Code::InvalidConfig`]: two would be called the same; both are named.
+/// [`Code::InvalidConfig`]: two interfaces have the same name; the message contains both places.
 pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) -> Result<Vec<String>, Error> {
     let (mut names, mut places): (Vec<String>, HashMap<String, &str>) = (Vec::new(), HashMap::new());
     for (position, (place, selection)) in networks.iter().enumerate() {
-        let asked = selection.and_then(|selection| selection.interface.clone());
-        let (why, name) = match (asked, position) {
-            (Some(name), _) => ("this one asks for it", name),
-            (None, 0) => ("the runtime gives it", ifname.to_owned()),
-            (None, position) => ("this one gets it by its position", format!("net{position}")),
+        let requested = selection.and_then(|selection| selection.interface.clone());
+        let (why, name) = match (requested, position) {
+            (Some(name), _) => ("as requested", name),
+            (None, 0) => ("from the runtime", ifname.to_owned()),
+            (None, position) => ("by its position", format!("net{position}")),
         };
         if let Some(other) = places.insert(name.clone(), place) {
             let msg = format!(
-                "{place}: interface {name:?} is taken: {why}, and so is called the one of {other}; \
-                 give one of them another name, as NAME@INTERFACE or in \"interface\""
+                "{place}: interface name {name:?} ({why}) is already that of {other}; \
+                 request another name with NAME@INTERFACE or \"interface\""
             );
             return Err(Error::new(Code::InvalidConfig, msg));
         }
@@ -37,19 +34,19 @@ pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) 
     Ok(names)
 }
 
-/// What is to be done in the pod's network namespace.
+/// A change of default routes in the pod's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefaultRouteChange {
-    /// The interface whose default routes of both families are deleted.
+    /// The interface whose default routes of both families are removed.
     pub interface: String,
-    /// The gateways to which default routes over this interface are added after the ADD of all networks.
+    /// The gateways of the default routes that are added after the ADD of all networks.
     pub gateways: Vec<IpAddr>,
 }
 
-/// Refuses more than one gateway of a family for a pod.
+/// Rejects more than one gateway per address family in all selections of a pod.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`] with the second one's place.
+/// [`Code::InvalidConfig`] with the places of both gateways.
 pub fn check_default_routes<'a>(selections: impl IntoIterator<Item = &'a Selection>) -> Result<(), Error> {
     let mut seen: Vec<(bool, &str)> = Vec::new();
     for selection in selections {
@@ -57,8 +54,8 @@ pub fn check_default_routes<'a>(selections: impl IntoIterator<Item = &'a Selecti
             let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
             if let Some((_, first)) = seen.iter().find(|(ipv4, _)| *ipv4 == gateway.is_ipv4()) {
                 let msg = format!(
-                    "{}: default-route: {gateway} is the pod's second {family} gateway, the first is asked for by {first}; \
-                     accepted: one of each family for all networks together",
+                    "{}: default-route: {gateway} is the pod's second {family} gateway, after that of {first}; expected at most \
+                     one per address family",
                     selection.place
                 );
                 return Err(Error::new(Code::InvalidConfig, msg));
@@ -69,15 +66,15 @@ pub fn check_default_routes<'a>(selections: impl IntoIterator<Item = &'a Selecti
     Ok(())
 }
 
-/// Whether a pod's default route moves: a selection has a `default-route`, which may be empty.
+/// Returns whether the pod's default route moves: a selection has a `default-route`, even an empty one.
 pub fn moves_default_route<'a>(selections: impl IntoIterator<Item = &'a Selection>) -> bool {
     selections.into_iter().any(|selection| selection.default_route.is_some())
 }
 
-/// Moves the default route in a network's result, in a pod whose default route moves, and returns what to do to the
-/// kernel's. As in Multus, every network loses its own default routes of both families,
-/// so that the next network's plugin can add one; a network whose selection names gateways gets these. `None` for a
-/// result without an interface and an address.
+/// Moves the default route in the result of a network, for a pod whose default route moves, and returns the change for
+/// the kernel. As in Multus, every network loses its default routes of both families, so that the next network's plugin
+/// can add one; a network whose selection names gateways gets routes to these. `None` if the result has neither an
+/// interface nor an address.
 pub fn move_default_route(
     interface: &str,
     selection: Option<&Selection>,
@@ -97,43 +94,41 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Networks at places `0`, `1`, …, each with the name that it asks for, or none.
-    fn names(asked: &[&str]) -> Result<Vec<String>, Error> {
+    /// Returns the names of networks at places `0`, `1`, … that request these names; an empty one requests none.
+    fn names(requested: &[&str]) -> Result<Vec<String>, Error> {
         let interface = |name: &&str| (!name.is_empty()).then(|| (*name).to_owned());
         let selections: Vec<_> =
-            asked.iter().map(|name| Selection { interface: interface(name), ..Selection::default() }).collect();
+            requested.iter().map(|name| Selection { interface: interface(name), ..Selection::default() }).collect();
         let network = |(i, selection)| (format!("place {i}"), Some(selection));
         interface_names("eth0", &selections.iter().enumerate().map(network).collect::<Vec<_>>())
     }
 
     #[test]
-    fn positions_are_counted_over_all_networks() {
+    fn positions_count_all_networks() {
         assert_eq!(names(&[""]).expect("names"), ["eth0"]);
         assert_eq!(names(&["", "", ""]).expect("names"), ["eth0", "net1", "net2"]);
         assert_eq!(names(&["", "", "data0", ""]).expect("names"), ["eth0", "net1", "data0", "net3"]);
-        let unasked = [("clusterNetwork".to_owned(), None), ("defaultNetworks[0]".to_owned(), None)];
-        assert_eq!(interface_names("eth0", &unasked).expect("names"), ["eth0", "net1"]);
+        let unselected = [("clusterNetwork".to_owned(), None), ("defaultNetworks[0]".to_owned(), None)];
+        assert_eq!(interface_names("eth0", &unselected).expect("names"), ["eth0", "net1"]);
     }
 
     #[test]
-    fn the_default_network_may_ask_for_a_name_too() {
+    fn the_default_network_can_request_a_name() {
         assert_eq!(names(&["ovn0", "eth0"]).expect("names"), ["ovn0", "eth0"]);
     }
 
     #[test]
-    fn a_collision_names_both() {
+    fn a_name_conflict_names_both_places() {
         let rows = [
-            (&["", "eth0"][..], 1, "eth0", "this one asks for it", 0),
-            (&["", "x", "", "x"], 3, "x", "this one asks for it", 1),
-            (&["", "net2", ""], 2, "net2", "this one gets it by its position", 1),
-            (&["", "", "net1"], 2, "net1", "this one asks for it", 1),
+            (&["", "eth0"][..], 1, "eth0", "as requested", 0),
+            (&["", "x", "", "x"], 3, "x", "as requested", 1),
+            (&["", "net2", ""], 2, "net2", "by its position", 1),
+            (&["", "", "net1"], 2, "net1", "as requested", 1),
         ];
-        for (asked, place, name, why, other) in rows {
-            let error = names(asked).expect_err("a collision");
+        for (requested, place, name, why, other) in rows {
+            let error = names(requested).expect_err("a conflict");
             assert_eq!(error.code, Code::InvalidConfig);
-            let wanted = format!(
-                "place {place}: interface {name:?} is taken: {why}, and so is called the one of place {other}; "
-            );
+            let wanted = format!("place {place}: interface name {name:?} ({why}) is already that of place {other}; ");
             assert!(error.msg.starts_with(&wanted), "{error}");
         }
     }
@@ -162,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn every_network_loses_its_own_default_and_the_one_with_gateways_gets_these() {
+    fn every_network_loses_its_default_route_and_one_with_gateways_gets_those() {
         let change = |gateways: &[&str]| DefaultRouteChange {
             interface: "net1".into(),
             gateways: gateways.iter().map(|text| text.parse().expect("an address")).collect(),
@@ -184,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gateway_of_each_family_for_all() {
+    fn at_most_one_gateway_per_address_family_is_accepted() {
         let both = [selection("1", Some(&["10.0.0.1"])), selection("2", Some(&[])), selection("3", Some(&["fd::1"]))];
         check_default_routes(&both).expect("accepted");
         for (first, second) in [(&["10.0.0.1"][..], &["10.0.0.2"][..]), (&["fd::1", "10.0.0.1"], &["fd::2"])] {

@@ -1,24 +1,34 @@
-//! The convention of the Network Plumbing Working Group (`k8s.v1.cni.cncf.io`), as Multus
-//! understands it: the networks that a pod's annotations select, the definitions they refer to,
-//! and what is told of the outcome.
+//! The convention of the Network Plumbing Working Group (`k8s.v1.cni.cncf.io`) as Multus implements it: the networks that a
+//! pod's annotations select, their definitions, and reports about the result.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `selection` | a selected network, and the annotation that contains it |
+//! | `shorthand`, `json_form` | the two forms of the annotation |
+//! | `annotations` | the networks that a pod selects |
+//! | `configuration` | a network's CNI configuration |
+//! | `files`, `definition` | where configurations come from |
+//! | `interfaces` | names of interfaces, default route |
+//! | `status` | network status and events |
+//! | `resolve` | all networks of a pod with their configurations |
 
+mod annotations;
 mod configuration;
 mod definition;
 mod files;
 mod interfaces;
 mod json_form;
-mod json_text;
 mod resolve;
 mod selection;
 mod shorthand;
 mod status;
 
+pub use annotations::{default_network, networks};
 pub use configuration::RunnableConfiguration;
 pub use definition::configuration;
-pub use interfaces::interface_names;
-pub use interfaces::{DefaultRouteChange, check_default_routes, move_default_route, moves_default_route};
-pub use resolve::check_isolation;
-pub use resolve::{PodNetwork, PodNetworks, resolve};
-pub use selection::{NETWORKS, Selection, Selections, default_network, networks};
-pub use status::{AddedNetwork, network_status};
-pub use status::{added_interface, no_network_found};
+pub use interfaces::{
+    DefaultRouteChange, check_default_routes, interface_names, move_default_route, moves_default_route,
+};
+pub use resolve::{PodNetwork, PodNetworks, check_isolation, resolve};
+pub use selection::{Selection, Selections};
+pub use status::{AddedNetwork, added_interface, network_status, no_network_found};

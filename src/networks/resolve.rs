@@ -1,11 +1,13 @@
-//! From what a configuration and a pod's annotations name to networks that can be added.
-//!
-//! Which namespaces' definitions a pod may refer to.
+//! Resolution of the networks that a configuration and a pod's annotations name: each gets its definition or file, and
+//! the name of its interface. Definitions of other namespaces may be forbidden (`namespaceIsolation`).
 
-use super::{
-    RunnableConfiguration, Selection, check_default_routes, configuration, default_network, files, interface_names,
-    networks, no_network_found,
-};
+use super::annotations::{default_network, networks};
+use super::configuration::RunnableConfiguration;
+use super::definition::configuration;
+use super::files;
+use super::interfaces::{check_default_routes, interface_names};
+use super::selection::Selection;
+use super::status::no_network_found;
 use crate::cluster::{Cluster, DefinitionQuery, Lookup, ObjectRef};
 use crate::cni::{Code, DefaultNetwork, Error, NetworkName, Primary};
 use crate::pod::Pod;
@@ -14,42 +16,41 @@ use std::collections::BTreeMap;
 /// A network of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNetwork {
-    /// How users know it: `NAMESPACE/NAME` of its definition, else its configuration's name.
+    /// The name for users: `NAMESPACE/NAME` of its definition, or its configuration's name.
     pub name: String,
-    /// How its interface is to be called.
+    /// The name of its interface.
     pub interface: String,
-    /// What the pod asks of it; `None` where the pod did not select it.
+    /// The pod's selection; `None` if the configuration names the network.
     pub selection: Option<Selection>,
-    /// How it is made.
+    /// Its configuration.
     pub configuration: RunnableConfiguration,
 }
 
-/// The networks of a pod in the order in which they are added, the default one first.
+/// The networks of a pod in the order in which they are added, the default network first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodNetworks {
     /// At least one.
     pub networks: Vec<PodNetwork>,
-    /// What was ignored and should be looked at, one line each.
+    /// Ignored parts of annotations and files, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Where a network is named, until its configuration is known.
+/// A reference to a network whose configuration is not yet resolved.
 enum Reference<'a> {
     /// `delegates[i]`.
     Delegate(usize, String),
-    /// A key of the configuration.
+    /// A key of the configuration, with its path.
     Configured(String, &'a NetworkName),
-    /// The pod.
+    /// An element of the pod's annotations.
     Selected(Box<Selection>),
 }
 
-/// Finds and checks all networks of a pod before the first one is added: those that the
-/// configuration gives it and, where there is a `pod`, those that its annotations select. Each
-/// definition is fetched once, all at the same time. `ifname` is `CNI_IFNAME`.
+/// Resolves and checks all networks of a pod before the first one is added: those of the configuration and, if `pod` is
+/// known, those that its annotations select. Fetches each definition once, all of them concurrently. `ifname` is
+/// `CNI_IFNAME`.
 ///
 /// # Errors
-/// A reference is wrong or refers to what isn't there, as the error that names it; what can't be
-/// known has the code of whoever was asked.
+/// A reference is invalid or its object does not exist; a lookup fails, with the code of the source.
 pub fn resolve(
     conf: &Primary,
     cluster: Option<&dyn Cluster>,
@@ -58,13 +59,13 @@ pub fn resolve(
 ) -> Result<PodNetworks, Error> {
     let mut resolved = PodNetworks::default();
     let references = references(conf, pod, &mut resolved.warnings)?;
-    let requests: Vec<_> = references.iter().map(|one| (one.place(), one.selection())).collect();
-    let interfaces = interface_names(ifname, &requests)?;
-    let about_pod = |error| match pod {
+    let selections: Vec<_> = references.iter().map(|reference| (reference.place(), reference.selection())).collect();
+    let interfaces = interface_names(ifname, &selections)?;
+    let with_pod = |error| match pod {
         Some(Pod { namespace, name, .. }) => at(&format!("networks of pod {namespace}/{name}"), error),
         None => error,
     };
-    let definitions = look_up(conf, cluster, &references).map_err(about_pod)?;
+    let definitions = look_up(conf, cluster, &references).map_err(with_pod)?;
     let context = ResolveContext { conf, cluster, pod, definitions };
     for (reference, interface) in references.into_iter().zip(interfaces) {
         let (object, configuration) = context.configuration(&reference, &mut resolved.warnings)?;
@@ -78,7 +79,7 @@ pub fn resolve(
     Ok(resolved)
 }
 
-/// All that is named, in order, the annotations checked as far as they can be by themselves.
+/// Returns all references in order and checks the annotations as completely as possible without definitions.
 fn references<'a>(
     conf: &'a Primary,
     pod: Option<&Pod>,
@@ -92,8 +93,8 @@ fn references<'a>(
     };
     let is_system = |pod: &Pod| conf.system_namespaces.contains(&pod.namespace);
     if !pod.is_some_and(is_system) {
-        let named = conf.default_networks.iter().enumerate();
-        all.extend(named.map(|(i, name)| Reference::Configured(format!("defaultNetworks[{i}]"), name)));
+        let configured = conf.default_networks.iter().enumerate();
+        all.extend(configured.map(|(i, name)| Reference::Configured(format!("defaultNetworks[{i}]"), name)));
     }
     let Some(pod) = pod else { return Ok(all) };
     let default = default_network(pod, &conf.namespace)?;
@@ -117,7 +118,7 @@ impl Reference<'_> {
         }
     }
 
-    /// For messages.
+    /// Returns where the reference was written, for messages.
     fn place(&self) -> String {
         match self {
             Reference::Delegate(i, _) => format!("delegates[{i}]"),
@@ -126,7 +127,7 @@ impl Reference<'_> {
         }
     }
 
-    /// The definition that is meant, where one may be.
+    /// Returns the definition that it can refer to.
     fn object(&self, conf: &Primary) -> Option<ObjectRef> {
         match self {
             Reference::Delegate(..) | Reference::Configured(_, NetworkName::Path(_)) => None,
@@ -139,7 +140,7 @@ impl Reference<'_> {
         }
     }
 
-    /// A name of the configuration's may be a file's, too.
+    /// Returns whether it can refer to a file: a name in the configuration can.
     fn may_be_a_file(&self) -> bool {
         matches!(self, Reference::Configured(..))
     }
@@ -151,18 +152,18 @@ fn look_up(
     references: &[Reference<'_>],
 ) -> Result<BTreeMap<ObjectRef, Lookup>, Error> {
     let Some(cluster) = cluster else { return Ok(BTreeMap::new()) };
-    let mut wanted: BTreeMap<ObjectRef, bool> = BTreeMap::new();
+    let mut awaited: BTreeMap<ObjectRef, bool> = BTreeMap::new();
     for reference in references {
         if let Some(object) = reference.object(conf) {
-            *wanted.entry(object).or_default() |= !reference.may_be_a_file();
+            *awaited.entry(object).or_default() |= !reference.may_be_a_file();
         }
     }
-    let wanted: Vec<_> = wanted.into_iter().map(|(object, awaited)| DefinitionQuery { object, awaited }).collect();
-    let found = cluster.definitions(&wanted)?;
-    Ok(wanted.into_iter().map(|sought| sought.object).zip(found).collect())
+    let queries: Vec<_> = awaited.into_iter().map(|(object, awaited)| DefinitionQuery { object, awaited }).collect();
+    let found = cluster.definitions(&queries)?;
+    Ok(queries.into_iter().map(|query| query.object).zip(found).collect())
 }
 
-/// What configurations are found with.
+/// Everything that resolution needs.
 struct ResolveContext<'a> {
     conf: &'a Primary,
     cluster: Option<&'a dyn Cluster>,
@@ -171,7 +172,7 @@ struct ResolveContext<'a> {
 }
 
 impl ResolveContext<'_> {
-    /// The configuration, and the definition that it is from.
+    /// Returns the configuration of a reference, with its definition if it has one.
     fn configuration(
         &self,
         reference: &Reference<'_>,
@@ -185,12 +186,12 @@ impl ResolveContext<'_> {
             return Ok((object, configuration.map_err(|error| at(&place, error))?));
         }
         let configuration = match reference {
-            Reference::Delegate(_, text) => RunnableConfiguration::parse(&place, text, None).map(by_node),
+            Reference::Delegate(_, text) => RunnableConfiguration::parse(&place, text, None).map(trusted),
             Reference::Configured(_, NetworkName::Path(path)) => files::at(path).map_err(|error| at(&place, error)),
             Reference::Configured(_, NetworkName::Name(name)) => files::named(&self.conf.conf_dir, name, warnings)
                 .map_err(|error| match lookup {
-                    Some(Lookup::Missing(sought)) => {
-                        at(&place, error).with_details(format!("nor a definition: {sought}"))
+                    Some(Lookup::Missing(searched)) => {
+                        at(&place, error).with_details(format!("no definition either: {searched}"))
                     }
                     _ => at(&place, error),
                 }),
@@ -199,57 +200,58 @@ impl ResolveContext<'_> {
         Ok((None, configuration?))
     }
 
-    /// The error for a selected definition that is not there, for the operator and as an event.
+    /// Returns the error for a selected definition that does not exist, and records it as an event of the pod.
     fn missing(&self, selection: &Selection, lookup: Option<&Lookup>) -> Error {
         let Selection { place, namespace, name, .. } = selection;
         let object = ObjectRef { namespace: namespace.clone(), name: name.clone() };
-        let (Some(cluster), Some(Lookup::Missing(sought))) = (self.cluster, lookup) else {
-            let msg = format!("{place}: {object}: there is no API to look definitions up; set kubernetes.kubeconfig");
+        let (Some(cluster), Some(Lookup::Missing(searched))) = (self.cluster, lookup) else {
+            let msg = format!("{place}: {object}: no API server to look up the definition; set kubernetes.kubeconfig");
             return Error::new(Code::InvalidConfig, msg);
         };
         if let Some(pod) = self.pod
-            && let Err(error) = cluster.report(pod, None, &[no_network_found(&object, sought)])
+            && let Err(error) = cluster.report(pod, None, &[no_network_found(&object, searched)])
         {
-            tracing::warn!("the event NoNetworkFound could not be recorded: {error}");
+            tracing::warn!("event NoNetworkFound not recorded: pod {}/{}: {error}", pod.namespace, pod.name);
         }
-        let elsewhere = match cluster.namespaces_with_definition(name) {
+        let hint = match cluster.namespaces_with_definition(name) {
             None => String::new(),
-            Some(namespaces) if namespaces.is_empty() => "; no namespace has one of that name".to_owned(),
+            Some(namespaces) if namespaces.is_empty() => "; no namespace has a definition of that name".to_owned(),
             Some(namespaces) => {
-                format!("; there is one of that name in {}: write NAMESPACE/{name}", namespaces.join(", "))
+                format!(
+                    "; namespaces with a definition of that name: {}; write NAMESPACE/{name}",
+                    namespaces.join(", ")
+                )
             }
         };
-        let msg =
-            format!("{place}: there is no NetworkAttachmentDefinition {name:?} in namespace {namespace:?}{elsewhere}");
-        Error::new(Code::InvalidConfig, msg).with_details(sought.clone())
+        let msg = format!("{place}: NetworkAttachmentDefinition {name:?} not found in namespace {namespace:?}{hint}");
+        Error::new(Code::InvalidConfig, msg).with_details(searched.clone())
     }
 }
 
-/// The configuration is the node's own, or in a file that this names.
-fn by_node(configuration: RunnableConfiguration) -> RunnableConfiguration {
+/// Marks a configuration as the node administrator's.
+fn trusted(configuration: RunnableConfiguration) -> RunnableConfiguration {
     RunnableConfiguration { trusted: true, ..configuration }
 }
 
-/// The error, with the reference that led to it.
+/// Returns the error with the place of the reference.
 fn at(place: &str, error: Error) -> Error {
     Error { msg: format!("{place}: {}", error.msg), ..error }
 }
 
-/// Refuses references to other namespaces' definitions where `namespaceIsolation` is on, but for
-/// those in `globalNamespaces`. The default network's reference is the administrator's to check
-/// (multus-cni: isolation is not applied to it).
+/// Rejects references to definitions of other namespaces if `namespaceIsolation` is on, except those in
+/// `globalNamespaces`. The reference to the default network is exempt, as in Multus.
 ///
 /// # Errors
-/// [`Code::InvalidConfig`] with the reference, both namespaces and what is accepted.
+/// [`Code::InvalidConfig`] with the reference, both namespaces and the accepted ones.
 pub fn check_isolation(conf: &Primary, pod_namespace: &str, selections: &[Selection]) -> Result<(), Error> {
     let allowed = |namespace: &String| namespace == pod_namespace || conf.global_namespaces.contains(namespace);
-    let refused = |selection: &&Selection| conf.namespace_isolation && !allowed(&selection.namespace);
-    let Some(Selection { place, namespace, name, .. }) = selections.iter().find(refused) else { return Ok(()) };
+    let rejected = |selection: &&Selection| conf.namespace_isolation && !allowed(&selection.namespace);
+    let Some(Selection { place, namespace, name, .. }) = selections.iter().find(rejected) else { return Ok(()) };
     let mut accepted = vec![pod_namespace];
     accepted.extend(conf.global_namespaces.iter().map(String::as_str));
     let msg = format!(
-        "{place}: {namespace}/{name}: definitions of namespace {namespace:?} are not for pods of {pod_namespace:?} \
-         (namespaceIsolation); accepted: those of {}; put one there, or add the namespace to globalNamespaces",
+        "{place}: {namespace}/{name}: namespaceIsolation forbids pods of namespace {pod_namespace:?} to use definitions of \
+         namespace {namespace:?}; expected a definition in {}; move it there, or add the namespace to globalNamespaces",
         accepted.join(", ")
     );
     Err(Error::new(Code::InvalidConfig, msg))
@@ -261,7 +263,7 @@ mod tests {
     use crate::cni::{CniCommand, NetConf};
     use serde_json::{Value, json};
 
-    /// Whether a pod of `shop` may refer to a definition of `namespace`.
+    /// Checks a reference of a pod in `shop` to a definition in `namespace`.
     fn check(isolation: bool, global: Value, namespace: &str) -> Result<(), Error> {
         let conf = json!({
             "name": "n", "type": "detour", "clusterNetwork": "ovn",
@@ -291,10 +293,11 @@ mod tests {
     }
 
     #[test]
-    fn the_error_names_the_reference_and_what_is_accepted() {
+    fn the_error_contains_the_reference_and_the_accepted_namespaces() {
         let error = check(true, Value::Null, "other").expect_err("isolated");
         assert_eq!(error.code, Code::InvalidConfig);
-        let wanted = r#"P: other/a: definitions of namespace "other" are not for pods of "shop" (namespaceIsolation); accepted: those of shop, default; "#;
+        let wanted = "P: other/a: namespaceIsolation forbids pods of namespace \"shop\" to use definitions of namespace \"other\"; \
+                      expected a definition in shop, default; ";
         assert!(error.msg.starts_with(wanted), "{error}");
     }
 }

@@ -1,15 +1,15 @@
-//! The comma form: `[NAMESPACE/]NAME[@INTERFACE]`, separated by commas.
+//! The shorthand of a networks annotation: `[NAMESPACE/]NAME[@INTERFACE]`, separated by commas.
 
 use super::selection::{NetworksAnnotation, Selection, Selections};
 use crate::cni::{Code, Error, check_interface_name, excerpt, is_dns_label, is_dns_subdomain};
 
 const ACCEPTED: &str = "[NAMESPACE/]NAME[@INTERFACE], separated by commas";
-/// What [`is_dns_subdomain`] takes.
-pub(super) const NAME: &str = "lower-case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
-/// What [`is_dns_label`] takes.
-pub(super) const NAMESPACE: &str = "lower-case letters, digits and -, at most 63 (an RFC 1123 label)";
+/// The names that [`is_dns_subdomain`] accepts.
+pub(super) const ACCEPTED_NAME: &str = "lower-case letters, digits, - and ., at most 253 (an RFC 1123 subdomain)";
+/// The names that [`is_dns_label`] accepts.
+pub(super) const ACCEPTED_NAMESPACE: &str = "lower-case letters, digits and -, at most 63 (an RFC 1123 label)";
 
-/// Understands the annotation's text.
+/// Parses the annotation.
 pub(super) fn parse(annotation: &NetworksAnnotation<'_>) -> Result<Selections, Error> {
     let mut selections = Selections::default();
     annotation.check_count(annotation.text.split(',').count())?;
@@ -22,13 +22,13 @@ pub(super) fn parse(annotation: &NetworksAnnotation<'_>) -> Result<Selections, E
     Ok(selections)
 }
 
-/// What stands between two commas.
+/// The text between two commas.
 #[derive(Clone, Copy)]
 struct ShorthandItem<'a> {
     annotation: &'a NetworksAnnotation<'a>,
-    /// Which one, counted from 1.
+    /// The number of the item, counted from 1.
     number: usize,
-    /// The byte of the annotation's text that it starts at.
+    /// The byte of the annotation at which it starts.
     start: usize,
     text: &'a str,
 }
@@ -38,7 +38,7 @@ impl<'a> ShorthandItem<'a> {
         let Self { annotation, text, .. } = self;
         let whole = self.part(0, text);
         if whole.text.is_empty() {
-            return Err(whole.refuse(&format!("it is empty; accepted: {ACCEPTED}")));
+            return Err(whole.reject(&format!("empty element; expected {ACCEPTED}")));
         }
         let slash = text.find('/');
         let rest = slash.map_or(0, |slash| slash + 1);
@@ -49,17 +49,15 @@ impl<'a> ShorthandItem<'a> {
 
         for (part, separator) in [(Some(name), '/'), (interface, '/'), (interface, '@')] {
             if part.is_some_and(|part| part.text.contains(separator)) {
-                return Err(whole.refuse(&format!(
-                    "{:?} has more than one {separator}; accepted: {ACCEPTED}",
-                    excerpt(whole.text)
-                )));
+                return Err(whole
+                    .reject(&format!("{:?} has more than one {separator}; expected {ACCEPTED}", excerpt(whole.text))));
             }
         }
         if name.text.is_empty() {
-            return Err(name.refuse(&format!("{:?} has no name; accepted: {ACCEPTED}", excerpt(whole.text))));
+            return Err(name.reject(&format!("{:?} has no name; expected {ACCEPTED}", excerpt(whole.text))));
         }
         if !is_dns_subdomain(name.text) {
-            return Err(name.refuse(&format!("invalid name {:?}; expected {NAME}", excerpt(name.text))));
+            return Err(name.reject(&format!("invalid name {:?}; expected {ACCEPTED_NAME}", excerpt(name.text))));
         }
         let mut selection = Selection {
             place: whole.place(),
@@ -70,35 +68,30 @@ impl<'a> ShorthandItem<'a> {
         match namespace {
             None => {}
             Some(part) if part.text.is_empty() => {
-                warnings.push(format!(
-                    "{}: nothing stands before /, so {} is meant",
-                    part.place(),
-                    annotation.namespace
-                ));
+                warnings.push(format!("{}: no namespace before /, {} is used", part.place(), annotation.namespace));
             }
             Some(part) if is_dns_label(part.text) => part.text.clone_into(&mut selection.namespace),
             Some(part) => {
-                return Err(part.refuse(&format!("invalid namespace {:?}; expected {NAMESPACE}", excerpt(part.text))));
+                return Err(
+                    part.reject(&format!("invalid namespace {:?}; expected {ACCEPTED_NAMESPACE}", excerpt(part.text)))
+                );
             }
         }
         match interface {
             None => {}
             Some(part) if part.text.is_empty() => {
-                warnings.push(format!(
-                    "{}: nothing stands after @, so the interface gets a name by its position",
-                    part.place()
-                ));
+                warnings.push(format!("{}: no name after @, the interface is named by its position", part.place()));
             }
             Some(part) => {
                 check_interface_name(part.text)
-                    .map_err(|error| part.refuse(&format!("interface {:?}: {error}", excerpt(part.text))))?;
+                    .map_err(|error| part.reject(&format!("invalid interface {:?}: {error}", excerpt(part.text))))?;
                 selection.interface = Some(part.text.to_owned());
             }
         }
         Ok(selection)
     }
 
-    /// A piece of the item that starts at its byte `at`, less the blanks around it.
+    /// Returns the part `text` of the item, which starts at its byte `at`, without surrounding blanks.
     fn part(self, at: usize, text: &'a str) -> ShorthandPart<'a> {
         let blanks = text.len() - text.trim_start().len();
         ShorthandPart {
@@ -110,12 +103,12 @@ impl<'a> ShorthandItem<'a> {
     }
 }
 
-/// A piece of an item.
+/// A part of an item.
 #[derive(Clone, Copy)]
 struct ShorthandPart<'a> {
     annotation: &'a NetworksAnnotation<'a>,
     number: usize,
-    /// The byte of the annotation's text that it starts at.
+    /// The byte of the annotation at which it starts.
     at: usize,
     text: &'a str,
 }
@@ -125,25 +118,25 @@ impl ShorthandPart<'_> {
         self.annotation.place(self.number, self.at)
     }
 
-    fn refuse(self, why: &str) -> Error {
+    fn reject(self, why: &str) -> Error {
         Error::new(Code::InvalidConfig, format!("{}: {why}", self.place()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::networks::selection::tests::{parse, refused};
+    use crate::networks::annotations::tests::{assert_rejected, parsed};
 
     /// Namespace, name and interface of each element.
     fn elements(text: &str) -> Vec<(String, String, String)> {
-        let selections = parse(text).unwrap_or_else(|error| panic!("{error}"));
+        let selections = parsed(text).unwrap_or_else(|error| panic!("{error}"));
         assert!(selections.warnings.is_empty(), "{:?}", selections.warnings);
         let named = |s: crate::networks::Selection| (s.namespace, s.name, s.interface.unwrap_or_default());
         selections.elements.into_iter().map(named).collect()
     }
 
     #[test]
-    fn every_part_and_blanks_around_it() {
+    fn every_part_is_parsed_without_surrounding_blanks() {
         type Row<'a> = (&'a str, &'a [(&'a str, &'a str, &'a str)]);
         let rows: [Row<'_>; 7] = [
             ("a", &[("shop", "a", "")]),
@@ -161,11 +154,11 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_element_and_the_character() {
+    fn errors_contain_the_element_and_the_character() {
         for (text, place, what) in [
-            ("a,b,", "element 3 at character 5: ", "it is empty; accepted: [NAMESPACE/]NAME[@INTERFACE]"),
-            ("a,,b", "element 2 at character 3: ", "it is empty"),
-            ("a,  ,b", "element 2 at character 5: ", "it is empty"),
+            ("a,b,", "element 3 at character 5: ", "empty element; expected [NAMESPACE/]NAME[@INTERFACE]"),
+            ("a,,b", "element 2 at character 3: ", "empty element"),
+            ("a,  ,b", "element 2 at character 5: ", "empty element"),
             ("ä, B", "element 1 at character 1: ", "invalid name \"ä\"; expected lower-case"),
             ("a, nB", "element 2 at character 4: ", "invalid name \"nB\""),
             ("a, n / B", "element 2 at character 8: ", "invalid name \"B\""),
@@ -182,19 +175,19 @@ mod tests {
             (
                 "a@0123456789abcdef",
                 "element 1 at character 3: ",
-                "interface \"0123456789abcdef\": interface name is too long",
+                "invalid interface \"0123456789abcdef\": interface name is too long",
             ),
-            ("a@x y", "element 1 at character 3: ", "interface \"x y\": interface name contains"),
-            ("a@..", "element 1 at character 3: ", "interface \"..\": interface name is . or .."),
+            ("a@x y", "element 1 at character 3: ", "invalid interface \"x y\": interface name contains"),
+            ("a@..", "element 1 at character 3: ", "invalid interface \"..\": interface name is . or .."),
             ("*", "element 1 at character 1: ", "invalid name \"*\""),
         ] {
-            refused(text, place, what);
+            assert_rejected(text, place, what);
         }
     }
 
     #[test]
-    fn too_many_elements_are_refused_at_once() {
-        let selected = |count: usize| parse(&vec!["a"; count].join(","));
+    fn too_many_elements_are_rejected_without_parsing_them() {
+        let selected = |count: usize| parsed(&vec!["a"; count].join(","));
         assert_eq!(selected(100).expect("accepted").elements.len(), 100);
         let started = std::time::Instant::now();
         let error = selected(125_000).expect_err("too many");
@@ -204,18 +197,18 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_refused_is_quoted_in_part() {
-        let error = parse(&"A".repeat(200_000)).expect_err("no name");
+    fn a_long_invalid_name_is_shortened() {
+        let error = parsed(&"A".repeat(200_000)).expect_err("no name");
         assert!(error.msg.len() < 400, "{}", error.msg.len());
     }
 
     #[test]
-    fn an_empty_namespace_or_interface_is_none_with_a_warning() {
+    fn an_empty_namespace_or_interface_causes_a_warning() {
         for (text, character) in [("a, /b", 4), ("a,b@", 5)] {
-            let selections = parse(text).expect("accepted");
+            let selections = parsed(text).expect("accepted");
             assert_eq!((&*selections.elements[1].namespace, &*selections.elements[1].name), ("shop", "b"));
             assert_eq!(selections.elements[1].interface, None);
-            let place = format!("element 2 at character {character}: nothing stands");
+            let place = format!("element 2 at character {character}: no name");
             assert!(selections.warnings[0].contains(&place), "{:?}", selections.warnings);
         }
     }

@@ -1,6 +1,5 @@
-//! What a pod's networks came to, for the annotation `k8s.v1.cni.cncf.io/network-status`.
-//!
-//! What users are told of a pod's networks as events, in Multus's words: tools look for them.
+//! Reports about a pod's networks: the annotation `k8s.v1.cni.cncf.io/network-status`, and events. Both have exactly the
+//! form that Multus gives them, because other tools search for it.
 
 use crate::cluster::{Event, ObjectRef};
 use crate::cni::result::{AddResult, Dns};
@@ -13,17 +12,17 @@ use std::net::IpAddr;
 /// A network that was added.
 #[derive(Debug, Clone, Copy)]
 pub struct AddedNetwork<'a> {
-    /// How the network is called: `NAMESPACE/NAME` of its definition, else its configuration's name.
+    /// The network's name: `NAMESPACE/NAME` of its definition, or its configuration's name.
     pub name: &'a str,
     /// Whether it is the pod's default network.
     pub default: bool,
-    /// What the ADD came to.
+    /// The result of the ADD.
     pub result: &'a AddResult,
-    /// What is known of the network's device.
+    /// The device information of the network.
     pub device_info: Option<&'a Value>,
 }
 
-/// One interface (network-attachment-definition-client, `NetworkStatus`), in its order of fields.
+/// One interface (network-attachment-definition-client, `NetworkStatus`), with the fields in that order.
 #[derive(Serialize)]
 struct NetworkStatusEntry<'a> {
     name: &'a str,
@@ -37,7 +36,7 @@ struct NetworkStatusEntry<'a> {
     mtu: u32,
     #[serde(skip_serializing_if = "is_false")]
     default: bool,
-    dns: Names<'a>,
+    dns: DnsEntry<'a>,
     #[serde(rename = "device-info", skip_serializing_if = "Option::is_none")]
     device_info: Option<&'a Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -45,7 +44,7 @@ struct NetworkStatusEntry<'a> {
 }
 
 #[derive(Serialize)]
-struct Names<'a> {
+struct DnsEntry<'a> {
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     nameservers: &'a [String],
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -56,42 +55,42 @@ struct Names<'a> {
     options: &'a [String],
 }
 
-/// The annotation's value for the networks of a pod, in the order in which they were added, in the
-/// very form in which Multus writes it (its `SetNetworkStatus`: each element is indented by four
-/// blanks, elements are joined by a comma). A network without an interface has none.
+/// Returns the annotation's value for the networks of a pod, in the order in which they were added. It has the form of
+/// Multus's `SetNetworkStatus`: elements are indented by four blanks and joined by a comma. A network without an
+/// interface has no element.
 #[must_use]
 pub fn network_status(networks: &[AddedNetwork<'_>]) -> String {
     let elements: Vec<String> =
-        networks.iter().flat_map(|added| statuses(*added)).map(|status| indented(&status)).collect();
+        networks.iter().flat_map(|added| entries(*added)).map(|entry| indented(&entry)).collect();
     printable::json(&format!("[{}]", elements.join(","))).into_owned()
 }
 
-/// An element for each of the network's interfaces in the pod; where it has but one interface, for
-/// that one, wherever it is.
-fn statuses(added: AddedNetwork<'_>) -> Vec<NetworkStatusEntry<'_>> {
+/// Returns an entry for each interface of the network in the pod. A single interface has an entry even if it is on the
+/// host.
+fn entries(added: AddedNetwork<'_>) -> Vec<NetworkStatusEntry<'_>> {
     let interfaces = &added.result.interfaces;
     let in_pod = |index: &usize| !interfaces[*index].sandbox.is_empty();
     if interfaces.len() == 1 {
         let shown = Some(0).filter(in_pod);
         let ips = added.result.ips.iter().map(|ip| ip.address.addr()).collect();
-        return vec![added.status(shown, ips, added.default)];
+        return vec![added.entry(shown, ips, added.default)];
     }
     let shown: Vec<usize> = (0..interfaces.len()).filter(in_pod).collect();
     let gateway = added.result.ips.iter().find(|ip| ip.gateway.is_some() && ip.interface.is_some());
     let default = gateway.and_then(|ip| usize::try_from(ip.interface?).ok()).or_else(|| shown.first().copied());
-    let status = |index: &usize| {
+    let entry = |index: &usize| {
         let is_here = |interface: Option<i64>| match interface {
             Some(interface) => usize::try_from(interface) == Ok(*index),
             None => shown.last() == Some(index),
         };
         let ips = added.result.ips.iter().filter(|ip| is_here(ip.interface)).map(|ip| ip.address.addr());
-        added.status(Some(*index), ips.collect(), added.default && default == Some(*index))
+        added.entry(Some(*index), ips.collect(), added.default && default == Some(*index))
     };
-    shown.iter().map(status).collect()
+    shown.iter().map(entry).collect()
 }
 
 impl<'a> AddedNetwork<'a> {
-    fn status(self, interface: Option<usize>, ips: Vec<IpAddr>, default: bool) -> NetworkStatusEntry<'a> {
+    fn entry(self, interface: Option<usize>, ips: Vec<IpAddr>, default: bool) -> NetworkStatusEntry<'a> {
         let interface = interface.map(|index| &self.result.interfaces[index]);
         let Dns { nameservers, domain, search, options, .. } = &self.result.dns;
         NetworkStatusEntry {
@@ -101,22 +100,22 @@ impl<'a> AddedNetwork<'a> {
             mac: interface.map_or("", |interface| &interface.mac),
             mtu: interface.map_or(0, |interface| interface.mtu),
             default,
-            dns: Names { nameservers, domain, search, options },
+            dns: DnsEntry { nameservers, domain, search, options },
             device_info: self.device_info,
             gateway: self.result.default_gateways().collect(),
         }
     }
 }
 
-fn indented(status: &NetworkStatusEntry<'_>) -> String {
+fn indented(entry: &NetworkStatusEntry<'_>) -> String {
     let mut text = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(b"    "));
-    // Strings, numbers and lists of them always become JSON.
-    let _ = status.serialize(&mut serializer);
+    // Serialization of strings, numbers and lists to memory cannot fail.
+    let _ = entry.serialize(&mut serializer);
     String::from_utf8_lossy(&text).into_owned()
 }
 
-// serde passes references.
+// serde passes a reference.
 #[expect(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -127,7 +126,7 @@ fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
-/// An interface was added. A result without interface and address is none.
+/// Returns the event that an interface was added; `None` if the result has neither an interface nor an address.
 #[must_use]
 pub fn added_interface(interface: &str, added: AddedNetwork<'_>) -> Option<Event> {
     let ips: Vec<String> = added.result.ips.iter().map(|ip| ip.address.to_string()).collect();
@@ -135,11 +134,12 @@ pub fn added_interface(interface: &str, added: AddedNetwork<'_>) -> Option<Event
     added.result.has_interface().then_some(Event { warning: false, reason: "AddedInterface".into(), message })
 }
 
-/// A definition is not there; `sought` says where and how it was looked for.
+/// Returns the event that a definition was not found; `searched` describes the search.
 #[must_use]
-pub fn no_network_found(wanted: &ObjectRef, sought: &str) -> Event {
-    let ObjectRef { namespace, name } = wanted;
-    let message = format!("cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {sought}");
+pub fn no_network_found(definition: &ObjectRef, searched: &str) -> Event {
+    let ObjectRef { namespace, name } = definition;
+    let message =
+        format!("cannot find a network-attachment-definition ({name}) in namespace ({namespace}): {searched}");
     Event { warning: true, reason: "NoNetworkFound".into(), message }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_value_is_written_as_multus_writes_it() {
+    fn the_value_has_the_form_of_multus() {
         let ovn = result(&json!({
             "interfaces": [{"name": "vethA"}, {"name": "eth0", "mac": "0a:58:0a:80:00:05", "mtu": 1400, "sandbox": "/n"}],
             "ips": [{"interface": 1, "address": "10.128.0.5/23", "gateway": "10.128.0.1"}],
@@ -213,9 +213,9 @@ mod tests {
         assert_eq!(network_status(&[]), "[]");
     }
 
-    /// `kubectl get pod -o yaml` prints it to a terminal; programs read the same names.
+    /// `kubectl get pod -o yaml` prints the value to a terminal; programs parse the same names.
     #[test]
-    fn characters_that_terminals_act_on_are_escaped() {
+    fn control_characters_are_escaped() {
         let bad = "n\u{1b}\u{9b}\u{202e}";
         let result = result(&json!({"interfaces": [{"name": bad, "sandbox": "/n"}]}));
         let text =
@@ -225,18 +225,18 @@ mod tests {
     }
 
     #[test]
-    fn one_interface_of_the_host_shows_its_addresses_only() {
+    fn a_single_interface_on_the_host_has_only_addresses() {
         let host = json!({"interfaces": [{"name": "br0", "mac": "x"}], "ips": [{"address": "10.0.0.1/24"}]});
         assert_eq!(status(true, &host), json!([{"name": "ns/net", "ips": ["10.0.0.1"], "default": true, "dns": {}}]));
     }
 
     #[test]
-    fn several_interfaces_are_told_apart_by_index() {
+    fn several_interfaces_are_distinguished_by_index() {
         let several = |ips: Value| {
             let interfaces = json!([{"name": "v"}, {"name": "a", "sandbox": "/n"}, {"name": "b", "sandbox": "/n"}]);
             status(true, &json!({"interfaces": interfaces, "ips": ips}))
         };
-        let told = several(json!([
+        let entries = several(json!([
             {"interface": 0, "address": "10.0.0.1/24"}, {"interface": 1, "address": "10.0.0.2/24"},
             {"interface": 2, "address": "10.0.0.3/24", "gateway": "10.0.0.1"}, {"address": "10.0.0.4/24"},
         ]));
@@ -244,14 +244,14 @@ mod tests {
             {"name": "ns/net", "interface": "a", "ips": ["10.0.0.2"], "dns": {}},
             {"name": "ns/net", "interface": "b", "ips": ["10.0.0.3", "10.0.0.4"], "default": true, "dns": {}},
         ]);
-        assert_eq!(told, wanted);
-        assert_eq!(several(json!([]))[0]["default"], true, "the first in the pod, where nobody has a gateway");
+        assert_eq!(entries, wanted);
+        assert_eq!(several(json!([]))[0]["default"], true, "the first in the pod without any gateway");
         let on_host = several(json!([{"interface": 0, "address": "10.0.0.1/24", "gateway": "10.0.0.9"}]));
         assert_eq!((&on_host[0]["default"], &on_host[1]["default"]), (&Value::Null, &Value::Null));
     }
 
     #[test]
-    fn an_event_names_interface_addresses_and_network() {
+    fn an_event_contains_interface_addresses_and_network() {
         let added = |value: &Value| {
             let result = result(value);
             added_interface(

@@ -7,7 +7,7 @@ use crate::firewall::{LiveRuleset, MOST_RULES, Ruleset, most_rules};
 use crate::netns::{Fixtures, Routing};
 use crate::pod::{Facts, PodRef};
 use crate::policy::{InterceptionMode, Ipv6, Policy, Redirect};
-use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SubPlugin};
+use crate::sub_plugins::{ChainInput, Ignored, Resolvers, Severity, SkipReason, SubPlugin, skip_reason};
 use crate::trusted_file::read_text;
 use crate::{cluster, sub_plugins};
 use std::cell::OnceCell;
@@ -27,8 +27,8 @@ pub(super) struct DesiredPolicy {
 }
 
 impl DesiredPolicy {
-    fn skip(why: impl Into<String>) -> Self {
-        Self { policy: Policy::default(), why: why.into(), ignored: Vec::new() }
+    fn skip(reason: &SkipReason) -> Self {
+        Self { policy: Policy::default(), why: reason.to_string(), ignored: Vec::new() }
     }
 }
 
@@ -57,11 +57,11 @@ pub(super) fn evaluate(
     conf: &NetConf,
     fetch_facts: Option<&FetchFacts<'_>>,
 ) -> Result<DesiredPolicy, Error> {
-    if let Some(why) = pod.and_then(|pod| skip_reason(conf, pod)) {
-        return Ok(DesiredPolicy::skip(why));
+    if let Some(reason) = pod.and_then(|pod| skip_reason(conf, pod)) {
+        return Ok(DesiredPolicy::skip(&reason));
     }
     match (pod, fetch_facts) {
-        (None, Some(_)) => Ok(DesiredPolicy::skip("CNI_ARGS names no pod, so no facts can be fetched")),
+        (None, Some(_)) => Ok(DesiredPolicy::skip(&SkipReason::NoPodName)),
         (None, None) => {
             let redirects = |block: &&Block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
             let exclusions: Vec<Block> = conf.chain.iter().filter(|block| !redirects(block)).cloned().collect();
@@ -71,26 +71,16 @@ pub(super) fn evaluate(
         (Some(pod), Some(fetch_facts)) => {
             let wants = sub_plugins::wants(&conf.chain);
             if !wants.pod {
-                return Ok(DesiredPolicy::skip("the chain has no sub-plugin"));
+                return Ok(DesiredPolicy::skip(&SkipReason::NoSubPlugin));
             }
             run(&conf.chain, conf, Some(&fetch_facts(pod, wants.namespace)?))
         }
     }
 }
 
-/// Returns why `pod` is skipped, judged by its name and namespace alone; `None` if it is not.
-#[must_use]
-pub fn skip_reason(conf: &NetConf, pod: &PodRef) -> Option<String> {
-    if conf.kubernetes.excludes(&pod.namespace) {
-        return Some(format!("namespace {} is excluded", pod.namespace));
-    }
-    is_agent(conf, pod).then(|| "the pod is the node agent's own".to_owned())
-}
-
 /// Returns whether `pod` is the node agent's own. It must start without facts, because the agent provides them.
 pub(super) fn is_agent(conf: &NetConf, pod: &PodRef) -> bool {
-    conf.kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
-        && conf.kubernetes.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix))
+    skip_reason(conf, pod) == Some(SkipReason::AgentPod)
 }
 
 fn run(blocks: &[Block], conf: &NetConf, facts: Option<&Facts>) -> Result<DesiredPolicy, Error> {

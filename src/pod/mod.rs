@@ -3,9 +3,12 @@
 //! The agent sends them to the plugin in this form. A new field requires a new number of the facts' format in
 //! `cluster::agent`.
 
+pub mod well_known;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use well_known::PROXY_CONTAINER;
 
 /// The pod of a call, from the keys of `CNI_ARGS` that container runtimes of Kubernetes pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -93,9 +96,6 @@ pub struct Facts {
 /// The annotation of a static pod's mirror with the UID that the runtime uses (kubelet,
 /// `pkg/kubelet/types/pod_update.go`: `ConfigHashAnnotationKey`).
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-
-/// The name of the proxy's container, set by Istio's injector.
-pub const PROXY_CONTAINER: &str = "istio-proxy";
 
 impl Pod {
     /// Returns whether this is the pod of `wanted`, by its UID or, for a static pod, its hash; true if either UID is

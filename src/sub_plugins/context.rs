@@ -1,67 +1,170 @@
-//! What the forms of a block mean for one pod: everything that they are resolved against.
+//! What a sub-plugin evaluates its lists against: one pod's facts, resolvers and annotations; and the exclusions that
+//! result.
 
-use super::{Resolvers, settings};
-use crate::cni::{Code, Error};
+use super::note::Note;
+use super::sub_plugin::SettingSource;
+use crate::cni::{Code, Error, ItemList, at_most};
 use crate::pod::{Facts, Pod};
-use crate::policy::{Ranges, Redirect};
+use crate::policy::{Exclusion, PortRange, Protocol, Redirect, TrafficOwner};
+use ipnet::IpNet;
 use std::fmt::Display;
+use std::net::IpAddr;
 
 /// How a configuration gets facts, for messages.
-pub(super) const SOURCES: &str =
+pub(super) const FACT_SOURCES: &str =
     "set kubernetes.kubeconfig, kubernetes.agent_socket or kubernetes.manifests_dir in the configuration";
 
-/// One pod, seen from a sub-plugin.
+/// Limit of exclusions per pod; an exclusion with many ports counts several times.
+pub(super) const MAX_EXCLUSIONS: usize = 10_000;
+/// Number of port ranges that fit into one rule.
+const PORTS_PER_RULE: usize = 7;
+
+/// One pod as a sub-plugin sees it.
 #[derive(Clone, Copy)]
 pub(super) struct PodContext<'a> {
-    /// The pod's facts, where there is a source of them.
+    /// The pod's facts; `None` if the configuration has no source of facts.
     pub facts: Option<&'a Facts>,
-    /// Addresses of resolvers, by where they are known from.
+    /// Addresses of resolvers by source.
     pub resolvers: Resolvers<'a>,
-    /// The redirection that this chain asks for.
+    /// The redirection of the same sub-plugin chain.
     pub redirect: Option<&'a Redirect>,
 }
 
-/// Who wrote a list down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ListAuthor {
-    /// The administrator, of the node or of the namespace, for many pods: what one of them
-    /// doesn't have is passed over.
-    Administrator,
-    /// The pod's own: what the pod doesn't have is a mistake.
-    Pod,
-}
-
 impl<'a> PodContext<'a> {
-    /// The facts, for the form `item` that stands at `place`.
+    /// Returns the facts, which the list item `item` at `place` needs.
     pub(super) fn facts(&self, place: &str, item: &dyn Display) -> Result<&'a Facts, Error> {
         self.facts.ok_or_else(|| {
-            let msg = format!("{place}: {:?} needs facts of the pod: {SOURCES}", item.to_string());
+            let msg = format!("{place}: {:?} needs facts of the pod: {FACT_SOURCES}", item.to_string());
             Error::new(Code::InvalidConfig, msg)
         })
     }
+}
 
-    /// Where outbound traffic is not redirected to: as this chain has it or, where somebody else
-    /// redirects, as the pod asks.
-    pub(super) fn excluded_ranges(&self) -> Result<Ranges, Error> {
-        if let Some(redirect) = self.redirect {
-            return Ok(redirect.outbound_ip_ranges_exclude.clone());
+/// Addresses of DNS servers by source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Resolvers<'a> {
+    /// `runtimeConfig.dns.servers`: the pod's DNS servers according to the runtime.
+    pub runtime: &'a [IpAddr],
+    /// `kubernetes.cluster_dns`.
+    pub cluster_dns: &'a [IpAddr],
+    /// `prevResult.dns.nameservers`.
+    pub previous: &'a [IpAddr],
+}
+
+/// Who wrote a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ListAuthor {
+    /// The administrator of the node or of the namespace. The list is for many pods, so items that do not apply to a
+    /// pod are skipped.
+    Administrator,
+    /// The author of the pod. Items that do not apply are errors.
+    Pod,
+}
+
+/// An annotation that is set. Its value may be empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AnnotationValue<'a> {
+    /// For messages: the key and the object.
+    pub place: String,
+    pub value: &'a str,
+    pub author: ListAuthor,
+}
+
+impl<'a> AnnotationValue<'a> {
+    /// Returns the pod's annotation.
+    pub(super) fn of_pod(pod: &'a Pod, key: &str) -> Option<Self> {
+        let value = pod.annotations.get(key)?;
+        Some(Self { place: format!("annotation {key:?} of pod {}", name_of(pod)), value, author: ListAuthor::Pod })
+    }
+
+    /// Returns the pod's annotation, or its namespace's if the pod has none.
+    pub(super) fn of_pod_or_namespace(facts: &'a Facts, key: &str) -> Option<Self> {
+        Self::of_pod(&facts.pod, key).or_else(|| {
+            let namespace = facts.namespace.as_ref()?;
+            let value = namespace.annotations.get(key)?;
+            let place = format!("annotation {key:?} of namespace {}", namespace.name);
+            Some(Self { place, value, author: ListAuthor::Administrator })
+        })
+    }
+
+    /// Returns the source of a setting that this annotation sets; `key` is the annotation's.
+    pub(super) const fn source(&self, key: &'static str) -> SettingSource {
+        match self.author {
+            ListAuthor::Pod => SettingSource::Pod(key),
+            ListAuthor::Administrator => SettingSource::Namespace(key),
         }
-        let asked = self.facts.map(|facts| settings::excluded_ranges(&facts.pod)).transpose()?;
-        Ok(asked.flatten().unwrap_or_else(|| Redirect::default().outbound_ip_ranges_exclude))
+    }
+
+    /// Returns the error for an invalid value.
+    pub(super) fn reject(&self, accepted: &str) -> Error {
+        ItemList { place: self.place.clone(), items: Vec::new() }.reject(self.value, accepted)
+    }
+
+    /// Returns the value as a comma-separated list.
+    pub(super) fn list(&self) -> Result<ItemList, Error> {
+        ItemList::from_text(&self.place, self.value)
     }
 }
 
-/// A pod's name as messages have it.
+/// The exclusions that one block, argument or annotation requests. They are counted before they are created, because
+/// owners, destinations, protocols and ports multiply.
+#[derive(Debug, Default)]
+pub(super) struct RequestedExclusions {
+    pub exclusions: Vec<Exclusion>,
+    /// The number that counts toward [`MAX_EXCLUSIONS`].
+    pub count: usize,
+}
+
+impl RequestedExclusions {
+    /// Adds an exclusion for each owner, destination and protocol; `place` is for messages.
+    ///
+    /// # Errors
+    /// There are too many for one pod.
+    pub(super) fn add(
+        &mut self,
+        place: &str,
+        owners: &[TrafficOwner],
+        destinations: &[Option<IpNet>],
+        protocols: &[Option<Protocol>],
+        ports: &[PortRange],
+    ) -> Result<(), Error> {
+        let rules = ports.len().div_ceil(PORTS_PER_RULE).max(1);
+        let factors = [owners.len(), destinations.len(), protocols.len(), rules];
+        let count = factors.into_iter().fold(1, usize::saturating_mul);
+        self.count = self.count.saturating_add(count);
+        at_most(MAX_EXCLUSIONS, "exclusions", place, self.count)?;
+        for &owner in owners {
+            for &destination in destinations {
+                let exclusion = |&protocol| Exclusion { owner, destination, protocol, ports: ports.to_vec() };
+                self.exclusions.extend(protocols.iter().map(exclusion));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the pod's name as messages show it: `NAMESPACE/NAME`.
 pub(super) fn name_of(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
+}
+
+impl ListAuthor {
+    /// Returns the note that an item does not apply to a pod: a warning for the pod's author, information for an
+    /// administrator of many pods.
+    pub(super) fn note(self, text: String) -> Note {
+        match self {
+            Self::Administrator => Note::info(text),
+            Self::Pod => Note::warning(text),
+        }
+    }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    /// Facts, and nothing else that is known.
-    pub(in super::super) fn scene(facts: Option<&Facts>) -> PodContext<'_> {
+    /// Returns a context that has `facts` alone.
+    pub(in super::super) fn context(facts: Option<&Facts>) -> PodContext<'_> {
         PodContext { facts, resolvers: Resolvers::default(), redirect: None }
     }
 }

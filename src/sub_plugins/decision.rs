@@ -1,42 +1,46 @@
-//! Whether a pod is redirected, and why or why not.
+//! Whether a pod is redirected or skipped, and why.
 
 use super::values::parse_bool;
-use crate::pod::{Container, Pod};
+use crate::cni::NetConf;
+use crate::pod::well_known::{DISABLE_ENVOY, INIT_CONTAINER, INJECT, INJECTION_STATUS};
+use crate::pod::{Container, Pod, PodRef};
 use std::fmt;
 
-/// Label, or else annotation, by which a pod says whether it wants a sidecar.
-const INJECT: &str = "sidecar.istio.io/inject";
-
-/// The annotation that Istio's injector leaves on a pod that it gave a sidecar.
-const STATUS: &str = "sidecar.istio.io/status";
-
-/// What `istio-redirect` does for a pod. `Display` gives one line for logs and people.
+/// Whether this plugin redirects a pod. `Display` shows one line for logs and users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The pod's traffic goes to its sidecar.
+    /// The pod's traffic is redirected to its sidecar.
     Redirect,
-    /// It does not, or not by us.
+    /// The pod is skipped: it is not redirected, or another program redirects it.
     LeaveAlone(SkipReason),
 }
 
 /// Why a pod is not redirected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SkipReason {
+    /// The pod is the node agent's, which must start before anything else works.
+    AgentPod,
+    /// The pod's namespace is in `exclude_namespaces`.
+    NamespaceExcluded(String),
+    /// `CNI_ARGS` names no pod.
+    NoPodName,
+    /// The chain has no sub-plugin.
+    NoSubPlugin,
     /// The chain has no `istio-redirect`.
     NotInChain,
-    /// The pod has the node's network: rules for it would be the node's.
+    /// The pod uses the host network: its rules would apply to the node.
     HostNetwork,
-    /// The pod's own `istio-init` container redirects it.
+    /// The pod's `istio-init` container redirects it.
     IstioInit,
-    /// `DISABLE_ENVOY` of the proxy is true: nobody would accept what is redirected.
+    /// `DISABLE_ENVOY` of the proxy is true: nothing would accept redirected traffic.
     EnvoyDisabled,
-    /// No container is named `istio-proxy`.
+    /// The pod has no container `istio-proxy`.
     NoProxy,
-    /// The proxy runs as something else, `router` for one: a gateway.
+    /// The proxy does not run as a sidecar but, for example, as a `router`: a gateway.
     NotASidecar(String),
     /// `sidecar.istio.io/inject` is false.
     InjectionRefused,
-    /// Istio's injector has not seen the pod.
+    /// Istio's injector has not processed the pod.
     NotInjected,
     /// The interception mode is `NONE`.
     ModeNone,
@@ -54,65 +58,106 @@ impl fmt::Display for Decision {
 impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::AgentPod => f.write_str("the pod is the node agent's own"),
+            Self::NamespaceExcluded(namespace) => write!(f, "namespace {namespace} is excluded"),
+            Self::NoPodName => f.write_str("CNI_ARGS names no pod"),
+            Self::NoSubPlugin => f.write_str("the chain has no sub-plugin"),
             Self::NotInChain => f.write_str("istio-redirect is not in the chain"),
-            Self::HostNetwork => f.write_str("the pod has the node's network (hostNetwork)"),
-            Self::IstioInit => f.write_str("the pod's own istio-init container does it"),
+            Self::HostNetwork => f.write_str("the pod uses the host network (hostNetwork)"),
+            Self::IstioInit => f.write_str("the pod's own istio-init container redirects it"),
             Self::EnvoyDisabled => f.write_str("DISABLE_ENVOY of container istio-proxy is true"),
             Self::NoProxy => f.write_str("no container is named istio-proxy"),
             Self::NotASidecar(kind) => write!(f, "istio-proxy runs as {kind:?}, not as a sidecar"),
             Self::InjectionRefused => write!(f, "{INJECT} is false"),
-            Self::NotInjected => write!(f, "there is no annotation {STATUS}, so the sidecar was not injected"),
+            Self::NotInjected => write!(f, "annotation {INJECTION_STATUS} is missing, so the sidecar was not injected"),
             Self::ModeNone => f.write_str("the interception mode is NONE"),
         }
     }
 }
 
-/// One rule that was looked at on the way to a decision.
+/// Returns why `pod` is skipped without any facts of it: it is the agent's, or its namespace is excluded.
+#[must_use]
+pub fn skip_reason(conf: &NetConf, pod: &PodRef) -> Option<SkipReason> {
+    let kubernetes = &conf.kubernetes;
+    let is_agent = kubernetes.agent_namespace.as_ref() == Some(&pod.namespace)
+        && kubernetes.agent_pod_prefixes.iter().any(|prefix| pod.name.starts_with(prefix));
+    if is_agent {
+        return Some(SkipReason::AgentPod);
+    }
+    kubernetes.excludes(&pod.namespace).then(|| SkipReason::NamespaceExcluded(pod.namespace.clone()))
+}
+
+/// Returns why a pod with these facts is skipped: the first of Istio's rules that does not hold.
+pub(super) fn pod_skip_reason(pod: &Pod) -> Option<SkipReason> {
+    RULES.iter().find_map(|rule| (rule.skip_reason)(pod))
+}
+
+/// A rule that was considered for a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsideredRule {
     /// What must hold for the pod to be redirected.
     pub wanted: &'static str,
-    /// What the pod says of it.
+    /// The pod's value.
     pub found: String,
-    /// Whether it holds; the first that does not decides.
+    /// Whether the rule holds. The first that does not hold decides.
     pub holds: bool,
 }
 
-/// One of Istio's rules.
+/// Returns every rule up to the one that decides, for `explain`.
+#[must_use]
+pub fn considered(pod: &Pod) -> Vec<ConsideredRule> {
+    let decisive = RULES.iter().position(|rule| (rule.skip_reason)(pod).is_some());
+    let count = decisive.map_or(RULES.len(), |index| index + 1);
+    let considered = |rule: &DecisionRule| ConsideredRule {
+        wanted: rule.wanted,
+        found: (rule.found)(pod),
+        holds: (rule.skip_reason)(pod).is_none(),
+    };
+    RULES[..count].iter().map(considered).collect()
+}
+
+/// Returns the label `sidecar.istio.io/inject` or, if it is missing, the annotation: `label` or `annotation`, and its value.
+pub(super) fn injection_request(pod: &Pod) -> Option<(&'static str, &str)> {
+    let label = pod.labels.get(INJECT).map(|value| ("label", value));
+    let (kind, value) = label.or_else(|| Some(("annotation", pod.annotations.get(INJECT)?)))?;
+    Some((kind, value))
+}
+
+/// One of the rules by which istio-cni decides.
 struct DecisionRule {
     wanted: &'static str,
     found: fn(&Pod) -> String,
-    why_not: fn(&Pod) -> Option<SkipReason>,
+    skip_reason: fn(&Pod) -> Option<SkipReason>,
 }
 
-/// In Istio's order.
+/// Istio's rules in Istio's order.
 const RULES: [DecisionRule; 7] = [
     DecisionRule {
-        wanted: "a network of its own",
+        wanted: "the pod has its own network",
         found: |pod| format!("hostNetwork is {}", pod.host_network),
-        why_not: |pod| pod.host_network.then_some(SkipReason::HostNetwork),
+        skip_reason: |pod| pod.host_network.then_some(SkipReason::HostNetwork),
     },
     DecisionRule {
-        wanted: "nobody else redirects it",
+        wanted: "no istio-init container redirects it",
         found: |pod| match pod.all_containers().any(is_istio_init) {
             true => "a container is named istio-init".to_owned(),
             false => "no container is named istio-init".to_owned(),
         },
-        why_not: |pod| pod.all_containers().any(is_istio_init).then_some(SkipReason::IstioInit),
+        skip_reason: |pod| pod.all_containers().any(is_istio_init).then_some(SkipReason::IstioInit),
     },
     DecisionRule {
-        wanted: "a container istio-proxy",
+        wanted: "the pod has a container istio-proxy",
         found: |pod| {
             let names: Vec<&str> = pod.all_containers().map(|c| c.name.as_str()).collect();
             format!("containers {}", names.join(", "))
         },
-        why_not: |pod| pod.proxy().is_none().then_some(SkipReason::NoProxy),
+        skip_reason: |pod| pod.proxy().is_none().then_some(SkipReason::NoProxy),
     },
     DecisionRule {
-        wanted: "the proxy takes what is redirected",
-        found: |pod| said("DISABLE_ENVOY", pod.proxy().and_then(|proxy| proxy.env("DISABLE_ENVOY"))),
-        why_not: |pod| {
-            let disabled = pod.proxy()?.env("DISABLE_ENVOY").and_then(parse_bool);
+        wanted: "the proxy accepts redirected traffic",
+        found: |pod| shown(DISABLE_ENVOY, pod.proxy().and_then(|proxy| proxy.env(DISABLE_ENVOY))),
+        skip_reason: |pod| {
+            let disabled = pod.proxy()?.env(DISABLE_ENVOY).and_then(parse_bool);
             (disabled == Some(true)).then_some(SkipReason::EnvoyDisabled)
         },
     },
@@ -122,7 +167,7 @@ const RULES: [DecisionRule; 7] = [
             [] => "istio-proxy has no args".to_owned(),
             args => format!("args start with {}", args.iter().take(2).cloned().collect::<Vec<_>>().join(" ")),
         },
-        why_not: |pod| match pod.proxy()?.args.as_slice() {
+        skip_reason: |pod| match pod.proxy()?.args.as_slice() {
             [first, kind, ..] if first == "proxy" && !matches!(kind.as_str(), "" | "sidecar") => {
                 Some(SkipReason::NotASidecar(kind.clone()))
             }
@@ -130,71 +175,34 @@ const RULES: [DecisionRule; 7] = [
         },
     },
     DecisionRule {
-        wanted: "injection is not refused",
-        found: |pod| said(INJECT, inject(pod).map(|(_, value)| value)),
-        why_not: |pod| {
-            (inject(pod).and_then(|(_, value)| parse_bool(value)) == Some(false))
+        wanted: "injection is not disabled",
+        found: |pod| shown(INJECT, injection_request(pod).map(|(_, value)| value)),
+        skip_reason: |pod| {
+            (injection_request(pod).and_then(|(_, value)| parse_bool(value)) == Some(false))
                 .then_some(SkipReason::InjectionRefused)
         },
     },
     DecisionRule {
-        wanted: "Istio's injector has seen it",
-        found: |pod| match pod.annotations.contains_key(STATUS) {
-            true => format!("annotation {STATUS} is there"),
-            false => format!("there is no annotation {STATUS}"),
+        wanted: "Istio's injector has processed the pod",
+        found: |pod| match pod.annotations.contains_key(INJECTION_STATUS) {
+            true => format!("annotation {INJECTION_STATUS} is set"),
+            false => format!("annotation {INJECTION_STATUS} is missing"),
         },
-        why_not: |pod| (!pod.annotations.contains_key(STATUS)).then_some(SkipReason::NotInjected),
+        skip_reason: |pod| (!pod.annotations.contains_key(INJECTION_STATUS)).then_some(SkipReason::NotInjected),
     },
 ];
 
 fn is_istio_init(container: &Container) -> bool {
-    container.name == "istio-init"
+    container.name == INIT_CONTAINER
 }
 
-/// The label or, if it is missing, the annotation: for messages, and its value.
-pub(super) fn inject(pod: &Pod) -> Option<(Inject, &str)> {
-    let label = pod.labels.get(INJECT).map(|value| (Inject("label"), value.as_str()));
-    label.or_else(|| Some((Inject("annotation"), pod.annotations.get(INJECT)?)))
-}
-
-/// What of a pod has the key `sidecar.istio.io/inject`.
-pub(super) struct Inject(&'static str);
-
-impl fmt::Display for Inject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {INJECT:?}", self.0)
-    }
-}
-
-fn said(key: &str, value: Option<&str>) -> String {
+fn shown(key: &str, value: Option<&str>) -> String {
     value.map_or_else(|| format!("{key} is not set"), |value| format!("{key} is {value:?}"))
-}
-
-/// Which of Istio's rows a pod falls into; the first that matches counts.
-pub(super) fn decide(pod: &Pod) -> Decision {
-    why_not(pod).map_or(Decision::Redirect, Decision::LeaveAlone)
-}
-
-fn why_not(pod: &Pod) -> Option<SkipReason> {
-    RULES.iter().find_map(|rule| (rule.why_not)(pod))
-}
-
-/// Every rule up to the one that decides, for people.
-#[must_use]
-pub fn considered(pod: &Pod) -> Vec<ConsideredRule> {
-    let decides = RULES.iter().position(|rule| (rule.why_not)(pod).is_some());
-    let seen = decides.map_or(RULES.len(), |index| index + 1);
-    let look = |rule: &DecisionRule| ConsideredRule {
-        wanted: rule.wanted,
-        found: (rule.found)(pod),
-        holds: (rule.why_not)(pod).is_none(),
-    };
-    RULES[..seen].iter().map(look).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::scenario::{container, meshed_pod};
+    use super::super::tests::scenario::{container, meshed_pod};
     use super::*;
 
     fn proxy_env(pod: &mut Pod, name: &str, value: &str) {
@@ -213,13 +221,13 @@ mod tests {
         pod.annotations.insert(INJECT.into(), value.into());
     }
 
-    /// A row: what it is, how the pod differs from an injected one, why it is left alone.
+    /// A row: what it is, how the pod differs from an injected one, why it is skipped.
     type Row = (&'static str, fn(&mut Pod), Option<SkipReason>);
 
     fn rows() -> Vec<Row> {
         vec![
             ("injected", |_| (), None),
-            ("the node's network", |p| p.host_network = true, Some(SkipReason::HostNetwork)),
+            ("the host network", |p| p.host_network = true, Some(SkipReason::HostNetwork)),
             ("istio-init", |p| p.init_containers.push(container("istio-init", None)), Some(SkipReason::IstioInit)),
             (
                 "istio-init among containers",
@@ -246,11 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn each_row() {
+    fn each_rule_gives_its_reason() {
         for (row, change, reason) in rows() {
             let mut pod = meshed_pod();
             change(&mut pod);
-            assert_eq!(why_not(&pod), reason, "{row}");
+            assert_eq!(pod_skip_reason(&pod), reason, "{row}");
             let seen = considered(&pod);
             let (last, before) = seen.split_last().expect("a rule");
             assert!(before.iter().all(|rule| rule.holds), "{row}: {seen:?}");
@@ -259,45 +267,42 @@ mod tests {
     }
 
     #[test]
-    fn the_first_row_that_matches_counts() {
+    fn the_first_rule_that_does_not_hold_decides() {
         let mut pod = meshed_pod();
-        let from_the_last_row_up = [
-            "not injected",
-            "label false",
-            "a gateway",
-            "DISABLE_ENVOY",
-            "no proxy",
-            "istio-init",
-            "the node's network",
-        ];
+        let from_the_last_row_up =
+            ["not injected", "label false", "a gateway", "DISABLE_ENVOY", "no proxy", "istio-init", "the host network"];
         for name in from_the_last_row_up {
             let (_, change, reason) = rows().into_iter().find(|(row, ..)| *row == name).expect(name);
             change(&mut pod);
-            assert_eq!(why_not(&pod), reason, "{name}");
+            assert_eq!(pod_skip_reason(&pod), reason, "{name}");
         }
     }
 
     #[test]
-    fn the_label_wins_over_the_annotation() {
+    fn the_label_overrides_the_annotation() {
         let mut pod = meshed_pod();
         annotation(&mut pod, "false");
         label(&mut pod, "true");
-        assert_eq!(decide(&pod), Decision::Redirect);
+        assert_eq!(pod_skip_reason(&pod), None);
         label(&mut pod, "whatever");
-        assert_eq!(decide(&pod), Decision::Redirect);
+        assert_eq!(pod_skip_reason(&pod), None);
     }
 
     #[test]
-    fn a_native_sidecar_counts() {
+    fn a_native_sidecar_is_redirected() {
         let mut pod = meshed_pod();
         let proxy = pod.containers.pop().expect("a proxy");
         pod.init_containers.push(Container { restarts_always: true, ..proxy });
-        assert_eq!(decide(&pod), Decision::Redirect);
+        assert_eq!(pod_skip_reason(&pod), None);
     }
 
     #[test]
-    fn every_reason_is_one_line_of_its_own() {
+    fn every_reason_has_its_own_line() {
         let reasons = [
+            SkipReason::AgentPod,
+            SkipReason::NamespaceExcluded("kube-system".into()),
+            SkipReason::NoPodName,
+            SkipReason::NoSubPlugin,
             SkipReason::NotInChain,
             SkipReason::HostNetwork,
             SkipReason::IstioInit,
@@ -310,7 +315,7 @@ mod tests {
         ];
         let decisions = reasons.into_iter().map(Decision::LeaveAlone).chain([Decision::Redirect]);
         let lines: std::collections::BTreeSet<String> = decisions.map(|d| d.to_string()).collect();
-        assert_eq!(lines.len(), 10);
+        assert_eq!(lines.len(), 14);
         assert!(lines.iter().all(|line| line.contains("redirected: ") && !line.contains('\n')), "{lines:?}");
         assert!(lines.iter().any(|line| line.contains("\"router\"")));
     }

@@ -1,90 +1,133 @@
-//! `istio-redirect`: the redirection to the sidecar, as its layers of settings have it.
+//! `istio-redirect`: redirection to the sidecar, from four layers of settings. Each layer overrides the ones after it:
+//! the pod's annotations, `args.cni`, the proxy's container, the blocks of the sub-plugin chain.
 
-use super::note::{Layers, SettingSource};
+use super::note::Note;
+use super::parsed_chain::ParsedBlock;
+use super::pod_networks::secondary_interfaces;
 use super::settings::Settings;
-use super::sub_plugin::ParsedBlock;
-use super::{Note, secondary, settings, values};
+use super::sub_plugin::{SettingSource, SubPlugin};
+use super::values;
 use crate::cni::{Code, Error};
 use crate::pod::{Container, Pod};
 use crate::policy::{DnsCapture, Groups, Interception, Ipv6, Redirect};
 use std::collections::HashSet;
 
-/// Ports of the proxy's own that are never captured: health, readiness and metrics.
-const NEVER_INBOUND: [u16; 3] = [15020, 15021, 15090];
-
-/// The layers above the `istio-redirect` blocks.
+/// The layers that override the `istio-redirect` blocks.
 pub(super) struct OverridingLayers<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// Its container istio-proxy.
+    /// The pod's container istio-proxy.
     pub proxy: &'a Container,
     /// The block in `args.cni`.
     pub args: Option<Settings>,
-    /// Whether the pod's annotations count.
+    /// Whether the pod's annotations apply.
     pub annotations: bool,
 }
 
-/// The redirection that `blocks` ask for together, and where each setting of it comes from. The keys that the
-/// blocks set are united before the other layers apply, so a key that a block does not set never contradicts
-/// another block's.
+/// Returns the redirection of all `blocks` and appends the source of each setting to `origins`. The blocks are united
+/// before the other layers apply, so that a key that one block does not set never conflicts with another block.
 ///
 /// # Errors
-/// A setting is wrong, or two blocks contradict each other.
+/// A setting is invalid, or two blocks contradict each other.
 pub(super) fn interception(
     blocks: &[ParsedBlock<Settings>],
-    above: OverridingLayers<'_>,
+    overriding: OverridingLayers<'_>,
     origins: &mut Vec<(&'static str, SettingSource)>,
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
-    let pod = above.pod;
-    let block = together(blocks)?;
-    let path = blocks.iter().map(|entry| entry.path.as_str()).collect::<Vec<_>>().join(" and ");
-    let path = path.as_str();
+    let pod = overriding.pod;
+    let united = unite(blocks)?;
+    let paths: Vec<&str> = blocks.iter().map(|block| block.path.as_str()).collect();
     let layers = Layers {
         blocks,
         pod,
-        annotated: if above.annotations { settings::annotated_settings(pod)? } else { Settings::default() },
-        args: above.args.unwrap_or_default(),
-        container: settings::container_settings(pod, above.proxy, notes)?,
-        block,
+        annotations: if overriding.annotations { Settings::of_annotations(pod)? } else { Settings::default() },
+        args: overriding.args.unwrap_or_default(),
+        container: Settings::of_container(pod, overriding.proxy, notes)?,
+        united,
     };
     origins.extend(layers.origins());
-    let mut interception = resolve(path, layers.settings(), notes)?;
+    let mut interception = resolve(&paths.join(" and "), layers.settings(), notes)?;
     if let Interception::On(redirect) = &mut interception
         && !redirect.capture_secondary_networks
     {
-        let mut known: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
-        let new = secondary::interfaces(pod).into_iter().filter(|name| known.insert(name.clone()));
-        redirect.exclude_interfaces.extend(new);
+        let mut excluded: HashSet<String> = redirect.exclude_interfaces.iter().cloned().collect();
+        let added = secondary_interfaces(pod).into_iter().filter(|name| excluded.insert(name.clone()));
+        redirect.exclude_interfaces.extend(added);
     }
     Ok(interception)
 }
 
-/// What all blocks set.
-fn together(blocks: &[ParsedBlock<Settings>]) -> Result<Settings, Error> {
-    let mut whole = Settings::default();
-    for (index, entry) in blocks.iter().enumerate() {
-        whole = whole.union(&entry.own).map_err(|conflict| {
-            let contradicts = |other: &&ParsedBlock<Settings>| other.own.union(&entry.own).is_err();
+/// The layers of settings in descending order of precedence.
+struct Layers<'a> {
+    blocks: &'a [ParsedBlock<Settings>],
+    pod: &'a Pod,
+    annotations: Settings,
+    args: Settings,
+    container: Settings,
+    /// The settings of all blocks.
+    united: Settings,
+}
+
+impl Layers<'_> {
+    /// Returns the source of each setting's value.
+    fn origins(&self) -> impl Iterator<Item = (&'static str, SettingSource)> {
+        let [annotations, args, container, united] =
+            [&self.annotations, &self.args, &self.container, &self.united].map(Settings::is_set);
+        Settings::DEFINITIONS.into_iter().enumerate().flat_map(move |(index, definition)| {
+            let key = definition.key;
+            let annotation = || definition.annotations.iter().find(|key| self.pod.annotations.contains_key(**key));
+            let sources = if annotations[index] {
+                annotation().map(|key| SettingSource::Pod(key)).into_iter().collect()
+            } else if args[index] {
+                vec![SettingSource::Argument(SubPlugin::IstioRedirect)]
+            } else if container[index] {
+                definition.container.iter().map(|key| SettingSource::Container(key)).collect()
+            } else if united[index] {
+                let blocks = self.blocks.iter().filter(|block| block.parsed.is_set()[index]);
+                blocks.map(|block| SettingSource::Configuration(format!("{}.{key}", block.path))).collect()
+            } else {
+                vec![SettingSource::Default]
+            };
+            sources.into_iter().map(move |source| (key, source))
+        })
+    }
+
+    /// Returns the settings of all layers.
+    fn settings(self) -> Settings {
+        self.annotations.over(self.args).over(self.container).over(self.united)
+    }
+}
+
+/// Unites the settings of all blocks.
+fn unite(blocks: &[ParsedBlock<Settings>]) -> Result<Settings, Error> {
+    let mut united = Settings::default();
+    for (index, block) in blocks.iter().enumerate() {
+        united = united.union(&block.parsed).map_err(|conflict| {
+            let contradicts = |other: &&ParsedBlock<Settings>| other.parsed.union(&block.parsed).is_err();
             let other = blocks[..index].iter().find(contradicts).map_or("the others", |other| &other.path);
-            let msg = format!("{other} and {} contradict each other: {conflict}", entry.path);
+            let msg = format!("{other} and {} contradict each other: {conflict}", block.path);
             Error::new(Code::InvalidConfig, msg)
         })?;
     }
-    Ok(whole)
+    Ok(united)
 }
 
-/// Settings with Istio's defaults for what they leave open.
+/// Fills unset settings with Istio's defaults.
 fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Interception, Error> {
     let default = Redirect::default();
     let Some(mode) = settings.inbound_interception_mode.unwrap_or(Some(default.inbound_interception_mode)) else {
         return Ok(Interception::Off);
     };
-    let dns = dns(path, &settings, notes);
+    let dns = dns_capture(path, &settings, notes);
     let (owner_groups_include, owner_groups_exclude) = owner_groups(
         settings.owner_groups_include.unwrap_or(default.owner_groups_include),
         settings.owner_groups_exclude.unwrap_or(Groups::List(default.owner_groups_exclude)),
     );
+    // The proxy's ports for health, readiness and metrics are never captured.
+    let inbound_ports_exclude = match settings.inbound_ports_exclude {
+        Some(ports) => values::with_ports(ports, &default.inbound_ports_exclude),
+        None => default.inbound_ports_exclude,
+    };
     let redirect = Redirect {
         inbound_interception_mode: mode,
         proxy_uid: settings.proxy_uid.unwrap_or(default.proxy_uid),
@@ -95,9 +138,7 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
         inbound_tproxy_mark: settings.inbound_tproxy_mark.unwrap_or(default.inbound_tproxy_mark),
         inbound_tproxy_route_table: settings.inbound_tproxy_route_table.unwrap_or(default.inbound_tproxy_route_table),
         inbound_ports_include: settings.inbound_ports_include.unwrap_or(default.inbound_ports_include),
-        inbound_ports_exclude: settings
-            .inbound_ports_exclude
-            .map_or(default.inbound_ports_exclude, |given| values::with(given, &NEVER_INBOUND)),
+        inbound_ports_exclude,
         outbound_ports_include: settings.outbound_ports_include.unwrap_or(default.outbound_ports_include),
         outbound_ports_exclude: settings.outbound_ports_exclude.unwrap_or(default.outbound_ports_exclude),
         outbound_ip_ranges_include: settings.outbound_ip_ranges_include.unwrap_or(default.outbound_ip_ranges_include),
@@ -114,33 +155,34 @@ fn resolve(path: &str, settings: Settings, notes: &mut Vec<Note>) -> Result<Inte
     };
     if redirect.proxy_uid.is_empty() && redirect.proxy_gid.is_empty() {
         let msg = format!(
-            "{path}: proxy_uid and proxy_gid are both empty, so that what the proxy sends would come back to it; \
-             name at least one UID or GID"
+            "{path}: proxy_uid and proxy_gid are both empty: the rules would redirect the proxy's own traffic back to \
+             it; set at least one UID or GID"
         );
         return Err(Error::new(Code::InvalidConfig, msg));
     }
     Ok(Interception::On(Box::new(redirect)))
 }
 
-fn dns(path: &str, settings: &Settings, notes: &mut Vec<Note>) -> DnsCapture {
+fn dns_capture(path: &str, settings: &Settings, notes: &mut Vec<Note>) -> DnsCapture {
     if settings.redirect_dns != Some(true) {
         return DnsCapture::Off;
     }
-    let servers_named = settings.dns_servers_v4.is_some() || settings.dns_servers_v6.is_some();
-    if settings.capture_all_dns.unwrap_or(!servers_named) {
+    let has_servers = settings.dns_servers_v4.is_some() || settings.dns_servers_v6.is_some();
+    if settings.capture_all_dns.unwrap_or(!has_servers) {
         return DnsCapture::All;
     }
     let v4 = settings.dns_servers_v4.clone().unwrap_or_default();
     let v6 = settings.dns_servers_v6.clone().unwrap_or_default();
     if v4.is_empty() && v6.is_empty() {
-        let msg = "redirect_dns captures nothing: neither capture_all_dns nor dns_servers_v4 nor dns_servers_v6 is set";
+        let msg =
+            "redirect_dns has no effect: capture_all_dns is false, and dns_servers_v4 and dns_servers_v6 are empty";
         notes.push(Note::warning(format!("{path}: {msg}")));
         return DnsCapture::Off;
     }
     DnsCapture::Servers { v4, v6 }
 }
 
-/// Exclusions count where all groups are included; all excluded is none included.
+/// Excluded groups apply only if all groups are included. To exclude all is to include none.
 fn owner_groups(include: Groups, exclude: Groups) -> (Groups, Vec<u32>) {
     match (include, exclude) {
         (Groups::All, Groups::All) => (Groups::List(Vec::new()), Vec::new()),
@@ -150,300 +192,4 @@ fn owner_groups(include: Groups, exclude: Groups) -> (Groups, Vec<u32>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::note::Severity;
-    use super::super::scenario::{Scenario, chain};
-    use super::*;
-    use crate::policy::{InterceptionMode, PortRange, Ports, Ranges};
-    use serde_json::{Value, json};
-
-    fn block(keys: Value) -> Scenario {
-        let mut block = keys;
-        block["type"] = "istio-redirect".into();
-        chain(json!([block]))
-    }
-
-    fn ports(list: &[u16]) -> Ports {
-        Ports::List(list.iter().map(|&port| PortRange::one(port)).collect())
-    }
-
-    fn ranges(list: &[&str]) -> Ranges {
-        Ranges::List(list.iter().map(|net| net.parse().expect(net)).collect())
-    }
-
-    /// What a key does to Istio's defaults.
-    type Effect = fn(&mut Redirect);
-
-    #[test]
-    fn every_key_of_a_block() {
-        let rows: Vec<(Value, Effect)> = vec![
-            (json!({}), |_| ()),
-            (json!({"proxy_port": 1, "inbound_capture_port": "2", "inbound_tunnel_port": 3}), |r| {
-                (r.proxy_port, r.inbound_capture_port, r.inbound_tunnel_port) = (1, 2, 3);
-            }),
-            (json!({"inbound_interception_mode": "TPROXY"}), |r| {
-                r.inbound_interception_mode = InterceptionMode::Tproxy
-            }),
-            (json!({"inbound_interception_mode": "REDIRECT"}), |_| ()),
-            (json!({"inbound_tproxy_mark": 4294967295u32, "inbound_tproxy_route_table": 252}), |r| {
-                (r.inbound_tproxy_mark, r.inbound_tproxy_route_table) = (u32::MAX, 252);
-            }),
-            (json!({"inbound_ports_include": "80,8000-8010"}), |r| {
-                r.inbound_ports_include = Ports::List(vec![PortRange::one(80), PortRange { first: 8000, last: 8010 }]);
-            }),
-            (json!({"inbound_ports_include": ""}), |r| r.inbound_ports_include = ports(&[])),
-            (json!({"inbound_ports_exclude": "15021,22"}), |r| {
-                r.inbound_ports_exclude = ports(&[15021, 22, 15020, 15090]);
-            }),
-            (json!({"inbound_ports_exclude": []}), |r| r.inbound_ports_exclude = ports(&[15020, 15021, 15090])),
-            (json!({"inbound_ports_exclude": "*"}), |r| r.inbound_ports_exclude = Ports::All),
-            (json!({"outbound_ports_include": [443]}), |r| r.outbound_ports_include = ports(&[443])),
-            (json!({"outbound_ports_exclude": [22]}), |r| r.outbound_ports_exclude = ports(&[22])),
-            (json!({"outbound_ports_exclude": []}), |r| r.outbound_ports_exclude = ports(&[])),
-            (json!({"outbound_ip_ranges_include": "10.0.0.1/8, fd00::1"}), |r| {
-                r.outbound_ip_ranges_include = ranges(&["10.0.0.0/8", "fd00::1/128"]);
-            }),
-            (json!({"outbound_ip_ranges_exclude": "*"}), |r| r.outbound_ip_ranges_exclude = Ranges::All),
-            (json!({"owner_groups_include": "javausers,7"}), |r| r.owner_groups_include = Groups::List(vec![202, 7])),
-            (json!({"owner_groups_exclude": [7]}), |r| r.owner_groups_exclude = vec![7]),
-            (json!({"owner_groups_exclude": "*"}), |r| r.owner_groups_include = Groups::List(vec![])),
-            (json!({"owner_groups_include": [1], "owner_groups_exclude": "*"}), |r| {
-                r.owner_groups_include = Groups::List(vec![1]);
-            }),
-            (json!({"reroute_virtual_interfaces": "net1", "exclude_interfaces": ["net2", "net3"]}), |r| {
-                r.reroute_virtual_interfaces = vec!["net1".into()];
-                r.exclude_interfaces = vec!["net2".into(), "net3".into()];
-            }),
-            (json!({"drop_invalid": true}), |r| r.drop_invalid = true),
-            (json!({"dual_stack": true}), |_| ()),
-            (json!({"enable_ipv6": true}), |r| r.ipv6 = Ipv6::On),
-            (json!({"enable_ipv6": false}), |r| r.ipv6 = Ipv6::Off),
-            (json!({"host_ipv4_loopback_cidr": "127.0.0.1/8"}), |r| {
-                r.host_ipv4_loopback_cidr = "127.0.0.0/8".parse().expect("a CIDR");
-            }),
-        ];
-        for (keys, effect) in rows {
-            let mut expected = Redirect::default();
-            effect(&mut expected);
-            assert_eq!(block(keys.clone()).redirect(), expected, "{keys}");
-        }
-    }
-
-    #[test]
-    fn a_wrong_value_is_refused_by_its_path() {
-        for (key, value) in [
-            ("inbound_interception_mode", json!("redirect")),
-            ("proxy_uid", json!("4294967295")),
-            ("proxy_gid", json!(["staff"])),
-            ("proxy_port", json!(0)),
-            ("inbound_capture_port", json!(65536)),
-            ("inbound_tunnel_port", json!("x")),
-            ("inbound_tproxy_mark", json!(0)),
-            ("inbound_tproxy_route_table", json!(254)),
-            ("inbound_ports_include", json!([0])),
-            ("inbound_ports_exclude", json!("http")),
-            ("outbound_ports_include", json!("9-8")),
-            ("outbound_ports_exclude", json!({})),
-            ("outbound_ip_ranges_include", json!("10.0.0.0/33")),
-            ("outbound_ip_ranges_exclude", json!(true)),
-            ("owner_groups_include", json!("no-such-group")),
-            ("owner_groups_exclude", json!(["no-such-group"])),
-            ("reroute_virtual_interfaces", json!("a/b")),
-            ("exclude_interfaces", json!("1234567890123456")),
-            ("redirect_dns", json!("true")),
-            ("capture_all_dns", json!(1)),
-            ("dns_servers_v4", json!("fd00::1")),
-            ("dns_servers_v6", json!("10.0.0.1")),
-            ("drop_invalid", json!("yes")),
-            ("dual_stack", json!("yes")),
-            ("enable_ipv6", json!(0)),
-            ("host_ipv4_loopback_cidr", json!("::1/128")),
-        ] {
-            let msg = block(json!({ key: value })).error();
-            assert!(msg.starts_with(&format!("chain[0].{key}: ")) && msg.contains("; expected "), "{msg}");
-        }
-    }
-
-    #[test]
-    fn more_groups_than_fit_into_a_rule_are_refused() {
-        let groups = |n: u32| block(json!({"owner_groups_include": (0..n).collect::<Vec<_>>()}));
-        assert_eq!(groups(64).redirect().owner_groups_include, Groups::List((0..64).collect()));
-        assert_eq!(groups(65).error(), "chain[0].owner_groups_include: expected at most 64 groups, got 65");
-    }
-
-    #[test]
-    fn the_proxy_must_be_known_by_something() {
-        let by_nothing = block(json!({"proxy_uid": [], "proxy_gid": []})).proxy(|c| {
-            (c.run_as_user, c.run_as_group) = (None, None);
-        });
-        assert!(by_nothing.error().starts_with("chain[0]: proxy_uid and proxy_gid are both empty"));
-        let by_gid = block(json!({"proxy_uid": []})).proxy(|c| (c.run_as_user, c.run_as_group) = (None, None));
-        assert_eq!((by_gid.redirect().proxy_uid, by_gid.redirect().proxy_gid), (vec![], vec![1337]));
-    }
-
-    #[test]
-    fn the_proxys_ids_are_what_it_runs_as() {
-        let of = |block_uid: Option<u32>, container: Option<i64>, pod: Option<i64>| {
-            let keys = block_uid.map_or(json!({}), |uid| json!({"proxy_uid": uid, "proxy_gid": uid}));
-            let scenario = block(keys).pod(|p| (p.run_as_user, p.run_as_group) = (pod, pod));
-            let redirect = scenario.proxy(|c| (c.run_as_user, c.run_as_group) = (container, container)).redirect();
-            assert_eq!(redirect.proxy_uid, redirect.proxy_gid);
-            redirect.proxy_uid
-        };
-        assert_eq!(of(None, None, None), [1337]);
-        assert_eq!(of(None, Some(1000659999), None), [1000659999]);
-        assert_eq!(of(None, None, Some(8)), [8]);
-        assert_eq!(of(None, Some(7), Some(8)), [7]);
-        assert_eq!(of(None, Some(0), None), [1337]);
-        assert_eq!(of(None, Some(0), Some(8)), [1337]);
-        assert_eq!(of(Some(9), None, None), [9]);
-        assert_eq!(of(Some(9), Some(7), None), [7]);
-        assert_eq!(of(Some(9), Some(0), None), [9]);
-        let msg = block(json!({})).proxy(|c| c.run_as_group = Some(-7)).error();
-        assert!(msg.starts_with("runAsGroup of container istio-proxy of pod shop/cart-1: invalid value -7; "), "{msg}");
-    }
-
-    #[test]
-    fn the_proxys_variables_are_its_word() {
-        let plain = block(json!({}));
-        assert_eq!(plain.clone().env("ISTIO_META_DNS_CAPTURE", "true").redirect().dns, DnsCapture::All);
-        assert!(plain.clone().env("INVALID_DROP", "1").redirect().drop_invalid);
-        assert_eq!(plain.clone().env("ISTIO_DUAL_STACK", "true").redirect(), Redirect::default());
-        let set = block(json!({"redirect_dns": true, "drop_invalid": true}));
-        let unset = set.env("ISTIO_META_DNS_CAPTURE", "false").env("INVALID_DROP", "nonsense").output();
-        let redirect = unset.policy.redirect().expect("a redirection");
-        assert_eq!((&redirect.dns, redirect.drop_invalid), (&DnsCapture::Off, false));
-        assert_eq!(unset.notes.len(), 1);
-        assert_eq!(unset.notes[0].severity, Severity::Warning);
-        assert!(unset.notes[0].text.starts_with("INVALID_DROP of container istio-proxy is \"nonsense\""));
-    }
-
-    #[test]
-    fn which_dns_is_captured() {
-        let servers = |v4: &[&str], v6: &[&str]| DnsCapture::Servers {
-            v4: v4.iter().map(|ip| ip.parse().expect(ip)).collect(),
-            v6: v6.iter().map(|ip| ip.parse().expect(ip)).collect(),
-        };
-        for (keys, dns, notes) in [
-            (json!({}), DnsCapture::Off, 0),
-            (json!({"redirect_dns": false, "capture_all_dns": true}), DnsCapture::Off, 0),
-            (json!({"dns_servers_v4": "10.0.0.1"}), DnsCapture::Off, 0),
-            (json!({"redirect_dns": true}), DnsCapture::All, 0),
-            (json!({"redirect_dns": true, "capture_all_dns": true}), DnsCapture::All, 0),
-            (json!({"redirect_dns": true, "dns_servers_v4": "10.0.0.1"}), servers(&["10.0.0.1"], &[]), 0),
-            (json!({"redirect_dns": true, "dns_servers_v6": ["fd00::1"]}), servers(&[], &["fd00::1"]), 0),
-            (
-                json!({"redirect_dns": true, "capture_all_dns": false, "dns_servers_v4": "10.0.0.2,10.0.0.1,10.0.0.2"}),
-                servers(&["10.0.0.2", "10.0.0.1"], &[]),
-                0,
-            ),
-            (json!({"redirect_dns": true, "capture_all_dns": true, "dns_servers_v4": "10.0.0.1"}), DnsCapture::All, 0),
-            (json!({"redirect_dns": true, "capture_all_dns": false}), DnsCapture::Off, 1),
-            (json!({"redirect_dns": true, "dns_servers_v4": []}), DnsCapture::Off, 1),
-        ] {
-            let output = block(keys.clone()).output();
-            assert_eq!(output.policy.redirect().expect("a redirection").dns, dns, "{keys}");
-            assert_eq!(output.notes.len(), notes, "{keys}: {:?}", output.notes);
-            assert!(output.notes.iter().all(|note| note.severity == Severity::Warning));
-        }
-    }
-
-    #[test]
-    fn every_annotation() {
-        const TRAFFIC: &str = "traffic.sidecar.istio.io";
-        let rows: Vec<(String, &str, Effect)> = vec![
-            ("sidecar.istio.io/interceptionMode".into(), "TPROXY", |r| {
-                r.inbound_interception_mode = InterceptionMode::Tproxy
-            }),
-            ("sidecar.istio.io/interceptionMode".into(), "REDIRECT", |_| ()),
-            (format!("{TRAFFIC}/includeOutboundIPRanges"), "", |r| r.outbound_ip_ranges_include = ranges(&[])),
-            (format!("{TRAFFIC}/includeOutboundIPRanges"), "*", |_| ()),
-            (format!("{TRAFFIC}/includeOutboundIPRanges"), "10.0.0.0/8", |r| {
-                r.outbound_ip_ranges_include = ranges(&["10.0.0.0/8"])
-            }),
-            (format!("{TRAFFIC}/excludeOutboundIPRanges"), "10.0.0.1/8, 1.2.3.4", |r| {
-                r.outbound_ip_ranges_exclude = ranges(&["10.0.0.0/8", "1.2.3.4/32"]);
-            }),
-            (format!("{TRAFFIC}/includeInboundPorts"), "", |r| r.inbound_ports_include = ports(&[])),
-            (format!("{TRAFFIC}/includeInboundPorts"), "80, 443,", |r| r.inbound_ports_include = ports(&[80, 443])),
-            (format!("{TRAFFIC}/excludeInboundPorts"), "", |_| ()),
-            (format!("{TRAFFIC}/excludeInboundPorts"), "15090,80", |r| {
-                r.inbound_ports_exclude = ports(&[15090, 80, 15020, 15021])
-            }),
-            (format!("{TRAFFIC}/excludeInboundPorts"), "*", |r| r.inbound_ports_exclude = Ports::All),
-            (format!("{TRAFFIC}/includeOutboundPorts"), "*", |r| r.outbound_ports_include = Ports::All),
-            (format!("{TRAFFIC}/excludeOutboundPorts"), "", |r| r.outbound_ports_exclude = ports(&[])),
-            (format!("{TRAFFIC}/excludeOutboundPorts"), "53", |r| r.outbound_ports_exclude = ports(&[53])),
-            (format!("{TRAFFIC}/excludeInterfaces"), "net1, net2", |r| {
-                r.exclude_interfaces = vec!["net1".into(), "net2".into()]
-            }),
-            ("istio.io/reroute-virtual-interfaces".into(), "k6t-eth0", |r| {
-                r.reroute_virtual_interfaces = vec!["k6t-eth0".into()]
-            }),
-            (format!("{TRAFFIC}/kubevirtInterfaces"), "k6t-eth0", |r| {
-                r.reroute_virtual_interfaces = vec!["k6t-eth0".into()]
-            }),
-            ("status.sidecar.istio.io/port".into(), "nonsense", |_| ()),
-        ];
-        for (key, value, effect) in rows {
-            let mut expected = Redirect::default();
-            effect(&mut expected);
-            assert_eq!(block(json!({})).annotated(&key, value).redirect(), expected, "{key}: {value:?}");
-        }
-    }
-
-    #[test]
-    fn the_former_name_of_an_annotation_counts_only_alone() {
-        let both = block(json!({})).annotated("traffic.sidecar.istio.io/kubevirtInterfaces", "not/read");
-        let both = both.annotated("istio.io/reroute-virtual-interfaces", "");
-        assert!(both.redirect().reroute_virtual_interfaces.is_empty());
-    }
-
-    #[test]
-    fn a_wrong_annotation_is_an_error_that_names_it_and_its_pod() {
-        for key in settings::ANNOTATIONS {
-            for wrong in ["no such/thing", "80,no such/thing"] {
-                let msg = block(json!({})).annotated(key, wrong).error();
-                assert!(msg.starts_with(&format!("annotation {key:?} of pod shop/cart-1: ")), "{msg}");
-                assert!(msg.contains(": invalid value ") && msg.contains("; expected "), "{msg}");
-            }
-        }
-        for mode in ["", "none", "redirect", "TPROXY,NONE"] {
-            let msg = block(json!({})).annotated("sidecar.istio.io/interceptionMode", mode).error();
-            assert!(msg.ends_with(&format!("invalid value {mode:?}; expected REDIRECT, TPROXY, NONE")), "{msg}");
-        }
-    }
-
-    #[test]
-    fn the_nearer_layer_wins_key_by_key() {
-        let by_block = block(json!({
-            "proxy_uid": [1, 2],
-            "redirect_dns": false,
-            "outbound_ports_exclude": [1],
-            "exclude_interfaces": "a",
-            "proxy_port": 1,
-        }));
-        assert_eq!(by_block.redirect().proxy_uid, [1337]);
-        let by_proxy = by_block.env("ISTIO_META_DNS_CAPTURE", "true").proxy(|c| c.run_as_user = Some(3));
-        let redirect = by_proxy.redirect();
-        assert_eq!((redirect.proxy_uid, redirect.dns, redirect.proxy_port), (vec![3], DnsCapture::All, 1));
-        let by_args = by_proxy.args(json!({"istio-redirect": {
-            "proxy_uid": 4, "redirect_dns": false, "outbound_ports_exclude": "2", "exclude_interfaces": ["b"],
-        }}));
-        let redirect = by_args.redirect();
-        assert_eq!((redirect.proxy_uid, redirect.dns), (vec![4], DnsCapture::Off));
-        assert_eq!((redirect.outbound_ports_exclude, redirect.exclude_interfaces), (ports(&[2]), vec!["b".to_owned()]));
-        let by_annotation = by_args.annotated("traffic.sidecar.istio.io/excludeOutboundPorts", "3").redirect();
-        assert_eq!((by_annotation.outbound_ports_exclude, by_annotation.proxy_uid), (ports(&[3]), vec![4]));
-        assert_eq!((by_annotation.exclude_interfaces, by_annotation.proxy_port), (vec!["b".to_owned()], 1));
-    }
-
-    #[test]
-    fn the_pods_argument_is_a_block_without_the_administrators_keys() {
-        let with = |args| block(json!({})).args(json!({ "istio-redirect": args }));
-        let msg = with(json!({"pod_overrides": true})).error();
-        assert!(msg.starts_with("args.cni.istio-redirect.pod_overrides: unknown key"), "{msg}");
-        let msg = with(json!({"proxy_port": 0})).error();
-        assert!(msg.starts_with("args.cni.istio-redirect.proxy_port: invalid value 0; "), "{msg}");
-    }
-}
+mod tests;

@@ -1,82 +1,390 @@
-//! The settings of `istio-redirect`, layer by layer: what a block says and what it leaves open.
+//! The settings of `istio-redirect`. One table defines each setting: its key, its parser, its annotations, what the
+//! proxy's container sets, and its JSON value in `explain`. Defaults are those of [`Redirect`].
 //!
-//! Istio's annotations on a pod.
-//!
-//! What the container istio-proxy says of itself: Istio's injector writes its choices there.
+//! To add a setting, add a field to [`Redirect`], an entry to the table and a line to `istio_redirect::resolve`. To let
+//! pods set it, add an annotation to [`crate::pod::well_known`] and to the entry.
 
+use super::context::AnnotationValue;
 use super::ids::IdKind;
-use super::values::{AnnotationValue, parse_bool};
-use super::{Note, ids, values};
+use super::note::Note;
+use super::values::{self, parse_bool};
 use crate::cni::{BlockReader, Error, ItemList, at_most};
+use crate::pod::well_known::{
+    DNS_CAPTURE, EXCLUDE_INBOUND_PORTS, EXCLUDE_INTERFACES, EXCLUDE_OUTBOUND_PORTS, EXCLUDE_OUTBOUND_RANGES,
+    INCLUDE_INBOUND_PORTS, INCLUDE_OUTBOUND_PORTS, INCLUDE_OUTBOUND_RANGES, INTERCEPTION_MODE, INVALID_DROP,
+    KUBEVIRT_INTERFACES, REROUTE_INTERFACES,
+};
 use crate::pod::{Container, Pod};
-use crate::policy::{Conflict, Groups, InterceptionMode, Ports, Ranges, Unite};
+use crate::policy::{Conflict, DnsCapture, Groups, InterceptionMode, Ipv6, Ports, Ranges, Redirect, Unite};
 use ipnet::{IpNet, Ipv4Net};
+use serde_json::{Value, json};
+use std::fmt::Display;
 use std::hash::Hash;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// What one layer says; the layers are in [`super::istio_redirect`].
-macro_rules! layer {
-    ($($(#[$doc:meta])* $key:ident: $type:ty,)+) => {
+/// Limit of groups in one rule, as in Istio.
+const MAX_GROUPS: usize = 64;
+
+/// The values of `inbound_interception_mode` and of Istio's annotation. `None` is no interception.
+const MODES: [(&str, Option<InterceptionMode>); 3] =
+    [("REDIRECT", Some(InterceptionMode::Redirect)), ("TPROXY", Some(InterceptionMode::Tproxy)), ("NONE", None)];
+
+/// The GID of a group of the host.
+type GroupLookup<'a> = dyn Fn(&str) -> Option<u32> + 'a;
+type Parse<T> = fn(&WrittenValue<'_>, &GroupLookup<'_>) -> Result<Option<T>, Error>;
+type Read<T> = fn(&mut ProxyContainer<'_>) -> Result<Option<T>, Error>;
+
+/// A setting in the table, without its type.
+pub(super) struct Definition {
+    /// The key in a block.
+    pub key: &'static str,
+    /// The annotations that set it; the first that is set takes precedence.
+    pub annotations: &'static [&'static str],
+    /// The key or variable of the proxy's container that sets it; at most one.
+    pub container: &'static [&'static str],
+    /// Returns its value in a redirection as JSON.
+    pub value: fn(&Redirect) -> Value,
+}
+
+/// Defines [`Settings`] with one field per entry.
+macro_rules! settings {
+    ($($(#[$doc:meta])* $key:ident: $type:ty {
+        parse: $parse:expr,
+        value: $value:expr,
+        $(annotations: [$($annotation:expr),+],)?
+        $(container: $source:expr => $read:expr,)?
+    })+) => {
+        /// The settings that one layer sets: the blocks, the proxy's container, `args.cni` or the annotations.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub(super) struct Settings { $($(#[$doc])* pub $key: Option<$type>,)+ }
 
         impl Settings {
-            /// This layer, and whatever it leaves open from the one below.
+            /// The table.
+            pub(super) const DEFINITIONS: [Definition; [$(stringify!($key)),+].len()] = [$(Definition {
+                key: stringify!($key),
+                annotations: &[$($($annotation),+)?],
+                container: &[$($source)?],
+                value: $value,
+            }),+];
+
+            /// The annotations of all settings.
+            pub(super) const ANNOTATIONS: &[&str] = &[$($($($annotation,)+)?)+];
+
+            fn parse_keys(r: &BlockReader<'_>, group_id: &GroupLookup<'_>) -> Result<Self, Error> {
+                Ok(Self { $($key: ($parse as Parse<$type>)(&WrittenValue::Key(r, stringify!($key)), group_id)?,)+ })
+            }
+
+            /// Parses the pod's annotations. An empty value sets an empty list.
+            pub(super) fn of_annotations(pod: &Pod) -> Result<Self, Error> {
+                Ok(Self { $($key: annotated::<$type>(pod, &[$($($annotation),+)?], $parse)?,)+ })
+            }
+
+            fn read_container(proxy: &mut ProxyContainer<'_>) -> Result<Self, Error> {
+                Ok(Self { $($key: first([$(($read as Read<$type>)(proxy)?)?]),)+ })
+            }
+
+            /// Returns this layer, with unset keys from the layer below.
             pub(super) fn over(self, below: Self) -> Self {
                 Self { $($key: self.$key.or(below.$key),)+ }
             }
 
-            /// What both set, key by key: lists are united.
+            /// Unites two blocks key by key: lists are joined.
             ///
             /// # Errors
-            /// A key that can have one value only has two.
+            /// A key with a single value has two.
             pub(super) fn union(&self, other: &Self) -> Result<Self, Conflict> {
-                Ok(Self { $($key: both(stringify!($key), self.$key.as_ref(), other.$key.as_ref())?,)+ })
+                Ok(Self { $($key: unite(stringify!($key), self.$key.as_ref(), other.$key.as_ref())?,)+ })
             }
 
-            /// Every key.
-            pub(super) const KEYS: [&str; [$(stringify!($key)),+].len()] = [$(stringify!($key)),+];
-
-            /// Which of [`Self::KEYS`] this layer sets.
-            pub(super) const fn says(&self) -> [bool; Self::KEYS.len()] {
+            /// Returns which of [`Self::DEFINITIONS`] are set.
+            pub(super) const fn is_set(&self) -> [bool; Self::DEFINITIONS.len()] {
                 [$(self.$key.is_some()),+]
             }
         }
     };
 }
 
-layer! {
+settings! {
     /// `None` within is `NONE`.
-    inbound_interception_mode: Option<InterceptionMode>,
-    proxy_uid: Vec<u32>,
-    proxy_gid: Vec<u32>,
-    proxy_port: u16,
-    inbound_capture_port: u16,
-    inbound_tunnel_port: u16,
-    inbound_tproxy_mark: u32,
-    inbound_tproxy_route_table: u32,
-    inbound_ports_include: Ports,
-    inbound_ports_exclude: Ports,
-    outbound_ports_include: Ports,
-    outbound_ports_exclude: Ports,
-    outbound_ip_ranges_include: Ranges,
-    outbound_ip_ranges_exclude: Ranges,
-    owner_groups_include: Groups,
-    owner_groups_exclude: Groups,
-    reroute_virtual_interfaces: Vec<String>,
-    exclude_interfaces: Vec<String>,
-    redirect_dns: bool,
-    capture_all_dns: bool,
-    dns_servers_v4: Vec<Ipv4Addr>,
-    dns_servers_v6: Vec<Ipv6Addr>,
-    capture_secondary_networks: bool,
-    drop_invalid: bool,
-    enable_ipv6: bool,
-    host_ipv4_loopback_cidr: Ipv4Net,
+    inbound_interception_mode: Option<InterceptionMode> {
+        parse: |written, _| written.word(&MODES),
+        value: |redirect| json!(redirect.inbound_interception_mode.to_string()),
+        annotations: [INTERCEPTION_MODE],
+    }
+    proxy_uid: Vec<u32> {
+        parse: |written, _| written.list(values::parse_ids),
+        value: |redirect| list(&redirect.proxy_uid),
+        container: IdKind::User.key() => |proxy| proxy.id(IdKind::User),
+    }
+    proxy_gid: Vec<u32> {
+        parse: |written, _| written.list(values::parse_ids),
+        value: |redirect| list(&redirect.proxy_gid),
+        container: IdKind::Group.key() => |proxy| proxy.id(IdKind::Group),
+    }
+    proxy_port: u16 {
+        parse: |written, _| written.port(),
+        value: |redirect| json!(redirect.proxy_port),
+    }
+    inbound_capture_port: u16 {
+        parse: |written, _| written.port(),
+        value: |redirect| json!(redirect.inbound_capture_port),
+    }
+    inbound_tunnel_port: u16 {
+        parse: |written, _| written.port(),
+        value: |redirect| json!(redirect.inbound_tunnel_port),
+    }
+    inbound_tproxy_mark: u32 {
+        parse: |written, _| written.number(),
+        value: |redirect| json!(redirect.inbound_tproxy_mark),
+    }
+    inbound_tproxy_route_table: u32 {
+        parse: |written, _| route_table(written),
+        value: |redirect| json!(redirect.inbound_tproxy_route_table),
+    }
+    inbound_ports_include: Ports {
+        parse: |written, _| written.list(values::parse_ports),
+        value: |redirect| ports(&redirect.inbound_ports_include),
+        annotations: [INCLUDE_INBOUND_PORTS],
+    }
+    inbound_ports_exclude: Ports {
+        parse: |written, _| written.list(values::parse_ports),
+        value: |redirect| ports(&redirect.inbound_ports_exclude),
+        annotations: [EXCLUDE_INBOUND_PORTS],
+    }
+    outbound_ports_include: Ports {
+        parse: |written, _| written.list(values::parse_ports),
+        value: |redirect| ports(&redirect.outbound_ports_include),
+        annotations: [INCLUDE_OUTBOUND_PORTS],
+    }
+    outbound_ports_exclude: Ports {
+        parse: |written, _| written.list(values::parse_ports),
+        value: |redirect| ports(&redirect.outbound_ports_exclude),
+        annotations: [EXCLUDE_OUTBOUND_PORTS],
+    }
+    outbound_ip_ranges_include: Ranges {
+        parse: |written, _| written.list(values::parse_ranges),
+        value: |redirect| ranges(&redirect.outbound_ip_ranges_include),
+        annotations: [INCLUDE_OUTBOUND_RANGES],
+    }
+    outbound_ip_ranges_exclude: Ranges {
+        parse: |written, _| written.list(values::parse_ranges),
+        value: |redirect| ranges(&redirect.outbound_ip_ranges_exclude),
+        annotations: [EXCLUDE_OUTBOUND_RANGES],
+    }
+    owner_groups_include: Groups {
+        parse: |written, group_id| written.list(|list| limited(list, values::parse_groups(list, group_id)?)),
+        value: |redirect| groups(&redirect.owner_groups_include),
+    }
+    owner_groups_exclude: Groups {
+        parse: |written, group_id| written.list(|list| values::parse_groups(list, group_id)),
+        value: |redirect| list(&redirect.owner_groups_exclude),
+    }
+    reroute_virtual_interfaces: Vec<String> {
+        parse: |written, _| written.list(values::parse_interfaces),
+        value: |redirect| list(&redirect.reroute_virtual_interfaces),
+        annotations: [REROUTE_INTERFACES, KUBEVIRT_INTERFACES],
+    }
+    exclude_interfaces: Vec<String> {
+        parse: |written, _| written.list(values::parse_interfaces),
+        value: |redirect| list(&redirect.exclude_interfaces),
+        annotations: [EXCLUDE_INTERFACES],
+    }
+    redirect_dns: bool {
+        parse: |written, _| written.boolean(),
+        value: |redirect| json!(redirect.dns != DnsCapture::Off),
+        container: DNS_CAPTURE => |proxy| Ok(proxy.boolean(DNS_CAPTURE)),
+    }
+    capture_all_dns: bool {
+        parse: |written, _| written.boolean(),
+        value: |redirect| json!(redirect.dns == DnsCapture::All),
+    }
+    dns_servers_v4: Vec<Ipv4Addr> {
+        parse: |written, _| written.list(|list| addresses(list, "IPv4 addresses")),
+        value: |redirect| match &redirect.dns {
+            DnsCapture::Servers { v4, .. } => list(v4),
+            DnsCapture::Off | DnsCapture::All => json!([]),
+        },
+    }
+    dns_servers_v6: Vec<Ipv6Addr> {
+        parse: |written, _| written.list(|list| addresses(list, "IPv6 addresses")),
+        value: |redirect| match &redirect.dns {
+            DnsCapture::Servers { v6, .. } => list(v6),
+            DnsCapture::Off | DnsCapture::All => json!([]),
+        },
+    }
+    capture_secondary_networks: bool {
+        parse: |written, _| written.boolean(),
+        value: |redirect| json!(redirect.capture_secondary_networks),
+    }
+    drop_invalid: bool {
+        parse: |written, _| written.boolean(),
+        value: |redirect| json!(redirect.drop_invalid),
+        container: INVALID_DROP => |proxy| Ok(proxy.boolean(INVALID_DROP)),
+    }
+    enable_ipv6: bool {
+        parse: |written, _| written.boolean(),
+        value: |redirect| match redirect.ipv6 {
+            Ipv6::Auto => json!("where the pod has an IPv6 address"),
+            Ipv6::On => json!(true),
+            Ipv6::Off => json!(false),
+        },
+    }
+    host_ipv4_loopback_cidr: Ipv4Net {
+        parse: |written, _| loopback(written),
+        value: |redirect| json!(redirect.host_ipv4_loopback_cidr.to_string()),
+    }
 }
 
-fn both<T: Unite + Clone>(setting: &'static str, a: Option<&T>, b: Option<&T>) -> Result<Option<T>, Conflict> {
+impl Settings {
+    /// Parses a block's keys.
+    pub(super) fn of_block(r: &BlockReader<'_>, group_id: &GroupLookup<'_>) -> Result<Self, Error> {
+        // Accepted for compatibility with Istio and without effect: the rules cover both families if the pod has both.
+        r.boolean("dual_stack")?;
+        Self::parse_keys(r, group_id)
+    }
+
+    /// Reads what Istio's injector configured in the proxy's container.
+    pub(super) fn of_container(pod: &Pod, container: &Container, notes: &mut Vec<Note>) -> Result<Self, Error> {
+        Self::read_container(&mut ProxyContainer { pod, container, notes })
+    }
+}
+
+/// Returns the value of every setting in `redirect`, by key, in the order of `explain`.
+pub fn setting_values(redirect: &Redirect) -> impl Iterator<Item = (&'static str, Value)> {
+    Settings::DEFINITIONS.into_iter().map(|definition| (definition.key, (definition.value)(redirect)))
+}
+
+/// Returns the destinations that the pod's annotation excludes. Its other annotations may be invalid.
+pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
+    annotated(pod, &[EXCLUDE_OUTBOUND_RANGES], |written, _| written.list(values::parse_ranges))
+}
+
+/// Returns whether the pod's annotation disables interception by any program.
+pub(super) fn is_interception_disabled(pod: &Pod) -> bool {
+    pod.annotations.get(INTERCEPTION_MODE).is_some_and(|mode| mode == "NONE")
+}
+
+/// Returns whether the pod's sidecar resolves DNS, whichever program redirects it there.
+pub(super) fn captures_dns(pod: &Pod) -> bool {
+    pod.proxy().and_then(|proxy| proxy.env(DNS_CAPTURE)).and_then(parse_bool) == Some(true)
+}
+
+/// A value as it was written: under a key of a block, or in an annotation.
+enum WrittenValue<'a> {
+    Key(&'a BlockReader<'a>, &'static str),
+    Annotation(AnnotationValue<'a>),
+}
+
+impl WrittenValue<'_> {
+    fn list<T>(&self, parse: impl Fn(&ItemList) -> Result<T, Error>) -> Result<Option<T>, Error> {
+        let list = match self {
+            Self::Key(r, key) => r.list(key)?,
+            Self::Annotation(annotation) => Some(annotation.list()?),
+        };
+        list.map(|list| parse(&list)).transpose()
+    }
+
+    fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<Option<T>, Error> {
+        match self {
+            Self::Key(r, key) => r.one_of(key, words),
+            Self::Annotation(annotation) => {
+                let accepted = words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
+                annotation.parsed(&accepted, |text| Some(words.iter().find(|(word, _)| *word == text)?.1))
+            }
+        }
+    }
+
+    /// A whole number other than 0.
+    fn number(&self) -> Result<Option<u32>, Error> {
+        match self {
+            Self::Key(r, key) => r.number(key, 1, u32::MAX),
+            Self::Annotation(annotation) => annotation
+                .parsed("a whole number from 1 to 4294967295", |text| text.parse().ok().filter(|number| *number != 0)),
+        }
+    }
+
+    fn port(&self) -> Result<Option<u16>, Error> {
+        match self {
+            Self::Key(r, key) => r.port(key),
+            Self::Annotation(annotation) => {
+                annotation.parsed("a whole number from 1 to 65535", |text| text.parse().ok().filter(|port| *port != 0))
+            }
+        }
+    }
+
+    fn boolean(&self) -> Result<Option<bool>, Error> {
+        match self {
+            Self::Key(r, key) => r.boolean(key),
+            Self::Annotation(annotation) => annotation.parsed("true or false", parse_bool),
+        }
+    }
+
+    /// A value that `parse` reads from text.
+    fn text<T>(&self, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Error> {
+        match self {
+            Self::Key(r, key) => {
+                let Some(text) = r.string(key)? else { return Ok(None) };
+                parse(text).map(Some).ok_or_else(|| self.reject(text, accepted))
+            }
+            Self::Annotation(annotation) => annotation.parsed(accepted, parse),
+        }
+    }
+
+    fn reject(&self, value: &str, accepted: &str) -> Error {
+        let place = match self {
+            Self::Key(r, key) => r.place(key),
+            Self::Annotation(annotation) => annotation.place.clone(),
+        };
+        ItemList { place, items: Vec::new() }.reject(value, accepted)
+    }
+}
+
+impl AnnotationValue<'_> {
+    fn parsed<T>(&self, accepted: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Error> {
+        parse(self.value).map(Some).ok_or_else(|| self.reject(accepted))
+    }
+}
+
+/// The proxy's container, where Istio's injector writes its settings.
+struct ProxyContainer<'a> {
+    pod: &'a Pod,
+    container: &'a Container,
+    notes: &'a mut Vec<Note>,
+}
+
+impl ProxyContainer<'_> {
+    /// Returns the proxy's UID or GID. 0 counts as unset: under TPROXY the proxy runs as root with GID 1337, and not all
+    /// of root's traffic is the proxy's.
+    fn id(&self, kind: IdKind) -> Result<Option<Vec<u32>>, Error> {
+        Ok(kind.of_container(self.pod, self.container)?.filter(|id| *id != 0).map(|id| vec![id]))
+    }
+
+    /// Returns a variable's value. A value that is not a boolean counts as false, as in Istio.
+    fn boolean(&mut self, name: &str) -> Option<bool> {
+        let text = self.container.env(name)?;
+        let value = parse_bool(text);
+        if value.is_none() {
+            let container = &self.container.name;
+            let msg = format!("{name} of container {container}: invalid boolean {text:?}, treated as false");
+            self.notes.push(Note::warning(msg));
+        }
+        Some(value.unwrap_or(false))
+    }
+}
+
+fn annotated<T>(pod: &Pod, keys: &[&str], parse: Parse<T>) -> Result<Option<T>, Error> {
+    match keys.iter().find_map(|key| AnnotationValue::of_pod(pod, key)) {
+        Some(annotation) => parse(&WrittenValue::Annotation(annotation), &|_| None),
+        None => Ok(None),
+    }
+}
+
+fn first<T, const N: usize>(values: [Option<T>; N]) -> Option<T> {
+    values.into_iter().flatten().next()
+}
+
+fn unite<T: Unite + Clone>(setting: &'static str, a: Option<&T>, b: Option<&T>) -> Result<Option<T>, Conflict> {
     match (a, b) {
         (Some(a), Some(b)) => {
             let conflict = || Conflict { setting, first: a.shown(), second: b.shown() };
@@ -86,61 +394,9 @@ fn both<T: Unite + Clone>(setting: &'static str, a: Option<&T>, b: Option<&T>) -
     }
 }
 
-/// What `inbound_interception_mode` and Istio's annotation accept.
-pub(super) const MODES: [(&str, Option<InterceptionMode>); 3] =
-    [("REDIRECT", Some(InterceptionMode::Redirect)), ("TPROXY", Some(InterceptionMode::Tproxy)), ("NONE", None)];
-
-/// The most groups that fit into one rule (Istio's own limit).
-const MOST_GROUPS: usize = 64;
-
-impl Settings {
-    /// A block's keys.
-    pub(super) fn parse(r: &BlockReader<'_>, group_id: &dyn Fn(&str) -> Option<u32>) -> Result<Self, Error> {
-        // Both families are always written where the pod has both.
-        r.boolean("dual_stack")?;
-        let groups = |list: &ItemList| values::parse_groups(list, group_id);
-        Ok(Self {
-            inbound_interception_mode: r.one_of("inbound_interception_mode", &MODES)?,
-            proxy_uid: list(r, "proxy_uid", ids::numbers)?,
-            proxy_gid: list(r, "proxy_gid", ids::numbers)?,
-            proxy_port: r.port("proxy_port")?,
-            inbound_capture_port: r.port("inbound_capture_port")?,
-            inbound_tunnel_port: r.port("inbound_tunnel_port")?,
-            inbound_tproxy_mark: r.number("inbound_tproxy_mark", 1, u32::MAX)?,
-            inbound_tproxy_route_table: route_table(r, "inbound_tproxy_route_table")?,
-            inbound_ports_include: list(r, "inbound_ports_include", values::parse_ports)?,
-            inbound_ports_exclude: list(r, "inbound_ports_exclude", values::parse_ports)?,
-            outbound_ports_include: list(r, "outbound_ports_include", values::parse_ports)?,
-            outbound_ports_exclude: list(r, "outbound_ports_exclude", values::parse_ports)?,
-            outbound_ip_ranges_include: list(r, "outbound_ip_ranges_include", values::parse_ranges)?,
-            outbound_ip_ranges_exclude: list(r, "outbound_ip_ranges_exclude", values::parse_ranges)?,
-            owner_groups_include: list(r, "owner_groups_include", |l| groups(l).and_then(|g| few(l, g)))?,
-            owner_groups_exclude: list(r, "owner_groups_exclude", groups)?,
-            reroute_virtual_interfaces: list(r, "reroute_virtual_interfaces", values::parse_interfaces)?,
-            exclude_interfaces: list(r, "exclude_interfaces", values::parse_interfaces)?,
-            redirect_dns: r.boolean("redirect_dns")?,
-            capture_all_dns: r.boolean("capture_all_dns")?,
-            dns_servers_v4: list(r, "dns_servers_v4", |l| addresses(l, "IPv4 addresses"))?,
-            dns_servers_v6: list(r, "dns_servers_v6", |l| addresses(l, "IPv6 addresses"))?,
-            capture_secondary_networks: r.boolean("capture_secondary_networks")?,
-            drop_invalid: r.boolean("drop_invalid")?,
-            enable_ipv6: r.boolean("enable_ipv6")?,
-            host_ipv4_loopback_cidr: loopback(r, "host_ipv4_loopback_cidr")?,
-        })
-    }
-}
-
-fn list<T>(
-    r: &BlockReader<'_>,
-    key: &'static str,
-    parse: impl Fn(&ItemList) -> Result<T, Error>,
-) -> Result<Option<T>, Error> {
-    r.list(key)?.map(|list| parse(&list)).transpose()
-}
-
-fn few(list: &ItemList, groups: Groups) -> Result<Groups, Error> {
+fn limited(list: &ItemList, groups: Groups) -> Result<Groups, Error> {
     if let Groups::List(gids) = &groups {
-        at_most(MOST_GROUPS, "groups", &list.place, gids.len())?;
+        at_most(MAX_GROUPS, "groups", &list.place, gids.len())?;
     }
     Ok(groups)
 }
@@ -149,153 +405,80 @@ fn addresses<T: FromStr + Clone + Eq + Hash>(list: &ItemList, accepted: &str) ->
     list.distinct(accepted, |item| item.parse().ok())
 }
 
-/// Tables 253 to 255 are the kernel's own: default, main and local (ip-route(8)).
-fn route_table(r: &BlockReader<'_>, key: &'static str) -> Result<Option<u32>, Error> {
-    let table = r.number(key, 1, u32::MAX)?;
-    match table {
-        Some(own @ 253..=255) => {
-            let list = ItemList { place: r.place(key), items: Vec::new() };
-            Err(list.reject(&own.to_string(), "a routing table that is not the kernel's own (253 to 255)"))
+/// Parses a routing table. Tables 253 to 255 are the kernel's: default, main and local (ip-route(8)).
+fn route_table(written: &WrittenValue<'_>) -> Result<Option<u32>, Error> {
+    match written.number()? {
+        Some(table @ 253..=255) => {
+            Err(written.reject(&table.to_string(), "a routing table other than the kernel's (253 to 255)"))
         }
-        _ => Ok(table),
+        table => Ok(table),
     }
 }
 
-fn loopback(r: &BlockReader<'_>, key: &'static str) -> Result<Option<Ipv4Net>, Error> {
-    let Some(text) = r.string(key)? else { return Ok(None) };
-    match values::range(text.trim()) {
-        Some(IpNet::V4(net)) => Ok(Some(net)),
-        _ => {
-            let list = ItemList { place: r.place(key), items: Vec::new() };
-            Err(list.reject(text, "an IPv4 address or CIDR such as 127.0.0.1/32"))
-        }
-    }
-}
-
-const MODE: &str = "sidecar.istio.io/interceptionMode";
-const INCLUDE_OUTBOUND_RANGES: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
-const EXCLUDE_OUTBOUND_RANGES: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
-const INCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
-const EXCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
-const INCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
-const EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
-const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
-const REROUTE_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
-/// The former name of the one above, which wins.
-const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
-
-/// Every annotation that counts here.
-pub(super) const ANNOTATIONS: [&str; 10] = [
-    MODE,
-    INCLUDE_OUTBOUND_RANGES,
-    EXCLUDE_OUTBOUND_RANGES,
-    INCLUDE_INBOUND_PORTS,
-    EXCLUDE_INBOUND_PORTS,
-    INCLUDE_OUTBOUND_PORTS,
-    EXCLUDE_OUTBOUND_PORTS,
-    EXCLUDE_INTERFACES,
-    REROUTE_INTERFACES,
-    KUBEVIRT_INTERFACES,
-];
-
-/// The layer of settings. An annotation whose value is empty sets an empty list.
-pub(super) fn annotated_settings(pod: &Pod) -> Result<Settings, Error> {
-    let interfaces = match annotated_list(pod, REROUTE_INTERFACES, values::parse_interfaces)? {
-        None => annotated_list(pod, KUBEVIRT_INTERFACES, values::parse_interfaces)?,
-        named => named,
-    };
-    Ok(Settings {
-        inbound_interception_mode: mode(pod)?,
-        outbound_ip_ranges_include: annotated_list(pod, INCLUDE_OUTBOUND_RANGES, values::parse_ranges)?,
-        outbound_ip_ranges_exclude: excluded_ranges(pod)?,
-        inbound_ports_include: annotated_list(pod, INCLUDE_INBOUND_PORTS, values::parse_ports)?,
-        inbound_ports_exclude: annotated_list(pod, EXCLUDE_INBOUND_PORTS, values::parse_ports)?,
-        outbound_ports_include: annotated_list(pod, INCLUDE_OUTBOUND_PORTS, values::parse_ports)?,
-        outbound_ports_exclude: annotated_list(pod, EXCLUDE_OUTBOUND_PORTS, values::parse_ports)?,
-        exclude_interfaces: annotated_list(pod, EXCLUDE_INTERFACES, values::parse_interfaces)?,
-        reroute_virtual_interfaces: interfaces,
-        ..Settings::default()
+fn loopback(written: &WrittenValue<'_>) -> Result<Option<Ipv4Net>, Error> {
+    written.text("an IPv4 address or CIDR such as 127.0.0.1/32", |text| match values::parse_range(text.trim())? {
+        IpNet::V4(net) => Some(net),
+        IpNet::V6(_) => None,
     })
 }
 
-/// The annotation by which the pod sets a key of `istio-redirect`.
-pub(super) fn of_key(pod: &Pod, key: &str) -> &'static str {
-    match key {
-        "outbound_ip_ranges_include" => INCLUDE_OUTBOUND_RANGES,
-        "outbound_ip_ranges_exclude" => EXCLUDE_OUTBOUND_RANGES,
-        "inbound_ports_include" => INCLUDE_INBOUND_PORTS,
-        "inbound_ports_exclude" => EXCLUDE_INBOUND_PORTS,
-        "outbound_ports_include" => INCLUDE_OUTBOUND_PORTS,
-        "outbound_ports_exclude" => EXCLUDE_OUTBOUND_PORTS,
-        "exclude_interfaces" => EXCLUDE_INTERFACES,
-        "reroute_virtual_interfaces" if pod.annotations.contains_key(REROUTE_INTERFACES) => REROUTE_INTERFACES,
-        "reroute_virtual_interfaces" => KUBEVIRT_INTERFACES,
-        _ => MODE,
+fn list<T: Display>(items: &[T]) -> Value {
+    items.iter().map(ToString::to_string).collect()
+}
+
+fn ports(ports: &Ports) -> Value {
+    match ports {
+        Ports::All => json!("*"),
+        Ports::List(ranges) => list(ranges),
     }
 }
 
-/// `excludeOutboundIPRanges` alone.
-pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
-    annotated_list(pod, EXCLUDE_OUTBOUND_RANGES, values::parse_ranges)
-}
-
-/// Whether the pod wants no interception, whoever would do it.
-pub(super) fn wants_none(pod: &Pod) -> bool {
-    pod.annotations.get(MODE).is_some_and(|mode| mode == "NONE")
-}
-
-fn mode(pod: &Pod) -> Result<Option<Option<InterceptionMode>>, Error> {
-    let Some(annotation) = AnnotationValue::of_pod(pod, MODE) else { return Ok(None) };
-    let known = MODES.iter().find(|(word, _)| *word == annotation.value);
-    let words = MODES.map(|(word, _)| word).join(", ");
-    known.map(|(_, mode)| Some(*mode)).ok_or_else(|| annotation.reject(&words))
-}
-
-fn annotated_list<T>(pod: &Pod, key: &str, parse: impl Fn(&ItemList) -> Result<T, Error>) -> Result<Option<T>, Error> {
-    AnnotationValue::of_pod(pod, key).map(|annotation| parse(&annotation.list()?)).transpose()
-}
-
-/// The variable that turns the proxy's own resolver on.
-const DNS_CAPTURE: &str = "ISTIO_META_DNS_CAPTURE";
-
-/// The variable that has packets dropped that connection tracking can't place.
-const INVALID_DROP: &str = "INVALID_DROP";
-
-/// The layer of settings. UID or GID 0 is none: under TPROXY the proxy is root with GID 1337,
-/// and what root sends can't all be the proxy's.
-pub(super) fn container_settings(pod: &Pod, proxy: &Container, notes: &mut Vec<Note>) -> Result<Settings, Error> {
-    let id = |kind: IdKind| -> Result<_, Error> { Ok(kind.of(pod, proxy)?.filter(|id| *id != 0).map(|id| vec![id])) };
-    Ok(Settings {
-        proxy_uid: id(IdKind::User)?,
-        proxy_gid: id(IdKind::Group)?,
-        redirect_dns: boolean(proxy, DNS_CAPTURE, notes),
-        drop_invalid: boolean(proxy, INVALID_DROP, notes),
-        ..Settings::default()
-    })
-}
-
-/// By what the container sets a key of `istio-redirect`.
-pub(super) fn said_by(key: &str) -> &'static str {
-    match key {
-        "proxy_uid" => IdKind::User.key(),
-        "proxy_gid" => IdKind::Group.key(),
-        "redirect_dns" => DNS_CAPTURE,
-        _ => INVALID_DROP,
+fn ranges(ranges: &Ranges) -> Value {
+    match ranges {
+        Ranges::All => json!("*"),
+        Ranges::List(nets) => list(nets),
     }
 }
 
-/// Whether the pod's sidecar answers DNS, whoever sends it there.
-pub(super) fn captures_dns(pod: &Pod) -> bool {
-    pod.proxy().and_then(|proxy| proxy.env(DNS_CAPTURE)).and_then(parse_bool) == Some(true)
+fn groups(groups: &Groups) -> Value {
+    match groups {
+        Groups::All => json!("*"),
+        Groups::List(gids) => list(gids),
+    }
 }
 
-/// A variable that is no boolean counts as false, as it does for Istio.
-fn boolean(proxy: &Container, name: &str, notes: &mut Vec<Note>) -> Option<bool> {
-    let text = proxy.env(name)?;
-    let value = parse_bool(text);
-    if value.is_none() {
-        let msg = format!("{name} of container {} is {text:?}, not a boolean, and counts as false", proxy.name);
-        notes.push(Note::warning(msg));
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::Code;
+
+    #[test]
+    fn every_type_of_value_can_be_set_by_an_annotation() {
+        let written = |value| {
+            let author = super::super::context::ListAuthor::Pod;
+            WrittenValue::Annotation(AnnotationValue { place: "annotation \"k\"".into(), value, author })
+        };
+        assert_eq!(written("7").number().expect("a number"), Some(7));
+        assert_eq!(written("7").port().expect("a port"), Some(7));
+        assert_eq!(written("true").boolean().expect("a boolean"), Some(true));
+        let net = "127.0.0.0/8".parse().expect("a CIDR");
+        assert_eq!(loopback(&written("127.0.0.1/8")).expect("a CIDR"), Some(net));
+        let errors = [
+            written("0").number().map(drop),
+            written("65536").port().map(drop),
+            written("yes").boolean().map(drop),
+            loopback(&written("::1")).map(drop),
+            route_table(&written("254")).map(drop),
+        ];
+        for error in errors.map(|result| result.expect_err("invalid")) {
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with("annotation \"k\": "), "{error}");
+        }
     }
-    Some(value.unwrap_or(false))
+
+    #[test]
+    fn no_annotation_sets_two_settings() {
+        let distinct: std::collections::BTreeSet<_> = Settings::ANNOTATIONS.iter().collect();
+        assert_eq!((Settings::ANNOTATIONS.len(), distinct.len()), (10, 10));
+        assert!(Settings::DEFINITIONS.iter().all(|definition| definition.container.len() <= 1));
+    }
 }

@@ -1,133 +1,75 @@
-//! The sub-plugins by name, and the blocks of a chain sorted by them.
+//! The sub-plugins by name, and the origin of each setting and exclusion.
 
-use super::context::ListAuthor;
-use super::dns_exclude::{self, DnsExclude};
-use super::settings::Settings;
-use super::uid_exclude::{self, UidExclude};
-use super::{ChainInput, settings};
-use crate::cni::{Block, BlockReader, Code, Error, SUB_PLUGINS};
+use crate::cni::{Block, SUB_PLUGINS};
+use crate::policy::Exclusion;
 use serde_json::Value;
+use std::fmt;
 
-/// What runs in this process; a block of any other `type` is an executable's.
+/// A sub-plugin, which runs in this process. A block of any other `type` belongs to an executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SubPlugin {
-    /// `istio-redirect`: sends a meshed pod's traffic to its sidecar.
+    /// `istio-redirect`: redirects a meshed pod's traffic to its sidecar.
     IstioRedirect,
-    /// `uid-exclude`: sends around it what certain UIDs and GIDs send.
+    /// `uid-exclude`: lets traffic of certain UIDs and GIDs bypass the sidecar.
     UidExclude,
-    /// `dns-exclude`: sends around it DNS that must not go there.
+    /// `dns-exclude`: lets certain DNS queries bypass the sidecar.
     DnsExclude,
 }
 
 impl SubPlugin {
-    /// All of them, in the order of [`SUB_PLUGINS`].
+    /// All sub-plugins, in the order of [`SUB_PLUGINS`].
     pub const ALL: [Self; 3] = [Self::IstioRedirect, Self::UidExclude, Self::DnsExclude];
 
-    /// Its name: the `type` of its block, its key in `args.cni`.
+    /// Returns its name: the `type` of its block and its key in `args.cni`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         SUB_PLUGINS[self as usize]
     }
 
-    /// The one that `block` is for; `None` where it is an executable's, or has no `type`.
+    /// Returns the sub-plugin that `block` configures; `None` if the `type` is missing or an executable's.
     #[must_use]
     pub fn of(block: &Block) -> Option<Self> {
         let kind = block.keys.get("type").and_then(Value::as_str)?;
-        Self::ALL.into_iter().find(|own| own.name() == kind)
+        Self::ALL.into_iter().find(|sub_plugin| sub_plugin.name() == kind)
     }
+}
 
-    /// The annotations by which a pod speaks to it.
-    pub(super) const fn annotations(self) -> &'static [&'static str] {
+/// Where a setting or an exclusion comes from, in ascending order of precedence.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SettingSource {
+    /// Istio's default.
+    Default,
+    /// The configuration's block or key at this path.
+    Configuration(String),
+    /// The container istio-proxy: the key of its ID or an environment variable.
+    Container(&'static str),
+    /// `args.cni`: the block of this sub-plugin.
+    Argument(SubPlugin),
+    /// This annotation of the pod's namespace.
+    Namespace(&'static str),
+    /// This annotation of the pod.
+    Pod(&'static str),
+}
+
+impl fmt::Display for SettingSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::IstioRedirect => &settings::ANNOTATIONS,
-            Self::UidExclude => &uid_exclude::ANNOTATIONS,
-            Self::DnsExclude => &dns_exclude::ANNOTATIONS,
-        }
-    }
-
-    /// What the pod's `args.cni` has for it, where that is not `null`.
-    pub(super) fn argument<'a>(self, input: &ChainInput<'a>) -> Option<(String, &'a Value)> {
-        let value = input.args.get(self.name()).filter(|value| !value.is_null())?;
-        Some((format!("args.cni.{}", self.name()), value))
-    }
-}
-
-/// A chain's own blocks, understood as far as that goes without a pod.
-#[derive(Debug, Default)]
-pub(super) struct ParsedChain {
-    pub redirects: Vec<ParsedBlock<Settings>>,
-    pub uid_excludes: Vec<ParsedBlock<UidExclude>>,
-    pub dns_excludes: Vec<ParsedBlock<DnsExclude>>,
-}
-
-/// One block of a chain.
-#[derive(Debug)]
-pub(super) struct ParsedBlock<T> {
-    /// Where it stands.
-    pub path: String,
-    /// What it says.
-    pub own: T,
-    /// Whether the pod's wishes count.
-    pub pod_overrides: bool,
-}
-
-impl ParsedChain {
-    /// Understands every block that is not an executable's.
-    pub(super) fn parse(blocks: &[Block], group_id: &dyn Fn(&str) -> Option<u32>) -> Result<Self, Error> {
-        let author = ListAuthor::Administrator;
-        let mut chain = Self::default();
-        for block in blocks {
-            match SubPlugin::of(block) {
-                Some(SubPlugin::IstioRedirect) => {
-                    chain.redirects.push(entry(block, |r| Settings::parse(r, group_id))?);
-                }
-                Some(SubPlugin::UidExclude) => chain.uid_excludes.push(entry(block, |r| UidExclude::parse(r, author))?),
-                Some(SubPlugin::DnsExclude) => chain.dns_excludes.push(entry(block, |r| DnsExclude::parse(r, author))?),
-                None if block.keys.get("type").is_some_and(Value::is_string) => {}
-                None => {
-                    let own = SubPlugin::ALL.map(SubPlugin::name).join(", ");
-                    let msg = format!("{}.type is missing; accepted: {own}, or an executable's name", block.path);
-                    return Err(Error::new(Code::InvalidConfig, msg));
-                }
-            }
-        }
-        Ok(chain)
-    }
-
-    /// The paths of a sub-plugin's blocks, each with its `pod_overrides`.
-    pub(super) fn entries(&self, sub_plugin: SubPlugin) -> Vec<(&str, bool)> {
-        fn of<T>(entries: &[ParsedBlock<T>]) -> Vec<(&str, bool)> {
-            entries.iter().map(|entry| (entry.path.as_str(), entry.pod_overrides)).collect()
-        }
-        match sub_plugin {
-            SubPlugin::IstioRedirect => of(&self.redirects),
-            SubPlugin::UidExclude => of(&self.uid_excludes),
-            SubPlugin::DnsExclude => of(&self.dns_excludes),
+            Self::Default => f.write_str("default"),
+            Self::Configuration(path) => write!(f, "configuration, {path}"),
+            Self::Container(key) => write!(f, "container istio-proxy, {key}"),
+            Self::Argument(sub_plugin) => write!(f, "args.cni.{}", sub_plugin.name()),
+            Self::Namespace(key) => write!(f, "namespace, {key}"),
+            Self::Pod(key) => write!(f, "pod, {key}"),
         }
     }
 }
 
-fn entry<T>(block: &Block, parse: impl Fn(&BlockReader<'_>) -> Result<T, Error>) -> Result<ParsedBlock<T>, Error> {
-    let r = block.reader();
-    r.string("type")?;
-    let pod_overrides = r.boolean("pod_overrides")?.unwrap_or(true);
-    let own = parse(&r)?;
-    r.finish()?;
-    Ok(ParsedBlock { path: block.path.clone(), own, pod_overrides })
-}
-
-/// The block for `sub_plugin` in `args.cni`: the same keys, less `pod_overrides`, which is the
-/// administrator's.
-pub(super) fn argument<T>(
-    sub_plugin: SubPlugin,
-    input: &ChainInput<'_>,
-    parse: impl Fn(&BlockReader<'_>) -> Result<T, Error>,
-) -> Result<Option<T>, Error> {
-    let Some((path, value)) = sub_plugin.argument(input) else { return Ok(None) };
-    let block = Block::new(path, value)?;
-    let r = block.reader();
-    r.one_of("type", &[(sub_plugin.name(), ())])?;
-    let own = parse(&r)?;
-    r.finish()?;
-    Ok(Some(own))
+/// The sources of everything in a [`super::ChainOutput`]'s policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Origins {
+    /// The source of each key of `istio-redirect`; several if several blocks add to one list. Empty if the pod is not
+    /// redirected.
+    pub settings: Vec<(&'static str, SettingSource)>,
+    /// The source of each requested exclusion, including those that another one covers.
+    pub exclusions: Vec<(Exclusion, SettingSource)>,
 }

@@ -1,23 +1,30 @@
-//! `uid-exclude`: all outbound traffic of a UID or GID, or some of it, leaves untouched.
+//! `uid-exclude`: outbound traffic of certain UIDs or GIDs, or part of it, bypasses the sidecar.
+//!
+//! Its `rules` exclude part of a UID's traffic in the syntax of Kuma's `exclude-outbound-ports-for-uids`:
+//! `[proto[,proto]:][ports:]uids`.
 
-use super::asked::RequestedExclusions;
-use super::context::{ListAuthor, PodContext};
+use super::context::{AnnotationValue, ListAuthor, PodContext, RequestedExclusions};
 use super::ids::{IdKind, IdList};
-use super::rules::{self, Rule};
-use super::values::AnnotationValue;
-use super::{Note, SettingSource};
-use crate::cni::{BlockReader, Error};
+use super::note::Note;
+use super::sub_plugin::SettingSource;
+use super::values;
+use crate::cni::{BlockReader, Error, ItemList};
 use crate::pod::Facts;
+use crate::pod::well_known::{EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS, EXCLUDE_UIDS};
+use crate::policy::{PortRange, Ports, Protocol};
+use serde_json::Value;
 
-const UIDS: &str = "detour.io/exclude-uids";
-const GIDS: &str = "detour.io/exclude-gids";
-const RULES: &str = "detour.io/exclude-outbound-ports-for-uids";
+/// The annotations of a pod or namespace that this sub-plugin reads.
+pub(super) const ANNOTATIONS: [&str; 3] = [EXCLUDE_UIDS, EXCLUDE_GIDS, EXCLUDE_PORTS_FOR_UIDS];
 
-/// Every annotation that counts here.
-pub(super) const ANNOTATIONS: [&str; 3] = [UIDS, GIDS, RULES];
+const ACCEPTED_RULES: &str = "[proto[,proto]:][ports:]uids, for example udp:53:1001 or 1337, with proto tcp, udp or * and uids in any form of \
+     the key uids";
 
-/// What one place asks for: a block, or the annotations.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Separates the rules of a text. A comma separates items within a rule.
+const RULE_SEPARATOR: char = ';';
+
+/// The exclusions that one block, argument or annotation requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct UidExclude {
     uids: Option<IdList>,
     gids: Option<IdList>,
@@ -25,55 +32,146 @@ pub(super) struct UidExclude {
 }
 
 impl UidExclude {
-    /// A block's keys.
+    /// Parses a block's keys.
     pub(super) fn parse(r: &BlockReader<'_>, author: ListAuthor) -> Result<Self, Error> {
         let ids = |key| r.list(key)?.map(|list| IdList::parse(&list, author)).transpose();
-        let rules = rules::from_block(r, "rules", author)?.unwrap_or_default();
+        let rules = rules_of_block(r, "rules", author)?.unwrap_or_default();
         Ok(Self { uids: ids("uids")?, gids: ids("gids")?, rules })
     }
 
-    /// The pod's and its namespace's annotations, one by one.
+    /// Parses the annotations of the pod and its namespace, each on its own.
     pub(super) fn annotated(facts: &Facts) -> Result<Vec<(SettingSource, Self)>, Error> {
-        let mut asked = Vec::new();
-        for key in ANNOTATIONS {
-            let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, key) else { continue };
-            let ids = |of| (key == of).then(|| IdList::parse(&annotation.list()?, annotation.author)).transpose();
-            let (uids, gids) = (ids(UIDS)?, ids(GIDS)?);
-            let rules = match key {
-                RULES => rules::from_text(annotation.place.clone(), annotation.value, annotation.author)?,
-                _ => Vec::new(),
-            };
-            asked.push((annotation.source(key), Self { uids, gids, rules }));
+        type Parse = fn(&AnnotationValue<'_>) -> Result<UidExclude, Error>;
+        let parsers: [(&'static str, Parse); 3] = [
+            (EXCLUDE_UIDS, |annotation| Ok(Self { uids: id_list(annotation)?, ..Self::default() })),
+            (EXCLUDE_GIDS, |annotation| Ok(Self { gids: id_list(annotation)?, ..Self::default() })),
+            (EXCLUDE_PORTS_FOR_UIDS, |annotation| {
+                let rules = rules_of_text(annotation.place.clone(), annotation.value, annotation.author)?;
+                Ok(Self { rules, ..Self::default() })
+            }),
+        ];
+        let mut requested = Vec::new();
+        for (key, parse) in parsers {
+            if let Some(annotation) = AnnotationValue::of_pod_or_namespace(facts, key) {
+                requested.push((annotation.source(key), parse(&annotation)?));
+            }
         }
-        Ok(asked)
+        Ok(requested)
     }
 
-    /// What that exempts in one pod.
+    /// Returns the exclusions for one pod.
     pub(super) fn exclusions(
         &self,
-        scene: &PodContext<'_>,
+        context: &PodContext<'_>,
         notes: &mut Vec<Note>,
     ) -> Result<RequestedExclusions, Error> {
-        let mut asked = RequestedExclusions::default();
+        let mut requested = RequestedExclusions::default();
         for (ids, kind) in [(&self.uids, IdKind::User), (&self.gids, IdKind::Group)] {
             let Some(ids) = ids else { continue };
-            asked.add(ids.place(), &ids.owners(kind, scene, notes)?, &[None], &[None], &[])?;
+            requested.add(ids.place(), &ids.owners(kind, context, notes)?, &[None], &[None], &[])?;
         }
         for rule in &self.rules {
-            rule.exclusions(scene, notes, &mut asked)?;
+            rule.add_exclusions(context, notes, &mut requested)?;
         }
-        Ok(asked)
+        Ok(requested)
     }
+}
+
+/// An exclusion of part of a UID's traffic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    /// `None` is every protocol.
+    protocols: Vec<Option<Protocol>>,
+    /// In the form of [`crate::policy::Exclusion::ports`].
+    ports: Vec<PortRange>,
+    uids: IdList,
+}
+
+impl Rule {
+    fn parse(item: &str, list: &ItemList, author: ListAuthor) -> Result<Self, Error> {
+        let (conditions, uids) = split_rule(item);
+        let (protocols, ports) = match conditions[..] {
+            [] => ("", ""),
+            [one] if one.split(',').any(|word| values::is_protocol_name(word.trim())) => (one, ""),
+            [ports] => ("", ports),
+            [protocols, ports] => (protocols, ports),
+            _ => return Err(list.reject(item, ACCEPTED_RULES)),
+        };
+        let part = |text| ItemList::from_text(&list.place, text);
+        let uids = part(uids)?;
+        if uids.items.is_empty() {
+            return Err(list.reject(item, ACCEPTED_RULES));
+        }
+        let mut protocols = values::parse_protocols(&part(protocols)?)?;
+        if protocols.is_empty() {
+            protocols.push(None);
+        }
+        let ports = match values::parse_ports(&part(ports)?)? {
+            Ports::All => Vec::new(),
+            Ports::List(ranges) => values::merged(ranges),
+        };
+        Ok(Self { protocols, ports, uids: IdList::parse(&uids, author)? })
+    }
+
+    fn add_exclusions(
+        &self,
+        context: &PodContext<'_>,
+        notes: &mut Vec<Note>,
+        requested: &mut RequestedExclusions,
+    ) -> Result<(), Error> {
+        let owners = self.uids.owners(IdKind::User, context, notes)?;
+        requested.add(self.uids.place(), &owners, &[None], &self.protocols, &self.ports)
+    }
+}
+
+fn id_list(annotation: &AnnotationValue<'_>) -> Result<Option<IdList>, Error> {
+    IdList::parse(&annotation.list()?, annotation.author).map(Some)
+}
+
+fn rules_of_text(place: impl Into<String>, text: &str, author: ListAuthor) -> Result<Vec<Rule>, Error> {
+    rules_of_list(&ItemList::split(place, text, RULE_SEPARATOR)?, author)
+}
+
+/// Parses the rules under `key`: an array, or a text.
+fn rules_of_block(r: &BlockReader<'_>, key: &'static str, author: ListAuthor) -> Result<Option<Vec<Rule>>, Error> {
+    let rules = |value: &Value| match value {
+        Value::String(text) => rules_of_text(r.place(key), text, author),
+        other => rules_of_list(&ItemList::from_json(r.place(key), other)?, author),
+    };
+    r.value(key).map(rules).transpose()
+}
+
+fn rules_of_list(list: &ItemList, author: ListAuthor) -> Result<Vec<Rule>, Error> {
+    list.items.iter().map(|item| Rule::parse(item, list, author)).collect()
+}
+
+/// Splits a rule into its conditions and its UIDs. The UIDs follow the last colon, or begin with the first
+/// `container:`, which contains a colon itself.
+fn split_rule(item: &str) -> (Vec<&str>, &str) {
+    let mut conditions = Vec::new();
+    let mut rest = item;
+    while let Some((condition, after)) = rest.split_once(':') {
+        if condition.rsplit(',').next().is_some_and(|last| last.trim() == "container") {
+            break;
+        }
+        conditions.push(condition);
+        rest = after;
+    }
+    (conditions, rest)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::scenario::chain;
+    use super::super::context::tests::context;
+    use super::super::tests::scenario::{chain, container, facts, meshed_pod};
     use super::*;
+    use crate::cni::{Block, Code};
+    use crate::policy::{Exclusion, IdRange, TrafficOwner};
+    use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
-    fn a_block_that_names_nobody_excludes_nobody() {
+    fn an_empty_block_excludes_nothing() {
         for block in [json!({}), json!({"uids": [], "gids": "", "rules": []})] {
             let mut block = block;
             block["type"] = "uid-exclude".into();
@@ -82,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn uids_gids_and_rules_of_a_block() {
+    fn uids_gids_and_rules_of_a_block_are_excluded() {
         let scenario = chain(json!([{
             "type": "uid-exclude",
             "uids": [1337, "2000-2999", "1000650000/10"],
@@ -94,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_exclusion_covers_is_left_out() {
+    fn an_exclusion_that_another_one_covers_is_omitted() {
         let scenario = chain(json!([{"type": "uid-exclude", "uids": "0-9,5", "rules": "udp:53:7"}]));
         assert_eq!(scenario.exclusions(), ["uid 0-9"]);
         let scenario = chain(json!([{"type": "uid-exclude", "uids": "*,5"}]));
@@ -102,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn annotations_add_to_the_block_each_on_its_own() {
+    fn each_annotation_adds_to_the_block() {
         let block = json!([{"type": "uid-exclude", "uids": [1], "gids": [1]}]);
         for (key, value, added) in [
-            (UIDS, "container:app, 5", ["uid 5", "uid 1000"]),
-            (GIDS, "6,8", ["gid 6", "gid 8"]),
-            (RULES, "udp:53:5; 22:5", ["uid 5 22", "uid 5 udp 53"]),
+            (EXCLUDE_UIDS, "container:app, 5", ["uid 5", "uid 1000"]),
+            (EXCLUDE_GIDS, "6,8", ["gid 6", "gid 8"]),
+            (EXCLUDE_PORTS_FOR_UIDS, "udp:53:5; 22:5", ["uid 5 22", "uid 5 udp 53"]),
         ] {
             let mut expected = vec!["gid 1".to_owned(), "uid 1".to_owned()];
             expected.extend(added.map(str::to_owned));
@@ -122,33 +220,35 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_annotation_wins_over_its_namespaces_key_by_key() {
-        let scenario = chain(json!([{"type": "uid-exclude"}])).namespace(UIDS, "1").namespace(GIDS, "2");
-        assert_eq!(scenario.clone().annotated(UIDS, "3").exclusions(), ["uid 3", "gid 2"]);
-        assert_eq!(scenario.annotated(UIDS, "").exclusions(), ["gid 2"]);
+    fn the_pods_annotation_overrides_its_namespaces_key_by_key() {
+        let scenario =
+            chain(json!([{"type": "uid-exclude"}])).namespace(EXCLUDE_UIDS, "1").namespace(EXCLUDE_GIDS, "2");
+        assert_eq!(scenario.clone().annotated(EXCLUDE_UIDS, "3").exclusions(), ["uid 3", "gid 2"]);
+        assert_eq!(scenario.annotated(EXCLUDE_UIDS, "").exclusions(), ["gid 2"]);
     }
 
     #[test]
-    fn a_wrong_annotation_is_an_error_that_names_it_and_whose_it_is() {
+    fn an_error_names_the_invalid_annotation_and_its_object() {
         let scenario = chain(json!([{"type": "uid-exclude"}]));
         for key in ANNOTATIONS {
             let msg = scenario.clone().annotated(key, "root").error();
-            let start = format!("annotation {key:?} of pod shop/cart-1: invalid value \"root\"; expected ");
-            assert!(msg.starts_with(&start), "{msg}");
+            let start = format!("annotation {key:?} of pod shop/cart-1: ");
+            assert!(msg.starts_with(&start) && msg.contains("\"root\""), "{msg}");
             let msg = scenario.clone().namespace(key, "root").error();
-            assert!(msg.starts_with(&format!("annotation {key:?} of namespace shop: invalid value \"root\"")), "{msg}");
+            let start = format!("annotation {key:?} of namespace shop: ");
+            assert!(msg.starts_with(&start) && msg.contains("\"root\""), "{msg}");
         }
     }
 
     #[test]
-    fn a_container_that_only_some_pods_have_may_stand_on_the_namespace_but_not_on_the_pod() {
+    fn an_unknown_container_is_accepted_on_the_namespace_and_rejected_on_the_pod() {
         let scenario = chain(json!([{"type": "uid-exclude"}]));
-        assert!(scenario.clone().namespace(UIDS, "container:vault").exclusions().is_empty());
-        assert!(scenario.annotated(UIDS, "container:vault").error().contains("no such container"));
+        assert!(scenario.clone().namespace(EXCLUDE_UIDS, "container:vault").exclusions().is_empty());
+        assert!(scenario.annotated(EXCLUDE_UIDS, "container:vault").error().contains("no such container"));
     }
 
     #[test]
-    fn the_pods_argument_is_a_block_without_the_administrators_keys() {
+    fn the_pods_argument_accepts_no_administrators_keys() {
         let scenario = chain(json!([{"type": "uid-exclude", "uids": [1]}]));
         let args = |block| scenario.clone().args(json!({ "uid-exclude": block }));
         assert_eq!(args(json!({"uids": "2", "rules": ["22:3"]})).exclusions(), ["uid 1", "uid 2", "uid 3 22"]);
@@ -160,5 +260,127 @@ mod tests {
             assert!(args(json!({ key: "uid-exclude" })).error().starts_with(&start));
         }
         assert!(args(json!([])).error().starts_with("args.cni.uid-exclude: "));
+    }
+
+    const TCP: Option<Protocol> = Some(Protocol::Tcp);
+    const UDP: Option<Protocol> = Some(Protocol::Udp);
+
+    fn rules(text: &str) -> Result<Vec<Rule>, Error> {
+        rules_of_text("k", text, ListAuthor::Pod)
+    }
+
+    fn exclusions(text: &str) -> Vec<Exclusion> {
+        let mut pod = meshed_pod();
+        pod.init_containers = vec![container("a", Some(11)), container("b", Some(12))];
+        let facts = facts(pod, &[("openshift.io/sa.scc.uid-range", "500/10")]);
+        let mut requested = RequestedExclusions::default();
+        for rule in rules(text).expect(text) {
+            rule.add_exclusions(&context(Some(&facts)), &mut Vec::new(), &mut requested).expect(text);
+        }
+        requested.exclusions
+    }
+
+    fn uid(first: u32, last: u32) -> TrafficOwner {
+        TrafficOwner::Uid(IdRange { first, last })
+    }
+
+    fn exclusion(owner: TrafficOwner, protocol: Option<Protocol>, ports: &[(u16, u16)]) -> Exclusion {
+        let ports = ports.iter().map(|&(first, last)| PortRange { first, last }).collect();
+        Exclusion { owner, destination: None, protocol, ports }
+    }
+
+    #[test]
+    fn every_form_of_a_rule_is_parsed() {
+        let dns = &[(53, 53)][..];
+        for (text, expected) in [
+            ("", vec![]),
+            ("1337", vec![exclusion(uid(1337, 1337), None, &[])]),
+            ("53:1337", vec![exclusion(uid(1337, 1337), None, dns)]),
+            ("udp:53:1001", vec![exclusion(uid(1001, 1001), UDP, dns)]),
+            ("53:106-108", vec![exclusion(uid(106, 108), None, dns)]),
+            ("tcp,udp:53:1", vec![exclusion(uid(1, 1), TCP, dns), exclusion(uid(1, 1), UDP, dns)]),
+            ("tcp:443,80,8000-8010:1", vec![exclusion(uid(1, 1), TCP, &[(80, 80), (443, 443), (8000, 8010)])]),
+            ("*:*:1", vec![exclusion(uid(1, 1), None, &[])]),
+            ("::1", vec![exclusion(uid(1, 1), None, &[])]),
+            (":1", vec![exclusion(uid(1, 1), None, &[])]),
+            ("*:22:1", vec![exclusion(uid(1, 1), None, &[(22, 22)])]),
+            ("tcp:*:1", vec![exclusion(uid(1, 1), TCP, &[])]),
+            ("tcp:1", vec![exclusion(uid(1, 1), TCP, &[])]),
+            ("22:*", vec![exclusion(TrafficOwner::Any, None, &[(22, 22)])]),
+            (" udp : 53 : 1 - 2 ", vec![exclusion(uid(1, 2), UDP, dns)]),
+            ("22:1000650000/10", vec![exclusion(uid(1000650000, 1000650009), None, &[(22, 22)])]),
+            ("22:1,2", vec![exclusion(uid(1, 1), None, &[(22, 22)]), exclusion(uid(2, 2), None, &[(22, 22)])]),
+            ("namespace-range-last", vec![exclusion(uid(509, 509), None, &[])]),
+            ("container:a", vec![exclusion(uid(11, 11), None, &[])]),
+            ("53:container:a", vec![exclusion(uid(11, 11), None, dns)]),
+            ("udp:53:container:a", vec![exclusion(uid(11, 11), UDP, dns)]),
+            (
+                "53:7,container:a,container:b",
+                vec![
+                    exclusion(uid(7, 7), None, dns),
+                    exclusion(uid(11, 11), None, dns),
+                    exclusion(uid(12, 12), None, dns),
+                ],
+            ),
+            (
+                "22:init-containers",
+                vec![exclusion(uid(11, 11), None, &[(22, 22)]), exclusion(uid(12, 12), None, &[(22, 22)])],
+            ),
+            ("1; udp:53:2 ;;", vec![exclusion(uid(1, 1), None, &[]), exclusion(uid(2, 2), UDP, dns)]),
+        ] {
+            assert_eq!(exclusions(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn invalid_rules_are_rejected_with_their_place() {
+        for text in [
+            "tcp:53:",
+            ":",
+            "tcp:53:1:2",
+            "sctp:53:1",
+            "53:tcp:1",
+            "0:1",
+            "65536:1",
+            "90-80:1",
+            "udp:53:root",
+            "tcp,x:1",
+        ] {
+            let error = rules(text).expect_err(text);
+            assert!(error.code == Code::InvalidConfig && error.msg.starts_with("k: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_block_contains_a_list_or_a_text_with_semicolons() {
+        let parse = |value| {
+            let block = Block::new("chain[0]", &json!({ "rules": value })).expect("an object");
+            rules_of_block(&block.reader(), "rules", ListAuthor::Administrator)
+        };
+        let two = parse(json!(["tcp,udp:53:1", "22:2"])).expect("a list").expect("rules");
+        assert_eq!(two.len(), 2);
+        assert_eq!(parse(json!("tcp,udp:53:1;22:2")).expect("a text").expect("rules"), two);
+        assert_eq!(parse(json!(1337)).expect("a number").expect("rules").len(), 1);
+        assert_eq!(parse(json!(null)).expect("absent"), None);
+        assert_eq!(parse(json!([])).expect("empty"), Some(vec![]));
+        let error = parse(json!({"a": 1})).expect_err("an object");
+        assert!(error.msg.starts_with("chain[0].rules: "), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_causes_a_panic(text in "[0-9/*, a-z:;-]{0,40}|(tcp|udp|53|container|,|:|;|1-2){0,12}|.{0,20}") {
+            let _ = rules(&text);
+        }
+
+        #[test]
+        fn a_rule_keeps_protocol_ports_and_uid(
+            protocol in prop::sample::select(vec![("*", None), ("tcp", TCP), ("udp", UDP)]),
+            first in 1u16..1000, more in 0u16..1000, id in 0..u32::MAX,
+        ) {
+            let ports = PortRange { first, last: first + more };
+            let parsed = exclusions(&format!("{}:{ports}:{id}", protocol.0));
+            prop_assert_eq!(parsed, [exclusion(uid(id, id), protocol.1, &[(first, first + more)])]);
+        }
     }
 }

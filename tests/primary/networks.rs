@@ -84,8 +84,8 @@ fn errors_are_detected_before_anything_runs() {
     node.definition("shop", "gone", &json!({"type": "not-installed"}));
     node.definition("shop", "broken", &json!({"type": "../a"}));
     for (networks, more, wanted) in [
-        ("one", json!({}), "there is one of that name in other: write NAMESPACE/one"),
-        ("other/one@eth0", json!({}), "interface \"eth0\" is taken"),
+        ("one", json!({}), "namespaces with a definition of that name: other; write NAMESPACE/one"),
+        ("other/one@eth0", json!({}), "interface name \"eth0\" (as requested) is already"),
         ("a,,b", json!({}), "element 2 at character 3"),
         ("other/one", json!({"namespaceIsolation": true}), "namespaceIsolation"),
         ("gone", json!({}), "failed to find plugin \"not-installed\""),

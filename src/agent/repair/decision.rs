@@ -5,8 +5,9 @@ use crate::agent::facts::{EndedContainer, ObservedPod};
 use crate::agent::install::Installed;
 use crate::networks;
 use crate::plugin::{ContainerStatus, desired_policy};
+use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
 use crate::pod::{Facts, Pod, PodRef};
-use crate::sub_plugins::{Decision, SubPlugin};
+use crate::sub_plugins::{Decision, SubPlugin, skip_reason};
 use std::fmt;
 
 /// Which pods are checked, and how a failed validation is recognized. The defaults are Istio's.
@@ -28,8 +29,8 @@ impl Default for Criteria {
     fn default() -> Self {
         Self {
             selector: Selector::default(),
-            annotation: "sidecar.istio.io/status".to_owned(),
-            container: "istio-validation".to_owned(),
+            annotation: INJECTION_STATUS.to_owned(),
+            container: VALIDATION_CONTAINER.to_owned(),
             exit_code: 126,
             message: String::new(),
         }
@@ -78,7 +79,7 @@ pub fn suspect(criteria: &Criteria, installed: &Installed, observed: &ObservedPo
         && !pod.host_network
         && pod.proxy().is_some()
         && criteria.selector.selects(&pod.labels)
-        && desired_policy::skip_reason(&installed.conf, &name).is_none();
+        && skip_reason(&installed.conf, &name).is_none();
     is_checked.then(|| Suspicion {
         validation_failed: criteria.has_failed(observed),
         settled: !observed.addresses.is_empty(),

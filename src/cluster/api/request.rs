@@ -2,6 +2,7 @@
 
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
+use crate::pod::well_known::NETWORK_STATUS;
 use crate::pod::{Pod, PodRef};
 use crate::printable::{cut, line};
 use hyper::Request;
@@ -82,7 +83,7 @@ impl ApiRequest {
     /// Sets a pod's network-status annotation. With the pod's UID in the patch, the API answers with a conflict if
     /// another pod of the same name has replaced it (apimachinery: `metadata.uid` is a precondition of an update).
     pub(super) fn network_status(pod: &Pod, status: &str) -> Result<Self, Error> {
-        let mut metadata = json!({"annotations": {"k8s.v1.cni.cncf.io/network-status": status}});
+        let mut metadata = json!({"annotations": {NETWORK_STATUS: status}});
         if let Some(uid) = &pod.uid {
             metadata["uid"] = json!(uid);
         }

@@ -11,6 +11,7 @@ use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};
 use crate::inspect::subject::Subject;
 use crate::networks::Selection;
+use crate::pod::well_known::INIT_CONTAINER;
 use crate::pod::{Facts, PodRef};
 use crate::policy::IdRange;
 use crate::{networks, sub_plugins};
@@ -246,7 +247,7 @@ pub(super) fn examine(
 fn decision(Subject { conf, facts, .. }: &Subject, Explained { explanation, policy }: &Explained) -> CheckVerdict {
     let pod = &facts.pod;
     let decision = &explanation.decision;
-    let by_others = pod.all_containers().any(|container| container.name == "istio-init");
+    let by_others = pod.all_containers().any(|container| container.name == INIT_CONTAINER);
     let warnings = explanation.warnings.len();
     let warnings = match warnings {
         0 => String::new(),

@@ -5,6 +5,7 @@ use super::call::PrimaryCall;
 use crate::cluster::Cluster;
 use crate::cni::{Error, wrong_type};
 use crate::plugin::desired_policy::is_agent;
+use crate::pod::well_known::INJECTION_STATUS;
 use crate::pod::{Facts, Namespace, Pod, PodRef};
 use crate::sub_plugins;
 use serde_json::Value;
@@ -13,9 +14,6 @@ use std::cell::OnceCell;
 /// The capability with which runtimes pass all annotations of the pod (CRI-O, `internal/config/cnimgr`; containerd,
 /// `pkg/cri/annotations`).
 const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-
-/// The annotation that Istio's injector sets on every pod that it gives a sidecar.
-const INJECTED: &str = "sidecar.istio.io/status";
 
 /// A pod whose data is fetched when needed.
 pub(super) struct LazyPod<'a> {
@@ -64,8 +62,8 @@ impl<'a> LazyPod<'a> {
         match self.pod_ref {
             Some(pod_ref) if self.cluster.is_some() => {
                 let conf = self.call.conf;
-                let excluded = conf.kubernetes.excludes(&pod_ref.namespace);
-                self.fetch(pod_ref, !excluded && sub_plugins::wants(&conf.chain).namespace)?;
+                let skipped = sub_plugins::skip_reason(conf, pod_ref).is_some();
+                self.fetch(pod_ref, !skipped && sub_plugins::wants(&conf.chain).namespace)?;
                 Ok(self.fetched.get())
             }
             _ => Ok(None),
@@ -79,7 +77,7 @@ impl<'a> LazyPod<'a> {
 
     /// Returns whether the pod may have a sidecar, judged without a request.
     pub(super) fn may_have_sidecar(&self) -> bool {
-        self.from_runtime.as_ref().is_none_or(|pod| pod.annotations.contains_key(INJECTED))
+        self.from_runtime.as_ref().is_none_or(|pod| pod.annotations.contains_key(INJECTION_STATUS))
     }
 
     /// Returns the facts of the pod, and those of its namespace if `with_namespace`.

@@ -5,10 +5,10 @@ use super::call::PrimaryCall;
 use super::lazy_pod::LazyPod;
 use crate::cni::{Block, CniCommand, Code, Error, NetConf, RuleFormatSetting, primary_in_attachment};
 use crate::networks::PodNetwork;
-use crate::plugin::desired_policy::{evaluate, skip_reason};
+use crate::plugin::desired_policy::evaluate;
 use crate::pod::PodRef;
 use crate::policy::Policy;
-use crate::sub_plugins::{self, SubPlugin};
+use crate::sub_plugins::{self, SubPlugin, skip_reason};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 

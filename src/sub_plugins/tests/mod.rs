@@ -1,15 +1,19 @@
-//! Whole chains: what the sub-plugins do together.
+//! Whole sub-plugin chains.
 
-use super::scenario::{Scenario, chain};
+pub(super) mod scenario;
+
+use super::ignored::annotations;
 use super::*;
-use crate::policy::{InterceptionMode, Redirect};
+use crate::cni::{Block, Code};
+use crate::pod::Pod;
+use crate::pod::well_known::{
+    EXCLUDE_DNS, EXCLUDE_GIDS, EXCLUDE_INBOUND_PORTS, EXCLUDE_INTERFACES, EXCLUDE_UIDS, INTERCEPTION_MODE,
+    KUBEVIRT_INTERFACES,
+};
+use crate::policy::{Interception, InterceptionMode, Redirect};
 use proptest::prelude::*;
-use serde_json::json;
-
-const MODE: &str = "sidecar.istio.io/interceptionMode";
-const UIDS: &str = "detour.io/exclude-uids";
-const DNS: &str = "detour.io/exclude-dns";
-const EXCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+use scenario::{Scenario, chain};
+use serde_json::{Value, json};
 
 fn all_three() -> Value {
     json!([
@@ -51,16 +55,19 @@ fn the_order_of_the_blocks_does_not_matter() {
 }
 
 #[test]
-fn a_pod_with_the_nodes_network_is_left_alone_by_the_whole_chain() {
-    let output = chain(all_three()).annotated(UIDS, "no uid").pod(|pod| pod.host_network = true).output();
+fn a_host_network_pod_is_skipped_by_all_sub_plugins() {
+    let output = chain(all_three()).annotated(EXCLUDE_UIDS, "no uid").pod(|pod| pod.host_network = true).output();
     assert_eq!(output.decision, Decision::LeaveAlone(SkipReason::HostNetwork));
     assert!(output.policy.is_empty() && output.policy.exclusions.is_empty() && output.notes.is_empty());
 }
 
 #[test]
-fn without_a_sidecar_nothing_is_excluded_and_no_annotation_is_read() {
+fn a_pod_without_a_sidecar_is_skipped_and_its_annotations_are_not_parsed() {
     let scenario = chain(all_three()).without_sidecar();
-    let wrong = scenario.annotated(UIDS, "no uid").annotated(EXCLUDE_INBOUND, "x").args(json!({"dns-exclude": 7}));
+    let wrong = scenario
+        .annotated(EXCLUDE_UIDS, "no uid")
+        .annotated(EXCLUDE_INBOUND_PORTS, "x")
+        .args(json!({"dns-exclude": 7}));
     let output = wrong.output();
     assert_eq!(output.decision, Decision::LeaveAlone(SkipReason::NoProxy));
     assert!(output.policy.is_empty() && output.policy.exclusions.is_empty() && output.notes.is_empty());
@@ -69,7 +76,7 @@ fn without_a_sidecar_nothing_is_excluded_and_no_annotation_is_read() {
 }
 
 #[test]
-fn exclusions_hold_for_a_sidecar_whoever_redirects_it() {
+fn exclusions_apply_to_every_sidecar_even_if_another_program_redirects() {
     let expected = ["uid 5", "uid 6 udp 53"];
     for (reason, change) in [
         (SkipReason::IstioInit, (|pod| pod.containers[0].name = "istio-init".into()) as fn(&mut Pod)),
@@ -78,7 +85,7 @@ fn exclusions_hold_for_a_sidecar_whoever_redirects_it() {
         (SkipReason::InjectionRefused, |pod| drop(pod.labels.insert("sidecar.istio.io/inject".into(), "false".into()))),
         (SkipReason::NotInjected, |pod| pod.annotations.clear()),
     ] {
-        let scenario = chain(all_three()).pod(change).annotated(EXCLUDE_INBOUND, "not ours to read");
+        let scenario = chain(all_three()).pod(change).annotated(EXCLUDE_INBOUND_PORTS, "not ours to read");
         assert_eq!(self::reason(&scenario), reason);
         assert_eq!(scenario.output().policy.interception, Interception::Unsaid);
         assert_eq!(scenario.exclusions(), expected, "{reason:?}");
@@ -89,11 +96,13 @@ fn exclusions_hold_for_a_sidecar_whoever_redirects_it() {
 }
 
 #[test]
-fn none_means_no_rules_at_all_exclusions_included() {
+fn mode_none_means_neither_redirection_nor_exclusions() {
     let mut block = all_three();
     block[0]["inbound_interception_mode"] = "NONE".into();
     let args = json!({"istio-redirect": {"inbound_interception_mode": "NONE"}});
-    for scenario in [chain(block), chain(all_three()).args(args), chain(all_three()).annotated(MODE, "NONE")] {
+    for scenario in
+        [chain(block), chain(all_three()).args(args), chain(all_three()).annotated(INTERCEPTION_MODE, "NONE")]
+    {
         let policy = scenario.output().policy;
         assert_eq!(policy.interception, Interception::Off);
         assert!(policy.is_empty() && policy.exclusions.is_empty());
@@ -102,10 +111,10 @@ fn none_means_no_rules_at_all_exclusions_included() {
 }
 
 #[test]
-fn the_annotation_none_silences_exclusions_where_somebody_else_redirects() {
+fn the_annotation_none_disables_exclusions_if_another_program_redirects() {
     let scenario = chain(json!([{"type": "uid-exclude", "uids": [5]}, {"type": "dns-exclude", "uids": [6]}]));
     assert_eq!(scenario.exclusions().len(), 3);
-    let none = scenario.annotated(MODE, "NONE");
+    let none = scenario.annotated(INTERCEPTION_MODE, "NONE");
     assert!(none.exclusions().is_empty());
     assert_eq!(reason(&none), SkipReason::ModeNone);
     let block =
@@ -115,24 +124,27 @@ fn the_annotation_none_silences_exclusions_where_somebody_else_redirects() {
 }
 
 #[test]
-fn the_annotation_wins_over_a_block_that_says_none() {
+fn the_annotation_overrides_a_block_with_mode_none() {
     let scenario = chain(
         json!([{"type": "istio-redirect", "inbound_interception_mode": "NONE"}, {"type": "uid-exclude", "uids": [5]}]),
     );
-    let annotated = scenario.annotated(MODE, "TPROXY");
+    let annotated = scenario.annotated(INTERCEPTION_MODE, "TPROXY");
     assert_eq!(annotated.redirect().inbound_interception_mode, InterceptionMode::Tproxy);
     assert_eq!(annotated.exclusions(), ["uid 5"]);
 }
 
 #[test]
-fn pod_overrides_false_pins_what_the_administrator_wrote() {
+fn pod_overrides_false_pins_the_administrators_settings() {
     let mut pinned = all_three();
     for i in 0..3 {
         pinned[i]["pod_overrides"] = false.into();
     }
     let args = json!({"uid-exclude": {"uids": "nonsense"}, "istio-redirect": {"proxy_port": 1}});
-    let scenario =
-        chain(pinned).annotated(UIDS, "nonsense").annotated(MODE, "NONE").namespace(DNS, "nonsense").args(args);
+    let scenario = chain(pinned)
+        .annotated(EXCLUDE_UIDS, "nonsense")
+        .annotated(INTERCEPTION_MODE, "NONE")
+        .namespace(EXCLUDE_DNS, "nonsense")
+        .args(args);
     let output = scenario.output();
     assert_eq!(output.decision, Decision::Redirect);
     assert_eq!(output.policy, chain(all_three()).output().policy);
@@ -142,17 +154,17 @@ fn pod_overrides_false_pins_what_the_administrator_wrote() {
         [
             (
                 Severity::Info,
-                "ignored, for chain[0].pod_overrides is false: \
-             annotation \"sidecar.istio.io/interceptionMode\" of pod shop/cart-1, args.cni.istio-redirect"
+                "annotation \"sidecar.istio.io/interceptionMode\" of pod shop/cart-1, args.cni.istio-redirect: ignored: \
+                 chain[0].pod_overrides is false"
             ),
             (
                 Severity::Info,
-                "ignored, for chain[1].pod_overrides is false: \
-             annotation \"detour.io/exclude-uids\" of pod shop/cart-1, args.cni.uid-exclude"
+                "annotation \"detour.io/exclude-uids\" of pod shop/cart-1, args.cni.uid-exclude: ignored: \
+                 chain[1].pod_overrides is false"
             ),
             (
                 Severity::Info,
-                "ignored, for chain[2].pod_overrides is false: annotation \"detour.io/exclude-dns\" of namespace shop"
+                "annotation \"detour.io/exclude-dns\" of namespace shop: ignored: chain[2].pod_overrides is false"
             ),
         ]
     );
@@ -171,25 +183,27 @@ fn a_misspelled_sub_plugin_in_the_pods_arguments_is_a_warning() {
 }
 
 #[test]
-fn wishes_that_no_block_is_for_are_reported() {
-    let scenario = chain(json!([{"type": "uid-exclude"}])).annotated(DNS, "nonsense").annotated(EXCLUDE_INBOUND, "x");
+fn requests_without_a_block_are_reported() {
+    let scenario = chain(json!([{"type": "uid-exclude"}]))
+        .annotated(EXCLUDE_DNS, "nonsense")
+        .annotated(EXCLUDE_INBOUND_PORTS, "x");
     let output = scenario.args(json!({"istio-redirect": {}, "dns-exclude": 1, "ips": []})).output();
     let texts: Vec<_> = output.notes.iter().map(|note| (note.severity, note.text.as_str())).collect();
     assert_eq!(
         texts,
         [
-            (Severity::Warning, "unused, for the chain has no istio-redirect: args.cni.istio-redirect"),
+            (Severity::Warning, "args.cni.istio-redirect: ignored: the sub-plugin chain has no block istio-redirect"),
             (
                 Severity::Warning,
-                "unused, for the chain has no dns-exclude: \
-             annotation \"detour.io/exclude-dns\" of pod shop/cart-1, args.cni.dns-exclude"
+                "annotation \"detour.io/exclude-dns\" of pod shop/cart-1, args.cni.dns-exclude: ignored: \
+                 the sub-plugin chain has no block dns-exclude"
             ),
         ]
     );
 }
 
 #[test]
-fn two_blocks_of_one_sub_plugin_are_united() {
+fn two_blocks_of_a_sub_plugin_are_united() {
     let scenario = chain(json!([
         {"type": "istio-redirect", "exclude_interfaces": "net2"},
         {"type": "uid-exclude", "uids": [5]},
@@ -201,13 +215,13 @@ fn two_blocks_of_one_sub_plugin_are_united() {
 }
 
 #[test]
-fn what_two_blocks_have_to_say_is_said_once() {
+fn a_note_of_two_blocks_is_reported_once() {
     let scenario = chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect"}]));
     assert_eq!(scenario.env("INVALID_DROP", "nonsense").output().notes.len(), 1);
 }
 
 #[test]
-fn two_blocks_that_contradict_each_other_are_an_error_that_names_both() {
+fn contradicting_blocks_are_an_error_that_names_both() {
     let scenario = chain(json!([
         {"type": "istio-redirect", "proxy_port": 15001},
         {"type": "istio-redirect", "exclude_interfaces": "net1"},
@@ -226,7 +240,7 @@ fn two_blocks_that_contradict_each_other_are_an_error_that_names_both() {
 }
 
 #[test]
-fn a_key_that_a_block_does_not_set_never_contradicts_or_resets_another_blocks() {
+fn an_unset_key_neither_contradicts_nor_resets_another_blocks_key() {
     let scenario = chain(json!([
         {"type": "istio-redirect"},
         {"type": "istio-redirect", "drop_invalid": true, "inbound_ports_include": "80", "proxy_port": 15002},
@@ -243,14 +257,14 @@ fn a_key_that_a_block_does_not_set_never_contradicts_or_resets_another_blocks() 
 }
 
 #[test]
-fn a_block_that_ignores_the_pod_pins_the_redirection_of_all_blocks() {
+fn a_block_without_pod_overrides_pins_the_redirection_of_all_blocks() {
     let scenario = chain(json!([{"type": "istio-redirect"}, {"type": "istio-redirect", "pod_overrides": false}]))
         .annotated("sidecar.istio.io/interceptionMode", "TPROXY");
     assert_eq!(scenario.redirect().inbound_interception_mode, InterceptionMode::Redirect);
 }
 
 #[test]
-fn without_facts_exclusions_run_on_the_configuration_alone() {
+fn without_facts_exclusions_depend_on_the_configuration_only() {
     let scenario = chain(json!([
         {"type": "uid-exclude", "uids": ["1337"]},
         {"type": "dns-exclude", "resolvers": "resolv-conf", "protocols": "udp"},
@@ -260,11 +274,11 @@ fn without_facts_exclusions_run_on_the_configuration_alone() {
     let output = output.output();
     assert_eq!(output.decision, Decision::LeaveAlone(SkipReason::NotInChain));
     assert_eq!(output.policy.dns_captured_elsewhere, None);
-    assert!(scenario.without_facts().error().contains("its facts have no source"));
+    assert!(scenario.without_facts().error().contains("no source of facts"));
 }
 
 #[test]
-fn without_facts_a_redirection_is_an_error_that_says_how_to_get_them() {
+fn without_facts_a_redirection_is_an_error_that_names_the_sources_of_facts() {
     let error = chain(all_three()).without_facts().run().expect_err("no facts");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.starts_with("chain[0]: istio-redirect needs facts of the pod: "), "{error}");
@@ -272,24 +286,27 @@ fn without_facts_a_redirection_is_an_error_that_says_how_to_get_them() {
 }
 
 #[test]
-fn whether_somebody_elses_redirection_captures_dns_is_the_proxys_word() {
+fn the_proxys_variable_determines_whether_dns_is_captured_elsewhere() {
     let scenario = chain(json!([{"type": "uid-exclude"}]));
-    let told = |scenario: &Scenario| scenario.output().policy.dns_captured_elsewhere;
-    assert_eq!(told(&scenario), Some(false));
-    assert_eq!(told(&scenario.clone().env("ISTIO_META_DNS_CAPTURE", "t")), Some(true));
-    assert_eq!(told(&scenario.clone().env("ISTIO_META_DNS_CAPTURE", "yes")), Some(false));
-    assert_eq!(told(&scenario.without_sidecar()), Some(false));
+    let captured = |scenario: &Scenario| scenario.output().policy.dns_captured_elsewhere;
+    assert_eq!(captured(&scenario), Some(false));
+    assert_eq!(captured(&scenario.clone().env("ISTIO_META_DNS_CAPTURE", "t")), Some(true));
+    assert_eq!(captured(&scenario.clone().env("ISTIO_META_DNS_CAPTURE", "yes")), Some(false));
+    assert_eq!(captured(&scenario.without_sidecar()), Some(false));
 }
 
 #[test]
-fn a_wrong_block_is_an_error_whatever_the_pod() {
+fn an_invalid_block_is_an_error_for_every_pod() {
     for (block, start) in [
-        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; expected one of "),
-        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; expected one of "),
-        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; expected one of "),
+        (json!({"type": "istio-redirect", "proxy_prt": 1}), "chain[0].proxy_prt: unknown key; "),
+        (json!({"type": "uid-exclude", "uid": 1}), "chain[0].uid: unknown key; "),
+        (json!({"type": "dns-exclude", "rules": []}), "chain[0].rules: unknown key; "),
         (json!({"type": "uid-exclude", "pod_overrides": "no"}), "chain[0].pod_overrides: "),
-        (json!({"uids": [1]}), "chain[0].type is missing; accepted: istio-redirect, uid-exclude, dns-exclude"),
-        (json!({"type": 7}), "chain[0].type is missing"),
+        (
+            json!({"uids": [1]}),
+            "chain[0].type: missing; expected istio-redirect, uid-exclude, dns-exclude, or an executable's name",
+        ),
+        (json!({"type": 7}), "chain[0].type: missing"),
     ] {
         let scenario = chain(json!([block]));
         for scenario in [scenario.clone().without_sidecar(), scenario.without_facts()] {
@@ -301,7 +318,7 @@ fn a_wrong_block_is_an_error_whatever_the_pod() {
 }
 
 #[test]
-fn executables_are_listed_in_their_order_and_passed_over() {
+fn executables_are_listed_in_order_and_skipped() {
     let values = json!([{"type": "tuning", "sysctl": {}}, {"type": "uid-exclude", "uids": [5]}, {"type": "bandwidth"}]);
     let chain_blocks = blocks(values.clone());
     let listed: Vec<_> = executables(&chain_blocks).map(|(kind, block)| (kind, block.keys.len())).collect();
@@ -310,7 +327,7 @@ fn executables_are_listed_in_their_order_and_passed_over() {
 }
 
 #[test]
-fn a_chain_wants_the_facts_that_it_can_use() {
+fn a_chain_needs_only_the_facts_that_it_uses() {
     for (values, pod, namespace) in [
         (json!([]), false, false),
         (json!([{"type": "tuning"}]), false, false),
@@ -322,10 +339,55 @@ fn a_chain_wants_the_facts_that_it_can_use() {
     }
 }
 
+#[test]
+fn the_source_of_a_setting_is_the_layer_with_the_highest_precedence() {
+    let scenario = chain(json!([{"type": "istio-redirect", "proxy_uid": 1, "proxy_port": 2, "drop_invalid": true}]))
+        .env("INVALID_DROP", "true")
+        .args(json!({"istio-redirect": {"proxy_port": 3, "exclude_interfaces": "a"}}))
+        .annotated(EXCLUDE_INTERFACES, "b")
+        .annotated(KUBEVIRT_INTERFACES, "c");
+    let settings = scenario.output().origins.settings;
+    assert_eq!(settings.len(), 26);
+    for (key, source) in [
+        ("proxy_uid", "container istio-proxy, runAsUser"),
+        ("proxy_port", "args.cni.istio-redirect"),
+        ("drop_invalid", "container istio-proxy, INVALID_DROP"),
+        ("exclude_interfaces", "pod, traffic.sidecar.istio.io/excludeInterfaces"),
+        ("reroute_virtual_interfaces", "pod, traffic.sidecar.istio.io/kubevirtInterfaces"),
+        ("redirect_dns", "default"),
+    ] {
+        let found: Vec<String> =
+            settings.iter().filter(|(k, _)| *k == key).map(|(_, source)| source.to_string()).collect();
+        assert_eq!(found, [source], "{key}");
+    }
+    let plain = chain(json!([{"type": "istio-redirect", "proxy_port": 2}])).output().origins.settings;
+    assert!(plain.contains(&("proxy_port", SettingSource::Configuration("chain[0].proxy_port".into()))));
+}
+
+#[test]
+fn every_exclusion_has_its_source() {
+    let scenario = chain(json!([{"type": "uid-exclude", "uids": 1}, {"type": "dns-exclude", "uids": 2}]))
+        .args(json!({"uid-exclude": {"uids": 3}}))
+        .annotated(EXCLUDE_UIDS, "4")
+        .namespace(EXCLUDE_GIDS, "5")
+        .namespace(EXCLUDE_DNS, "all");
+    let sources: std::collections::BTreeSet<String> =
+        scenario.output().origins.exclusions.iter().map(|(_, source)| source.to_string()).collect();
+    let expected = [
+        "args.cni.uid-exclude",
+        "configuration, chain[0]",
+        "configuration, chain[1]",
+        "namespace, detour.io/exclude-dns",
+        "namespace, detour.io/exclude-gids",
+        "pod, detour.io/exclude-uids",
+    ];
+    assert_eq!(sources.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+}
+
 proptest! {
     #[test]
-    fn whatever_a_pod_says_of_itself_is_heard_or_refused_by_name(value in "[0-9a-z.:/*,; -]{0,30}|.{0,20}") {
-        for key in SubPlugin::ALL.into_iter().flat_map(SubPlugin::annotations) {
+    fn every_annotation_value_is_accepted_or_rejected_with_its_name(value in "[0-9a-z.:/*,; -]{0,30}|.{0,20}") {
+        for key in SubPlugin::ALL.into_iter().flat_map(annotations) {
             match chain(all_three()).annotated(key, &value).run() {
                 Ok(output) => prop_assert!(output.notes.iter().all(|note| !note.text.contains('\n'))),
                 Err(error) => {

@@ -1,0 +1,192 @@
+//! Evaluation of a sub-plugin chain: blocks and facts of a pod become one traffic policy.
+
+use super::context::{self, FACT_SOURCES, ListAuthor, PodContext, RequestedExclusions, Resolvers};
+use super::decision::{self, Decision, SkipReason};
+use super::dns_exclude::DnsExclude;
+use super::istio_redirect::{self, OverridingLayers};
+use super::note::{Note, without_repetitions};
+use super::parsed_chain::{ChainInput, ParsedChain};
+use super::settings::Settings;
+use super::sub_plugin::{Origins, SettingSource, SubPlugin};
+use super::uid_exclude::UidExclude;
+use super::{ignored, settings};
+use crate::cni::{Block, BlockReader, Code, Error, at_most};
+use crate::pod::well_known::PROXY_CONTAINER;
+use crate::pod::{Container, Facts, Pod};
+use crate::policy::{Conflict, Exclusion, Interception, Policy};
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+
+/// The result of a sub-plugin chain for one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainOutput {
+    /// The contributions of all sub-plugins, united.
+    pub policy: Policy,
+    /// Whether this chain redirects the pod.
+    pub decision: Decision,
+    /// The sources of settings and exclusions.
+    pub origins: Origins,
+    /// Notes for the log and for `explain`, without repetitions.
+    pub notes: Vec<Note>,
+}
+
+/// The facts that a sub-plugin chain needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeededFacts {
+    /// Whether it needs the pod.
+    pub pod: bool,
+    /// Whether it needs the pod's namespace.
+    pub namespace: bool,
+}
+
+/// Returns which facts the sub-plugins in `chain` need.
+#[must_use]
+pub fn wants(chain: &[Block]) -> NeededFacts {
+    let sub_plugins: BTreeSet<_> = chain.iter().filter_map(SubPlugin::of).collect();
+    let namespace = sub_plugins.contains(&SubPlugin::UidExclude) || sub_plugins.contains(&SubPlugin::DnsExclude);
+    NeededFacts { pod: !sub_plugins.is_empty(), namespace }
+}
+
+/// Returns the blocks of executables, each with its `type`, in order.
+pub fn executables(chain: &[Block]) -> impl Iterator<Item = (&str, &Block)> {
+    let blocks = chain.iter().filter(|block| SubPlugin::of(block).is_none());
+    blocks.filter_map(|block| Some((block.keys.get("type")?.as_str()?, block)))
+}
+
+/// Checks the blocks of `chain` and of `args`, each alone and together, as completely as possible without a pod and
+/// without the host's groups.
+///
+/// # Errors
+/// A block is invalid, or two contradict each other ([`Code::InvalidConfig`]); the message contains the path and the
+/// accepted values.
+pub fn check(chain: &[Block], args: &Map<String, Value>) -> Result<(), Error> {
+    let group_id = |_: &str| Some(0);
+    let chain = ParsedChain::parse(chain, &group_id)?;
+    // The redirection of a pod with a sidecar and without annotations.
+    let proxy = Container { name: PROXY_CONTAINER.to_owned(), ..Container::default() };
+    let facts = Facts { pod: Pod { containers: vec![proxy], ..Pod::default() }, namespace: None };
+    let input = ChainInput { facts: Some(&facts), args, resolvers: Resolvers::default(), group_id: &group_id };
+    interception(&chain, &input, &mut Vec::new(), &mut Vec::new())?;
+    if chain.uid_excludes.iter().any(|block| block.pod_overrides) {
+        input.parsed_argument(SubPlugin::UidExclude, |r| UidExclude::parse(r, ListAuthor::Pod))?;
+    }
+    if chain.dns_excludes.iter().any(|block| block.pod_overrides) {
+        input.parsed_argument(SubPlugin::DnsExclude, |r| DnsExclude::parse(r, ListAuthor::Pod))?;
+    }
+    Ok(())
+}
+
+/// Runs the sub-plugins in `chain` and skips executables.
+///
+/// # Errors
+/// A block, an annotation or an object that they refer to is invalid ([`Code::InvalidConfig`]); the message contains the
+/// place and the accepted values. Blocks are always parsed; the pod's annotations and `args.cni` only if the pod has a
+/// sidecar.
+pub fn run(chain: &[Block], input: &ChainInput<'_>) -> Result<ChainOutput, Error> {
+    let chain = ParsedChain::parse(chain, input.group_id)?;
+    let (mut notes, mut origins) = (Vec::new(), Origins::default());
+    let mut decision = decide(&chain, input)?;
+    let pod = input.facts.map(|facts| &facts.pod);
+    let mut policy = Policy { dns_captured_elsewhere: pod.map(settings::captures_dns), ..Policy::default() };
+    if pod.is_none_or(|pod| !pod.host_network && pod.proxy().is_some()) {
+        let mut is_disabled = pod.is_some_and(settings::is_interception_disabled);
+        if decision == Decision::Redirect {
+            policy.interception = interception(&chain, input, &mut origins.settings, &mut notes)?;
+            is_disabled = policy.interception == Interception::Off;
+        }
+        if is_disabled {
+            decision = Decision::LeaveAlone(SkipReason::ModeNone);
+        } else {
+            origins.exclusions = exclusions(&chain, input, &policy, &mut notes)?;
+            policy.exclusions = origins.exclusions.iter().map(|(exclusion, _)| exclusion.clone()).collect();
+        }
+        notes.extend(ignored::unused_requests(&chain, input));
+        notes.extend(ignored::misspelled_arguments(input));
+    }
+    let policy = policy.union(&Policy::default()).map_err(internal)?;
+    Ok(ChainOutput { policy, decision, origins, notes: without_repetitions(notes) })
+}
+
+fn decide(chain: &ParsedChain, input: &ChainInput<'_>) -> Result<Decision, Error> {
+    let skip_reason = input.facts.map(|facts| decision::pod_skip_reason(&facts.pod));
+    match (chain.redirects.first(), skip_reason) {
+        (Some(_), Some(skip_reason)) => Ok(skip_reason.map_or(Decision::Redirect, Decision::LeaveAlone)),
+        (Some(block), None) => {
+            let name = SubPlugin::IstioRedirect.name();
+            let msg = format!("{}: {name} needs facts of the pod: {FACT_SOURCES}", block.path);
+            Err(Error::new(Code::InvalidConfig, msg))
+        }
+        (None, Some(Some(reason @ (SkipReason::HostNetwork | SkipReason::NoProxy)))) => {
+            Ok(Decision::LeaveAlone(reason))
+        }
+        (None, _) => Ok(Decision::LeaveAlone(SkipReason::NotInChain)),
+    }
+}
+
+fn interception(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    origins: &mut Vec<(&'static str, SettingSource)>,
+    notes: &mut Vec<Note>,
+) -> Result<Interception, Error> {
+    let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
+        return Ok(Interception::Unsaid);
+    };
+    if chain.redirects.is_empty() {
+        return Ok(Interception::Unsaid);
+    }
+    // One block without `pod_overrides` pins the redirection of all blocks.
+    let pod_overrides = chain.redirects.iter().all(|block| block.pod_overrides);
+    let parse = |r: &BlockReader<'_>| Settings::of_block(r, input.group_id);
+    let args = if pod_overrides { input.parsed_argument(SubPlugin::IstioRedirect, parse)? } else { None };
+    let overriding = OverridingLayers { pod, proxy, args, annotations: pod_overrides };
+    istio_redirect::interception(&chain.redirects, overriding, origins, notes)
+}
+
+fn exclusions(
+    chain: &ParsedChain,
+    input: &ChainInput<'_>,
+    policy: &Policy,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<(Exclusion, SettingSource)>, Error> {
+    let (facts, resolvers) = (input.facts, input.resolvers);
+    let context = PodContext { facts, resolvers, redirect: policy.redirect() };
+    let (mut exclusions, mut count) = (Vec::new(), 0);
+    let mut add = |source: SettingSource, requested: RequestedExclusions| {
+        count += requested.count;
+        exclusions.extend(requested.exclusions.into_iter().map(|exclusion| (exclusion, source.clone())));
+        let pod = facts.map_or_else(|| "the pod".to_owned(), |facts| format!("pod {}", context::name_of(&facts.pod)));
+        let place = format!("{pod}: exclusions of all sources, up to {source}");
+        at_most(context::MAX_EXCLUSIONS, "exclusions", &place, count)
+    };
+    for block in &chain.uid_excludes {
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?)?;
+        if block.pod_overrides {
+            let sub_plugin = SubPlugin::UidExclude;
+            if let Some(argument) = input.parsed_argument(sub_plugin, |r| UidExclude::parse(r, ListAuthor::Pod))? {
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?)?;
+            }
+            for (source, annotation) in facts.map(UidExclude::annotated).transpose()?.into_iter().flatten() {
+                add(source, annotation.exclusions(&context, notes)?)?;
+            }
+        }
+    }
+    for block in &chain.dns_excludes {
+        add(SettingSource::Configuration(block.path.clone()), block.parsed.exclusions(&context, notes)?)?;
+        if block.pod_overrides {
+            let sub_plugin = SubPlugin::DnsExclude;
+            if let Some(argument) = input.parsed_argument(sub_plugin, |r| DnsExclude::parse(r, ListAuthor::Pod))? {
+                add(SettingSource::Argument(sub_plugin), argument.exclusions(&context, notes)?)?;
+            }
+            if let Some((source, annotation)) = facts.map(|facts| block.parsed.annotated(facts)).transpose()?.flatten()
+            {
+                add(source, annotation.exclusions(&context, notes)?)?;
+            }
+        }
+    }
+    Ok(exclusions)
+}
+
+fn internal(conflict: Conflict) -> Error {
+    Error::new(Code::Internal, format!("union of consistent contributions failed: {conflict}"))
+}
