@@ -1,8 +1,8 @@
 //! `detour agent`: keeps the plugin installed, serves pod data to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::CommandError;
 use super::install::{InstallOptions, PROGRAM_FILE, program_digest};
+use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use detour_cni::agent::install::{HostPath, kubeconfig};

@@ -1,9 +1,8 @@
 //! `detour doctor`: checks a node, and optionally a pod on it.
 
 use super::install::NodeArguments;
-use super::output::OutputArguments;
+use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{check_exists, kubeconfig_from_environment};
-use super::{CommandError, CommandOutput};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{InstallLog, Platform, Role, changed};
 use detour_cni::host_path::{HostPath, HostRoot};

@@ -1,8 +1,8 @@
 //! `detour explain`: reports what a configuration does with a pod's traffic, and why.
 
-use super::output::OutputArguments;
+use super::output::{CommandError, CommandOutput, OutputArguments};
+use super::print_error;
 use super::subject::{SubjectArguments, Subjects};
-use super::{CommandError, CommandOutput, print_error};
 use clap::{Args, ValueEnum};
 use detour_cni::firewall::rule::Family;
 use detour_cni::firewall::{Ruleset, native};

@@ -1,6 +1,6 @@
 //! `detour install` and `detour uninstall`: change the files of the plugin on a node.
 
-use super::CommandError;
+use super::output::CommandError;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::kubeconfig::PluginCredentials;

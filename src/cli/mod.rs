@@ -9,16 +9,15 @@
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use detour_cni::cni::Error;
 use detour_cni::cni::version::SUPPORTED;
 use detour_cni::inspect::{Cell, Screen, TextReport};
 use detour_cni::printable::{Text, without_userinfo};
-use output::OutputArguments;
+use output::{CommandError, CommandOutput, OutputArguments};
 use serde::Serialize;
 use std::fmt::Display;
+use std::io;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
-use std::{fmt, io};
 
 mod agent;
 mod doctor;
@@ -66,18 +65,6 @@ enum Command {
     Validate(validate::ValidateArguments),
     Version(VersionArguments),
     Completion(CompletionArguments),
-}
-
-/// The text that a command prints to stdout, and its exit code.
-struct CommandOutput {
-    text: Text,
-    code: ExitCode,
-}
-
-impl CommandOutput {
-    const fn success(text: Text) -> Self {
-        Self { text, code: ExitCode::SUCCESS }
-    }
 }
 
 /// Prints the help to stdout.
@@ -196,43 +183,6 @@ impl TextReport for VersionReport {
 fn run_version(arguments: &VersionArguments) -> Result<CommandOutput, CommandError> {
     arguments.output.render(&VersionReport { version: env!("CARGO_PKG_VERSION"), cni_versions: SUPPORTED.to_vec() })
 }
-
-/// Why a command failed; decides the exit code.
-#[derive(Debug)]
-enum CommandError {
-    /// The arguments are invalid; the message refers to `--help`.
-    Usage(String),
-    /// A file or an object that the arguments name is missing or malformed.
-    Input(Error),
-    /// The operation failed, or found a problem.
-    Failed(Error),
-}
-
-impl CommandError {
-    fn code(&self) -> ExitCode {
-        match self {
-            Self::Usage(_) | Self::Input(_) => ExitCode::from(2),
-            Self::Failed(_) => ExitCode::FAILURE,
-        }
-    }
-}
-
-impl From<Error> for CommandError {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl Display for CommandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(message) => write!(f, "{message}; see --help"),
-            Self::Input(error) | Self::Failed(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for CommandError {}
 
 #[cfg(test)]
 mod tests {

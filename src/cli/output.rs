@@ -1,12 +1,65 @@
-//! The `-o` option of all commands that print a report.
+//! The output of a command: its text, its exit code and its error, and the `-o` option of all commands that print a
+//! report.
 
-use super::{CommandError, CommandOutput};
 use clap::{Args, ValueEnum};
+use detour_cni::cni::Error;
 use detour_cni::inspect::{Format, TextReport, render};
+use detour_cni::printable::Text;
 use serde::Serialize;
 use std::env;
 use std::ffi::OsStr;
+use std::fmt::{self, Display};
 use std::io::{IsTerminal, stdout};
+use std::process::ExitCode;
+
+/// The text that a command prints to stdout, and its exit code.
+pub(super) struct CommandOutput {
+    pub(super) text: Text,
+    pub(super) code: ExitCode,
+}
+
+impl CommandOutput {
+    pub(super) const fn success(text: Text) -> Self {
+        Self { text, code: ExitCode::SUCCESS }
+    }
+}
+
+/// Why a command failed; decides the exit code.
+#[derive(Debug)]
+pub(super) enum CommandError {
+    /// The arguments are invalid; the message refers to `--help`.
+    Usage(String),
+    /// A file or an object that the arguments name is missing or malformed.
+    Input(Error),
+    /// The operation failed, or found a problem.
+    Failed(Error),
+}
+
+impl CommandError {
+    pub(super) fn code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) | Self::Input(_) => ExitCode::from(2),
+            Self::Failed(_) => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(message) => write!(f, "{message}; see --help"),
+            Self::Input(error) | Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CommandError {}
 
 /// The format of a report.
 #[derive(Debug, Clone, Copy, Args)]

@@ -1,8 +1,7 @@
 //! `detour rules`: compares the live rules of a network namespace with the desired ones.
 
-use super::output::OutputArguments;
+use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{ClusterArguments, NetnsArguments, NetnsRules, NetnsSelector};
-use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::{RulesReport, RulesView};
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::{CommandError, print_error};
+use super::output::CommandError;
+use super::print_error;
 use clap::Args;
 use detour_cni::cni::{CniCommand, Code, Error, NetConf};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};

@@ -1,8 +1,7 @@
 //! `detour trace`: follows one packet through desired or live rules.
 
-use super::output::OutputArguments;
+use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
-use super::{CommandError, CommandOutput};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
 use detour_cni::inspect::{Destination, Rulebook, Sender, SenderArgument, explain, trace};

@@ -1,8 +1,7 @@
 //! `detour validate`: checks configuration files as the plugin does.
 
-use super::output::OutputArguments;
+use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{check_exists, read_text};
-use super::{CommandError, CommandOutput};
 use clap::Args;
 use detour_cni::inspect::validate_text;
 use std::path::PathBuf;
