@@ -33,12 +33,43 @@ pub(super) struct AttachmentRecord {
     /// Tables and built-in chains that were created for it.
     #[serde(default, rename = "made")]
     pub(super) created_tables: CreatedTables,
-    /// Routes, policy rules and addresses that were added for it. Every version writes them: a default would hide
-    /// damage.
+    /// Routes, policy rules and addresses that were added for it. A record without them gets all that its policy
+    /// needs ([`AttachmentRecord::read`]).
     pub(super) fixtures: Fixtures,
 }
 
 impl AttachmentRecord {
+    /// Reads the record of an attachment; `None` if there is none.
+    ///
+    /// # Errors
+    /// The record can't be read, is damaged, or was written by a newer version.
+    fn read(store: &Store, attachment: &Attachment) -> Result<Option<Self>, Error> {
+        match store.read(attachment) {
+            Err(error) if error.code == Code::State => {
+                Self::read_without_fixtures(store, attachment).map(Some).ok_or(error)
+            }
+            other => other,
+        }
+    }
+
+    fn read_without_fixtures(store: &Store, attachment: &Attachment) -> Option<Self> {
+        let mut fields: Map<String, Value> = store.read(attachment).ok()??;
+        let nothing = serde_json::to_value(Fixtures::default()).ok()?;
+        if fields.insert("fixtures".to_owned(), nothing).is_some() {
+            return None;
+        }
+        let mut record = Self::deserialize(Value::Object(fields)).ok()?;
+        record.assume_fixtures();
+        Some(record)
+    }
+
+    /// Records everything that the policies need besides rules, as if it had been added.
+    fn assume_fixtures(&mut self) {
+        for policy in [Some(&self.policy), self.previous_policy.as_ref()].into_iter().flatten() {
+            self.fixtures.extend(&fixtures(policy, true));
+        }
+    }
+
     /// Recovers what is readable of a damaged or newer record, so that the attachment can be removed. If the
     /// redirection is missing or unreadable, every netfilter chain of a redirection is attributed to it; if `fixtures`
     /// is, everything that the rules need besides themselves.
@@ -64,9 +95,7 @@ impl AttachmentRecord {
             record.previous_policy = Some(Policy { interception, ..record.policy.clone() });
         }
         if fields.get("fixtures").is_none_or(|found| Fixtures::deserialize(found).is_err()) {
-            for policy in [Some(&record.policy), record.previous_policy.as_ref()].into_iter().flatten() {
-                record.fixtures.extend(&fixtures(policy, true));
-            }
+            record.assume_fixtures();
         }
         Some(record)
     }
@@ -106,7 +135,7 @@ impl ContainerRecords {
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
         let mut records = Self::default();
         for attachment in store.of_container(container_id)? {
-            if let Some(record) = store.read::<AttachmentRecord>(&attachment)?
+            if let Some(record) = AttachmentRecord::read(store, &attachment)?
                 && record.netns_id.is_none_or(|id| id == netns.id())
             {
                 records.0.push((attachment, record));

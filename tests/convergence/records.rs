@@ -101,7 +101,7 @@ fn a_missing_setting_has_its_default_and_del_leaves_nothing() {
         };
         for field in fields(&golden.read("v0.1.0")) {
             // These identify the record or the pod, or their values are not the default.
-            let necessary = ["/policy", "/policy/interception", "/fixtures", "/sandbox"].map(str::to_owned);
+            let necessary = ["/policy", "/policy/interception", "/sandbox"].map(str::to_owned);
             let others = ["inbound_interception_mode", "proxy_uid", "proxy_gid"]
                 .map(|key| format!("/policy/interception/On/{key}"));
             if necessary.contains(&field) || others.contains(&field) {
@@ -158,33 +158,48 @@ fn a_record_of_a_newer_version_is_refused_with_a_next_step_and_del_leaves_nothin
     });
 }
 
-/// Every version writes these fields: without one, the record is damaged.
+/// Every version writes the redirection: a record without it is damaged.
 #[test]
-fn a_record_without_a_field_of_every_version_is_refused_and_del_leaves_nothing() {
+fn a_record_without_the_redirection_is_refused_and_del_leaves_nothing() {
     on_a_node(|| {
         for golden in &GOLDEN[..4] {
-            for (parent, key) in [("/policy", "interception"), ("", "fixtures")] {
-                let pod = Pod::new();
-                let before = Kernel::of(&pod);
-                golden.call(&pod, "ADD").done();
-                let mut record = saved(&pod);
-                record.pointer_mut(parent).and_then(Value::as_object_mut).expect("an object").remove(key);
-                save(&pod, &record);
-                for verb in ["CHECK", "ADD"] {
-                    let error = golden.call(&pod, verb).refused(105);
-                    assert!(error.contains(key) && error.contains("delete the pod"), "{error}");
-                }
-                golden.call(&pod, "DEL").done();
-                let left = Kernel::of(&pod);
-                assert!(!left.rules.keys().any(|chain| chain.contains('_')), "{} without {key}: {left:?}", golden.name);
-                let routing = "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; :";
-                let routing = pod.tool("sh", &["-c", routing], "");
-                assert!(!routing.contains("fwmark") && !routing.contains("local default"), "{routing}");
-                // Rules in built-in chains for interfaces and UIDs that are missing in the record remain.
-                if key == "fixtures" {
-                    left.assert_is(&before, &format!("{} without {key}", golden.name));
-                }
+            let pod = Pod::new();
+            golden.call(&pod, "ADD").done();
+            let mut record = saved(&pod);
+            record["policy"].as_object_mut().expect("an object").remove("interception");
+            save(&pod, &record);
+            for verb in ["CHECK", "ADD"] {
+                let error = golden.call(&pod, verb).refused(105);
+                assert!(error.contains("interception") && error.contains("delete the pod"), "{error}");
             }
+            golden.call(&pod, "DEL").done();
+            // Rules in built-in chains for interfaces and UIDs that are missing in the record remain.
+            let left = Kernel::of(&pod);
+            assert!(!left.rules.keys().any(|chain| chain.contains('_')), "{}: {left:?}", golden.name);
+            let routing = "ip rule; ip -6 rule; ip route show table 133; ip -6 route show table 133; :";
+            let routing = pod.tool("sh", &["-c", routing], "");
+            assert!(!routing.contains("fwmark") && !routing.contains("local default"), "{routing}");
+        }
+    });
+}
+
+#[test]
+fn a_record_without_fixtures_is_used_and_del_leaves_nothing() {
+    on_a_node(|| {
+        for golden in &GOLDEN {
+            let pod = Pod::new();
+            let before = Kernel::of(&pod);
+            golden.call(&pod, "ADD").done();
+            let (mut record, right) = (saved(&pod), Kernel::of(&pod));
+            record.as_object_mut().expect("an object").remove("fixtures");
+            for verb in ["CHECK", "ADD"] {
+                save(&pod, &record);
+                golden.call(&pod, verb).done();
+                Kernel::of(&pod).assert_is(&right, golden.name);
+            }
+            save(&pod, &record);
+            golden.call(&pod, "DEL").done();
+            Kernel::of(&pod).assert_is(&before, golden.name);
         }
     });
 }

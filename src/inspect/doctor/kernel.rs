@@ -191,6 +191,6 @@ mod tests {
     fn what_it_prints_or_why_not() {
         assert_eq!(output(Command::new("echo").arg("a b")), Ok("a b\n".to_owned()));
         assert!(output(&mut Command::new("false")).is_err_and(|why| why.starts_with("failed (")));
-        assert!(output(&mut Command::new("/no/such/program")).is_err_and(|why| why.starts_with("can't be started")));
+        assert!(output(&mut Command::new("/no/such/program")).is_err_and(|why| why.starts_with("starting failed")));
     }
 }

@@ -162,6 +162,6 @@ mod tests {
     #[test]
     fn a_proxy_of_another_uid_is_named() {
         let verdict = user(&[Listener { port: 15001, uid: 7, tcp: true }], &Redirect::default());
-        assert!(matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("uid 7") && found.contains("1337")));
+        assert!(matches!(verdict, CheckVerdict::Fail(found, _) if found.contains("UID 7") && found.contains("1337")));
     }
 }
