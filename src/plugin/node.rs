@@ -99,8 +99,9 @@ pub fn read(place: &str, path: &Path) -> Result<Option<(NodeConf, Vec<String>)>,
 
 fn not_primary() -> Error {
     let msg = format!(
-        "clusterNetwork and delegates are for the runtime's own configuration only: {NODE_CONFIGURATION} states that \
-         this is not the node's primary plugin; if it is, install with --primary=true (primaryPlugin.enabled)"
+        "clusterNetwork, delegates: only the runtime's configuration can set these keys, and {NODE_CONFIGURATION} states \
+         that detour is not the primary plugin of this node; if it is, install it with --primary=true \
+         (primaryPlugin.enabled)"
     );
     Error::new(Code::InvalidConfig, msg)
 }

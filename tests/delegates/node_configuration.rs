@@ -247,8 +247,8 @@ fn a_definition_does_not_make_this_the_primary_plugin() {
     let node = Node::stating(&json!({"primary": false}));
     let conf =
         definition(&json!({"delegates": [network], "cniDir": node.dir.join("kept"), "binDir": node.recorders.bin()}));
-    node.refused("ADD", &conf, 7, "clusterNetwork and delegates are for the runtime's own configuration");
-    node.refused("STATUS", &conf, 50, "clusterNetwork and delegates are for the runtime's own configuration");
+    node.refused("ADD", &conf, 7, "clusterNetwork, delegates: only the runtime's configuration can set these keys");
+    node.refused("STATUS", &conf, 50, "clusterNetwork, delegates: only the runtime's configuration can set these keys");
     assert!(node.recorders.order().is_empty() && !node.dir.join("kept").exists());
     assert!(node.done("DEL", &conf).contains("the networks are ignored"));
     assert!(node.recorders.order().is_empty(), "DEL executes nothing that ADD refuses");

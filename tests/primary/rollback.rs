@@ -64,6 +64,6 @@ fn an_attachment_can_not_be_a_primary_plugin() {
     node.definition("shop", "mesh", &json!({"name": "m", "type": "detour", "delegates": [{"name": "x", "type": "a"}]}));
     node.pod_selects("mesh");
     let (code, text) = node.refused("ADD", &node.recording(&json!({})));
-    assert!(code == 7 && text.contains("network shop/mesh: clusterNetwork and delegates"), "{text}");
+    assert!(code == 7 && text.contains("network shop/mesh: clusterNetwork, delegates: only"), "{text}");
     assert!(node.recorders.seen().is_empty());
 }
