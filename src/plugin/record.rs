@@ -58,7 +58,7 @@ impl AttachmentRecord {
         if fields.insert("fixtures".to_owned(), nothing).is_some() {
             return None;
         }
-        let mut record = Self::deserialize(Value::Object(fields)).ok()?;
+        let mut record = Self::deserialize(&Value::Object(fields)).ok()?;
         record.assume_fixtures();
         Some(record)
     }

@@ -4,7 +4,9 @@
 use super::conflist;
 use super::state::{EditedList, FoundFile, FoundState, InstallLog, Owned, PreviousContent, Role};
 use crate::host_path::HostPath;
-use similar::TextDiff;
+use similar::algorithms::{Capture, myers};
+use similar::udiff::UnifiedHunkHeader;
+use similar::{DiffOp, DiffTag, group_diff_ops};
 use std::fmt;
 
 /// One change of the node's file system. It takes effect as a whole or not at all.
@@ -83,12 +85,41 @@ impl fmt::Display for FileAction {
     }
 }
 
+/// The number of unchanged lines before and after a change.
+const DIFF_CONTEXT: usize = 3;
+
 /// Returns the change of a file in the form of `diff -u`, which patch(1) can apply; empty if nothing changes. `None`
-/// is a file that does not exist.
+/// is a file that does not exist. `TextDiff` of the same crate would add 140 KB of other algorithms to the binary.
 fn unified_diff(path: &HostPath, before: Option<&str>, after: Option<&str>) -> String {
+    let (old, new) = (lines(before), lines(after));
+    let mut operations = Capture::new();
+    let Ok(()) = myers::diff(&mut operations, &old, 0..old.len(), &new, 0..new.len());
+    let hunks = group_diff_ops(operations.into_ops(), DIFF_CONTEXT);
+    if hunks.is_empty() {
+        return String::new();
+    }
     let name = |prefix: &str, text: Option<&str>| text.map_or("/dev/null".into(), |_| format!("{prefix}{path}"));
-    let diff = TextDiff::from_lines(before.unwrap_or_default(), after.unwrap_or_default());
-    diff.unified_diff().header(&name("a", before), &name("b", after)).to_string()
+    let mut diff = format!("--- {}\n+++ {}\n", name("a", before), name("b", after));
+    for hunk in hunks {
+        diff += &format!("{}\n", UnifiedHunkHeader::new(&hunk));
+        for (tag, old_range, new_range) in hunk.iter().map(DiffOp::as_tag_tuple) {
+            if tag == DiffTag::Equal {
+                diff += &signed(' ', &old[old_range]);
+            } else {
+                diff += &(signed('-', &old[old_range]) + &signed('+', &new[new_range]));
+            }
+        }
+    }
+    diff
+}
+
+fn lines(text: Option<&str>) -> Vec<&str> {
+    text.unwrap_or_default().split_inclusive('\n').collect()
+}
+
+fn signed(sign: char, lines: &[&str]) -> String {
+    let end = |line: &str| if line.ends_with('\n') { "" } else { "\n\\ No newline at end of file\n" };
+    lines.iter().map(|line| format!("{sign}{line}{}", end(line))).collect()
 }
 
 /// The changes of a node, in order, and the installation log that covers them.
