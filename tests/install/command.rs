@@ -188,7 +188,7 @@ fn a_dry_run_prints_a_patch_without_the_token_and_changes_nothing() {
 fn without_a_cluster_network_the_rest_is_installed_and_the_exit_code_is_1() {
     let scene = Scene::with("early", "10-calico.conflist", "{");
     let stderr = scene.fails("install", &[]);
-    assert!(stderr.contains("10-calico.conflist: skipped: not JSON"), "{stderr}");
+    assert!(stderr.contains("10-calico.conflist: skipped: invalid JSON"), "{stderr}");
     assert!(stderr.contains("missing: the cluster network's configuration in /etc/cni/net.d"), "{stderr}");
     assert!(scene.path("opt/cni/bin/detour").exists());
     let stderr = scene.fails("install", &["--conf-name=20-other.conflist"]);

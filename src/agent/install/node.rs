@@ -421,7 +421,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 
 fn verb(action: &FileAction) -> &'static str {
     match action {
-        FileAction::SetAside { .. } => "set aside",
+        FileAction::SetAside { .. } => "back up",
         FileAction::CopyProgram { .. } | FileAction::Write { .. } => "write",
         FileAction::Restore { .. } => "restore",
         FileAction::Remove { .. } => "remove",

@@ -71,7 +71,7 @@ impl FileAction {
 impl fmt::Display for FileAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SetAside { path, aside } => write!(f, "keep the present {path} as {aside}"),
+            Self::SetAside { path, aside } => write!(f, "back up {path} as {aside}"),
             Self::CopyProgram { path } => write!(f, "copy this program to {path}"),
             Self::Write { path, mode, secret, .. } => {
                 let hidden = if *secret { ", contents not shown" } else { "" };
