@@ -237,7 +237,7 @@ fn invalid_definitions_are_rejected() {
     sriov.definitions[0].annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
     for (cluster, wanted) in [
         (Fake::with(&[("shop", "b", r#"{"type":"../x"}"#)]), "spec.config.type: "),
-        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: not JSON"),
+        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: invalid JSON"),
         (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" requests a device"),
     ] {
         let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0").expect_err(wanted);
