@@ -163,7 +163,7 @@ fn a_name_in_the_configuration_refers_to_a_definition_or_a_file() {
     let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0").expect_err("neither");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.starts_with("clusterNetwork: ") && error.msg.ends_with("found: ovn, extra"), "{error}");
-    assert_eq!(error.details, "no definition either: looked for kube-system/absent");
+    assert_eq!(error.details, "no NetworkAttachmentDefinition either: looked for kube-system/absent");
 }
 
 #[test]

@@ -194,7 +194,11 @@ fn a_broken_or_untrusted_file_fails_add_and_check_but_not_del() {
             12345,
             "node.json is owned by UID 12345; expected root; run chown root:root /var/lib/cni/detour/node.json",
         ),
-        (&large, 0, "node configuration /var/lib/cni/detour/node.json is not used: larger than 65536 bytes"),
+        (
+            &large,
+            0,
+            "node configuration /var/lib/cni/detour/node.json is not used: expected at most 65536 bytes, got more",
+        ),
     ] {
         node.states(text);
         chown(&node.file(), Some(Uid::from_raw(owner)), None).expect("root");
