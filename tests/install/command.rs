@@ -566,7 +566,7 @@ fn another_mesh_plugin_in_the_list_causes_a_warning() {
 }
 
 #[test]
-fn the_installation_log_is_private_and_an_invalid_one_is_reported() {
+fn the_installation_record_is_private_and_an_invalid_one_is_reported() {
     let scene = Scene::with("log", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
     assert_eq!(scene.mode("var/lib/cni/detour/install.json"), 0o600);
@@ -574,7 +574,7 @@ fn the_installation_log_is_private_and_an_invalid_one_is_reported() {
     assert!(log["lists"].get("/etc/cni/net.d/10-calico.conflist").is_some(), "{log}");
     scene.write("var/lib/cni/detour/install.json", "{");
     let stderr = scene.fails("uninstall", &[]);
-    assert!(stderr.contains("/var/lib/cni/detour/install.json: invalid installation log"), "{stderr}");
+    assert!(stderr.contains("/var/lib/cni/detour/install.json: invalid installation record"), "{stderr}");
     let output = scene.run("install", &[]);
     assert!(
         output.status.success()

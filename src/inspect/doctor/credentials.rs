@@ -33,7 +33,7 @@ pub(super) fn examine_kubeconfig(
 ) -> Option<(PathBuf, KubeconfigSummary)> {
     let Some(conf) = conf else {
         results.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
-            CheckVerdict::not_checked("no configuration names one")
+            CheckVerdict::not_checked("no configuration names a kubeconfig")
         });
         return none(results);
     };
