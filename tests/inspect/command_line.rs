@@ -61,7 +61,7 @@ fn invalid_input_exits_with_2() {
         (
             &["explain", "-f", "-", "--config", &list],
             POD,
-            "expected one plugin of type detour, istio-cni, excludedns, got 0",
+            "expected one plugin of type detour or istio-cni or excludedns, got 0",
         ),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: expected a network namespace, found none"),
         (&["rules", "no-such-name"], "", "to select a pod, use -n NAMESPACE no-such-name"),

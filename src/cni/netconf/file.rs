@@ -24,7 +24,7 @@ pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
         let types: Vec<String> = plugins.iter().map(|plugin| kind(&plugin)).collect();
         let msg = format!(
             "plugins: expected one plugin of type {}, got {} (types in the list: {}); give a file with only that plugin",
-            OWN_TYPES.join(", "),
+            OWN_TYPES.join(" or "),
             own.len(),
             types.join(", ")
         );
@@ -60,11 +60,11 @@ mod tests {
         for (plugins, start) in [
             (
                 json!([{"type": "bridge"}]),
-                "c: plugins: expected one plugin of type detour, istio-cni, excludedns, got 0 (types in the list: bridge); ",
+                "c: plugins: expected one plugin of type detour or istio-cni or excludedns, got 0 (types in the list: bridge); ",
             ),
             (
                 json!([{"type": "detour"}, {"type": "istio-cni"}]),
-                "c: plugins: expected one plugin of type detour, istio-cni, excludedns, got 2 (types",
+                "c: plugins: expected one plugin of type detour or istio-cni or excludedns, got 2 (types",
             ),
         ] {
             let error = parse(&json!({"name": "l", "plugins": plugins})).expect_err("refused");

@@ -117,12 +117,11 @@ fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -
     }
     let broken = files.iter().filter_map(|file| Some(format!("{}: {}", file.path, file.json.as_ref().err()?)));
     let broken: Vec<String> = broken.collect();
-    let own = OWN_TYPES.join(", ");
+    let own = OWN_TYPES.join(" or ");
     match broken.is_empty() {
         true => {
             let names: Vec<String> = files.iter().map(|file| file.path.name()).collect();
-            let names =
-                if names.is_empty() { "the directory has no configuration".to_owned() } else { names.join(", ") };
+            let names = if names.is_empty() { "no configuration".to_owned() } else { names.join(", ") };
             CheckVerdict::fail(format!("{}: expected a plugin of type {own}, got {names}", target.conf), INSTALL)
         }
         false => CheckVerdict::fail(

@@ -184,7 +184,7 @@ pub(super) fn examine_rights(api: Option<&ApiProbe>, conf: Option<&NetConf>, res
         results.after(&[&API], check, || match api.may(&right) {
             Ok(true) => CheckVerdict::pass(right.to_string()),
             Ok(false) => CheckVerdict::fail(
-                format!("the plugin may not {right}"),
+                format!("the plugin lacks the right to {right}"),
                 "grant the right: compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
             ),
             Err(error) => CheckVerdict::not_checked(error.to_string()),

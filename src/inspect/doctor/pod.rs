@@ -278,15 +278,15 @@ fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explain
     let Some(redirect) = policy.redirect() else { return CheckVerdict::not_checked("another tool redirects the pod") };
     let shown = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let Some(ranges) = facts.namespace.as_ref().and_then(sub_plugins::namespace_uids) else {
-        return CheckVerdict::pass(format!("{shown}; the namespace has no UID range"));
+        return CheckVerdict::pass(format!("UID {shown}; the namespace has no UID range"));
     };
     let within = |uid: &u32| ranges.iter().any(|range| range.covers(IdRange::one(*uid)));
     let range = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if redirect.proxy_uid.iter().all(within) {
-        return CheckVerdict::pass(format!("{shown} is in {range}"));
+        return CheckVerdict::pass(format!("UID {shown} is in {range}"));
     }
     CheckVerdict::fail(
-        format!("{shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
+        format!("UID {shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
         "remove runAsUser of istio-proxy from the template, so that istiod uses the last UID of the range; or grant the \
          pod's service account an SCC that allows this UID",
     )

@@ -136,7 +136,9 @@ fn on_node(target: &CheckTarget, error: &trusted_file::FileError) -> String {
         Err(_) => path.display().to_string(),
     };
     match error {
-        trusted_file::FileError::Owner { path: file, uid } => format!("{} is owned by UID {uid}", path(file)),
+        trusted_file::FileError::Owner { path: file, uid } => {
+            format!("{} is owned by UID {uid}; expected root", path(file))
+        }
         trusted_file::FileError::Writable { path: file, mode } => format!("{} has mode {mode:04o}", path(file)),
         trusted_file::FileError::Io(error) => error.to_string(),
     }
