@@ -149,7 +149,7 @@ start_agent() {
     exec 4<"$work/said"
     while ((left > 0)); do
         read -r -t 10 line <&4 || die "agent: not ready within 10 s"
-        case $line in *'watches pods'* | *'watches namespaces'* | *"answers the plugin's"*) left=$((left - 1)) ;; esac
+        case $line in *'watching pods'* | *'watching namespaces'* | *"serving the plugin's"*) left=$((left - 1)) ;; esac
     done
     # Keep reading, so that the agent never waits for a full pipe.
     cat <&4 >/dev/null &

@@ -163,7 +163,7 @@ fn a_name_in_the_configuration_refers_to_a_definition_or_a_file() {
     let error = resolve(&conf, Some(&Fake::with(&[])), None, "eth0").expect_err("neither");
     assert_eq!(error.code, Code::InvalidConfig);
     assert!(error.msg.starts_with("clusterNetwork: ") && error.msg.ends_with("found: ovn, extra"), "{error}");
-    assert_eq!(error.details, "no definition either: looked for kube-system/absent");
+    assert_eq!(error.details, "no NetworkAttachmentDefinition either: looked for kube-system/absent");
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn invalid_definitions_are_rejected() {
     sriov.definitions[0].annotations.insert("k8s.v1.cni.cncf.io/resourceName".into(), "intel.com/sriov".into());
     for (cluster, wanted) in [
         (Fake::with(&[("shop", "b", r#"{"type":"../x"}"#)]), "spec.config.type: "),
-        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: not JSON"),
+        (Fake::with(&[("shop", "b", "nonsense")]), "spec.config: invalid JSON"),
         (sriov, "annotation \"k8s.v1.cni.cncf.io/resourceName\" requests a device"),
     ] {
         let error = resolve(&delegate(), Some(&cluster), Some(&pod("b", None)), "eth0").expect_err(wanted);

@@ -182,7 +182,7 @@ fn the_error_for_a_variable_that_is_not_utf_8_has_its_name() {
     let mut detour = Command::new(env!("CARGO_BIN_EXE_detour"));
     let value = std::ffi::OsStr::from_bytes(b"\xff");
     let output = detour.env_clear().env("CNI_COMMAND", "ADD").env("CNI_ARGS", value).output().expect("it starts");
-    assert_eq!(refusal(&output), (4, "CNI_ARGS: the value is not UTF-8".to_owned()));
+    assert_eq!(refusal(&output), (4, "CNI_ARGS: expected UTF-8".to_owned()));
 }
 
 #[test]

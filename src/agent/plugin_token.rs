@@ -49,7 +49,7 @@ impl PluginToken {
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
         let token = granted.at(Timestamp::now(), request, fallback)?;
         if let Some(failure) = granted.failure.as_ref().filter(|_| !was_logged) {
-            tracing::warn!("{failure}; the plugin continues with its current token, valid until {}", token.expires);
+            tracing::warn!("{failure}; the plugin keeps its current token, valid until {}", token.expires);
         }
         Ok(token.text)
     }

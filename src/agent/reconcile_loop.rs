@@ -379,7 +379,7 @@ impl LastLogged {
                 String::new()
             }
             Iteration::Settled(state) | Iteration::Waits(state) | Iteration::Failed(state) => state.clone(),
-            Iteration::Yields(other) => format!("agent {other} has taken over; this agent stands by"),
+            Iteration::Yields(other) => format!("agent {other} has taken over; this agent is on standby"),
         };
         if self.state != state && !state.is_empty() {
             match iteration {

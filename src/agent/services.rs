@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 /// The limit of concurrent requests to the API server; each has a thread.
 const MAX_API_REQUESTS: usize = 16;
-/// How long an idle thread for requests is kept.
+/// The time after which an idle thread for requests ends.
 const THREAD_IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// The settings of the services.

@@ -62,7 +62,7 @@ pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connec
         tokio::select! {
             _ = check.tick() => match claim(path, bound.as_ref()).await {
                 Ok(Some(fresh)) => {
-                    tracing::info!(socket = %path.display(), "answers the plugin's requests");
+                    tracing::info!(socket = %path.display(), "serving the plugin's requests");
                     logged.clear();
                     bound = Some(fresh);
                 }
@@ -147,7 +147,7 @@ fn bind(path: &Path) -> io::Result<BoundSocket> {
 fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
     match fs::rename(temporary, path) {
         Err(error) if error.kind() == ErrorKind::IsADirectory => {
-            let problem = "a directory has the socket's path and can't be removed";
+            let problem = "a directory exists at the socket's path and can't be removed";
             fs::remove_dir(path)
                 .map_err(|error| io::Error::new(error.kind(), format!("{problem}: {error}; remove it")))?;
             tracing::warn!(socket = %path.display(), "removed an empty directory at the socket's path");

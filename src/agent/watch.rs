@@ -46,7 +46,7 @@ impl DirectoryWatch {
         let signals = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         if let Err(error) = &inotify {
-            tracing::warn!(%error, "can't watch files, which are only polled now: raise fs.inotify.max_user_instances");
+            tracing::warn!(%error, "can't watch files; polling them instead: raise fs.inotify.max_user_instances");
         }
         Ok(Self { signals, inotify: inotify.ok(), watched: BTreeMap::new() })
     }

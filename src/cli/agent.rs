@@ -87,7 +87,7 @@ pub(super) struct AgentArguments {
     /// Socket on the node at which the plugin reaches the agent; if empty, the agent does not serve the plugin
     #[arg(long, value_name = "PATH", default_value = "/run/detour/agent.sock")]
     socket: SocketPath,
-    /// Key of a NoSchedule taint that the node has while the plugin is not ready [default: no taint]
+    /// Key of the NoSchedule taint that the agent sets on the node while the plugin is not ready [default: no taint]
     #[arg(long, value_name = "KEY", value_parser = parse_taint)]
     taint: Option<String>,
     #[command(flatten)]
@@ -111,7 +111,7 @@ pub(super) struct RepairArguments {
     /// How to repair a pod that started before the plugin was ready, or that lost its rules
     #[arg(long, value_name = "MODE", value_enum, default_value = "repair")]
     repair: RepairModeArgument,
-    /// What to do if --repair repair has failed five times
+    /// What to do after five failed attempts of --repair repair
     #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
     repair_otherwise: FallbackModeArgument,
     /// Label for --repair label
@@ -123,16 +123,16 @@ pub(super) struct RepairArguments {
     /// Check the rules of each pod at this interval, and when the pod changes; 0: only when it changes
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
     repair_interval: u32,
-    /// Annotation without which the exit code of the init container is ignored; if empty, no annotation is required
+    /// Ignore the exit code of the init container in pods without this annotation; if empty, no annotation is required
     #[arg(long, value_name = "KEY", default_value = "sidecar.istio.io/status")]
     repair_annotation: String,
     /// Init container that validates the redirection; if empty, any init container
     #[arg(long, value_name = "NAME", default_value = "istio-validation")]
     repair_init_container: String,
-    /// Exit code of that init container if traffic is not redirected; 0: any code except 0
+    /// Exit code with which the init container reports that traffic is not redirected; 0: any code except 0
     #[arg(long, value_name = "CODE", default_value_t = 126)]
     repair_exit_code: i32,
-    /// Termination message of that init container if traffic is not redirected [default: any message]
+    /// Termination message with which the init container reports that traffic is not redirected [default: any message]
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     repair_message: String,
 }

@@ -4,7 +4,7 @@ use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{check_exists, kubeconfig_from_environment};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{InstallLog, Platform, Role, changed};
+use detour_cni::agent::install::{InstallRecord, Platform, Role, changed};
 use detour_cni::host_path::{HostPath, HostRoot};
 use detour_cni::inspect::doctor::{CheckTarget, Installation, examine};
 use detour_cni::pod::PodRef;
@@ -35,9 +35,9 @@ The command changes nothing. The kernel and pod checks require root. The agent's
 all checks while the agent repairs pods (chart value repair.enabled), except those that read log
 files and the journal. In this container, write a bundle to /run/detour, a directory of the node.
 
-To read the pod, the command uses --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of
-the pod in which it runs, or the plugin's own kubeconfig, in this order. The plugin's own kubeconfig
-may lack permissions.
+To read the pod, the command uses the first of these that exists: --kubeconfig, KUBECONFIG,
+~/.kube/config, the service account of the pod in which it runs, the plugin's own kubeconfig. The
+plugin's own kubeconfig may lack permissions.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
@@ -142,9 +142,9 @@ impl DoctorArguments {
             platform: platform.name.to_owned(),
             chained: self.chained.unwrap_or(if is_empty { platform.chained } else { !record.lists.is_empty() }),
             bin_dirs,
-            conf: conf.unwrap_or_else(|| self.place.log().parent()),
+            conf: conf.unwrap_or_else(|| self.place.record_path().parent()),
             installation: Installation {
-                log: self.place.log(),
+                record: self.place.record_path(),
                 programs,
                 changed: found.map(|found| (!is_empty).then(|| changed(&found))).map_err(|error| error.to_string()),
             },
@@ -155,12 +155,12 @@ impl DoctorArguments {
     }
 }
 
-fn programs(record: &InstallLog) -> Vec<HostPath> {
+fn programs(record: &InstallRecord) -> Vec<HostPath> {
     let programs = record.files.iter().filter(|(_, owned)| owned.role == Role::Program);
     programs.map(|(path, _)| path.clone()).collect()
 }
 
-fn conf_dir(record: &InstallLog) -> Option<HostPath> {
+fn conf_dir(record: &InstallRecord) -> Option<HostPath> {
     let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
     own.map(|(path, _)| path).or(record.lists.keys().next()).map(HostPath::parent)
 }

@@ -131,7 +131,7 @@ pub(super) struct InstallOptions {
     /// Token file on the node to which the written kubeconfig refers [default: write the service account's token into it]
     #[arg(long, value_name = "FILE")]
     token_file: Option<HostPath>,
-    /// Install even if the kubeconfig of --kubeconfig or --config, or a token, is missing on the node or below --root
+    /// Install even if a kubeconfig or token file that --kubeconfig, --token-file or --config names is missing on the node (below --root)
     #[arg(long)]
     allow_missing_credentials: bool,
     /// URL of the API server [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT]
@@ -148,7 +148,7 @@ pub(super) struct NodeArguments {
     /// Directory at which the node's file system, or the required part of it, is mounted
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Directory on the node for the installation record, the kubeconfig and, only if it is the default, the node configuration
+    /// Directory on the node for the installation record and the kubeconfig; the default directory also contains the node configuration
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cni/detour")]
     state_dir: HostPath,
 }
@@ -170,7 +170,7 @@ impl NodeArguments {
     }
 
     /// Returns the path of the installation record.
-    pub(super) fn log(&self) -> HostPath {
+    pub(super) fn record_path(&self) -> HostPath {
         self.state_dir.join("install.json")
     }
 

@@ -61,7 +61,7 @@ pub(super) struct ClusterArguments {
     config: Option<PathBuf>,
     /// Namespace of the pod
     ///
-    /// It also selects objects in manifests. Objects without a namespace are in it, as with kubectl.
+    /// It also selects objects in manifests. Objects without a namespace belong to it, as with kubectl.
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(super) namespace: Option<String>,
     /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
@@ -99,7 +99,8 @@ impl SubjectArguments {
     pub(super) fn read_all(&self) -> Result<Subjects, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
-            let message = "stdin can be read only once: expected - for one of --file, --config and --namespace-file";
+            let message =
+                "stdin can be read only once: expected - for only one of --file, --config and --namespace-file";
             return Err(CommandError::Usage(message.to_owned()));
         }
         match (&self.file, &self.pod) {
@@ -150,7 +151,7 @@ impl ClusterArguments {
     /// The namespace is missing, the configuration is malformed, or the cluster does not return the pod.
     pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
         let Some(namespace) = &self.namespace else {
-            return Err(CommandError::Usage(format!("pod {pod:?}: expected its namespace: add -n NAMESPACE")));
+            return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
         };
         let kubeconfig = kubeconfig(self.kubeconfig.as_deref())?;
         Ok(Subject::from_cluster(self.conf(DEFAULT_CONF)?, kubeconfig, (namespace, pod))?)

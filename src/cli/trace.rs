@@ -20,8 +20,8 @@ Examples:
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
-The packet arrives at sidecar:PORT, direct (the original destination), dropped, or redirected:PORT
-if a rule outside of Istio's chains redirects it.
+The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
+redirected:PORT (a rule outside of Istio's chains redirects it).
 
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.

@@ -126,7 +126,7 @@ impl NodeConf {
     /// [`Code::InvalidConfig`] with `place`, the key and the expected values.
     pub fn parse(place: &str, text: &[u8]) -> Result<(Self, Vec<String>), Error> {
         let with_place = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };
-        let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: it is not JSON: {error}"));
+        let not_json = |error| Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {error}"));
         let value: Value = serde_json::from_slice(text).map_err(not_json)?;
         let block =
             Block::new("", &value).map_err(|_| with_place(wrong_type("node configuration", &value, "an object")))?;
@@ -249,7 +249,7 @@ pub(super) mod tests {
     #[test]
     fn an_invalid_file_is_an_error_with_its_path_and_an_unknown_key_is_a_warning() {
         for (text, wanted) in [
-            ("{", "/node.json: it is not JSON: EOF"),
+            ("{", "/node.json: invalid JSON: EOF"),
             ("[]", "/node.json: node configuration: invalid value []; expected an object"),
             (r#"{"kubernetes": 1}"#, "/node.json: kubernetes: invalid value 1"),
             (r#"{"kubernetes": {"cni_bin_dir": "b"}}"#, "/node.json: kubernetes.cni_bin_dir: invalid value \"b\""),

@@ -85,7 +85,7 @@ pub fn variables(
     let mut variables = HashMap::new();
     for (name, value) in environment {
         let Some(name) = name.to_str().filter(|name| name.starts_with("CNI_")) else { continue };
-        let Ok(value) = value.into_string() else { return Err(refuse(format!("{name}: the value is not UTF-8"))) };
+        let Ok(value) = value.into_string() else { return Err(refuse(format!("{name}: expected UTF-8"))) };
         variables.insert(name.to_owned(), value);
     }
     Ok(variables)
@@ -305,7 +305,7 @@ mod tests {
     fn the_error_for_a_variable_that_is_not_utf_8_has_its_name() {
         let bad = || OsString::from_vec(vec![0xff]);
         let error = variables([("CNI_ARGS".into(), bad())]).expect_err("refused");
-        assert_eq!(error, refuse("CNI_ARGS: the value is not UTF-8"));
+        assert_eq!(error, refuse("CNI_ARGS: expected UTF-8"));
         let accepted = variables([("OTHER".into(), bad()), (bad(), bad()), ("CNI_PATH".into(), "/".into())]);
         assert_eq!(accepted, Ok([("CNI_PATH".to_owned(), "/".to_owned())].into()));
     }

@@ -135,8 +135,8 @@ mod tests {
         let given: Change = |path| chown(path, Some(Uid::from_raw(12345)), None).expect("root");
         let writable: Change = |path| fs::set_permissions(path, Permissions::from_mode(0o777)).expect("changed");
         for (changed, change, what) in [
-            (&first, given, "is owned by UID 12345; expected root: chown root:root "),
-            (&first, writable, "has mode 0777; expected one that only root can write to: chmod go-w "),
+            (&first, given, "is owned by UID 12345; expected root; run chown root:root "),
+            (&first, writable, "has mode 0777; expected one that only root can write to; run chmod go-w "),
             (&path[0], given, "is owned by UID 12345"),
             (&path[0], writable, "has mode 0777"),
         ] {

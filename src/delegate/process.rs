@@ -62,7 +62,7 @@ pub(super) enum ProcessError {
     Timeout(Duration, String),
     #[error("killed with its process group: {0} was received; the runtime should retry")]
     Interrupted(Signal),
-    #[error("waiting for its exit failed: {0}")]
+    #[error("can't wait for its exit: {0}")]
     Wait(io::Error),
 }
 
@@ -167,7 +167,7 @@ impl<'a> ChildProcess<'a> {
         Self {
             group: ProcessGroup::of(&child),
             // Only after the child has started: it would inherit the blocked signals.
-            signals: Signals::catch().inspect_err(|errno| tracing::debug!("catching signals failed: {errno}")).ok(),
+            signals: Signals::catch().inspect_err(|errno| tracing::debug!("can't catch signals: {errno}")).ok(),
             stdin: child.stdin.take().map(|pipe| (pipe, stdin)),
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),

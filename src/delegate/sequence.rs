@@ -32,7 +32,7 @@ impl NetworkConfiguration {
                 Err(error) => {
                     let del = call.with_command(CniCommand::Del);
                     self.del_plugins(runner, &del, &self.plugins[..=index], latest.as_ref()).unwrap_or_else(|error| {
-                        tracing::warn!("undoing a failed ADD of network {:?} failed: {error}", self.name)
+                        tracing::warn!("can't undo the failed ADD of network {:?}: {error}", self.name)
                     });
                     return Err(failed(call, plugin, error));
                 }

@@ -41,7 +41,7 @@ impl fmt::Display for Drift {
         match &self.what {
             Difference::NoChain(chain) => write!(f, "missing: {place} chain {chain}"),
             Difference::ExtraChain(chain) => write!(f, "extra: {place} chain {chain}"),
-            Difference::OtherHook(chain) => write!(f, "other hook or priority: {place} chain {chain}"),
+            Difference::OtherHook(chain) => write!(f, "wrong hook or priority: {place} chain {chain}"),
             Difference::Missing(rule) => write!(f, "missing: {place} {rule}"),
             Difference::Extra(rule) => write!(f, "extra: {place} {rule}"),
             Difference::Moved(rule) => write!(f, "moved: {place} {rule}"),

@@ -105,16 +105,16 @@ impl LiveRuleset {
     /// [`Code::ForeignRules`] if they exceed [`Allowance::USUAL`], [`Code::TryAgain`] if another process keeps
     /// changing them, and [`Code::KernelRefused`] if netlink fails.
     pub fn now() -> Result<Self, cni::Error> {
-        let mut socket = NfSocket::open().map_err(|e| failed("reading", e))?;
+        let mut socket = NfSocket::open().map_err(|e| failed("read", e))?;
         let deadline = Instant::now() + READ_TIMEOUT;
         for _ in 0..MAX_ATTEMPTS {
             match Self::read(&mut socket) {
                 Err(NfError::Changed) if Instant::now() < deadline => {}
                 Err(NfError::Changed) => break,
-                other => return other.map_err(|e| failed("reading", e)),
+                other => return other.map_err(|e| failed("read", e)),
             }
         }
-        let msg = "reading the rules of the network namespace failed: another process keeps changing them; retry";
+        let msg = "can't read the rules of the network namespace: another process keeps changing them; retry";
         Err(cni::Error::new(Code::TryAgain, msg))
     }
 
@@ -242,17 +242,17 @@ impl LiveRuleset {
     }
 }
 
-/// Returns the CNI error for a failed operation `doing` ("reading") on the rules: [`Code::ForeignRules`] if there are
+/// Returns the CNI error for a failed `action` ("read") on the rules: [`Code::ForeignRules`] if there are
 /// too many of them, otherwise [`Code::KernelRefused`].
 #[must_use]
-pub fn failed(doing: &str, error: NfError) -> cni::Error {
+pub fn failed(action: &str, error: NfError) -> cni::Error {
     let (code, next) = match error {
         NfError::TooMany(_) | NfError::TooManyDeletions { .. } => {
             (Code::ForeignRules, "; remove rules in the pod's network namespace, or delete the pod")
         }
         _ => (Code::KernelRefused, ""),
     };
-    cni::Error::new(code, format!("{doing} the rules of the network namespace failed: {error}{next}"))
+    cni::Error::new(code, format!("can't {action} the rules of the network namespace: {error}{next}"))
 }
 
 /// Returns which of the tables of iptables has this name in family `family` (`NFPROTO_…`).

@@ -32,14 +32,14 @@ pub fn remove(format: RuleFormat, own: &Ruleset, made: &CreatedTables) -> Result
         });
         match removed {
             Ok(()) => return Ok(()),
-            Err(error) => tracing::debug!("removing the rules failed: {error}; flushing detour's chains instead"),
+            Err(error) => tracing::debug!("can't remove the rules: {error}; flushing detour's chains instead"),
         }
     }
     // One transaction for each: a missing chain or table would fail all others with it.
     flushes(format, own).iter().try_for_each(|message| send(&mut socket, message))
 }
 
-/// Reads the live rules as far as removal needs them: of each built-in chain, the rules of `own` and those that jump to
+/// Reads the live rules that removal needs: of each built-in chain, the rules of `own` and those that jump to
 /// detour's chains, and one placeholder for all others.
 fn read_beginnings(socket: &mut NfSocket, own: &Ruleset) -> Result<LiveRuleset, NfError> {
     let mut live = LiveRuleset::without_rules(socket)?;

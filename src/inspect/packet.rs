@@ -106,7 +106,7 @@ impl SenderArgument {
         })?;
         let id = |id: i64| u32::try_from(id).ok();
         let uid = pod.user_of(container).and_then(id).ok_or_else(|| {
-            let why = "unknown UID, because runAsUser is not set and the image decides; use uid=UID";
+            let why = "unknown UID: runAsUser is not set, and the image decides; use uid=UID";
             failed(format!("pod {}/{}: {why}", pod.namespace, pod.name))
         })?;
         Ok(Sender::Process { uid, gid: pod.group_of(container).and_then(id) })

@@ -90,8 +90,8 @@ fn excluded_with_application(containers: &[ContainerTraffic<'_>], policy: &Polic
     let warning = |(exclusion, container): (&Exclusion, &ContainerTraffic<'_>)| {
         let name = container.name();
         let runs_as = match exclusion.owner {
-            TrafficOwner::Gid(_) => format!("gid {}", container.gid().unwrap_or_default()),
-            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("uid {}", container.uid().unwrap_or_default()),
+            TrafficOwner::Gid(_) => format!("GID {}", container.gid().unwrap_or_default()),
+            TrafficOwner::Uid(_) | TrafficOwner::Any => format!("UID {}", container.uid().unwrap_or_default()),
         };
         Warning {
             code: "excluded-with-application",
@@ -139,7 +139,7 @@ fn early_container_hint(container: &ContainerTraffic<'_>, all: &[ContainerTraffi
             format!("exclude its UID: annotation detour.io/exclude-uids: \"{uid}\"; {native}")
         }
         Some(uid) => format!(
-            "run it as another UID, because an application also runs as {uid}, and exclude that UID \
+            "run it as another UID, because an application also runs as UID {uid}, and exclude that UID \
              (detour.io/exclude-uids); {native}"
         ),
         None => format!("set its runAsUser and exclude that UID (detour.io/exclude-uids); {native}"),
@@ -206,7 +206,7 @@ fn outside_uid_range(subject: &Subject, namespace: &Namespace) -> Vec<Warning> {
     let warning = |(name, uid): (&String, u32)| Warning {
         code: "uid-outside-namespace-range",
         what: format!(
-            "container {name} runs as uid {uid}, which is outside namespace {}'s range {shown}",
+            "container {name} runs as UID {uid}, which is outside namespace {}'s range {shown}",
             namespace.name
         ),
         next:

@@ -101,7 +101,7 @@ fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
         let address = v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from));
         address.into_iter().for_each(|address| each(u32::from_ne_bytes([a, b, c, d]), address, flags));
     })
-    .map_err(|e| failed("listing the pod's addresses failed", &e))
+    .map_err(|e| failed("can't list the pod's addresses", &e))
 }
 
 /// Returns the interfaces other than lo and [`DEFAULT_INTERFACE`] whose names can be used in rules.
@@ -125,7 +125,7 @@ fn links() -> Result<BTreeMap<u32, String>, Error> {
         let name = find_text(attributes, IFLA_IFNAME).map(str::to_owned);
         links.extend(name.map(|name| (u32::from_ne_bytes([a, b, c, d]), name)));
     });
-    listed.map_err(|e| failed("listing the pod's interfaces failed", &e))?;
+    listed.map_err(|e| failed("can't list the pod's interfaces", &e))?;
     Ok(links)
 }
 
@@ -138,7 +138,7 @@ fn list(kind: u16, header: &[u8], each: impl FnMut(&[u8])) -> Result<(), Errno> 
 pub(super) fn add_proxy_loopback() -> Result<(), Error> {
     // Without IFA_F_NODAD, the proxy can't bind to the address until duplicate address detection has finished.
     accept_existing(proxy_loopback(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, IFA_F_NODAD))
-        .map_err(|e| failed_with_hint("adding the address ::6 to lo failed", &e, IP6_HINT))
+        .map_err(|e| failed_with_hint("can't add the address ::6 to lo", &e, IP6_HINT))
 }
 
 /// Removes the address [`PROXY_LOOPBACK`] from lo, if lo has it.
@@ -146,7 +146,7 @@ pub(super) fn remove_proxy_loopback() -> Result<(), Error> {
     // If IPv6 is disabled, lo has no IPv6 addresses.
     match proxy_loopback(RTM_DELADDR, 0, 0) {
         Err(Errno::ENXIO | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT) => Ok(()),
-        other => accept_missing(other).map_err(|e| failed("removing the address ::6 from lo failed", &e)),
+        other => accept_missing(other).map_err(|e| failed("can't remove the address ::6 from lo", &e)),
     }
 }
 

@@ -38,7 +38,7 @@ pub fn open_connections() -> Result<Vec<OpenConnection>, Error> {
         }
         Ok(found)
     };
-    list().map_err(|errno| failed("listing the pod's TCP connections failed", &errno))
+    list().map_err(|errno| failed("can't list the pod's TCP connections", &errno))
 }
 
 /// Returns a `struct inet_diag_req_v2` that selects all established TCP connections of a family.

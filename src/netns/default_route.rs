@@ -53,7 +53,7 @@ pub fn replace_default_routes(interface: &str, gateways: &[IpAddr]) -> Result<()
         }
         Ok(())
     };
-    replace().map_err(|e: Errno| failed(&format!("replacing the default route of {interface} failed"), &e))
+    replace().map_err(|e: Errno| failed(&format!("can't replace the default route of {interface}"), &e))
 }
 
 /// Returns the `struct rtmsg` of a default route in the main table.

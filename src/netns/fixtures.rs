@@ -97,7 +97,7 @@ impl Fixtures {
             });
             failure
         };
-        find().map_err(|e| failed("listing the pod's policy rules and routes failed", &e))?;
+        find().map_err(|e| failed("can't list the pod's policy rules and routes", &e))?;
         Ok(missing)
     }
 
@@ -174,7 +174,7 @@ impl Fixture {
                 Errno::ENETDOWN => "; check that lo is up",
                 _ => "",
             };
-            failed_with_hint(&format!("adding the {self} failed"), &e, hint)
+            failed_with_hint(&format!("can't add the {self}"), &e, hint)
         })
     }
 
@@ -184,7 +184,7 @@ impl Fixture {
             Kind::Route(route) => route.remove(socket),
             Kind::Rule(rule) => rule.remove(socket),
         };
-        removed.map_err(|e| failed(&format!("removing the {self} failed"), &e))
+        removed.map_err(|e| failed(&format!("can't remove the {self}"), &e))
     }
 }
 
@@ -220,11 +220,11 @@ pub fn remove_fixtures(fixtures: &BTreeSet<Fixture>) -> Result<(), Error> {
 }
 
 fn socket() -> Result<NetlinkSocket, Error> {
-    open().map_err(|e| failed("opening a routing socket in the pod failed", &e))
+    open().map_err(|e| failed("can't open a routing socket in the pod", &e))
 }
 
 /// TPROXY's routing: the policy rule `fwmark MARK lookup TABLE` and the route `local default dev lo table TABLE`.
-/// They deliver packets with the mark locally, whatever their destination (the kernel's
+/// They deliver packets with the mark locally, for any destination (the kernel's
 /// Documentation/networking/tproxy.rst).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Routing {
@@ -252,7 +252,7 @@ impl Routing {
             }
             Ok(found)
         };
-        find().map_err(|e: Errno| failed("listing the pod's policy rules failed", &e))
+        find().map_err(|e: Errno| failed("can't list the pod's policy rules", &e))
     }
 
     /// Returns the route and the policy rule of each family.

@@ -15,7 +15,7 @@ const MAX_ATTEMPTS: u32 = 10;
 /// The first and the longest interval between two attempts to take the lock.
 const POLL_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// The identity of a network namespace, whatever path it is opened by.
+/// The identity of a network namespace, which does not depend on the path that opens it.
 pub use crate::trusted_file::FileId as NetnsId;
 
 /// A lock that this process holds. Dropping it removes the lock file.

@@ -110,7 +110,7 @@ impl NetNs {
             Ok(lock) => Ok(Some(lock)),
             Err(LockError::Busy) => {
                 let msg = format!(
-                    "network namespace {shown}: locked by another detour call for {} s; retry",
+                    "network namespace {shown}: locked by another detour call; waited {} s; retry",
                     timeout.as_secs()
                 );
                 Err(Error::new(Code::TryAgain, msg))

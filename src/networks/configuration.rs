@@ -81,8 +81,9 @@ pub(super) fn json(place: &str, text: &str) -> Result<Value, Error> {
     if let Some(excess) = excess(text.as_bytes()) {
         return Err(Error::new(Code::InvalidConfig, format!("{place}: {excess}, got more")));
     }
-    serde_json::from_str(text)
-        .map_err(|error| Error::new(Code::InvalidConfig, format!("{place}: not JSON: {error}; expected {ACCEPTED}")))
+    serde_json::from_str(text).map_err(|error| {
+        Error::new(Code::InvalidConfig, format!("{place}: invalid JSON: {error}; expected {ACCEPTED}"))
+    })
 }
 
 fn missing(keys: &BlockReader<'_>, key: &str, accepted: &str) -> Error {
@@ -229,8 +230,8 @@ mod tests {
     #[test]
     fn errors_contain_the_place_and_the_key() {
         for (text, wanted) in [
-            ("", "P: not JSON: EOF while parsing a value at line 1 column 0; expected a JSON object with"),
-            ("{\"type\":", "P: not JSON: EOF"),
+            ("", "P: invalid JSON: EOF while parsing a value at line 1 column 0; expected a JSON object with"),
+            ("{\"type\":", "P: invalid JSON: EOF"),
             ("[]", "P: "),
             ("{}", "P: neither type nor plugins is set; expected a JSON object with"),
             ("{\"type\":\"../sh\"}", "P.type: "),

@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn errors_contain_the_definition_and_the_key() {
         for (config, wanted) in [
-            ("{", "NetworkAttachmentDefinition shop/a.b: spec.config: not JSON: EOF"),
+            ("{", "NetworkAttachmentDefinition shop/a.b: spec.config: invalid JSON: EOF"),
             ("{\"type\":\"/bin/sh\"}", "NetworkAttachmentDefinition shop/a.b: spec.config.type: "),
             ("", "NetworkAttachmentDefinition shop/a.b: spec.config is empty, searched confDir: /absent can't be read"),
             (" \n", "NetworkAttachmentDefinition shop/a.b: spec.config is empty, searched confDir: /absent"),

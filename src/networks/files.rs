@@ -36,9 +36,9 @@ pub(super) fn named(dir: &Path, name: &str, warnings: &mut Vec<String>) -> Resul
             Ok((value, _)) => found.extend(value["name"].as_str().map(str::to_owned)),
         }
     }
-    let found = if found.is_empty() { "no other".to_owned() } else { found.join(", ") };
+    let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
     let msg = format!(
-        "{}: there is no configuration with \"name\": {name:?} (*.conf, *.json, *.conflist); found: {found}",
+        "{}: no configuration with \"name\": {name:?} (*.conf, *.json, *.conflist); found: {found}",
         dir.display()
     );
     // One of the skipped files may contain it.
@@ -161,7 +161,7 @@ mod tests {
         let mut warnings = Vec::new();
         let found = named(&dir, "istio-cni", &mut warnings).expect("found");
         assert_eq!(found.text, text);
-        assert!(warnings.len() == 1 && warnings[0].contains("00-broken.conf: not JSON"), "{warnings:?}");
+        assert!(warnings.len() == 1 && warnings[0].contains("00-broken.conf: invalid JSON"), "{warnings:?}");
         assert_eq!(named(&dir, "list", &mut warnings).expect("found").plugins.len(), 1);
         let error = named(&dir, "no-type", &mut warnings).expect_err("wrong");
         assert!(error.msg.contains("60-no-type.conf: neither type nor plugins is set"), "{error}");
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(at(&dir).expect("the first").text, one);
         assert_eq!(at(&dir.join("b.conf")).expect("the file").text, one);
         let error = at(&dir.join("c.conf")).expect_err("broken");
-        assert!(error.code == Code::InvalidConfig && error.msg.contains("c.conf: not JSON"), "{error}");
+        assert!(error.code == Code::InvalidConfig && error.msg.contains("c.conf: invalid JSON"), "{error}");
         let empty = directory("at-empty", &[("a.txt", "")]);
         for absent in [&dir.join("absent.conf"), &*empty] {
             let error = at(absent).expect_err("absent");

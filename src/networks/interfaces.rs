@@ -24,7 +24,7 @@ pub fn interface_names(ifname: &str, networks: &[(String, Option<&Selection>)]) 
         };
         if let Some(other) = places.insert(name.clone(), place) {
             let msg = format!(
-                "{place}: interface name {name:?} ({why}) is already that of {other}; \
+                "{place}: interface name {name:?} ({why}) is already used by {other}; \
                  request another name with NAME@INTERFACE or \"interface\""
             );
             return Err(Error::new(Code::InvalidConfig, msg));
@@ -128,7 +128,7 @@ mod tests {
         for (requested, place, name, why, other) in rows {
             let error = names(requested).expect_err("a conflict");
             assert_eq!(error.code, Code::InvalidConfig);
-            let wanted = format!("place {place}: interface name {name:?} ({why}) is already that of place {other}; ");
+            let wanted = format!("place {place}: interface name {name:?} ({why}) is already used by place {other}; ");
             assert!(error.msg.starts_with(&wanted), "{error}");
         }
     }

@@ -62,7 +62,7 @@ fn not_json(annotation: &NetworksAnnotation<'_>, error: &serde_json::Error) -> E
     let character = annotation.character(before + error.column().saturating_sub(1));
     let what = error.to_string();
     let what = what.split(" at line ").next().unwrap_or_default();
-    annotation.reject(&format!("not JSON at character {character}: {what}; expected {ACCEPTED}"))
+    annotation.reject(&format!("invalid JSON at character {character}: {what}; expected {ACCEPTED}"))
 }
 
 /// An element of the array.
@@ -396,12 +396,12 @@ mod tests {
     fn errors_contain_element_character_and_field() {
         let first = "element 1 at character ";
         for (text, place, what) in [
-            ("[{]", "", "not JSON at character 3: key must be a string; expected an array of objects"),
-            ("[{\"name\": \"ä\"},\n {\"name\" 1}]", "", "not JSON at character 26: expected `:`"),
-            ("[{\"name\": \"a\"}", "", "not JSON at character 14: EOF while parsing a list"),
+            ("[{]", "", "invalid JSON at character 3: key must be a string; expected an array of objects"),
+            ("[{\"name\": \"ä\"},\n {\"name\" 1}]", "", "invalid JSON at character 26: expected `:`"),
+            ("[{\"name\": \"a\"}", "", "invalid JSON at character 14: EOF while parsing a list"),
             (r#"{"name": "a"}"#, "", "JSON, but not an array; expected an array of objects"),
             (r#""a""#, "", "JSON, but not an array"),
-            (r#"a,"b""#, "", "not JSON at character 1: expected value"),
+            (r#"a,"b""#, "", "invalid JSON at character 1: expected value"),
             (r#"[ "a", "b"]"#, first, "3: "),
             (r#"[{"name": "a"}, []]"#, "element 2 at character ", "17: "),
             ("[{}]", first, "2: name: missing; expected lower-case"),

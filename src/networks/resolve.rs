@@ -191,7 +191,7 @@ impl ResolveContext<'_> {
             Reference::Configured(_, NetworkName::Name(name)) => files::named(&self.conf.conf_dir, name, warnings)
                 .map_err(|error| match lookup {
                     Some(Lookup::Missing(searched)) => {
-                        at(&place, error).with_details(format!("no definition either: {searched}"))
+                        at(&place, error).with_details(format!("no NetworkAttachmentDefinition either: {searched}"))
                     }
                     _ => at(&place, error),
                 }),
@@ -211,7 +211,7 @@ impl ResolveContext<'_> {
         if let Some(pod) = self.pod
             && let Err(error) = cluster.report(pod, None, &[no_network_found(&object, searched)])
         {
-            tracing::warn!("event NoNetworkFound not recorded: pod {}/{}: {error}", pod.namespace, pod.name);
+            tracing::warn!("can't create Event NoNetworkFound: pod {}/{}: {error}", pod.namespace, pod.name);
         }
         let hint = match cluster.namespaces_with_definition(name) {
             None => String::new(),

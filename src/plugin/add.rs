@@ -47,7 +47,7 @@ pub(super) fn apply(request: &Request, conf: &NetConf, policy: Policy) -> Result
             Err(error) => {
                 store
                     .remove(&attachment)
-                    .unwrap_or_else(|error| tracing::warn!("undoing a failed ADD failed: {attachment}: {error}"));
+                    .unwrap_or_else(|error| tracing::warn!("can't undo the failed ADD: {attachment}: {error}"));
                 return Err(error);
             }
         }

@@ -67,7 +67,7 @@ pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<
                 }
         };
         let failed = |error| {
-            let msg = format!("reading connection tracking failed: {}: {error}", netns.path().display());
+            let msg = format!("can't read connection tracking: {}: {error}", netns.path().display());
             Error::new(Code::KernelRefused, msg)
         };
         let mut socket = NfSocket::open().map_err(failed)?;

@@ -159,7 +159,7 @@ fn run_attachment(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
             let result = add::run(request, conf)?;
             executables.add(conf, result).inspect_err(|_| {
                 if let Err(error) = del::run(request, conf) {
-                    tracing::warn!("undoing a failed ADD failed: {error}");
+                    tracing::warn!("can't undo the failed ADD: {error}");
                 }
             })
         }

@@ -84,15 +84,15 @@ pub(super) fn choose_format(setting: RuleFormatSetting, facts: FormatFacts) -> R
         (Some(requested), Some(used)) if requested != used => {
             let (used, requested) = (used.name(), requested.name());
             let msg = format!(
-                "dialect: expected auto or {used}, got {requested}: the pod has rules in {used} format already; set \
+                "dialect: expected auto or {used}, got {requested}: the pod already has rules in {used} format; set \
                  auto, or delete the pod"
             );
             Err(Error::new(Code::InvalidConfig, msg))
         }
         (_, Some(used)) => Ok(used),
         (Some(RuleFormat::Iptables), None) if needs_nftables => {
-            let msg = "dialect: expected auto or nftables, got iptables: another tool redirects the pod with rules of \
-                       nftables or iptables-legacy, from which rules of iptables-nft can't exclude traffic";
+            let msg = "dialect: expected auto or nftables, got iptables: another tool redirects the pod with \
+                       nftables or iptables-legacy, and iptables-nft rules can't exclude traffic from that redirection";
             Err(Error::new(Code::ForeignRules, msg))
         }
         (Some(requested), None) => Ok(requested),
@@ -126,7 +126,9 @@ impl ForeignRedirection {
         if !tables.is_empty() {
             let all: Vec<String> = tables.iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let all = all.join(", ");
-            tracing::warn!("the pod has tables of iptables-legacy too ({all}): their rules apply in addition to these");
+            tracing::warn!(
+                "the pod also has tables of iptables-legacy ({all}): their rules apply in addition to detour's"
+            );
         }
     }
 
@@ -151,9 +153,7 @@ impl ForeignRedirection {
     /// Returns the policy without its redirection: the foreign one remains, and only exclusions are added.
     pub(super) fn adapt(self, mut policy: Policy) -> Policy {
         if policy.redirect().is_some() {
-            tracing::warn!(
-                "another tool redirects the pod already: its redirection is kept, and only exclusions are added"
-            );
+            tracing::warn!("another tool already redirects the pod: the plugin adds only exclusions");
             policy.interception = Interception::Unsaid;
         }
         policy.dns_captured_elsewhere = Some(self.captures_dns);

@@ -203,7 +203,7 @@ impl Reconciler<'_> {
                 Err(Obstacle::Final(error)) => return Err(error),
             }
         }
-        let msg = "changing the pod's rules failed: another process keeps changing them; the runtime should retry";
+        let msg = "can't change the pod's rules: another process keeps changing them; the runtime should retry";
         Err(Error::new(Code::TryAgain, msg))
     }
 
@@ -374,7 +374,7 @@ impl Reconciler<'_> {
             Some(record) => self.store.write(self.attachment, record),
             None => self.store.remove(self.attachment),
         });
-        undone.unwrap_or_else(|error| tracing::warn!("undoing a failed call failed: {}: {error}", self.attachment));
+        undone.unwrap_or_else(|error| tracing::warn!("can't undo the failed call: {}: {error}", self.attachment));
     }
 }
 
@@ -389,7 +389,7 @@ fn is_unsupported(error: &NfError) -> bool {
 /// Returns the error of a transaction, with the rule that the kernel refused and what the kernel must support.
 fn refused(error: &NfError, transaction: Option<&Transaction>) -> Error {
     if matches!(error, NfError::TooMany(_) | NfError::TooManyDeletions { .. }) {
-        return firewall::failed("changing", *error);
+        return firewall::failed("change", *error);
     }
     let lacking = [Errno::EAGAIN, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
     if matches!(error, NfError::Socket(errno) if lacking.contains(errno)) {

@@ -64,6 +64,6 @@ pub(super) fn has_agent(kubernetes: &Kubernetes) -> bool {
 
 fn check_kernel() -> Result<(), Error> {
     let generation = NfSocket::open().and_then(|mut socket| socket.generation());
-    let failed = |e| Error::new(Code::KernelRefused, format!("nf_tables of the kernel does not answer: {e}"));
+    let failed = |e| Error::new(Code::KernelRefused, format!("the kernel's nf_tables does not answer: {e}"));
     generation.map(drop).map_err(failed)
 }

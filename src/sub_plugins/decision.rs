@@ -60,9 +60,9 @@ impl fmt::Display for SkipReason {
         match self {
             Self::AgentPod => f.write_str("the pod is the node agent's own"),
             Self::NamespaceExcluded(namespace) => write!(f, "namespace {namespace} is excluded"),
-            Self::NoPodName => f.write_str("CNI_ARGS names no pod"),
-            Self::NoSubPlugin => f.write_str("the chain has no sub-plugin"),
-            Self::NotInChain => f.write_str("istio-redirect is not in the chain"),
+            Self::NoPodName => f.write_str("CNI_ARGS contains no pod name"),
+            Self::NoSubPlugin => f.write_str("the sub-plugin chain is empty"),
+            Self::NotInChain => f.write_str("istio-redirect is not in the sub-plugin chain"),
             Self::HostNetwork => f.write_str("the pod uses the host network (hostNetwork)"),
             Self::IstioInit => f.write_str("the pod's own istio-init container redirects it"),
             Self::EnvoyDisabled => f.write_str("DISABLE_ENVOY of container istio-proxy is true"),
@@ -284,7 +284,7 @@ mod tests {
         annotation(&mut pod, "false");
         label(&mut pod, "true");
         assert_eq!(pod_skip_reason(&pod), None);
-        label(&mut pod, "whatever");
+        label(&mut pod, "any-value");
         assert_eq!(pod_skip_reason(&pod), None);
     }
 

@@ -233,8 +233,8 @@ impl FactLookup<'_> {
                     ranges.push(IdRange::one(id));
                     continue;
                 }
-                Some(id) => format!("it runs as {id}, like a container that keeps running"),
-                None => format!("it has no {}", self.kind.key()),
+                Some(id) => format!("its {} {id} is also used by a container that keeps running", self.kind.key()),
+                None => format!("it does not set {}", self.kind.key()),
             };
             notes.push(self.note(&format!("container {} is not excluded: {why}", container.name)));
         }

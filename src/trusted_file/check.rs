@@ -21,7 +21,7 @@ pub enum FileError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// An untrusted user owns a part of the path, and can therefore replace the file.
-    #[error("{0} is owned by UID {uid}; expected root: chown root:root {0}", path.display())]
+    #[error("{0} is owned by UID {uid}; expected root; run chown root:root {0}", path.display())]
     Owner {
         /// The file or directory.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum FileError {
         uid: u32,
     },
     /// Untrusted users can write to a part of the path.
-    #[error("{0} has mode {mode:04o}; expected one that only root can write to: chmod go-w {0}", path.display())]
+    #[error("{0} has mode {mode:04o}; expected one that only root can write to; run chmod go-w {0}", path.display())]
     Writable {
         /// The file or directory.
         path: PathBuf,

@@ -212,7 +212,7 @@ fn denied(reason: String) -> io::Error {
 }
 
 fn text(contents: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "not UTF-8"))
+    String::from_utf8(contents).map_err(|_| io::Error::new(ErrorKind::InvalidData, "expected UTF-8"))
 }
 
 fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
@@ -221,7 +221,7 @@ fn read_up_to(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     let mut contents = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     file.take(limit + 1).read_to_end(&mut contents)?;
     if contents.len() as u64 > limit {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes")));
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("expected at most {limit} bytes, got more")));
     }
     Ok(contents)
 }

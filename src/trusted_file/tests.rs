@@ -98,7 +98,7 @@ fn owner_and_mode_of_each_directory_on_the_path_are_checked() {
         own(&changed).expect("needs root");
         let error = check(&file).expect_err("refused").to_string();
         let shown = changed.display();
-        assert_eq!(error, format!("{shown} is owned by UID 12345; expected root: chown root:root {shown}"));
+        assert_eq!(error, format!("{shown} is owned by UID 12345; expected root; run chown root:root {shown}"));
         chown(&changed, Some(Uid::from_raw(0)), None).expect("changed");
         mode(0o775)(&changed).expect("changed");
         check(&file).expect("group root counts as root");

@@ -232,7 +232,7 @@ fn a_short_refusal_delays_the_watch_only_briefly() {
         agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "can't watch network"]);
         scene.api.grant_watches();
         let granted = Instant::now();
-        agent.wait_for_logs(&["watches pods", "watches namespaces", "watches network"]);
+        agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network"]);
         assert!(granted.elapsed() < Duration::from_secs(20), "{:?}", granted.elapsed());
     });
 }
@@ -243,7 +243,7 @@ fn a_watch_with_an_expired_version_starts_with_a_list() {
         let agent = scene.agent();
         scene.api.forget_versions();
         scene.api.put_quietly(PODS, &annotated("after"));
-        agent.wait_for_logs(&["can't watch pods", "watches pods"]);
+        agent.wait_for_logs(&["can't watch pods", "watching pods"]);
         until(|| answer(&scene.ask(question(UID).as_bytes()))["pod"]["annotations"]["a"] == "after");
     });
 }
@@ -258,7 +258,7 @@ fn an_empty_directory_at_the_sockets_path_is_replaced() {
         std::fs::remove_file(scene.socket()).expect("removed");
         std::fs::create_dir_all(scene.socket().join("mine")).expect("made");
         let line = scene.agent_that_starts("second").wait_for_log("can't listen on the agent socket");
-        assert!(line.contains("a directory has the socket's path") && line.contains("remove it"), "{line}");
+        assert!(line.contains("a directory exists at the socket's path") && line.contains("remove it"), "{line}");
         assert!(scene.socket().join("mine").exists());
     });
 }
@@ -268,7 +268,7 @@ fn with_a_refused_watch_each_add_sends_requests() {
     Scene::run(|scene| {
         scene.api.refuse_watches(403);
         let agent = scene.agent_that_starts("first");
-        let lines = agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "answers the plugin's"]);
+        let lines = agent.wait_for_logs(&["can't watch pods", "can't watch namespaces", "serving the plugin's"]);
         assert!(lines.iter().any(|line| line.contains("grant the right to list and watch pods")), "{lines:?}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         let mut requests = scene.api.requests();
@@ -287,7 +287,7 @@ fn a_token_file_with_a_line_end_is_reported() {
         assert!(line.contains(&token.display().to_string()) && line.contains("write only the token"), "{line}");
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         std::fs::write(&token, "token").expect("written");
-        agent.wait_for_logs(&["watches pods", "watches namespaces"]);
+        agent.wait_for_logs(&["watching pods", "watching namespaces"]);
     });
 }
 

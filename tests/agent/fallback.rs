@@ -75,7 +75,7 @@ fn with_a_full_queue_of_connections_the_api_server_answers() {
 fn with_a_socket_of_another_user_the_api_server_answers() {
     Scene::run(|scene| {
         let listening = foreign_listener(&scene.socket());
-        falls_back(scene, "not root");
+        falls_back(scene, "expected root as listener");
         drop(listening);
     });
 }

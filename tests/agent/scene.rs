@@ -60,8 +60,8 @@ impl Scene {
     /// Starts an agent, and waits until it has installed the plugin, synced its caches and bound its socket.
     pub(crate) fn agent(&self) -> Agent {
         let agent = self.agent_that_starts("first");
-        let kinds = ["watches pods", "watches namespaces", "watches network attachment"];
-        agent.wait_for_logs(&[&kinds[..], &["answers the plugin's", SETTLED]].concat());
+        let kinds = ["watching pods", "watching namespaces", "watching network attachment"];
+        agent.wait_for_logs(&[&kinds[..], &["serving the plugin's", SETTLED]].concat());
         agent
     }
 

@@ -16,7 +16,7 @@ fn the_later_agent_owns_the_socket_and_the_earlier_does_not_remove_it() {
         let first = scene.agent();
         assert!(is_private(&scene.socket()));
         let second = scene.agent_that_starts("second");
-        second.wait_for_logs(&["watches pods", "watches namespaces", "answers the plugin's"]);
+        second.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's"]);
         scene.done("ADD", &scene.conf(), Some(UID));
         second.wait_for_log("command=ADD");
         first.end(Signal::SIGTERM);
@@ -35,9 +35,9 @@ fn the_earlier_agent_takes_over_when_the_later_has_ended() {
         Scene::run(|scene| {
             let first = scene.agent();
             let second = scene.agent_that_starts("second");
-            second.wait_for_log("answers the plugin's");
+            second.wait_for_log("serving the plugin's");
             second.end(signal);
-            first.wait_for_log("answers the plugin's");
+            first.wait_for_log("serving the plugin's");
             scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
             first.wait_for_log("command=ADD");
         });
@@ -70,7 +70,7 @@ fn a_stale_socket_is_replaced_and_a_removed_one_is_bound_again() {
         let agent = scene.agent();
         scene.done("ADD", &scene.conf_of_agent_alone(), Some(UID));
         fs::remove_file(scene.socket()).expect("removed");
-        agent.wait_for_log("answers the plugin's");
+        agent.wait_for_log("serving the plugin's");
         assert!(is_private(&scene.socket()));
         assert!(!agent.logged().iter().any(|line| line.contains("level=warn")));
     });

@@ -3,7 +3,7 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
-use detour_cni::agent::install::{self, EditedList, HostPath, HostRoot, InstallLog};
+use detour_cni::agent::install::{self, EditedList, HostPath, HostRoot, InstallRecord};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairResult, RepairSettings, RepairWorker};
 use detour_cni::agent::{Metrics, ObservedPod};
 use detour_cni::cluster::ServiceAccount;
@@ -51,7 +51,7 @@ impl Scene<'_> {
         fs::write(path, text).expect("written");
     }
 
-    fn log(&self, record: &InstallLog) {
+    fn log(&self, record: &InstallRecord) {
         self.write("/var/lib/cni/detour/install.json", &serde_json::to_string(record).expect("a log"));
     }
 
@@ -65,7 +65,7 @@ impl Scene<'_> {
         ]});
         self.write(LIST, &list.to_string());
         let listed = EditedList { kind: "detour".into(), ours: Vec::new(), single: None };
-        self.log(&InstallLog { lists: [(host(LIST), listed)].into(), ..InstallLog::default() });
+        self.log(&InstallRecord { lists: [(host(LIST), listed)].into(), ..InstallRecord::default() });
         fs::create_dir_all(self.manifests()).expect("made");
     }
 

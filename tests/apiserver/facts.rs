@@ -16,7 +16,7 @@ fn asked(plane: &ControlPlane, account: &str) -> usize {
 /// Starts an agent, and waits until its caches are synced.
 fn informed(node: &Node<'_>) -> crate::node::Agent {
     let agent = node.start_agent("a");
-    agent.wait_for_logs(&["watches pods", "watches namespaces", "watches network attachment definitions", SETTLED]);
+    agent.wait_for_logs(&["watching pods", "watching namespaces", "watching network attachment definitions", SETTLED]);
     agent
 }
 
@@ -65,7 +65,7 @@ fn a_resource_type_that_is_created_later_is_watched() {
             "metadata": {"namespace": "default", "name": "blue"}, "spec": {"config": "{}"},
         });
         admin.apply(&definition).expect("accepted");
-        let line = agent.wait_for_log("watches network attachment definitions");
+        let line = agent.wait_for_log("watching network attachment definitions");
         assert!(line.contains("count=1"), "{line}");
         let object = ObjectRef { namespace: "default".into(), name: "blue".into() };
         let found = node.source().definitions(&[DefinitionQuery { object, awaited: false }]).expect("an answer");

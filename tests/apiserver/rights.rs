@@ -132,7 +132,12 @@ fn each_right_is_used_and_no_other_is_needed() {
         let raced = Sandbox::new();
         raced.pin(&bare);
         let agent = node.start_agent("a");
-        agent.wait_for_logs(&[SETTLED, "watches pods", "watches namespaces", "watches network attachment definitions"]);
+        agent.wait_for_logs(&[
+            SETTLED,
+            "watching pods",
+            "watching namespaces",
+            "watching network attachment definitions",
+        ]);
         plane.until(|_| !events(&admin).is_empty());
         // Objects that the watch does not report.
         let source = node.source();

@@ -187,10 +187,18 @@ fn a_broken_or_untrusted_file_fails_add_and_check_but_not_del() {
     node.done("ADD", &conf);
     let large = format!("{{\"a\": \"{}\"}}", "x".repeat(64 << 10));
     for (text, owner, why) in [
-        ("{", 0, "/var/lib/cni/detour/node.json: it is not JSON"),
+        ("{", 0, "/var/lib/cni/detour/node.json: invalid JSON"),
         (r#"{"kubernetes": {"cni_bin_dir": "bin"}}"#, 0, "/var/lib/cni/detour/node.json: kubernetes.cni_bin_dir"),
-        ("{}", 12345, "node.json is owned by UID 12345; expected root: chown root:root /var/lib/cni/detour/node.json"),
-        (&large, 0, "node configuration /var/lib/cni/detour/node.json is not used: larger than 65536 bytes"),
+        (
+            "{}",
+            12345,
+            "node.json is owned by UID 12345; expected root; run chown root:root /var/lib/cni/detour/node.json",
+        ),
+        (
+            &large,
+            0,
+            "node configuration /var/lib/cni/detour/node.json is not used: expected at most 65536 bytes, got more",
+        ),
     ] {
         node.states(text);
         chown(&node.file(), Some(Uid::from_raw(owner)), None).expect("root");

@@ -48,7 +48,7 @@ fn fails_and_leaves_nothing(recorders: &Recorders, bin_dir: &Path, why: &str) {
 fn a_file_of_another_user_is_not_executed() {
     let recorders = Recorders::new().with("evil", "");
     give(&recorders.bin().join("evil"));
-    fails_and_leaves_nothing(&recorders, &recorders.bin(), "/bin/evil is owned by UID 12345; expected root: chown");
+    fails_and_leaves_nothing(&recorders, &recorders.bin(), "/bin/evil is owned by UID 12345; expected root; run chown");
 }
 
 #[test]

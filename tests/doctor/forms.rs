@@ -81,10 +81,12 @@ fn real_packets_are_captured_and_spared_as_the_policy_wants() {
                     assert!(text.contains(wanted), "{dialect}: {id}: {wanted}: {text}");
                 }
             };
-            let taken = |at: &str| format!("went to {at} (by connection tracking); the proxy accepted the connection");
+            let taken = |at: &str| {
+                format!("went to {at} (according to connection tracking); the proxy accepted the connection")
+            };
             both("probe-outbound", &taken("127.0.0.1:15001"), &taken("[::1]:15001"));
             both("probe-dns", "went to 127.0.0.1:15053", "went to [::1]:15053");
-            both("probe-excluded", "uid 1337, ", "went directly");
+            both("probe-excluded", "UID 1337, ", "went directly");
             both("probe-excluded-dns", "went directly", "tracked once");
             assert!(!found(&lines, "probe-excluded-dns", "pass").contains(" times"), "{lines:?}");
             found(&lines, "probe-counters", "pass");
@@ -110,10 +112,10 @@ fn a_pods_own_users_are_counted_as_it_does() {
         for (id, wanted) in [
             ("proxy-user", "UID 2000"),
             ("rules-equal", "dialect nftables"),
-            ("probe-outbound", "uid 1000, gid 1000"),
-            ("probe-dns", "uid 1000, gid 1000"),
-            ("probe-excluded", "uid 1337, "),
-            ("probe-excluded-dns", "uid 1337, "),
+            ("probe-outbound", "UID 1000, GID 1000"),
+            ("probe-dns", "UID 1000, GID 1000"),
+            ("probe-excluded", "UID 1337, "),
+            ("probe-excluded-dns", "UID 1337, "),
         ] {
             let (outcome, found) = line(id);
             assert!(outcome == "pass" && found.contains(wanted), "{id}: {outcome}: {found}");
@@ -138,7 +140,7 @@ fn a_rule_that_lets_go_shows_in_real_packets() {
         scene.netns.run("iptables -t nat -I OUTPUT -p tcp -j RETURN");
         let lines = probed(scene);
         let outbound = found(&lines, "probe-outbound", "fail");
-        assert!(outbound.contains("went directly") && outbound.ends_with("should arrive sidecar:15001"), "{outbound}");
+        assert!(outbound.contains("went directly") && outbound.ends_with("expected sidecar:15001"), "{outbound}");
         found(&lines, "probe-dns", "pass");
         found(&lines, "probe-excluded", "pass");
     });

@@ -18,10 +18,10 @@ fn invalid_arguments_exit_with_2_and_name_what_is_expected() {
         (&["explain", "-f", "/no/such/file"], "can't read /no/such/file: No such file"),
         (
             &["explain", "-f", "-", "--config", "-"],
-            "stdin can be read only once: expected - for one of --file, --config and --namespace-file",
+            "stdin can be read only once: expected - for only one of --file, --config and --namespace-file",
         ),
         (&["explain", "-f", "-", "--kubeconfig", "a"], "cannot be used with"),
-        (&["explain", "web"], "pod \"web\": expected its namespace: add -n NAMESPACE"),
+        (&["explain", "web"], "pod \"web\": unknown namespace; add -n NAMESPACE"),
         (&["explain", "-n", "a"], "-n NAMESPACE POD"),
         (&["explain", "-f", "-", "--rules", "pf"], "iptables"),
         (
@@ -61,7 +61,7 @@ fn invalid_input_exits_with_2() {
         (
             &["explain", "-f", "-", "--config", &list],
             POD,
-            "expected one plugin of type detour, istio-cni, excludedns, got 0",
+            "expected one plugin of type detour or istio-cni or excludedns, got 0",
         ),
         (&["rules", "no-such-name"], "", "/run/netns/no-such-name: expected a network namespace, found none"),
         (&["rules", "no-such-name"], "", "to select a pod, use -n NAMESPACE no-such-name"),
@@ -191,10 +191,7 @@ spec:
     let none = detour(&["trace", "--pid", "1", "--from", "container=app", "--to", "1.2.3.4:443/tcp"], "", &[]);
     for (run, message) in [
         (trace(pod, "container=ap"), "--from: container \"ap\": pod shop/web: expected one of app, istio-proxy"),
-        (
-            trace(POD, "container=app"),
-            "--from: container \"app\": pod shop/web: unknown UID, because runAsUser is not set",
-        ),
+        (trace(POD, "container=app"), "--from: container \"app\": pod shop/web: unknown UID: runAsUser is not set"),
         (
             trace(pod, "container="),
             "--from: invalid value \"container=\"; expected uid=UID, uid=UID,gid=GID, container=NAME",

@@ -79,7 +79,7 @@ fn a_directory_that_is_created_again_is_watched_again() {
     fs::rename(scene.path("etc/cni/net.d"), scene.path("etc/cni/old")).expect("renamed");
     agent.wait_for_log("missing: the cluster network's configuration in /etc/cni/net.d");
     scene.write(LIST, "{ half of it");
-    agent.wait_for_log("10-calico.conflist: skipped: not JSON");
+    agent.wait_for_log("10-calico.conflist: skipped: invalid JSON");
     scene.write(LIST, CALICO);
     agent.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
     agent.wait_for_log(SETTLED);

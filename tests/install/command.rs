@@ -188,7 +188,7 @@ fn a_dry_run_prints_a_patch_without_the_token_and_changes_nothing() {
 fn without_a_cluster_network_the_rest_is_installed_and_the_exit_code_is_1() {
     let scene = Scene::with("early", "10-calico.conflist", "{");
     let stderr = scene.fails("install", &[]);
-    assert!(stderr.contains("10-calico.conflist: skipped: not JSON"), "{stderr}");
+    assert!(stderr.contains("10-calico.conflist: skipped: invalid JSON"), "{stderr}");
     assert!(stderr.contains("missing: the cluster network's configuration in /etc/cni/net.d"), "{stderr}");
     assert!(scene.path("opt/cni/bin/detour").exists());
     let stderr = scene.fails("install", &["--conf-name=20-other.conflist"]);
@@ -566,7 +566,7 @@ fn another_mesh_plugin_in_the_list_causes_a_warning() {
 }
 
 #[test]
-fn the_installation_log_is_private_and_an_invalid_one_is_reported() {
+fn the_installation_record_is_private_and_an_invalid_one_is_reported() {
     let scene = Scene::with("log", "10-calico.conflist", CALICO);
     scene.ok("install", &[]);
     assert_eq!(scene.mode("var/lib/cni/detour/install.json"), 0o600);
@@ -574,7 +574,7 @@ fn the_installation_log_is_private_and_an_invalid_one_is_reported() {
     assert!(log["lists"].get("/etc/cni/net.d/10-calico.conflist").is_some(), "{log}");
     scene.write("var/lib/cni/detour/install.json", "{");
     let stderr = scene.fails("uninstall", &[]);
-    assert!(stderr.contains("/var/lib/cni/detour/install.json: invalid installation log"), "{stderr}");
+    assert!(stderr.contains("/var/lib/cni/detour/install.json: invalid installation record"), "{stderr}");
     let output = scene.run("install", &[]);
     assert!(
         output.status.success()

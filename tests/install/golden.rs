@@ -2,8 +2,8 @@
 
 use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
-    ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallLog,
-    InstallPlan, reconcile,
+    ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallPlan,
+    InstallRecord, reconcile,
 };
 use detour_cni::state::format;
 use serde_json::json;
@@ -174,17 +174,17 @@ fn the_entry_moves_to_a_list_that_sorts_first() {
 fn logs_of_released_versions_are_read_and_a_newer_one_is_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records/v0.1.0/install.json");
     let golden = fs::read(path).expect("a record");
-    let log: InstallLog = format::parse(&golden).expect("0.1.0");
+    let log: InstallRecord = format::parse(&golden).expect("0.1.0");
     assert_eq!((log.files.len(), log.lists.len()), (1, 1));
     let printed = format::print(&log).expect("printed");
-    assert_eq!(format::parse::<InstallLog>(&printed).expect("this version"), log);
+    assert_eq!(format::parse::<InstallRecord>(&printed).expect("this version"), log);
     let value = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).expect("JSON");
     for key in ["installer", "files", "lists"] {
         let mut lacking = value(&golden);
         lacking.as_object_mut().expect("an object").remove(key);
-        format::parse::<InstallLog>(lacking.to_string().as_bytes()).expect("a default");
+        format::parse::<InstallRecord>(lacking.to_string().as_bytes()).expect("a default");
     }
     let mut newer = value(&printed);
     newer["version"] = json!(2);
-    format::parse::<InstallLog>(newer.to_string().as_bytes()).expect_err("newer");
+    format::parse::<InstallRecord>(newer.to_string().as_bytes()).expect_err("newer");
 }

@@ -152,5 +152,5 @@ fn an_in_process_type_can_not_be_the_default_network() {
     let node = Node::new();
     node.pod_selects("");
     let (code, text) = node.refused("ADD", &node.conf(&crate::node::istio_cni(), &json!({})));
-    assert!(code == 7 && text.contains("makes no interface"), "{text}");
+    assert!(code == 7 && text.contains("creates no interface"), "{text}");
 }

@@ -153,7 +153,7 @@ impl Answers {
             matching.map(|definition| definition.object.namespace.clone()).collect()
         } else {
             self.count_fallback(cache, "unknown-definition");
-            let error = format!("can't list the attachment definitions named {name:?}");
+            let error = format!("can't list the NetworkAttachmentDefinitions named {name:?}");
             let error = || Error::new(Code::TryAgain, error);
             self.ask(deadline, move |api| api.namespaces_with_definition(&name).ok_or_else(error)).await?
         };

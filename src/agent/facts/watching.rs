@@ -65,7 +65,7 @@ async fn watch<T: WatchedKind>(cache: &Cache<T>, client: Client, config: Config,
                 Err(_) => {
                     on_probation = !server_answers::<T>(&client).await;
                     if !on_probation && cache.mark_working() {
-                        tracing::info!(count = cache.len(), "watches {} again", T::PLURAL);
+                        tracing::info!(count = cache.len(), "watching {} again", T::PLURAL);
                     }
                     continue;
                 }
@@ -81,7 +81,7 @@ async fn watch<T: WatchedKind>(cache: &Cache<T>, client: Client, config: Config,
                 metrics.facts(T::METRICS_KIND, cache.len());
                 if completed {
                     logged.clear();
-                    tracing::info!(count = cache.len(), "watches {}", T::PLURAL);
+                    tracing::info!(count = cache.len(), "watching {}", T::PLURAL);
                 }
             }
             Some(Err(error)) => {

@@ -14,7 +14,7 @@ pub enum UnusableList {
     #[error("empty file")]
     Empty,
     /// The file is not JSON. Runtimes accept no byte order marks, comments or trailing commas.
-    #[error("not JSON: {0}")]
+    #[error("invalid JSON: {0}")]
     NotJson(String),
     /// The file is JSON, but not an object.
     #[error("expected a JSON object")]

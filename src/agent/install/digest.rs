@@ -7,9 +7,9 @@ use std::fmt;
 use std::fmt::Write;
 use std::io::{self, Read};
 
-/// The SHA-256 of a content, as the installation log stores it: `sha256:` and 64 hexadecimal digits.
+/// The SHA-256 of a content, as the installation record stores it: `sha256:` and 64 hexadecimal digits.
 ///
-/// The log of version 0.1.0 has another form ([`Digest::is_legacy`]).
+/// The record of version 0.1.0 has another form ([`Digest::is_legacy`]).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Digest(String);

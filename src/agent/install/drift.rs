@@ -1,11 +1,11 @@
-//! Drift of a node from its installation log: what `detour install` and the agent would repair.
+//! Drift of a node from its installation record: what `detour install` and the agent would repair.
 
 use super::conflist;
 use super::reconcile::{PRIVATE_MODE, PROGRAM_MODE};
 use super::state::{EditedList, FoundFile, FoundState, Owned, Role};
 use crate::host_path::HostPath;
 
-/// Returns the differences between the node and its installation log, one line each.
+/// Returns the differences between the node and its installation record, one line each.
 #[must_use]
 pub fn changed(found: &FoundState) -> Vec<String> {
     let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found.files.get(path)));
@@ -51,7 +51,7 @@ mod tests {
     use crate::agent::install::digest::Digest;
     use crate::agent::install::plan::FileAction;
     use crate::agent::install::reconcile::reconcile;
-    use crate::agent::install::state::{ConfFile, ConfigurationTarget, DesiredState, InstallLog, PreviousContent};
+    use crate::agent::install::state::{ConfFile, ConfigurationTarget, DesiredState, InstallRecord, PreviousContent};
     use serde_json::{Value, json};
 
     fn path(text: &str) -> HostPath {
@@ -62,14 +62,14 @@ mod tests {
         FoundFile { digest: Digest::of(text.as_bytes()), text: Some(text.to_owned()), mode, trusted: true }
     }
 
-    /// A node with a program and a list, and their log.
+    /// A node with a program and a list, and their record.
     fn node(program: FoundFile, list: &Value) -> FoundState {
         let (own, entry) = (Digest::of(b"program"), json!({"type": "detour"}));
         let owned =
             Owned { role: Role::Program, ours: vec![Digest::of(b"older"), own], before: PreviousContent::Nothing };
         let ours = vec![Digest::of_value(&entry)];
         let listed = EditedList { kind: "detour".into(), ours, single: None };
-        let record = InstallLog {
+        let record = InstallRecord {
             installer: "a".into(),
             files: [(path("/bin/detour"), owned)].into(),
             lists: [(path("/net.d/1.conflist"), listed)].into(),

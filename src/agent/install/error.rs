@@ -18,10 +18,10 @@ pub enum InstallError {
         /// The next step, with a leading `; `; empty if unknown.
         hint: &'static str,
     },
-    /// The installation log can't be parsed.
-    #[error("{path}: invalid installation log: {cause}; the next installation replaces it")]
-    Log {
-        /// The log.
+    /// The installation record can't be parsed.
+    #[error("{path}: invalid installation record: {cause}; the next installation replaces it")]
+    Record {
+        /// The record.
         path: HostPath,
         /// The parser's error.
         cause: String,

@@ -6,10 +6,10 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `state` | desired state, found state, and the installation log (`install.json`) |
+//! | `state` | desired state, found state, and the installation record (`install.json`) |
 //! | `reconcile` | desired state − found state = plan |
 //! | `plan` | the file operations of a plan, their diffs, and the plan of an uninstallation |
-//! | `drift` | the differences between a node and its installation log |
+//! | `drift` | the differences between a node and its installation record |
 //! | `target`, `conflist` | which configuration file gets the plugin's entry; editing a plugin list as text |
 //! | `entry`, `kubeconfig` | the texts that are written: the plugin's configuration and its kubeconfig |
 //! | `platform` | directories and file names of the supported platforms |
@@ -41,6 +41,6 @@ pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::reconcile;
 pub use state::{
-    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallLog, Owned, PreviousContent,
-    Role,
+    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, Owned,
+    PreviousContent, Role,
 };

@@ -7,7 +7,7 @@ use super::digest::Digest;
 use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
 use super::state::{
-    ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallLog, PreviousContent, Role,
+    ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, PreviousContent, Role,
 };
 use super::target::is_configuration;
 use crate::cni::{NetConf, configuration};
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 /// The maximum size of a configuration; a larger file is a program.
 const MAX_TEXT_SIZE: u64 = 1 << 20;
-/// The maximum size of an installation log, which holds the texts of a few configurations.
+/// The maximum size of an installation record, which holds the texts of a few configurations.
 const MAX_LOG_SIZE: u64 = 4 << 20;
 
 /// The suffix of the file that an agent holds locked while it runs.
@@ -33,7 +33,7 @@ const PRESENCE_SUFFIX: &str = ".present";
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
     root: HostRoot,
-    /// The directory of the installation log.
+    /// The directory of the installation record.
     state: HostPath,
 }
 
@@ -52,7 +52,7 @@ pub struct Installed {
 }
 
 impl NodeFiles {
-    /// Creates a view of the node whose file system is mounted at `root`, with its installation log in the directory
+    /// Creates a view of the node whose file system is mounted at `root`, with its installation record in the directory
     /// `state`.
     #[must_use]
     pub fn new(root: HostRoot, state: HostPath) -> Self {
@@ -102,7 +102,7 @@ impl NodeFiles {
     /// Releases the lock, and removes its file if nothing is installed. Another process that waits for the lock
     /// creates a new file.
     pub fn forget_lock(&self, lock: InstallLock) {
-        if !self.has(&self.log()) {
+        if !self.has(&self.record_path()) {
             let removed = self.root.reach_entry(&self.lock_file()).and_then(|path| atomic::remove(&path));
             if let Err(error) = removed {
                 tracing::warn!("can't remove {}: {error}", self.lock_file());
@@ -176,14 +176,14 @@ impl NodeFiles {
         self.state.join(&format!("{}{PRESENCE_SUFFIX}", installer.replace('/', "_")))
     }
 
-    /// Returns the state of the files that `desired` or the installation log refers to.
+    /// Returns the state of the files that `desired` or the installation record refers to.
     ///
     /// # Errors
-    /// A file or directory can't be read, or `desired` is `None` and the log is invalid.
+    /// A file or directory can't be read, or `desired` is `None` and the record is invalid.
     pub fn look(&self, desired: Option<&DesiredState>) -> Result<FoundState, InstallError> {
         let (record, notes) = match (self.record(), desired) {
-            // The desired state can be installed without the log.
-            (Err(error @ InstallError::Log { .. }), Some(_)) => (InstallLog::default(), vec![error.to_string()]),
+            // The desired state can be installed without the record.
+            (Err(error @ InstallError::Record { .. }), Some(_)) => (InstallRecord::default(), vec![error.to_string()]),
             (record, _) => (record?, Vec::new()),
         };
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
@@ -219,7 +219,7 @@ impl NodeFiles {
         Ok(found)
     }
 
-    /// Replaces the digests of version 0.1.0 in the log by those of this version, where the contents did not change
+    /// Replaces the digests of version 0.1.0 in the record by those of this version, where the contents did not change
     /// since. The others match no content.
     fn upgrade_digests(&self, found: &mut FoundState) -> Result<(), InstallError> {
         let replace = |digests: &mut Vec<Digest>, legacy: &Digest, current: &Digest| {
@@ -257,7 +257,7 @@ impl NodeFiles {
     /// Returns the plugin's installed configuration; `None` if it is not installed.
     ///
     /// # Errors
-    /// The installation log or the configuration can't be read or parsed.
+    /// The installation record or the configuration can't be read or parsed.
     pub fn installed(&self) -> Result<Option<Installed>, String> {
         let record = self.record().map_err(|error| error.to_string())?;
         let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
@@ -289,16 +289,16 @@ impl NodeFiles {
         HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
     }
 
-    fn record(&self) -> Result<InstallLog, InstallError> {
-        let path = self.log();
+    fn record(&self) -> Result<InstallRecord, InstallError> {
+        let path = self.record_path();
         match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_LOG_SIZE)) {
-            Ok(text) => format::parse(&text).map_err(|error| InstallError::Log { path, cause: error.to_string() }),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(InstallLog::default()),
+            Ok(text) => format::parse(&text).map_err(|error| InstallError::Record { path, cause: error.to_string() }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(InstallRecord::default()),
             Err(error) => Err(InstallError::file("read", &path, &error)),
         }
     }
 
-    fn log(&self) -> HostPath {
+    fn record_path(&self) -> HostPath {
         self.state.join("install.json")
     }
 
@@ -354,7 +354,7 @@ impl NodeFiles {
         Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
-    /// Applies the plan; `program` is the file to copy. The log is written before the first change, and removed after
+    /// Applies the plan; `program` is the file to copy. The record is written before the first change, and removed after
     /// the last one if nothing is installed any more.
     ///
     /// # Errors
@@ -368,21 +368,23 @@ impl NodeFiles {
             self.act(action, program).map_err(|error| InstallError::file(verb(action), target(action), &error))?;
         }
         if empty {
-            let removed = self.root.reach_entry(&self.log()).and_then(|path| atomic::remove(&path));
-            removed.map_err(|error| InstallError::file("remove", &self.log(), &error))?;
+            let removed = self.root.reach_entry(&self.record_path()).and_then(|path| atomic::remove(&path));
+            removed.map_err(|error| InstallError::file("remove", &self.record_path(), &error))?;
         }
         Ok(())
     }
 
-    fn write_log(&self, record: &InstallLog) -> Result<(), InstallError> {
+    fn write_log(&self, record: &InstallRecord) -> Result<(), InstallError> {
         if self.record().is_ok_and(|current| current == *record) {
             return Ok(());
         }
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
-            atomic::write(&self.root.reach_entry(&self.log())?, 0o600, FileOwner::Own, |file| file.write_all(&text))
+            atomic::write(&self.root.reach_entry(&self.record_path())?, 0o600, FileOwner::Own, |file| {
+                file.write_all(&text)
+            })
         };
-        write().map_err(|error| InstallError::file("write", &self.log(), &error))
+        write().map_err(|error| InstallError::file("write", &self.record_path(), &error))
     }
 
     fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
@@ -421,7 +423,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 
 fn verb(action: &FileAction) -> &'static str {
     match action {
-        FileAction::SetAside { .. } => "set aside",
+        FileAction::SetAside { .. } => "back up",
         FileAction::CopyProgram { .. } | FileAction::Write { .. } => "write",
         FileAction::Restore { .. } => "restore",
         FileAction::Remove { .. } => "remove",

@@ -2,7 +2,7 @@
 //! installation.
 
 use super::conflist;
-use super::state::{EditedList, FoundFile, FoundState, InstallLog, Owned, PreviousContent, Role};
+use super::state::{EditedList, FoundFile, FoundState, InstallRecord, Owned, PreviousContent, Role};
 use crate::host_path::HostPath;
 use similar::algorithms::{Capture, myers};
 use similar::udiff::UnifiedHunkHeader;
@@ -73,7 +73,7 @@ impl FileAction {
 impl fmt::Display for FileAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SetAside { path, aside } => write!(f, "keep the present {path} as {aside}"),
+            Self::SetAside { path, aside } => write!(f, "back up {path} as {aside}"),
             Self::CopyProgram { path } => write!(f, "copy this program to {path}"),
             Self::Write { path, mode, secret, .. } => {
                 let hidden = if *secret { ", contents not shown" } else { "" };
@@ -122,21 +122,21 @@ fn signed(sign: char, lines: &[&str]) -> String {
     lines.iter().map(|line| format!("{sign}{line}{}", end(line))).collect()
 }
 
-/// The changes of a node, in order, and the installation log that covers them.
+/// The changes of a node, in order, and the installation record that covers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstallPlan {
     /// The changes. The node works after each of them: a configuration never names a program or kubeconfig that is
     /// missing.
     pub actions: Vec<FileAction>,
-    /// The log to write before the first change.
-    pub record: InstallLog,
+    /// The record to write before the first change.
+    pub record: InstallRecord,
     /// Warnings: what was found and left unchanged, and why; one line each.
     pub notes: Vec<String>,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
 }
 
-/// Returns the plan that reverts everything in the installation log and removes temporary files of interrupted
+/// Returns the plan that reverts everything in the installation record and removes temporary files of interrupted
 /// installations.
 #[must_use]
 pub fn undo(found: &FoundState) -> InstallPlan {
@@ -148,9 +148,9 @@ pub fn undo(found: &FoundState) -> InstallPlan {
 
 /// Returns the plan that reverts everything in `record`: configurations first, then kubeconfigs, then programs.
 ///
-/// What another process changed stays, with a note, and stays in the plan's log. While such a configuration exists,
+/// What another process changed stays, with a note, and stays in the plan's record. While such a configuration exists,
 /// the files that it may need stay too.
-pub(super) fn revert(record: &InstallLog, found: &FoundState) -> InstallPlan {
+pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan {
     let mut plan = InstallPlan::default();
     plan.record.installer.clone_from(&record.installer);
     for (path, listed) in &record.lists {
@@ -213,7 +213,7 @@ fn revert_file(path: &HostPath, owned: &Owned, found: &FoundState) -> Result<Vec
 
 fn revert_list(path: &HostPath, listed: &EditedList, found: &FoundState) -> Result<Vec<FileAction>, String> {
     let Some(file) = found.files.get(path) else { return Ok(Vec::new()) };
-    let text = file.text.as_deref().ok_or("it is not UTF-8 text")?;
+    let text = file.text.as_deref().ok_or("expected UTF-8")?;
     let entries = conflist::digests(text, &listed.kind).map_err(|error| error.to_string())?;
     if !entries.iter().all(|entry| listed.ours.contains(entry)) {
         return Err(format!(

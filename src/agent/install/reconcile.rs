@@ -4,8 +4,8 @@ use super::conflist;
 use super::digest::Digest;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
-    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallLog, Owned, PreviousContent,
-    Role, with_newest,
+    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, Owned,
+    PreviousContent, Role, with_newest,
 };
 use super::target;
 use crate::cni::PROGRAM;
@@ -18,7 +18,7 @@ pub(super) const PRIVATE_MODE: u32 = 0o600;
 
 /// Returns the plan that brings a node from its found to its desired state; it is empty if both are equal.
 ///
-/// The plan reverts what the installation log lists and is no longer desired, as [`plan::undo`] does.
+/// The plan reverts what the installation record lists and is no longer desired, as [`plan::undo`] does.
 #[must_use]
 pub fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
     let mut plan = InstallPlan { record: found.record.clone(), notes: found.notes.clone(), ..InstallPlan::default() };
@@ -119,7 +119,7 @@ fn is_ours(path: &HostPath, found: &FoundState) -> bool {
     file.is_some_and(|file| owned.is_some_and(|owned| owned.ours.contains(&file.digest)))
 }
 
-/// Adds a file to the log, with its desired contents and, if an installation wrote them, its current ones.
+/// Adds a file to the record, with its desired contents and, if an installation wrote them, its current ones.
 fn log_file(
     path: &HostPath,
     role: Role,
@@ -197,7 +197,7 @@ fn write_list(
     }
 }
 
-/// Returns the digests of the list's entries that the log attributes to the installation.
+/// Returns the digests of the list's entries that the record attributes to the installation.
 fn own_entries(earlier: Option<&EditedList>, list: &str, kind: &str) -> Vec<Digest> {
     let is_ours = |digest: &Digest| earlier.is_some_and(|listed| listed.ours.contains(digest));
     conflist::digests(list, kind).into_iter().flatten().filter(is_ours).collect()
@@ -221,7 +221,7 @@ fn revert_undesired(desired: &DesiredState, lists: &[HostPath], found: &FoundSta
         let is_text = texts.iter().any(|text| text.as_ref().is_some_and(|(own, _)| own == path));
         desired.programs.contains(path) || own_conf == Some(path) || is_text
     };
-    let mut undesired = InstallLog::default();
+    let mut undesired = InstallRecord::default();
     undesired.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !is_desired(path)));
     undesired.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));
     let reverted = plan::revert(&undesired, found);

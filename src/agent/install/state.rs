@@ -1,5 +1,5 @@
 //! The states that an installation compares, as values: what a node should have ([`DesiredState`]), what it has
-//! ([`FoundState`]), and what earlier installations did ([`InstallLog`]).
+//! ([`FoundState`]), and what earlier installations did ([`InstallRecord`]).
 
 use super::digest::Digest;
 use crate::host_path::HostPath;
@@ -48,9 +48,9 @@ pub enum ConfigurationTarget {
 /// What a node has, limited to what an installation can change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundState {
-    /// The log of earlier installations; empty if there was none.
-    pub record: InstallLog,
-    /// The existing files among those that are desired or in the log.
+    /// The record of earlier installations; empty if there was none.
+    pub record: InstallRecord,
+    /// The existing files among those that are desired or in the record.
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configuration files in the directory of the cluster network's list.
     pub configurations: Vec<ConfFile>,
@@ -84,12 +84,12 @@ pub struct ConfFile {
     pub mode: u32,
 }
 
-/// The log of an installation: everything that an uninstallation removes or restores.
+/// The record of an installation: everything that an uninstallation removes or restores.
 ///
 /// It is written before the first change, so that it covers the changes of an installation that was killed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct InstallLog {
+pub struct InstallRecord {
     /// The last writer. If two agents run on a node, as during an upgrade, the earlier one yields to it.
     pub installer: String,
     /// Files that belong to the installation as a whole.

@@ -52,7 +52,7 @@ fn list_name(name: &str) -> String {
 }
 
 fn list(file: &ConfFile, files: &[ConfFile], kind: &str) -> Result<String, UnusableList> {
-    let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotJson("not UTF-8".into()))?;
+    let text = str::from_utf8(&file.contents).map_err(|_| UnusableList::NotJson("expected UTF-8".into()))?;
     let name = list_name(&file.name);
     if name == file.name {
         return conflist::types(text).map(|_| text.to_owned());

@@ -122,7 +122,7 @@ impl RepairOutcome {
 pub(super) fn delete(account: &ServiceAccount, case: &RepairCase<'_>) -> Result<RepairOutcome, Error> {
     let RepairCase { observed, suspicion, .. } = case;
     if !suspicion.redirectable {
-        let msg = "not deleted: the plugin, as it is configured on this node, would not redirect a new pod either; run \
+        let msg = "not deleted: with this node's configuration, the plugin would not redirect a new pod either; run \
                    detour explain";
         return Err(Error::new(Code::InvalidConfig, msg));
     }

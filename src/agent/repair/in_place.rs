@@ -32,7 +32,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
     } else if before.redirected || *cause == Cause::Drift {
         return Ok(RepairOutcome::NothingToDo);
     } else if !suspicion.redirectable {
-        let msg = "the plugin, as it is configured on this node, would not redirect the pod; run detour explain";
+        let msg = "with this node's configuration, the plugin would not redirect the pod; run detour explain";
         return Err(Error::new(Code::InvalidConfig, msg));
     } else {
         add(case, found, container_id, &before)?;

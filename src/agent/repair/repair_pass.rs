@@ -139,7 +139,7 @@ impl<'a> RepairPass<'a> {
         }
         for (observed, event) in self.events {
             match self.tools.account.tell(&observed.pod, &event) {
-                Err(error) if error.code == Code::TryAgain => return tracing::warn!("Events are lost: {error}"),
+                Err(error) if error.code == Code::TryAgain => return tracing::warn!("Events dropped: {error}"),
                 Err(error) => tracing::warn!("{error}"),
                 Ok(()) => {}
             }

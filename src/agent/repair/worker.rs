@@ -138,7 +138,7 @@ impl RepairWorker {
         if let Err(error) = &installed
             && self.logged.as_ref() != Some(error)
         {
-            tracing::warn!("no pod is repaired: {error}");
+            tracing::warn!("can't repair pods: {error}");
         }
         self.logged = installed.as_ref().err().cloned();
         installed.ok().flatten()

@@ -87,7 +87,7 @@ impl AgentClient {
         };
         match &self.api {
             Some(api) => {
-                tracing::debug!(facts = "api", why, "asks the API instead of the agent");
+                tracing::debug!(facts = "api", why, "asking the API server instead of the agent");
                 fallback(api, started)
             }
             None => Err(self.no_facts(&why)),
@@ -249,7 +249,9 @@ fn open(path: &Path) -> Result<UnixStream, NoAnswer> {
     })?;
     let owner = getsockopt(&socket, PeerCredentials).map_err(failed)?.uid();
     if owner != 0 {
-        return Err(NoAnswer::Failed(format!("UID {owner} listens on the socket, not root; remove the socket")));
+        return Err(NoAnswer::Failed(format!(
+            "expected root as listener on the socket, got UID {owner}; remove the socket"
+        )));
     }
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false).map_err(|error| NoAnswer::Failed(error.to_string()))?;

@@ -39,7 +39,7 @@ impl Api {
             let started = Instant::now();
             let failed = |last| call.exhausted(RetriesExhausted { last, attempts: 1, elapsed: started.elapsed() });
             let silent =
-                || failed(AttemptError::Transient { cause: "the server sends nothing".into(), retry_after: None });
+                || failed(AttemptError::Transient { cause: "no data from the server".into(), retry_after: None });
             let broken = |error| failed(call.no_response(&error));
             let events = timeout(self.timeout, session.client.request_events::<OwnedObject>(watch.http));
             let mut events = pin!(events.await.map_err(|_| silent())?.map_err(broken)?);

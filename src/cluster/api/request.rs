@@ -70,14 +70,14 @@ impl ApiRequest {
         Self::new(http, format!("NetworkAttachmentDefinition {object}"), right, kubectl)
     }
 
-    /// Lists the NetworkAttachmentDefinitions called `name` in all namespaces.
+    /// Lists the NetworkAttachmentDefinitions named `name` in all namespaces.
     pub(super) fn definitions_named(name: &str) -> Result<Self, Error> {
         check_names("NetworkAttachmentDefinition", [name])?;
         let collection = RequestBuilder::new(format!("{DEFINITIONS_API}/{DEFINITIONS}"));
         let http = collection.list(&ListParams::default().fields(&format!("metadata.name={name}")));
         let right = format!("list {DEFINITIONS}.k8s.cni.cncf.io");
         let kubectl = format!("kubectl get {DEFINITIONS} -A");
-        Self::new(http, format!("NetworkAttachmentDefinitions called {name}"), right, kubectl)
+        Self::new(http, format!("NetworkAttachmentDefinitions named {name}"), right, kubectl)
     }
 
     /// Sets a pod's network-status annotation. With the pod's UID in the patch, the API answers with a conflict if

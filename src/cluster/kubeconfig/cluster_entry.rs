@@ -41,7 +41,7 @@ pub enum Authority {
     /// With the system's CAs: the kubeconfig names none.
     System,
     /// Not at all: `insecure-skip-tls-verify`.
-    Nobody,
+    Insecure,
 }
 
 impl ClusterEntry {
@@ -53,7 +53,7 @@ impl ClusterEntry {
     /// Returns how the server's certificate is verified.
     pub(super) fn authority(&self) -> Authority {
         if self.insecure_skip_tls_verify {
-            Authority::Nobody
+            Authority::Insecure
         } else if non_empty(&self.certificate_authority_data).is_some() {
             Authority::Embedded
         } else {

@@ -78,8 +78,12 @@ impl UserEntry {
             ..AuthInfo::default()
         };
         match (info.client_certificate_data.is_some(), info.client_key_data.is_some()) {
-            (true, false) => Err(location.error("client-key(-data)", "required with client-certificate(-data)")),
-            (false, true) => Err(location.error("client-certificate(-data)", "required with client-key(-data)")),
+            (true, false) => {
+                Err(location.error("client-key(-data)", "missing; required with client-certificate(-data)"))
+            }
+            (false, true) => {
+                Err(location.error("client-certificate(-data)", "missing; required with client-key(-data)"))
+            }
             _ => Ok(info),
         }
     }

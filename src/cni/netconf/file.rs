@@ -14,7 +14,7 @@ use std::path::Path;
 pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
     let with_place = |error: Error| Error { msg: format!("{}: {}", place.display(), error.msg), ..error };
     let value: Value = serde_json::from_slice(text)
-        .map_err(|error| with_place(Error::new(Code::Decode, format!("it is not JSON: {error}"))))?;
+        .map_err(|error| with_place(Error::new(Code::Decode, format!("invalid JSON: {error}"))))?;
     let Some(plugins) = value.get("plugins").and_then(Value::as_array) else {
         return NetConf::parse(text, CniCommand::Add, "detour").map_err(with_place);
     };
@@ -24,7 +24,7 @@ pub fn configuration(place: &Path, text: &[u8]) -> Result<NetConf, Error> {
         let types: Vec<String> = plugins.iter().map(|plugin| kind(&plugin)).collect();
         let msg = format!(
             "plugins: expected one plugin of type {}, got {} (types in the list: {}); give a file with only that plugin",
-            OWN_TYPES.join(", "),
+            OWN_TYPES.join(" or "),
             own.len(),
             types.join(", ")
         );
@@ -60,16 +60,16 @@ mod tests {
         for (plugins, start) in [
             (
                 json!([{"type": "bridge"}]),
-                "c: plugins: expected one plugin of type detour, istio-cni, excludedns, got 0 (types in the list: bridge); ",
+                "c: plugins: expected one plugin of type detour or istio-cni or excludedns, got 0 (types in the list: bridge); ",
             ),
             (
                 json!([{"type": "detour"}, {"type": "istio-cni"}]),
-                "c: plugins: expected one plugin of type detour, istio-cni, excludedns, got 2 (types",
+                "c: plugins: expected one plugin of type detour or istio-cni or excludedns, got 2 (types",
             ),
         ] {
             let error = parse(&json!({"name": "l", "plugins": plugins})).expect_err("refused");
             assert!(error.msg.starts_with(start), "{error}");
         }
-        assert!(configuration(Path::new("c"), b"x").expect_err("no JSON").msg.starts_with("c: it is not JSON"));
+        assert!(configuration(Path::new("c"), b"x").expect_err("no JSON").msg.starts_with("c: invalid JSON"));
     }
 }

@@ -74,7 +74,7 @@ pub(in crate::cni) fn default_chain(kind: &str) -> Option<Vec<Block>> {
         }
         _ => return None,
     };
-    let path = |i| format!("default chain of type {kind}[{i}]");
+    let path = |i| format!("default chain[{i}] of type {kind}");
     blocks.iter().enumerate().map(|(i, block)| Block::new(path(i), block).ok()).collect()
 }
 

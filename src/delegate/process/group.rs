@@ -66,7 +66,7 @@ impl ProcessGroup {
     pub(super) fn kill(&self) {
         match killpg(self.leader, Signal::SIGKILL) {
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(errno) => tracing::warn!("killing process group {} failed: {errno}", self.leader),
+            Err(errno) => tracing::warn!("can't kill process group {}: {errno}", self.leader),
         }
     }
 

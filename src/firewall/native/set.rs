@@ -1,4 +1,4 @@
-//! Sets of numbers as spans: the values that a condition accepts, whatever the numbers stand for.
+//! Sets of numbers as spans: the values that a condition accepts, independent of their meaning.
 
 /// A range of numbers, first and last included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

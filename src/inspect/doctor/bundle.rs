@@ -63,9 +63,9 @@ impl Examination {
         if let Some((path, _)) = &self.kubeconfig {
             files.push(("kubeconfig".to_owned(), text(path).map_or_else(|why| why, |text| structured(&text))));
         }
-        if let Ok(log) = target.reach(&target.installation.log) {
-            let text = text(&log).map_or_else(|why| why, |text| structured(&text));
-            files.push((named("node", target.installation.log.as_path()), text));
+        if let Ok(record) = target.reach(&target.installation.record) {
+            let text = text(&record).map_or_else(|why| why, |text| structured(&text));
+            files.push((named("node", target.installation.record.as_path()), text));
         }
         let kept = HostPath::new(ROOT).and_then(|root| target.reach(&root).ok());
         for path in kept.iter().flat_map(|kept| below(kept)) {
@@ -77,8 +77,8 @@ impl Examination {
             let text = kernel_text(path).map_or_else(|why| why, |text| redactor.text(&text));
             files.push((named("kernel", path), text));
         }
-        if !self.said.is_empty() {
-            files.push(("log.txt".to_owned(), redactor.log(&self.said.join("\n"))));
+        if !self.log_lines.is_empty() {
+            files.push(("log.txt".to_owned(), redactor.log(&self.log_lines.join("\n"))));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let member = |(name, text): (String, String)| {

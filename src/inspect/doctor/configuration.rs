@@ -13,8 +13,9 @@ use std::path::Path;
 
 pub(super) const PRESENT: Check =
     Check::of(CheckGroup::Node, "configuration-present", "a configuration calls the plugin");
-pub(super) const VALID: Check = Check::of(CheckGroup::Node, "configuration-valid", "the plugin accepts it");
-pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes use it");
+pub(super) const VALID: Check =
+    Check::of(CheckGroup::Node, "configuration-valid", "the plugin accepts the configuration");
+pub(super) const PICKED: Check = Check::of(CheckGroup::Node, "configuration-picked", "runtimes use the configuration");
 pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "no unsupported mode is configured");
 /// All checks of the configuration.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
@@ -64,7 +65,7 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     let files = match files(target) {
         Ok(files) => files,
         Err(why) => {
-            results.add(&PRESENT, CheckVerdict::fail(format!("reading failed: {}: {why}", target.conf), INSTALL));
+            results.add(&PRESENT, CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL));
             for check in [&VALID, &PICKED, &AMBIENT] {
                 results.after(&[&PRESENT], check, || CheckVerdict::pass(""));
             }
@@ -116,16 +117,15 @@ fn present(target: &CheckTarget, files: &[RuntimeFile], ours: &[&RuntimeFile]) -
     }
     let broken = files.iter().filter_map(|file| Some(format!("{}: {}", file.path, file.json.as_ref().err()?)));
     let broken: Vec<String> = broken.collect();
-    let own = OWN_TYPES.join(", ");
+    let own = OWN_TYPES.join(" or ");
     match broken.is_empty() {
         true => {
             let names: Vec<String> = files.iter().map(|file| file.path.name()).collect();
-            let names =
-                if names.is_empty() { "the directory has no configuration".to_owned() } else { names.join(", ") };
+            let names = if names.is_empty() { "no configuration".to_owned() } else { names.join(", ") };
             CheckVerdict::fail(format!("{}: expected a plugin of type {own}, got {names}", target.conf), INSTALL)
         }
         false => CheckVerdict::fail(
-            format!("no plugin of type {own}; unreadable files: {}", broken.join("; ")),
+            format!("no plugin of type {own}; unusable files: {}", broken.join("; ")),
             "correct the file, or run detour install again",
         ),
     }
@@ -144,12 +144,12 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
         Some(file) if file.is_ours() => CheckVerdict::pass(format!("{} is the first file", file.path.name())),
         Some(file) => CheckVerdict::fail(
             format!(
-                "runtimes use {}, which has the plugins {}; detour is in {}",
+                "runtimes use {}, whose plugins are {}; detour is in {}",
                 file.path.name(),
                 file.types().join(", "),
                 ours.iter().map(|configured| configured.path.name()).collect::<Vec<_>>().join(", ")
             ),
-            format!("add detour to that list: detour install --chained=true --conf-name {}", file.path.name()),
+            format!("add detour to that plugin list: detour install --chained=true --conf-name {}", file.path.name()),
         ),
         None => CheckVerdict::not_checked("the directory has no configuration of a cluster network"),
     }
@@ -177,7 +177,7 @@ fn files(target: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
 /// Reads a file. Runtimes skip a file that can't be read, or is not JSON.
 fn read(path: HostPath, reached: &Path) -> RuntimeFile {
     let (text, json) = match read_nofollow(reached, LARGEST) {
-        Err(why) => (String::new(), Err(format!("reading failed: {why}"))),
+        Err(why) => (String::new(), Err(format!("can't read the file: {why}"))),
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             let json = serde_json::from_str(&text).map_err(|why| format!("invalid JSON: {why}"));

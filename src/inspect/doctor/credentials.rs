@@ -14,9 +14,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 pub(super) const PRESENT: Check = Check::of(CheckGroup::Node, "kubeconfig-present", "the plugin's kubeconfig exists");
-pub(super) const PRIVATE: Check = Check::of(CheckGroup::Node, "kubeconfig-private", "only root can read it");
-pub(super) const VALID: Check = Check::of(CheckGroup::Node, "kubeconfig-valid", "it is usable");
-pub(super) const TOKEN: Check = Check::of(CheckGroup::Node, "token-valid", "its token has not expired");
+pub(super) const PRIVATE: Check =
+    Check::of(CheckGroup::Node, "kubeconfig-private", "only root can read the kubeconfig");
+pub(super) const VALID: Check = Check::of(CheckGroup::Node, "kubeconfig-valid", "the kubeconfig is usable");
+pub(super) const TOKEN: Check = Check::of(CheckGroup::Node, "token-valid", "the token has not expired");
 /// All checks of the kubeconfig.
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &PRIVATE, &VALID, &TOKEN];
 /// The checks that must pass before the API server is asked with this kubeconfig.
@@ -32,7 +33,7 @@ pub(super) fn examine_kubeconfig(
 ) -> Option<(PathBuf, KubeconfigSummary)> {
     let Some(conf) = conf else {
         results.after(&[&configuration::PRESENT, &configuration::VALID], &PRESENT, || {
-            CheckVerdict::not_checked("no configuration names one")
+            CheckVerdict::not_checked("no configuration names a kubeconfig")
         });
         return none(results);
     };
@@ -97,8 +98,8 @@ fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
     let by = match &summary.authority {
         Authority::Embedded => "certificate authority embedded".to_owned(),
         Authority::File(file) => format!("certificate authority in {}", file.display()),
-        Authority::System => "no certificate authority named: the node's own are used".to_owned(),
-        Authority::Nobody => {
+        Authority::System => "no certificate authority; the node's trusted certificates are used".to_owned(),
+        Authority::Insecure => {
             return CheckVerdict::fail(
                 format!("{server}: insecure-skip-tls-verify is true: the server is not authenticated"),
                 "use certificate-authority-data instead; detour install writes it",
@@ -117,7 +118,8 @@ fn valid(summary: &KubeconfigSummary) -> CheckVerdict {
 }
 
 fn token(summary: &KubeconfigSummary, now: i64) -> CheckVerdict {
-    let shown = |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "no end".to_owned(), |t| t.to_string());
+    let shown =
+        |seconds: i64| Timestamp::from_second(seconds).map_or_else(|_| "an unknown time".to_owned(), |t| t.to_string());
     match (&summary.token, summary.expires) {
         (None, _) => CheckVerdict::not_checked("no token"),
         (Some(_), None) => CheckVerdict::pass("the token has no expiry"),
@@ -182,7 +184,7 @@ pub(super) fn examine_rights(api: Option<&ApiProbe>, conf: Option<&NetConf>, res
         results.after(&[&API], check, || match api.may(&right) {
             Ok(true) => CheckVerdict::pass(right.to_string()),
             Ok(false) => CheckVerdict::fail(
-                format!("the plugin may not {right}"),
+                format!("the plugin lacks the right to {right}"),
                 "grant the right: compare the ClusterRole with the one in manifests/, and its binding with kubectl get clusterrolebinding",
             ),
             Err(error) => CheckVerdict::not_checked(error.to_string()),
@@ -245,10 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_nobody_vouches_for_and_nobody_who_asks_are_failures() {
+    fn insecure_skip_tls_verify_and_missing_credentials_are_failures() {
         assert!(matches!(valid(&summary(None)), CheckVerdict::Pass(_)));
         assert!(matches!(
-            valid(&KubeconfigSummary { authority: Authority::Nobody, ..summary(None) }),
+            valid(&KubeconfigSummary { authority: Authority::Insecure, ..summary(None) }),
             CheckVerdict::Fail(..)
         ));
         assert!(matches!(

@@ -32,7 +32,7 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     let failed = |why: String| Tried { netns: Err(why), ..Tried::default() };
     let tried = match thread::Builder::new().spawn(try_all) {
         Ok(thread) => thread.join().unwrap_or_else(|_| failed("the thread panicked".to_owned())),
-        Err(error) => failed(format!("starting a thread failed: {error}")),
+        Err(error) => failed(format!("can't start a thread: {error}")),
     };
     results.add(
         &NETNS,
@@ -50,7 +50,7 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
     );
     let refused = |why: &String| CheckVerdict::fail(why.clone(), MODULES);
     results.after(&[&NETNS], &NETFILTER, || match &tried.netfilter {
-        Ok(()) => CheckVerdict::pass("the generation can be read"),
+        Ok(()) => CheckVerdict::pass("the ruleset's generation can be read"),
         Err(why) => refused(why),
     });
     let asked = conf.map_or(cni::RuleFormatSetting::Auto, |conf| conf.dialect);
@@ -68,7 +68,7 @@ pub(super) fn examine(conf: Option<&NetConf>, results: &mut Results) {
         });
     }
     results.after(&[&NETFILTER], &CONNTRACK, || match &tried.conntrack {
-        Ok(()) => CheckVerdict::pass("its table can be read"),
+        Ok(()) => CheckVerdict::pass("the connection tracking table can be read"),
         Err(why) => refused(why),
     });
 }
@@ -157,7 +157,7 @@ const MAX_OUTPUT: u64 = 4 << 20;
 /// The program can't be started, fails, or exceeds the timeout.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(|error| format!("starting failed: {error}"))?;
+    let mut child = command.spawn().map_err(|error| format!("can't start the program: {error}"))?;
     let (to, text) = sync_channel(1);
     let stdout = child.stdout.take();
     let read = move || {
@@ -168,16 +168,16 @@ pub(super) fn output(command: &mut Command) -> Result<String, String> {
     };
     if let Err(error) = thread::Builder::new().spawn(read) {
         let _ = child.kill().and_then(|()| child.wait());
-        return Err(format!("starting a thread failed: {error}"));
+        return Err(format!("can't start a thread: {error}"));
     }
     let text = text.recv_timeout(TIMEOUT);
     if text.is_err() {
         // The program may have ended by itself.
         let _ = child.kill();
     }
-    let status = child.wait().map_err(|error| format!("waiting failed: {error}"))?;
+    let status = child.wait().map_err(|error| format!("can't wait for the program: {error}"))?;
     match text {
-        Err(_) => Err(format!("took more than {} s", TIMEOUT.as_secs())),
+        Err(_) => Err(format!("timeout after {} s", TIMEOUT.as_secs())),
         Ok(_) if !status.success() => Err(format!("failed ({status})")),
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
     }
@@ -191,6 +191,9 @@ mod tests {
     fn what_it_prints_or_why_not() {
         assert_eq!(output(Command::new("echo").arg("a b")), Ok("a b\n".to_owned()));
         assert!(output(&mut Command::new("false")).is_err_and(|why| why.starts_with("failed (")));
-        assert!(output(&mut Command::new("/no/such/program")).is_err_and(|why| why.starts_with("starting failed")));
+        assert!(
+            output(&mut Command::new("/no/such/program"))
+                .is_err_and(|why| why.starts_with("can't start the program: "))
+        );
     }
 }

@@ -100,7 +100,7 @@ fn listeners() -> Result<Vec<Listener>, Error> {
     let mut all = Vec::new();
     for (file, tcp) in [("tcp", true), ("tcp6", true), ("udp", false), ("udp6", false)] {
         let path = format!("/proc/thread-self/net/{file}");
-        let failed = |error| Error::new(Code::Io, format!("reading the sockets failed: {path}: {error}"));
+        let failed = |error| Error::new(Code::Io, format!("can't read the sockets: {path}: {error}"));
         let table = match follow(Path::new(&path)) {
             Ok(table) => BufReader::new(table.take(READ_LIMIT)),
             // The kernel may have no IPv6.
@@ -115,7 +115,7 @@ fn listeners() -> Result<Vec<Listener>, Error> {
         }
         if read >= READ_LIMIT {
             let mebibytes = READ_LIMIT >> 20;
-            let msg = format!("reading the sockets failed: {path}: expected at most {mebibytes} MiB, got more");
+            let msg = format!("can't read the sockets: {path}: expected at most {mebibytes} MiB, got more");
             return Err(Error::new(Code::Io, msg));
         }
     }

@@ -17,8 +17,8 @@ use std::path::Path;
 use std::process::Command;
 
 pub(super) const EVENTS: Check = Check::of(CheckGroup::Pod, "events", "no Event reports a failed start");
-const JOURNAL: Check = Check::of(CheckGroup::Logs, "runtime-log", "the runtime logged no error about it");
-const PLUGIN: Check = Check::of(CheckGroup::Logs, "plugin-log", "the plugin logged no error about it");
+const JOURNAL: Check = Check::of(CheckGroup::Logs, "runtime-log", "the runtime logged no error about the pod");
+const PLUGIN: Check = Check::of(CheckGroup::Logs, "plugin-log", "the plugin logged no error about the pod");
 
 /// Reasons of Events that report a failed pod sandbox (kubelet, `pkg/kubelet/events`; Multus).
 const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer", "NoNetworkFound"];
@@ -91,7 +91,7 @@ fn read_journal(mount: &Path) -> Result<String, String> {
     let mut command = Command::new("journalctl");
     command.arg("--directory").arg(directory).args(["--no-pager", "--quiet", "--output=short-iso", "--since=-24h"]);
     command.args(UNITS.iter().flat_map(|unit| ["-u", unit]));
-    let text = kernel::output(&mut command).map_err(|why| format!("journalctl {why}"))?;
+    let text = kernel::output(&mut command).map_err(|why| format!("journalctl: {why}"))?;
     // A cut line is dropped: half of a secret may not be recognized as one.
     Ok(text.rsplit_once('\n').map_or_else(String::new, |(whole, _)| whole.to_owned()))
 }
@@ -133,7 +133,7 @@ fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
         Some(line) if line == last => {
             CheckVerdict::fail(shown(line), next(line).unwrap_or("see the reason in the message"))
         }
-        _ => CheckVerdict::pass(format!("{} lines in {place}, the last: {}", lines.len(), shown(last))),
+        _ => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
     }
 }
 
@@ -195,7 +195,7 @@ const KNOWN_ERRORS: [KnownError; 25] = [
         next: "see definition-found: the annotation names a definition that is not in that namespace",
     },
     KnownError {
-        fragments: &["there is no configuration with \"name\""],
+        fragments: &["no configuration with \"name\""],
         next: "see definition-leads: no configuration file on the node has the definition's name",
     },
     KnownError {
@@ -212,7 +212,7 @@ const KNOWN_ERRORS: [KnownError; 25] = [
     },
     KnownError {
         fragments: &["failed to unmarshal Spec.Config"],
-        next: "see definition-leads: the definition's spec.config is not JSON",
+        next: "see definition-leads: the definition's spec.config is invalid JSON",
     },
     KnownError {
         fragments: &["parsePodNetwork"],
@@ -316,11 +316,11 @@ mod tests {
             (r"fork/exec /var/lib/cni/bin/istio-cni: exec format error", "program-architecture"),
             (r"fork/exec /var/lib/cni/bin/istio-cni: permission denied", "program-executable"),
             (
-                "pod shop/web-0: GET https://10.0.0.1:443/api/v1/namespaces/shop/pods/web-0 (kubeconfig /k): 403, the credentials in /k lack the right to get pods in namespace shop: grant it in a ClusterRole",
+                "pod shop/web-0: GET https://10.0.0.1:443/api/v1/namespaces/shop/pods/web-0 (kubeconfig /k): 403, the credentials in /k lack the right to get pods in namespace shop; grant it in a ClusterRole",
                 "right-*",
             ),
             (
-                "kubeconfig /k is not written yet: the node agent (detour's, or istio-cni's install-cni) writes it",
+                "kubeconfig /k is not written yet; check that the pod of the agent that writes it (detour-agent, or istio-cni's install-cni) runs on this node, or correct kubernetes.kubeconfig",
                 "agent",
             ),
         ] {

@@ -56,7 +56,7 @@ pub struct Examination {
     kubeconfig: Option<(PathBuf, KubeconfigSummary)>,
     explained: Option<Explained>,
     live: Option<(LiveRules, RulesReport)>,
-    said: Vec<String>,
+    log_lines: Vec<String>,
     /// The pod's UID and its container's ID.
     names: Vec<String>,
 }
@@ -100,7 +100,7 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
         kubeconfig,
         explained: None,
         live: None,
-        said: Vec::new(),
+        log_lines: Vec::new(),
         names: Vec::new(),
     }
 }
@@ -128,8 +128,8 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
     seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
-    seen.said = logs::journal(target, pod, container, results);
-    seen.said.extend(logs::plugin(target, conf.as_ref(), pod, results));
+    seen.log_lines = logs::journal(target, pod, container, results);
+    seen.log_lines.extend(logs::plugin(target, conf.as_ref(), pod, results));
 }
 
 /// Checks the path from the pod's annotation to the decision. Returns the pod's facts and its configuration.

@@ -18,9 +18,10 @@ use crate::{networks, sub_plugins};
 use std::path::{Path, PathBuf};
 
 pub(super) const KNOWN: Check = Check::of(CheckGroup::Pod, "pod-known", "the cluster knows the pod");
-pub(super) const ANNOTATION: Check = Check::of(CheckGroup::Pod, "annotation-valid", "its networks annotation is valid");
+pub(super) const ANNOTATION: Check =
+    Check::of(CheckGroup::Pod, "annotation-valid", "the pod's networks annotation is valid");
 pub(super) const DEFINITION: Check =
-    Check::of(CheckGroup::Pod, "definition-found", "the definition that it names exists");
+    Check::of(CheckGroup::Pod, "definition-found", "the definition in the annotation exists");
 pub(super) const LEADS: Check =
     Check::of(CheckGroup::Pod, "definition-leads", "the definition leads to a configuration");
 pub(super) const ATTACHED: Check = Check::of(CheckGroup::Pod, "plugin-attached", "the plugin runs for this pod");
@@ -59,7 +60,7 @@ pub(super) fn references(
 ) -> Vec<NetConf> {
     let selected = facts.map(|facts| networks::networks(&facts.pod));
     results.after(&[&KNOWN], &ANNOTATION, || match &selected {
-        Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("it names no network"),
+        Some(Ok(selections)) if selections.elements.is_empty() => CheckVerdict::pass("the annotation names no network"),
         Some(Ok(selections)) => {
             CheckVerdict::pass(selections.elements.iter().map(named).collect::<Vec<_>>().join(", "))
         }
@@ -168,7 +169,7 @@ fn wrong(error: &Error, definition: &Definition) -> CheckVerdict {
     CheckVerdict::fail(
         error.to_string(),
         format!(
-            "name the configuration on the node {name:?} (detour install --network {name}), or add spec.config to the definition"
+            "set the name of the configuration on the node to {name:?} (detour install --network {name}), or add spec.config to the definition"
         ),
     )
 }
@@ -215,7 +216,8 @@ pub(super) fn attached(
     });
 }
 
-pub(super) const DECISION: Check = Check::of(CheckGroup::Pod, "redirected", "its traffic is redirected to its sidecar");
+pub(super) const DECISION: Check =
+    Check::of(CheckGroup::Pod, "redirected", "the pod's traffic is redirected to its sidecar");
 const PROXY_UID: Check = Check::of(CheckGroup::Pod, "proxy-uid", "the proxy's UID is in the namespace's range");
 
 /// Checks the decision that an ADD would make. Returns the explanation.
@@ -276,15 +278,15 @@ fn proxy_uid(Subject { facts, .. }: &Subject, Explained { policy, .. }: &Explain
     let Some(redirect) = policy.redirect() else { return CheckVerdict::not_checked("another tool redirects the pod") };
     let shown = redirect.proxy_uid.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let Some(ranges) = facts.namespace.as_ref().and_then(sub_plugins::namespace_uids) else {
-        return CheckVerdict::pass(format!("{shown}; the namespace has no UID range"));
+        return CheckVerdict::pass(format!("UID {shown}; the namespace has no UID range"));
     };
     let within = |uid: &u32| ranges.iter().any(|range| range.covers(IdRange::one(*uid)));
     let range = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if redirect.proxy_uid.iter().all(within) {
-        return CheckVerdict::pass(format!("{shown} is in {range}"));
+        return CheckVerdict::pass(format!("UID {shown} is in {range}"));
     }
     CheckVerdict::fail(
-        format!("{shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
+        format!("UID {shown} is not in {range}, the range of namespace {}", facts.pod.namespace),
         "remove runAsUser of istio-proxy from the template, so that istiod uses the last UID of the range; or grant the \
          pod's service account an SCC that allows this UID",
     )

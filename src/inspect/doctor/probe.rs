@@ -100,7 +100,7 @@ impl<'a> Range<'a> {
         let mut token = [0; 16];
         #[expect(clippy::disallowed_methods, reason = "a device of the kernel's own")]
         let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut token));
-        random.map_err(|error| Error::new(Code::Io, format!("reading /dev/urandom failed: {error}")))?;
+        random.map_err(|error| Error::new(Code::Io, format!("can't read /dev/urandom: {error}")))?;
         let known = facts.iter().flat_map(|facts| facts.pod.all_containers().map(|c| (&facts.pod, c)));
         let known = known.filter_map(|(pod, container)| {
             let uid = u32::try_from(pod.user_of(container)?).ok()?;
@@ -189,7 +189,7 @@ impl<'a> Range<'a> {
         let to: Vec<_> = servers.into_iter().map(|server| SocketAddr::new(server, DNS_PORT)).collect();
         let query = self.query();
         let probes = self.captured(&to, Protocol::Udp).into_iter().map(|(user, to)| {
-            let answered = |fate: ProbeResult| Ok(if fate.taken { "answered" } else { "not answered" }.to_owned());
+            let answered = |fate: ProbeResult| Ok(if fate.taken { "answer received" } else { "no answer" }.to_owned());
             self.send(user, to, Protocol::Udp, &query, None, answered)
         });
         CheckVerdict::all(probes.collect(), "no user's DNS query is captured")
@@ -280,9 +280,9 @@ impl<'a> Range<'a> {
             None => fate.at == to,
         };
         let at = if fate.at == to { "directly".to_owned() } else { format!("to {}", fate.at) };
-        let sent = format!("uid {uid}, gid {gid} to {to}/{protocol} went {at} (by connection tracking)");
+        let sent = format!("UID {uid}, GID {gid} to {to}/{protocol} went {at} (according to connection tracking)");
         if !is_there {
-            return CheckVerdict::fail(format!("{sent}, but should arrive {wanted}"), DETOURED);
+            return CheckVerdict::fail(format!("{sent}; expected {wanted}"), DETOURED);
         }
         match how(fate) {
             Ok(how) => CheckVerdict::pass(format!("{sent}; {how}")),

@@ -59,17 +59,17 @@ pub(super) fn send_as(
             Code::Io,
             format!("UID {}, GID {}: sending as another user needs CAP_SETUID and CAP_SETGID", user.uid, user.gid),
         ),
-        errno => failed("opening a socket failed", errno),
+        errno => failed("can't open a socket", errno),
     })?;
     let outcome = connect(socket.as_raw_fd(), &SockaddrStorage::from(to));
     if let Err(errno) = outcome
         && errno != Errno::EINPROGRESS
     {
-        return Err(failed("connecting failed", errno));
+        return Err(failed("can't connect", errno));
     }
     let from = local(&socket).ok_or_else(|| failed("the socket has no local address", Errno::EINVAL))?;
     if protocol == Protocol::Udp {
-        send(socket.as_raw_fd(), token, MsgFlags::empty()).map_err(|errno| failed("sending failed", errno))?;
+        send(socket.as_raw_fd(), token, MsgFlags::empty()).map_err(|errno| failed("can't send", errno))?;
     }
     let direction = if protocol == Protocol::Udp { PollFlags::POLLIN } else { PollFlags::POLLOUT };
     let (at, entries) = fate(protocol, from, to)?;
@@ -115,7 +115,7 @@ fn ready(socket: &OwnedFd, flags: PollFlags) -> bool {
 /// Returns the real destination and the number of connection tracking entries.
 fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketAddr, usize), Error> {
     let number = if protocol == Protocol::Tcp { 6 } else { 17 };
-    let unread = |error| Error::new(Code::KernelRefused, format!("reading connection tracking failed: {error}"));
+    let unread = |error| Error::new(Code::KernelRefused, format!("can't read connection tracking: {error}"));
     let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (number, from, to);
     let own = NfSocket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
     let elsewhere = own.iter().find(|connection| connection.answers != to);
@@ -162,8 +162,7 @@ impl Users {
     /// /proc/sys can't be read.
     pub(super) fn here() -> Result<Self, Error> {
         let root = fs::metadata(OF_ROOT).map(|of| ProbeUser { uid: of.uid(), gid: of.gid() });
-        let root =
-            root.map_err(|error| Error::new(Code::Io, format!("reading the owner failed: {OF_ROOT}: {error}")))?;
+        let root = root.map_err(|error| Error::new(Code::Io, format!("can't read the owner of {OF_ROOT}: {error}")))?;
         Ok(Self { root })
     }
 

@@ -67,7 +67,7 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
     let shown = |programs: &[Program]| programs.iter().map(|p| p.path.to_string()).collect::<Vec<_>>().join(", ");
     results.add(&PRESENT, verdict(absent, || shown(&there), REINSTALL));
     each(results, &[&PRESENT], &EXECUTABLE, &there, |program| match program.mode & 0o111 {
-        0 => Err(format!("mode {:04o}", program.mode)),
+        0 => Err(format!("expected an executable file, got mode {:04o}", program.mode)),
         _ => Ok(format!("mode {:04o}", program.mode)),
     });
     each(results, &[&PRESENT], &ARCHITECTURE, &there, |program| match read_elf(&program.bytes) {
@@ -136,7 +136,9 @@ fn on_node(target: &CheckTarget, error: &trusted_file::FileError) -> String {
         Err(_) => path.display().to_string(),
     };
     match error {
-        trusted_file::FileError::Owner { path: file, uid } => format!("{} is owned by UID {uid}", path(file)),
+        trusted_file::FileError::Owner { path: file, uid } => {
+            format!("{} is owned by UID {uid}; expected root", path(file))
+        }
         trusted_file::FileError::Writable { path: file, mode } => format!("{} has mode {mode:04o}", path(file)),
         trusted_file::FileError::Io(error) => error.to_string(),
     }
@@ -178,9 +180,9 @@ fn version(program: &Program, own: &[u8]) -> Result<String, String> {
     if program.bytes == own {
         return Ok(format!("{ours}, identical to this program"));
     }
-    let said = kernel::output(Command::new(&program.reached).args(["version", "-o", "json"]).env_clear());
-    let said = said.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
-    match said.as_ref().and_then(|said| said["version"].as_str()) {
+    let reported = kernel::output(Command::new(&program.reached).args(["version", "-o", "json"]).env_clear());
+    let reported = reported.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+    match reported.as_ref().and_then(|reported| reported["version"].as_str()) {
         Some(theirs) if theirs == ours => Ok(format!("{ours}, but another build than this program")),
         Some(theirs) => Err(format!("expected version {ours}, got {theirs}")),
         None => Err(format!("expected detour {ours}, got another program, or a version that does not report itself")),
@@ -254,7 +256,7 @@ pub(super) const INSTALLATION: Check = Check::of(CheckGroup::Node, "installation
 /// The number of differences that a finding names; the rest is counted.
 const INSTALLATION_NAMED: usize = 3;
 
-/// Compares the node with the installation's log. Differences that another check reports are not repeated.
+/// Compares the node with the installation's record. Differences that another check reports are not repeated.
 pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) {
     let all = ALL
         .into_iter()
@@ -269,11 +271,13 @@ pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) 
     results.add(&INSTALLATION, verdict);
 }
 
-fn installation_verdict(Installation { log, changed, .. }: &Installation) -> CheckVerdict {
+fn installation_verdict(Installation { record, changed, .. }: &Installation) -> CheckVerdict {
     match changed {
-        Ok(None) => CheckVerdict::not_checked(format!("{log} not found: detour was not installed by detour install")),
+        Ok(None) => {
+            CheckVerdict::not_checked(format!("{record} not found: detour was not installed by detour install"))
+        }
         Ok(Some(changed)) if changed.is_empty() => {
-            CheckVerdict::pass(format!("nothing has changed since {log} was written"))
+            CheckVerdict::pass(format!("nothing has changed since {record} was written"))
         }
         Ok(Some(changed)) => {
             let more = changed.len().saturating_sub(INSTALLATION_NAMED);
@@ -281,7 +285,7 @@ fn installation_verdict(Installation { log, changed, .. }: &Installation) -> Che
             let named = changed.iter().take(INSTALLATION_NAMED).cloned().collect::<Vec<_>>().join("; ");
             CheckVerdict::fail(format!("{named}{more}"), "run detour install --dry-run to see the corrections")
         }
-        Err(why) => CheckVerdict::fail(why.clone(), "run detour install again, which writes a new log"),
+        Err(why) => CheckVerdict::fail(why.clone(), "run detour install again, which writes a new record"),
     }
 }
 

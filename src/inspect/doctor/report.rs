@@ -83,7 +83,7 @@ impl CheckGroup {
             Self::Kernel => "Kernel",
             Self::Pod => "Pod",
             Self::Sandbox => "Sandbox",
-            Self::Probe => "Live proof",
+            Self::Probe => "Probe",
             Self::Logs => "Logs",
         }
     }
@@ -286,11 +286,11 @@ pub struct CheckTarget {
     pub probe: bool,
 }
 
-/// The installation on the node, read from its log.
+/// The installation on the node, read from its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
-    /// The path of the log.
-    pub log: HostPath,
+    /// The path of the record.
+    pub record: HostPath,
     /// The installed programs.
     pub programs: Vec<HostPath>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The

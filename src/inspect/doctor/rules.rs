@@ -15,10 +15,10 @@ use crate::pod::{Facts, Pod, PodRef};
 use crate::policy::Policy;
 use crate::state::Store;
 
-pub(super) const RULES: Check = Check::of(CheckGroup::Sandbox, "rules-equal", "its rules equal the desired rules");
-const IN_FRONT: Check = Check::of(CheckGroup::Sandbox, "rules-first", "no foreign rule precedes them");
-const FIXTURES: Check = Check::of(CheckGroup::Sandbox, "fixtures", "the addresses and routes that they need exist");
-const TRAFFIC: Check = Check::of(CheckGroup::Sandbox, "traffic", "packets match them");
+pub(super) const RULES: Check = Check::of(CheckGroup::Sandbox, "rules-equal", "the live rules equal the desired rules");
+const IN_FRONT: Check = Check::of(CheckGroup::Sandbox, "rules-first", "no foreign rule precedes detour's rules");
+const FIXTURES: Check = Check::of(CheckGroup::Sandbox, "fixtures", "the required addresses and routes exist");
+const TRAFFIC: Check = Check::of(CheckGroup::Sandbox, "traffic", "packets match the rules");
 
 /// The number of rules that a finding names; the rest is counted.
 const NAMED: usize = 3;
@@ -90,9 +90,10 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
 fn describe(RuleLine { table, chain, rule, mark, .. }: &RuleLine) -> String {
     let how = match mark {
         Mark::Missing => "missing",
-        Mark::Extra => "unexpected",
-        Mark::Moved => "misplaced",
-        Mark::Fine | Mark::Foreign => "present",
+        Mark::Extra => "extra",
+        Mark::Moved => "moved",
+        Mark::Foreign => "foreign",
+        Mark::Fine => "present",
     };
     format!("{how}: {table} {chain} {rule}").trim_end().to_owned()
 }
@@ -118,7 +119,7 @@ fn in_front(report: &RulesReport) -> CheckVerdict {
     CheckVerdict::fail(
         format!("{}{more}{legacy}", named.join("; ")),
         format!(
-            "if another plugin adds it on purpose, replace that plugin by uid-exclude or dns-exclude; otherwise delete the rule \
+            "if another plugin adds it on purpose, replace that plugin with uid-exclude or dns-exclude; otherwise delete the rule \
              in the network namespace: iptables -t {table} -D {chain} 1"
         ),
     )
@@ -145,7 +146,7 @@ fn traffic(report: &RulesReport) -> CheckVerdict {
 }
 
 pub(super) const HERE: Check = Check::of(CheckGroup::Sandbox, "pod-here", "the pod runs on this node");
-pub(super) const NETNS: Check = Check::of(CheckGroup::Sandbox, "netns-found", "its network namespace is found");
+pub(super) const NETNS: Check = Check::of(CheckGroup::Sandbox, "netns-found", "the pod's network namespace is found");
 
 /// The pod's location: its node and network namespace.
 pub(super) struct PodNetns<'a> {
@@ -202,7 +203,7 @@ impl<'a> PodNetns<'a> {
             }
             Ok(Some(found)) => CheckVerdict::pass(found.evidence.clone()),
             Ok(None) => CheckVerdict::fail(
-                "this node has neither a cached ADD result nor a process of the pod",
+                "this node has neither a cached CNI result nor a process of the pod",
                 "the pod has ended or never started: see check events, and run crictl pods --name NAME on the node",
             ),
             Err(error) => CheckVerdict::fail(

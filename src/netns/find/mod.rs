@@ -109,7 +109,7 @@ impl NodeSnapshot {
     pub fn look(root: &Path) -> Result<Self, Error> {
         let proc = root.join("proc");
         let first = proc.join("1/ns/net");
-        let unknown = |why: &str| invalid(format!("finding the node's own network namespace failed: {why}"));
+        let unknown = |why: &str| invalid(format!("can't find the node's own network namespace: {why}"));
         let missing = || unknown(&format!("{} not found; mount the node's /proc there", first.display()));
         let own =
             NetNs::open(&first).map_err(|error| unknown(&format!("{}; run as root with CAP_SYS_PTRACE", error.msg)))?;
@@ -178,7 +178,7 @@ impl NodeSnapshot {
             0 | 1 => Ok(candidates.first().copied().unwrap_or(id)),
             _ => {
                 let all = candidates.into_iter().collect::<Vec<_>>().join(", ");
-                Err(invalid(format!("container {id}: several IDs start with that: {all}; give a full ID")))
+                Err(invalid(format!("container {id}: ambiguous ID prefix; expected one of {all}")))
             }
         }
     }
@@ -201,7 +201,7 @@ impl NodeSnapshot {
     ) -> Result<Option<FoundNetns>, Error> {
         if let Some(oldest) = oldest.as_ref().filter(|oldest| oldest.netns.id() == self.own) {
             let msg = format!(
-                "{what}: its oldest {} is in the node's own network namespace: a pod with hostNetwork has no other",
+                "{what}: its oldest {} is in the node's own network namespace: a pod with hostNetwork has no separate one",
                 oldest.name
             );
             return Err(invalid(msg));
@@ -259,8 +259,7 @@ impl NodeSnapshot {
     /// Opens the namespace of a cached result; `None` if it no longer exists.
     fn open(&self, result: &CachedResult) -> Result<Option<NetNs>, Error> {
         let Some(path) = &result.netns else { return Ok(None) };
-        let failed =
-            |error| Error::new(Code::Io, format!("network namespace {path}: following its links failed: {error}"));
+        let failed = |error| Error::new(Code::Io, format!("network namespace {path}: can't follow its links: {error}"));
         let netns = NetNs::open(&self.root.reach(path).map_err(failed)?)?;
         if netns.as_ref().is_some_and(|netns| netns.id() == self.own) {
             return Err(invalid(format!("{} names {path}, which is the node's own network namespace", result.file)));

@@ -53,7 +53,7 @@ const MAX_OLDEST: usize = 8;
 /// The directory can't be listed.
 pub(super) fn container_processes(proc: &Path) -> Result<Vec<ContainerProcess>, Error> {
     let failed = |error| {
-        let msg = format!("listing processes in {} failed: {error}; mount the node's /proc there", proc.display());
+        let msg = format!("can't list the processes in {}: {error}; mount the node's /proc there", proc.display());
         Error::new(Code::Io, msg)
     };
     let entries = fs::read_dir(proc).map_err(failed)?;

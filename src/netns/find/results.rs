@@ -86,7 +86,7 @@ impl CachedResult {
 pub(super) fn cached_results(node: &HostRoot) -> Result<Vec<CachedResult>, Error> {
     let mut all = Vec::new();
     for name in DIRECTORIES {
-        let failed = |error| Error::new(Code::Io, format!("reading the cached results in {name} failed: {error}"));
+        let failed = |error| Error::new(Code::Io, format!("can't read the cached results in {name}: {error}"));
         let Some(directory) = HostPath::new(name) else { continue };
         let entries = match fs::read_dir(node.reach(&directory).map_err(failed)?) {
             Ok(entries) => entries,

@@ -98,7 +98,7 @@ pub enum NetworkRunner {
 /// Returns how each network of a pod is run. The first is the default network.
 ///
 /// # Errors
-/// The default network makes no interface, or too many networks run in this process.
+/// The default network creates no interface, or too many networks run in this process.
 fn with_runners(primary: &Primary, networks: Vec<PodNetwork>) -> Result<Vec<(PodNetwork, NetworkRunner)>, Error> {
     let with_runner = |(position, network): (usize, PodNetwork)| {
         let runner = runner_of(&network.configuration, &primary.in_process_types, &primary.chain_types);
@@ -135,7 +135,7 @@ fn runner_of(configuration: &RunnableConfiguration, in_process: &[String], chain
 fn no_interface(network: &PodNetwork) -> Error {
     let kind = network.configuration.types().next().unwrap_or_default();
     let msg = format!(
-        "default network {}: type {kind:?} makes no interface (in_process_types, chain_types); set clusterNetwork to \
+        "default network {}: type {kind:?} creates no interface (in_process_types, chain_types); set clusterNetwork to \
          the name of the cluster's network, or to the path of its file if that is in the directory of this \
          configuration",
         network.name

@@ -19,7 +19,7 @@ pub(super) fn wait(conf: &Primary) -> Result<(), Error> {
     match wait_for_file(file, deadline) {
         Ok(true) => Ok(()),
         Ok(false) => Err(missing(file, Some(conf.readiness_timeout))),
-        Err(errno) => Err(missing(file, None).with_details(format!("watching its directory failed: {errno}"))),
+        Err(errno) => Err(missing(file, None).with_details(format!("can't watch its directory: {errno}"))),
     }
 }
 

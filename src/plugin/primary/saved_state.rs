@@ -47,7 +47,7 @@ impl SavedState {
             let fields = if error.code == Code::State { store.read_part(attachment).ok().flatten() } else { None };
             let recovered: Option<Self> = fields.as_ref().and_then(Self::recover);
             let Some(recovered) = recovered else { return Err(error) };
-            tracing::warn!("removing what the readable part of a damaged record describes: {error}");
+            tracing::warn!("DEL uses the readable part of a damaged record: {error}");
             Ok(Some(recovered))
         })
     }
