@@ -63,7 +63,7 @@ pub fn start(
     }
     let opened = file.filter(|_| level != LevelFilter::OFF);
     let opened = opened.map(|path| {
-        let opened = accepted(path).map_err(io::Error::other);
+        let opened = check_log_file(path).map_err(io::Error::other);
         opened.and_then(|()| append_below(Path::new(DIRECTORY), path)).map(Arc::new).map_err(|error| (path, error))
     });
     let opened = opened.transpose();
@@ -93,7 +93,7 @@ pub fn start(
 ///
 /// # Errors
 /// The path is not below `/var/log`; the message has the expected form.
-pub fn accepted(file: &Path) -> Result<(), String> {
+pub fn check_log_file(file: &Path) -> Result<(), String> {
     let within = file.strip_prefix(DIRECTORY).ok().filter(|within| within.iter().next().is_some());
     let plain = |within: &Path| within.components().all(|part| matches!(part, Component::Normal(_)));
     if within.is_some_and(plain) {
@@ -115,7 +115,7 @@ fn pairs(context: &[(&str, &str)]) -> String {
 /// [`printable::line`]) if it is not one word or contains characters that terminals interpret.
 fn pair(line: &mut dyn fmt::Write, key: &str, value: &str, room: usize) -> fmt::Result {
     let value = cut(value, room);
-    let plain = |c: char| !c.is_whitespace() && !printable::acts(c) && c != '"' && c != '=';
+    let plain = |c: char| !c.is_whitespace() && !printable::is_interpreted(c) && c != '"' && c != '=';
     if !value.is_empty() && value.chars().all(plain) {
         write!(line, " {key}={value}")
     } else {

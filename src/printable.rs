@@ -13,7 +13,7 @@ use std::fmt::{self, Display, Formatter, Write as _};
 /// characters (bidi controls, zero-width characters), line and paragraph separators, blanks other than
 /// U+0020, combining marks, private and unassigned characters.
 #[must_use]
-pub fn acts(c: char) -> bool {
+pub fn is_interpreted(c: char) -> bool {
     !matches!(c, ' '..='~') && c.escape_debug().len() > 1
 }
 
@@ -100,7 +100,7 @@ pub fn cut(text: &str, bytes: usize) -> Cow<'_, str> {
 pub const REDACTED: &str = "(redacted)";
 
 fn escape(text: &str, allow: impl Fn(char) -> bool, escaped: impl Fn(char, &mut String)) -> Cow<'_, str> {
-    let is_bad = |c: char| acts(c) && !allow(c);
+    let is_bad = |c: char| is_interpreted(c) && !allow(c);
     if !text.contains(is_bad) {
         return Cow::Borrowed(text);
     }
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn only_characters_that_terminals_interpret_are_escaped() {
-        assert!(BAD.chars().all(acts));
+        assert!(BAD.chars().all(is_interpreted));
         for text in ["a-b_c.d/e", "\"it's\" \\ [x] {y} ~", "é ä 日本 → … ✓ 🦀"] {
             assert!(matches!(line(text), Cow::Borrowed(same) if same == text), "{text}");
         }
@@ -209,7 +209,7 @@ mod tests {
     fn escaped_documents_are_equivalent() {
         let value = serde_json::json!({"k\u{202e}": BAD, "c": "\u{10ffff}\\\u{202e}\\"});
         let text = Text::json(&serde_json::to_string_pretty(&value).expect("JSON"));
-        assert!(!text.as_str().chars().any(|c| acts(c) && c != '\n'), "{text}");
+        assert!(!text.as_str().chars().any(|c| is_interpreted(c) && c != '\n'), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(text.as_str()).expect("JSON"), value);
         assert!(text.as_str().contains("\\u202e") && text.as_str().contains("\\udbff\\udfff"), "{text}");
     }
@@ -250,7 +250,7 @@ mod tests {
         #[test]
         fn escaped_text_has_no_character_that_terminals_interpret(text in "\\PC{0,20}|(.|\n){0,40}", bad in proptest::sample::select(BAD.chars().collect::<Vec<_>>())) {
             let text = format!("{text}{bad}{text}");
-            let harmless = |text: &str| !text.chars().any(acts);
+            let harmless = |text: &str| !text.chars().any(is_interpreted);
             prop_assert!(harmless(&line(&text)));
             prop_assert!(harmless(&lines(&text).replace(['\n', '\t'], "")));
             prop_assert!(harmless(&xml(&text)));

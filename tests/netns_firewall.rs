@@ -6,9 +6,9 @@ mod support;
 use detour_cni::firewall::nfnetlink::{NfError, NfSocket};
 use detour_cni::firewall::rule::{Family, Table};
 use detour_cni::firewall::{
-    CreatedTables, LiveRule, LiveRuleset, RuleFormat, Ruleset, TableRules, Transaction, most_rules,
+    CreatedTables, LiveRule, LiveRuleset, RuleFormat, Ruleset, TableRules, Transaction, max_rules,
 };
-use detour_cni::netlink::Allowance;
+use detour_cni::netlink::DumpLimit;
 use detour_cni::policy::Policy;
 use policies::policies;
 use proptest::prelude::*;
@@ -93,7 +93,7 @@ proptest! {
             rules.chains.iter().map(|(_, rules)| rules).chain(rules.hooks.values()).map(Vec::len).sum::<usize>()
         };
         let made: usize = ruleset.tables.values().map(of_table).sum();
-        prop_assert!(made <= most_rules(&policy), "{made} rules, {} were counted", most_rules(&policy));
+        prop_assert!(made <= max_rules(&policy), "{made} rules, {} were counted", max_rules(&policy));
     }
 }
 
@@ -115,7 +115,7 @@ fn rules_of_other_tables_are_not_read() {
         let alone = chains(&live());
         let rules: String = (0..500).map(|_| "add rule inet mine c accept\n").collect();
         tool("nft", &["-f", "-"], &format!("table inet mine {{ chain c {{ }}\n}}\n{rules}"));
-        let few = Allowance { objects: 400, ..Allowance::USUAL };
+        let few = DumpLimit { objects: 400, ..DumpLimit::USUAL };
         let live = LiveRuleset::read_within(few, &mut NfSocket::open().expect("nfnetlink")).expect("readable");
         assert_eq!(chains(&live), alone);
     });
@@ -127,7 +127,7 @@ fn a_socket_can_be_used_after_a_dump_exceeded_its_limit() {
         let rules: String = (0..5000).map(|_| "add rule ip nat OUTPUT accept\n").collect();
         tool("nft", &["-f", "-"], &format!("table ip nat {{ chain OUTPUT {{ }}\n}}\n{rules}"));
         let mut socket = NfSocket::open().expect("nfnetlink");
-        for few in [Allowance { objects: 100, ..Allowance::USUAL }, Allowance { bytes: 10_000, ..Allowance::USUAL }] {
+        for few in [DumpLimit { objects: 100, ..DumpLimit::USUAL }, DumpLimit { bytes: 10_000, ..DumpLimit::USUAL }] {
             assert_eq!(LiveRuleset::read_within(few, &mut socket), Err(NfError::TooMany(few)));
         }
         assert_eq!(
@@ -178,7 +178,7 @@ fn any_policy_can_replace_any_other_and_removal_leaves_nothing() {
         let mut made = CreatedTables::default();
         for step in 0..rulesets.len() * 3 {
             let next = (step * 7) % rulesets.len();
-            made.add(&CreatedTables::by(&rulesets[next], &live()));
+            made.add(&CreatedTables::missing_in(&rulesets[next], &live()));
             commit(&previous, &rulesets[next], &made);
             assert_eq!(chains(&live()), fresh[next], "to {}", all[next].0);
             let again = live();

@@ -523,7 +523,7 @@ fn control_characters_in_errors_are_escaped() {
         json!({"cniVersion": "1.1.0", "name": "n", "type": "detour", "log_level": bad}),
     ] {
         let output = call("ADD", &[], &conf.to_string());
-        let acts = |text: &str| text.chars().any(|c| detour_cni::printable::acts(c) && c != '\n');
+        let acts = |text: &str| text.chars().any(|c| detour_cni::printable::is_interpreted(c) && c != '\n');
         let printed = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
         assert!(!printed.iter().any(|text| acts(text)), "{printed:?}");
         let error = json(&output);

@@ -3,7 +3,7 @@
 
 use super::facts::Answers;
 use super::health::{Busy, Connections};
-use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, LONGEST_QUESTION, RequestKind};
+use crate::cluster::agent::{AgentAnswer, AgentRequest, Hello, MAX_REQUEST, RequestKind};
 use crate::trusted_file::{FileId, create_directories, open_lock};
 use serde::Serialize;
 use std::fs::{DirBuilder, File, Permissions};
@@ -202,7 +202,7 @@ async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::R
     }
     let received = Instant::now();
     let mut line = Vec::new();
-    let mut reader = BufReader::new(&mut stream).take(LONGEST_QUESTION);
+    let mut reader = BufReader::new(&mut stream).take(MAX_REQUEST);
     timeout_at(received + TRANSFER_TIMEOUT, reader.read_until(b'\n', &mut line)).await??;
     busy.begin();
     if line.is_empty() {

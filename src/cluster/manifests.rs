@@ -156,7 +156,7 @@ impl Manifests {
         let mut other_uid = None;
         for manifest in manifests.iter().filter(|m| m.is(POD, Some(namespace), name)) {
             let pod = Pod::from(manifest.read::<wire::PodObject>()?);
-            if pod.is(wanted) {
+            if pod.matches(wanted) {
                 return Ok(pod);
             }
             other_uid = Some((pod, manifest));

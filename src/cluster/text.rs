@@ -70,7 +70,7 @@ impl Objects {
 /// A source with only these objects; reports are ignored.
 impl Cluster for Objects {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
-        let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.is(wanted);
+        let is = |pod: &&Pod| pod.namespace == wanted.namespace && pod.name == wanted.name && pod.matches(wanted);
         let pod =
             self.pods.iter().map(|given| &given.pod).find(is).cloned().ok_or_else(|| not_found("Pod", &wanted.name))?;
         let namespace = if with_namespace { Some(self.namespace(wanted)?) } else { None };

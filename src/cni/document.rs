@@ -45,7 +45,7 @@ impl Document {
 
     /// Returns the version to answer in: that of the configuration if it is supported, else the newest.
     #[must_use]
-    pub fn spoken_version(&self) -> &str {
+    pub fn answer_version(&self) -> &str {
         version::SUPPORTED.into_iter().find(|v| *v == self.cni_version).unwrap_or(version::NEWEST)
     }
 }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_answer_is_in_a_supported_version() {
-        let spoken = |text: &str| Document::parse(text.as_bytes()).expect("a document").spoken_version().to_owned();
+        let spoken = |text: &str| Document::parse(text.as_bytes()).expect("a document").answer_version().to_owned();
         assert_eq!(spoken(r#"{"cniVersion":"0.3.0"}"#), "0.3.0");
         assert_eq!(spoken(r#"{"cniVersion":"7.0.0"}"#), "1.1.0");
     }

@@ -79,7 +79,7 @@ impl Code {
 
     /// Returns the code with this number; `None` if it is not one of this plugin.
     #[must_use]
-    pub fn numbered(number: u32) -> Option<Self> {
+    pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.number() == number)
     }
 

@@ -28,7 +28,7 @@ pub use document::{Document, MAX_CONFIGURATION, excess};
 pub use error::{Code, Error};
 pub use list::{ItemList, LIST_ITEMS, at_most, excerpt, wrong_type};
 pub use names::{
-    DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_interface_of_rules,
+    DEFAULT_INTERFACE, check_interface_name, is_dns_label, is_dns_subdomain, is_identifier, is_matchable_interface,
 };
 pub use netconf::{
     DefaultNetwork, Kubernetes, LogLevel, NetConf, NetworkName, NetworkStatus, OWN_TYPES, PROGRAM, Primary,

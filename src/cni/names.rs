@@ -40,7 +40,7 @@ pub fn check_interface_name(name: &str) -> Result<(), Error> {
 /// Returns whether rules can match the interface name. `iptables` takes a name such as `eth+` for a prefix. An alias
 /// such as `eth0:7` is the label of an address and never the interface of a packet.
 #[must_use]
-pub fn is_interface_of_rules(name: &str) -> bool {
+pub fn is_matchable_interface(name: &str) -> bool {
     check_interface_name(name).is_ok() && !name.ends_with('+')
 }
 
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn rules_match_neither_aliases_nor_prefixes() {
-        assert!(["eth0", "eth0.7", "a@b", "a+b"].into_iter().all(is_interface_of_rules));
-        assert!(["eth0:7", "eth+", "+", "a b", "", ".."].into_iter().all(|name| !is_interface_of_rules(name)));
+        assert!(["eth0", "eth0.7", "a@b", "a+b"].into_iter().all(is_matchable_interface));
+        assert!(["eth0:7", "eth+", "+", "a b", "", ".."].into_iter().all(|name| !is_matchable_interface(name)));
     }
 
     #[test]

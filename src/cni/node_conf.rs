@@ -56,7 +56,7 @@ impl NodeConf {
     /// Returns the keys of a configuration that the node's administrator wrote. Attachments cannot set the node's other
     /// keys either.
     #[must_use]
-    pub fn of(conf: &NetConf) -> Self {
+    pub fn from_configuration(conf: &NetConf) -> Self {
         let Kubernetes { timeout, agent_namespace, agent_pod_prefixes, exclude_namespaces, .. } = &conf.kubernetes;
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| json!(path.to_string_lossy()));
         let kubernetes = [
@@ -92,7 +92,7 @@ impl NodeConf {
     /// keys of the node, and the agent's pod is still recognized.
     #[must_use]
     pub fn of_agent(conf: &NetConf, place: &str) -> Self {
-        let mut kubernetes = Self::of(conf).kubernetes;
+        let mut kubernetes = Self::from_configuration(conf).kubernetes;
         kubernetes.retain(|key, _| ["agent_namespace", "agent_pod_prefixes"].contains(&key.as_str()));
         Self {
             place: place.to_owned(),
@@ -229,7 +229,7 @@ pub(super) mod tests {
             "chain": [{"type": "uid-exclude", "pod_overrides": false}, {"type": "istio-redirect"}],
         });
         let conf = NetConf::parse(conf.to_string().as_bytes(), CniCommand::Add, "").expect("accepted");
-        let own = NodeConf::of(&conf);
+        let own = NodeConf::from_configuration(&conf);
         let wanted = json!({
             "log_file": "/var/log/d.log", "delegate_timeout_seconds": 60,
             "kubernetes": {

@@ -6,7 +6,7 @@ mod stderr;
 
 pub(super) use group::kill_running;
 
-use crate::netlink::again;
+use crate::netlink::retry_interrupted;
 use crate::streams::Stderr;
 use group::{ProcessGroup, Signals};
 use nix::errno::Errno;
@@ -237,7 +237,7 @@ impl<'a> ChildProcess<'a> {
             all.into_iter().filter_map(|(source, fd, flags)| Some((source, PollFd::new(fd?, flags)))).unzip();
         // Rounded up, so that it does not return early.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-        again(|| poll(&mut fds, timeout))?;
+        retry_interrupted(|| poll(&mut fds, timeout))?;
         let ready = fds.iter().map(|fd| fd.revents().unwrap_or_else(PollFlags::empty));
         Ok(sources.into_iter().zip(ready).filter(|(_, flags)| !flags.is_empty()).collect())
     }

@@ -22,7 +22,7 @@ pub struct Drift {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
     /// A desired chain is missing.
-    NoChain(String),
+    MissingChain(String),
     /// A chain of detour exists that is not desired.
     ExtraChain(String),
     /// A chain is attached to another hook or priority than desired.
@@ -39,7 +39,7 @@ impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = &self.place;
         match &self.what {
-            Difference::NoChain(chain) => write!(f, "missing: {place} chain {chain}"),
+            Difference::MissingChain(chain) => write!(f, "missing: {place} chain {chain}"),
             Difference::ExtraChain(chain) => write!(f, "extra: {place} chain {chain}"),
             Difference::OtherHook(chain) => write!(f, "wrong hook or priority: {place} chain {chain}"),
             Difference::Missing(rule) => write!(f, "missing: {place} {rule}"),
@@ -87,7 +87,7 @@ fn differences(live: &LiveRuleset, family: Family, table: Table, steps: Vec<Step
     let mut chains = BTreeSet::new();
     for step in steps {
         match step {
-            Step::Chain(name) => found.push(Difference::NoChain(name)),
+            Step::Chain(name) => found.push(Difference::MissingChain(name)),
             Step::DeleteChain(name) => found.push(Difference::ExtraChain(name)),
             Step::Rule { chain, rule, .. } => missing.push(format!("-A {chain} {rule}")),
             Step::DeleteRule { chain, handle } => {
@@ -135,7 +135,7 @@ fn native_differences(
     for (name, chain) in desired {
         match live.get(name) {
             Some(live) => found.extend(differences_of_chain(name, live, chain)),
-            None => found.push(Difference::NoChain(name.clone())),
+            None => found.push(Difference::MissingChain(name.clone())),
         }
     }
     found.extend(live.keys().filter(|name| !desired.contains_key(*name)).cloned().map(Difference::ExtraChain));

@@ -7,7 +7,7 @@ use super::rule::{Family, MULTIPORT_SLOTS, Rule, Ruleset};
 use crate::policy::{DnsCapture, Exclusion, Groups, Policy, Ports, Protocol, Ranges, Redirect};
 
 /// The maximum number of rules that an ADD writes for a pod, both families together.
-pub const MOST_RULES: usize = 16_000;
+pub const MAX_RULES: usize = 16_000;
 /// The number of a redirection's rules that don't depend on its lists.
 const FIXED_RULES: usize = 30;
 /// The jumps to the exclusions, in nat and raw of both families.
@@ -36,7 +36,7 @@ impl Ruleset {
 
 /// Returns an upper bound of the rules that `policy` needs, both families together, counted as iptables rules.
 #[must_use]
-pub fn most_rules(policy: &Policy) -> usize {
+pub fn max_rules(policy: &Policy) -> usize {
     let redirect = policy.redirect().map_or(0, |redirect| 2 * of_redirect(redirect));
     let capture = captured(policy);
     let exclusions = policy.exclusions.iter().map(|exclusion| of_exclusion(exclusion, &capture));

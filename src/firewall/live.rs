@@ -9,7 +9,7 @@ use super::nfnetlink::{NfError, NfSocket, Verb, nfta};
 use super::rule::{Family, NFPROTO_INET, Rule, Table, is_redirection_chain};
 use crate::cni;
 use crate::cni::Code;
-use crate::netlink::Allowance;
+use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, find_be64, find_text};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -102,7 +102,7 @@ impl LiveRuleset {
     /// Reads the live rules of the calling thread's network namespace; reads again while other processes change them.
     ///
     /// # Errors
-    /// [`Code::ForeignRules`] if they exceed [`Allowance::USUAL`], [`Code::TryAgain`] if another process keeps
+    /// [`Code::ForeignRules`] if they exceed [`DumpLimit::USUAL`], [`Code::TryAgain`] if another process keeps
     /// changing them, and [`Code::KernelRefused`] if netlink fails.
     pub fn now() -> Result<Self, cni::Error> {
         let mut socket = NfSocket::open().map_err(|e| failed("read", e))?;
@@ -118,19 +118,19 @@ impl LiveRuleset {
         Err(cni::Error::new(Code::TryAgain, msg))
     }
 
-    /// Reads the live rules once, up to [`Allowance::USUAL`].
+    /// Reads the live rules once, up to [`DumpLimit::USUAL`].
     ///
     /// # Errors
     /// Netlink fails, the rules exceed the limit, or another process changed them during the read.
     pub fn read(socket: &mut NfSocket) -> Result<Self, NfError> {
-        Self::read_within(Allowance::USUAL, socket)
+        Self::read_within(DumpLimit::USUAL, socket)
     }
 
     /// Reads the live rules once, up to `limit`.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_within(limit: Allowance, socket: &mut NfSocket) -> Result<Self, NfError> {
+    pub fn read_within(limit: DumpLimit, socket: &mut NfSocket) -> Result<Self, NfError> {
         socket.allow(limit);
         let (mut live, has_other_tables) = Self::read_tables(socket)?;
         if live.tables.is_empty() && live.native.is_empty() && live.native_istio.is_none() {
@@ -149,7 +149,7 @@ impl LiveRuleset {
     /// # Errors
     /// As [`Self::read`].
     pub(super) fn without_rules(socket: &mut NfSocket) -> Result<Self, NfError> {
-        socket.allow(Allowance::USUAL);
+        socket.allow(DumpLimit::USUAL);
         let (mut live, _) = Self::read_tables(socket)?;
         live.read_chains(socket)?;
         Ok(live)

@@ -29,7 +29,7 @@ mod rule_format;
 
 pub use drift::{Difference, Drift, foreign_rules};
 pub use expression::Counter;
-pub use from_policy::{MOST_RULES, most_rules};
+pub use from_policy::{MAX_RULES, max_rules};
 pub use live::{LiveChain, LiveRule, LiveRuleset, NativeIstio, failed};
 pub use plan::{CreatedTables, PlannedStep, Step};
 pub use removal::remove;

@@ -62,7 +62,7 @@ pub struct CreatedTables {
 impl CreatedTables {
     /// Returns the tables and built-in chains of `desired` that are not in `live`, so that detour will create them.
     #[must_use]
-    pub fn by(desired: &Ruleset, live: &LiveRuleset) -> Self {
+    pub fn missing_in(desired: &Ruleset, live: &LiveRuleset) -> Self {
         let mut made = Self::default();
         for (key @ (family, table), rules) in &desired.tables {
             let live = live.tables.get(key);
@@ -82,7 +82,7 @@ impl CreatedTables {
     }
 
     /// Drops the tables and chains that no longer exist in `live`: another tool may create them again.
-    pub fn forget_absent(&mut self, live: &LiveRuleset) {
+    pub fn drop_missing(&mut self, live: &LiveRuleset) {
         self.tables.retain(|table| live.tables.contains_key(table));
         self.hooks.retain(|(family, table, hook)| {
             live.tables.get(&(*family, *table)).is_some_and(|chains| chains.contains_key(hook.chain()))

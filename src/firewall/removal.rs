@@ -8,14 +8,14 @@ use super::nfnetlink::{Message, NfError, NfSocket, Verb, nfta};
 use super::plan::CreatedTables;
 use super::rule::{Family, Hook, NFPROTO_INET, Ruleset, Table, is_own_chain, is_redirection_chain};
 use super::rule_format::RuleFormat;
-use crate::netlink::Allowance;
+use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find_text};
 use nix::errno::Errno;
 
 /// How often a transaction is repeated because another process changed the rules in the meantime.
 const MAX_ATTEMPTS: usize = 10;
 /// How much of each built-in chain is read. Detour's rules come first, unless another tool inserted rules.
-const MAX_READ_PER_CHAIN: Allowance = Allowance { objects: 5000, bytes: 4 << 20 };
+const MAX_READ_PER_CHAIN: DumpLimit = DumpLimit { objects: 5000, bytes: 4 << 20 };
 
 /// Removes the chains of `own`, the rules that jump to them, and the tables and chains that detour `made`. If those
 /// rules can't be found, flushes the chains, which then have no effect.

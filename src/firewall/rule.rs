@@ -395,7 +395,7 @@ impl Ruleset {
 
     /// Adds the chains and built-in rules of `other`, so that they count as detour's. If both have a chain, its rules
     /// are those of `self`.
-    pub fn know_also(&mut self, other: &Self) {
+    pub fn add_owned(&mut self, other: &Self) {
         for (key, theirs) in &other.tables {
             let ours = self.tables.entry(*key).or_default();
             for (chain, rules) in &theirs.chains {

@@ -69,7 +69,7 @@ impl LiveRuleset {
     /// Returns the format of detour's live rules, if there are any. Native tables always are detour's; the tables of
     /// iptables contain detour's rules if a chain is in `previous` or has a name that only detour uses.
     #[must_use]
-    pub fn dialect(&self, previous: &Ruleset) -> Option<RuleFormat> {
+    pub fn rule_format(&self, previous: &Ruleset) -> Option<RuleFormat> {
         let ours =
             |(family, table, name, _): (_, _, &str, _)| is_own_chain(name) || previous.has_chain(family, table, name);
         match (self.native.is_empty(), self.chains().any(ours)) {

@@ -68,7 +68,7 @@ impl Rulebook {
                 book.add(TableListing::Iptables(*table, *family), name, rules.iter().map(line).collect());
             }
         }
-        if policy.interception == Interception::Unsaid {
+        if policy.interception == Interception::Unset {
             let caveat = "this configuration does not redirect the pod; rules of other programs are not evaluated";
             book.caveats.push(caveat.to_owned());
         }

@@ -296,7 +296,7 @@ fn absent_line(Drift { place, what }: &Drift) -> Option<RuleLine> {
         Difference::Missing(rule) => Some(line(place, rule, Mark::Missing, None)),
         Difference::ExtraChain(chain) => Some(line(place, chain, Mark::Extra, None)),
         Difference::OtherHook(chain) => Some(line(place, chain, Mark::Moved, None)),
-        Difference::NoChain(_) | Difference::Extra(_) | Difference::Moved(_) => None,
+        Difference::MissingChain(_) | Difference::Extra(_) | Difference::Moved(_) => None,
     }
 }
 

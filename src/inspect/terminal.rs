@@ -1,7 +1,7 @@
 //! The output formats of all reports: tables with optional color, JSON and YAML.
 
 use crate::cni::{Code, Error};
-use crate::printable::{Text, acts, line};
+use crate::printable::{Text, is_interpreted, line};
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -168,7 +168,7 @@ struct Quoted<'a>(&'a Value);
 impl Serialize for Quoted<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
-            Value::String(text) if text.contains(acts) => DoubleQuoted(text).serialize(serializer),
+            Value::String(text) if text.contains(is_interpreted) => DoubleQuoted(text).serialize(serializer),
             Value::Array(items) => {
                 let mut list = serializer.serialize_seq(Some(items.len()))?;
                 items.iter().try_for_each(|item| list.serialize_element(&Quoted(item)))?;
@@ -225,7 +225,7 @@ mod tests {
             Report(json!({"plain": "a: b", "list": [bad, {"deep": format!("{bad}\n")}], "n": [1, null, true]}));
         for format in [Format::Table { color: false }, Format::Json, Format::Yaml] {
             let text = render(&report, format).expect("text");
-            assert!(!text.as_str().chars().any(|c| acts(c) && c != '\n'), "{format:?}: {text}");
+            assert!(!text.as_str().chars().any(|c| is_interpreted(c) && c != '\n'), "{format:?}: {text}");
             let read: Option<Value> = match format {
                 Format::Table { .. } => None,
                 Format::Json => serde_json::from_str(text.as_str()).ok(),

@@ -29,7 +29,7 @@ const MAX_DUMP_ATTEMPTS: usize = 10;
 ///
 /// # Errors
 /// Those of `call`, except `EINTR`.
-pub fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
             Err(Errno::EINTR) => {}
@@ -46,8 +46,8 @@ pub struct NetlinkSocket {
     protocol: SockProtocol,
     sequence: u32,
     buffer: Vec<u8>,
-    allowance: Allowance,
-    remaining: Allowance,
+    allowance: DumpLimit,
+    remaining: DumpLimit,
 }
 
 impl NetlinkSocket {
@@ -56,18 +56,18 @@ impl NetlinkSocket {
     /// # Errors
     /// The kernel does not support the protocol, or no file descriptor is left.
     pub fn open(protocol: SockProtocol) -> Result<Self, Errno> {
-        let (allowance, remaining) = (Allowance::USUAL, Allowance::USUAL);
+        let (allowance, remaining) = (DumpLimit::USUAL, DumpLimit::USUAL);
         Ok(Self { fd: connect_to_kernel(protocol)?, protocol, sequence: 0, buffer: Vec::new(), allowance, remaining })
     }
 
-    /// Limits how much all following dumps together may return; the default is [`Allowance::USUAL`].
-    pub fn allow(&mut self, allowance: Allowance) {
+    /// Limits how much all following dumps together may return; the default is [`DumpLimit::USUAL`].
+    pub fn allow(&mut self, allowance: DumpLimit) {
         (self.allowance, self.remaining) = (allowance, allowance);
     }
 
     /// Returns the limit on dumps.
     #[must_use]
-    pub fn allowance(&self) -> Allowance {
+    pub fn allowance(&self) -> DumpLimit {
         self.allowance
     }
 
@@ -86,7 +86,7 @@ impl NetlinkSocket {
             setsockopt(&self.fd, sockopt::SndBufForce, &(2 * bytes.len()))?;
             setsockopt(&self.fd, sockopt::RcvBufForce, &(2 * bytes.len()))?;
         }
-        again(|| send(self.fd.as_raw_fd(), bytes, MsgFlags::empty())).map(drop)
+        retry_interrupted(|| send(self.fd.as_raw_fd(), bytes, MsgFlags::empty())).map(drop)
     }
 
     /// Receives the next datagram and returns its messages.
@@ -95,7 +95,7 @@ impl NetlinkSocket {
     /// The socket fails; `EAGAIN` if no datagram arrives within 10 s.
     pub fn receive(&mut self) -> Result<impl Iterator<Item = Received<'_>>, Errno> {
         self.buffer.resize(READ_BUFFER, 0);
-        let read = again(|| recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()))?;
+        let read = retry_interrupted(|| recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()))?;
         Ok(split(self.buffer.get(..read).unwrap_or_default()))
     }
 
@@ -122,7 +122,7 @@ impl NetlinkSocket {
     /// the dump.
     ///
     /// # Errors
-    /// The kernel refuses the request, or the socket fails; [`TOO_MANY`] if the dump exceeds [`Self::allow`].
+    /// The kernel refuses the request, or the socket fails; [`EXCEEDED`] if the dump exceeds [`Self::allow`].
     pub fn dump(
         &mut self,
         kind: u16,
@@ -143,7 +143,7 @@ impl NetlinkSocket {
                     (NLMSG_DONE, 0, _) => Some(Ok(consistent)),
                     // A dump that fails halfway ends with NLMSG_DONE and an error (`netlink_dump_done`).
                     (NLMSG_DONE | NLMSG_ERROR, errno, _) => Some(Err(Errno::from_raw(errno))),
-                    (_, _, None) => Some(Err(TOO_MANY)),
+                    (_, _, None) => Some(Err(EXCEEDED)),
                     (_, _, Some(rest)) => {
                         remaining = rest;
                         each(message.body);
@@ -157,7 +157,7 @@ impl NetlinkSocket {
             }
         };
         self.remaining = remaining;
-        if outcome == Err(TOO_MANY) {
+        if outcome == Err(EXCEEDED) {
             // Closing the socket makes the kernel abandon the unread rest of the dump.
             self.fd = connect_to_kernel(self.protocol)?;
         }
@@ -184,23 +184,23 @@ impl NetlinkSocket {
 fn connect_to_kernel(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
     let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(REPLY_TIMEOUT_SECONDS, 0))?;
-    again(|| connect(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)))?;
+    retry_interrupted(|| connect(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)))?;
     Ok(fd)
 }
 
-/// The error of a dump that exceeds its [`Allowance`].
-pub const TOO_MANY: Errno = Errno::E2BIG;
+/// The error of a dump that exceeds its [`DumpLimit`].
+pub const EXCEEDED: Errno = Errno::E2BIG;
 
 /// How much all dumps of a socket together may return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance {
+pub struct DumpLimit {
     /// The number of messages; each describes one object.
     pub objects: usize,
     /// The number of bytes in all messages.
     pub bytes: usize,
 }
 
-impl Allowance {
+impl DumpLimit {
     /// The default, enough for every ordinary network namespace. For each 32 KiB of a dump, the kernel walks its
     /// lists from the start, so the cost of a dump is quadratic.
     pub const USUAL: Self = Self { objects: 20_000, bytes: 16 << 20 };
@@ -213,7 +213,7 @@ impl Allowance {
     }
 }
 
-impl Display for Allowance {
+impl Display for DumpLimit {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "at most {} objects and {} MiB", self.objects, self.bytes >> 20)
     }
@@ -238,8 +238,8 @@ mod tests {
     #[test]
     fn an_interrupted_system_call_is_repeated() {
         let mut answers = [Err(Errno::EINTR), Err(Errno::EINTR), Ok(7)].into_iter();
-        assert_eq!(again(|| answers.next().expect("no fourth call")), Ok(7));
-        assert_eq!(again(|| Err::<(), _>(Errno::EIO)), Err(Errno::EIO));
+        assert_eq!(retry_interrupted(|| answers.next().expect("no fourth call")), Ok(7));
+        assert_eq!(retry_interrupted(|| Err::<(), _>(Errno::EIO)), Err(Errno::EIO));
     }
 
     #[test]

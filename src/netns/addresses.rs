@@ -4,7 +4,7 @@ use super::rtnetlink::{
     AF_INET6, IP6_HINT, LO, RTM_DELADDR, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, accept_existing, accept_missing,
     failed, failed_with_hint, open,
 };
-use crate::cni::{DEFAULT_INTERFACE, Error, is_interface_of_rules};
+use crate::cni::{DEFAULT_INTERFACE, Error, is_matchable_interface};
 use crate::netlink::attributes::{Attributes, find, find_text};
 use crate::netlink::{NLM_F_CREATE, NLM_F_EXCL};
 use nix::errno::Errno;
@@ -110,7 +110,7 @@ fn each_address(mut each: impl FnMut(u32, IpAddr, u8)) -> Result<(), Error> {
 /// As [`own_addresses`].
 pub fn secondary_interfaces() -> Result<BTreeSet<String>, Error> {
     let is_other =
-        |(index, name): &(u32, String)| *index != LO && name != DEFAULT_INTERFACE && is_interface_of_rules(name);
+        |(index, name): &(u32, String)| *index != LO && name != DEFAULT_INTERFACE && is_matchable_interface(name);
     Ok(links()?.into_iter().filter(is_other).map(|(_, name)| name).collect())
 }
 

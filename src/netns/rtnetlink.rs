@@ -2,7 +2,7 @@
 //! errors count as success.
 
 use crate::cni::{Code, Error};
-use crate::netlink::{Allowance, NetlinkSocket, TOO_MANY};
+use crate::netlink::{DumpLimit, EXCEEDED, NetlinkSocket};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -62,8 +62,8 @@ pub(super) fn failed_with_hint(what: &str, errno: &Errno, hint: &str) -> Error {
 /// Returns the error of a failed request: [`Code::ForeignRules`] if the namespace contains too many objects,
 /// otherwise [`Code::KernelRefused`].
 pub(super) fn failed(what: &str, errno: &Errno) -> Error {
-    if *errno == TOO_MANY {
-        let msg = format!("{what}: expected {}, got more; delete the pod", Allowance::USUAL);
+    if *errno == EXCEEDED {
+        let msg = format!("{what}: expected {}, got more; delete the pod", DumpLimit::USUAL);
         return Error::new(Code::ForeignRules, msg);
     }
     Error::new(Code::KernelRefused, format!("{what}: {errno}"))

@@ -33,7 +33,7 @@ pub(super) fn run(request: &Request, conf: &NetConf) -> Result<Option<Value>, Er
 /// behind.
 pub(super) fn apply(request: &Request, conf: &NetConf, policy: Policy) -> Result<(), Error> {
     let (store, attachment) = (Store::new(ROOT), attachment(request, &conf.name));
-    let attachments = store.of_container(&attachment.container_id)?;
+    let attachments = store.attachments_of(&attachment.container_id)?;
     let count = attachments.len() + usize::from(!attachments.contains(&attachment));
     at_most(MAX_ATTACHMENTS, "attachments", &format!("pod {}: {attachment}", request.about()), count)?;
     check_rules(&policy, &format!("pod {}", request.about()))?;
@@ -57,7 +57,7 @@ pub(super) fn apply(request: &Request, conf: &NetConf, policy: Policy) -> Result
 
 /// Returns whether any attachment of the container may have rules in the kernel.
 fn may_have_rules(store: &Store, attachment: &Attachment) -> Result<bool, Error> {
-    for other in store.of_container(&attachment.container_id)? {
+    for other in store.attachments_of(&attachment.container_id)? {
         if store.read_part::<NetnsRecord>(&other)?.is_some_and(|record| record.netns_id.is_some()) {
             return Ok(true);
         }

@@ -59,7 +59,7 @@ pub fn bypassing(container_id: &str, netns: &Path, timeout: Duration) -> Result<
         let (connections, flows) = (Cell::new(MAX_CONNECTIONS), Cell::new(MAX_DNS_FLOWS));
         let take_one = |left: &Cell<usize>| left.replace(left.get().saturating_sub(1)) > 0;
         let is_relevant = |c: &Connection| {
-            c.answers == c.destination
+            c.replies_from == c.destination
                 && match c.protocol {
                     TCP => find(c).is_some() && take_one(&connections),
                     UDP => dns_captured && c.destination.port() == DNS_PORT && take_one(&flows),

@@ -82,7 +82,7 @@ pub fn forget_gone(root: &Path) -> Result<Vec<Attachment>, Error> {
     let store = Store::new(ROOT);
     let mut removed = Vec::new();
     for container_id in store.containers()? {
-        for attachment in store.of_container(&container_id)? {
+        for attachment in store.attachments_of(&container_id)? {
             let record = match store.read_part(&attachment) {
                 // A damaged record must not block the others.
                 Err(error) if error.code == Code::State => {

@@ -35,7 +35,7 @@ pub(super) fn run_gc(_: &Request, conf: &NetConf) -> Result<Option<Value>, Error
     let is_stale = |attachment: &Attachment| attachment.network == conf.name && !valid.contains(&as_valid(attachment));
     let mut failures = Vec::new();
     for container_id in store.containers()? {
-        let attachments = store.of_container(&container_id).unwrap_or_else(|error| {
+        let attachments = store.attachments_of(&container_id).unwrap_or_else(|error| {
             failures.push(error);
             Vec::new()
         });
@@ -105,7 +105,7 @@ fn is_of_another_pod(
         return Ok(record.netns_id.is_some_and(|id| id != netns.id()));
     }
     for container_id in store.containers()?.iter().filter(|container_id| **container_id != attachment.container_id) {
-        for other in store.of_container(container_id)? {
+        for other in store.attachments_of(container_id)? {
             if netns_record(store, &other)?.is_some_and(|record| record.netns_id == Some(netns.id())) {
                 return Ok(true);
             }

@@ -3,7 +3,7 @@
 
 use crate::cni::{Block, Error, NetConf, Request, at_most};
 use crate::firewall::rule::Family;
-use crate::firewall::{LiveRuleset, MOST_RULES, Ruleset, most_rules};
+use crate::firewall::{LiveRuleset, MAX_RULES, Ruleset, max_rules};
 use crate::netns::{Fixtures, Routing};
 use crate::pod::{Facts, PodRef};
 use crate::policy::{InterceptionMode, Ipv6, Policy, Redirect};
@@ -175,5 +175,5 @@ pub(super) fn unrecorded_fixtures(live: &LiveRuleset) -> Result<Fixtures, Error>
 /// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig) with `place` and both numbers.
 pub(super) fn check_rules(policy: &Policy, place: &str) -> Result<(), Error> {
     let place = format!("{place}: the redirection with all exclusions, for IPv4 and IPv6");
-    at_most(MOST_RULES, "rules", &place, most_rules(policy))
+    at_most(MAX_RULES, "rules", &place, max_rules(policy))
 }

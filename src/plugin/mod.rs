@@ -65,8 +65,8 @@ pub fn call(
     print_panics(NEWEST);
     let request = Request::parse(|name| variables.get(name).cloned()).map_err(in_newest)?;
     let mut document = read(stdin).and_then(|text| Document::parse(&text)).map_err(in_newest)?;
-    print_panics(document.spoken_version());
-    serve(&request, &mut document, program).map_err(|error| error.to_json(document.spoken_version()))
+    print_panics(document.answer_version());
+    serve(&request, &mut document, program).map_err(|error| error.to_json(document.answer_version()))
 }
 
 /// Returns the answer to VERSION (SPEC.md, "VERSION"). As in the reference library, it does not depend on stdin.
@@ -103,9 +103,9 @@ fn serve(request: &Request, document: &mut Document, program: &str) -> Result<Op
 
 /// Parses the configuration. DEL ignores invalid keys, because it must not block the deletion of a pod.
 fn parse(request: &Request, document: &mut Document, program: &str) -> Result<NetConf, Error> {
-    match NetConf::understand(document, request.command, program) {
+    match NetConf::from_document(document, request.command, program) {
         Err(error) if request.command == CniCommand::Del => {
-            let mut conf = NetConf::understand_for_del(document)?;
+            let mut conf = NetConf::from_document_for_del(document)?;
             conf.warnings.push(format!("DEL uses only the valid keys of the configuration: {error}"));
             Ok(conf)
         }

@@ -154,7 +154,7 @@ impl ForeignRedirection {
     pub(super) fn adapt(self, mut policy: Policy) -> Policy {
         if policy.redirect().is_some() {
             tracing::warn!("another tool already redirects the pod: the plugin adds only exclusions");
-            policy.interception = Interception::Unsaid;
+            policy.interception = Interception::Unset;
         }
         policy.dns_captured_elsewhere = Some(self.captures_dns);
         policy

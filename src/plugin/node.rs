@@ -66,7 +66,7 @@ fn apply_without_file(
     error: Error,
 ) -> Result<Vec<String>, Error> {
     let warning = format!("the node's keys are not applied until the agent restores the file: {}", error.msg);
-    let conf = NetConf::understand(document, request.command, program).ok();
+    let conf = NetConf::from_document(document, request.command, program).ok();
     let is_agents = |conf: &NetConf| request.args.pod.as_ref().is_some_and(|pod| is_agent(conf, pod));
     match (request.command, conf) {
         (CniCommand::Status, Some(conf)) if status::has_agent(&conf.kubernetes) => Ok(vec![warning]),

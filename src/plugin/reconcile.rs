@@ -243,7 +243,7 @@ impl Reconciler<'_> {
         started: &mut StartedWork,
     ) -> Result<PendingWork, Obstacle> {
         let Attempt { operation, addresses, .. } = attempt;
-        let attachments = self.store.of_container(&self.attachment.container_id)?;
+        let attachments = self.store.attachments_of(&self.attachment.container_id)?;
         let saved = self.read_records()?;
         let known_rules = saved.known_rules();
         let mut records = saved.clone();
@@ -254,7 +254,7 @@ impl Reconciler<'_> {
             ForeignRedirection::log_legacy();
         }
         let facts = FormatFacts {
-            in_use: live.dialect(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
+            in_use: live.rule_format(&known_rules).or_else(|| saved.dialect_of_others(self.attachment)),
             saved: own.map(|own| own.dialect),
             foreign,
         };
@@ -273,7 +273,7 @@ impl Reconciler<'_> {
         let needed = fixtures(&policy, records.ip6());
         let missing = needed.missing(addresses)?;
         let created = match dialect {
-            RuleFormat::Iptables => CreatedTables::by(&desired, live),
+            RuleFormat::Iptables => CreatedTables::missing_in(&desired, live),
             RuleFormat::Nftables => CreatedTables::default(),
         };
         let mut added = needed.those_with(&missing);
@@ -292,7 +292,7 @@ impl Reconciler<'_> {
             Err(error) if operation.is_removal() => tracing::warn!("{error}"),
             other => other?,
         }
-        let now = self.store.of_container(&self.attachment.container_id)?;
+        let now = self.store.attachments_of(&self.attachment.container_id)?;
         if now.iter().any(|other| other != self.attachment && !attachments.contains(other)) {
             return Err(Obstacle::Changed);
         }

@@ -75,15 +75,15 @@ impl AttachmentRecord {
     /// is, everything that the rules need besides themselves.
     pub(super) fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let policy = fields.get("policy")?.as_object()?;
-        let mut record: Self = format::understood(fields);
+        let mut record: Self = format::parse_known_fields(fields);
         if Policy::deserialize(&Value::Object(policy.clone())).ok().as_ref() != Some(&record.policy) {
-            record.policy = format::understood(policy);
+            record.policy = format::parse_known_fields(policy);
         }
         let interception = policy.get("interception");
         if interception.is_none_or(|found| Interception::deserialize(found).is_err()) {
             let settings = interception.and_then(Value::as_object);
             let settings = settings.and_then(|found| found.values().find_map(Value::as_object));
-            let redirect: Redirect = settings.map(format::understood).unwrap_or_default();
+            let redirect: Redirect = settings.map(format::parse_known_fields).unwrap_or_default();
             let everything = Redirect {
                 inbound_interception_mode: InterceptionMode::Tproxy,
                 dns: DnsCapture::All,
@@ -134,7 +134,7 @@ impl ContainerRecords {
     /// Reads the records of a container. Skips those of another network namespace, which is gone.
     pub(super) fn read(store: &Store, container_id: &str, netns: &NetNs) -> Result<Self, Error> {
         let mut records = Self::default();
-        for attachment in store.of_container(container_id)? {
+        for attachment in store.attachments_of(container_id)? {
             if let Some(record) = AttachmentRecord::read(store, &attachment)?
                 && record.netns_id.is_none_or(|id| id == netns.id())
             {
@@ -197,7 +197,7 @@ impl ContainerRecords {
         }
         let policies = self.0.iter().flat_map(|(_, record)| [Some(&record.policy), record.previous_policy.as_ref()]);
         let mut known = ruleset(&self.policy().unwrap_or_default(), true);
-        policies.flatten().for_each(|policy| known.know_also(&ruleset(policy, true)));
+        policies.flatten().for_each(|policy| known.add_owned(&ruleset(policy, true)));
         known
     }
 
@@ -230,7 +230,7 @@ impl ContainerRecords {
         created: &CreatedTables,
         fixtures: &Fixtures,
     ) {
-        self.0.iter_mut().for_each(|(_, record)| record.created_tables.forget_absent(live));
+        self.0.iter_mut().for_each(|(_, record)| record.created_tables.drop_missing(live));
         let removed = self.get(own).filter(|_| is_removal).cloned().unwrap_or_default();
         let remains = |(other, record): &&mut (Attachment, AttachmentRecord)| other != own && record.netns_id.is_some();
         let owner =

@@ -37,7 +37,7 @@ pub fn validate(conf: &NetConf, is_installed: &dyn Fn(&str) -> Option<bool>) -> 
         }
     }
     if let Some(path) = &conf.log_file {
-        logging::accepted(path).map_err(|why| Error::new(Code::InvalidConfig, format!("log_file: {why}")))?;
+        logging::check_log_file(path).map_err(|why| Error::new(Code::InvalidConfig, format!("log_file: {why}")))?;
     }
     for (place, keys) in delegates(conf) {
         let about = |error: Error| Error { msg: format!("{place}: {}", error.msg), ..error };

@@ -101,7 +101,7 @@ impl Pod {
     /// Returns whether this is the pod of `wanted`, by its UID or, for a static pod, its hash; true if either UID is
     /// unknown.
     #[must_use]
-    pub fn is(&self, wanted: &PodRef) -> bool {
+    pub fn matches(&self, wanted: &PodRef) -> bool {
         let (Some(wanted), Some(uid)) = (&wanted.uid, &self.uid) else { return true };
         wanted == uid || self.annotations.get(CONFIG_HASH) == Some(wanted)
     }
@@ -155,13 +155,13 @@ mod tests {
     #[test]
     fn pods_match_by_uid_and_static_pods_by_hash() {
         let mut pod = Pod { uid: Some("one".into()), ..Pod::default() };
-        assert!(pod.is(&wanted(Some("one"))));
-        assert!(pod.is(&wanted(None)));
-        assert!(!pod.is(&wanted(Some("two"))));
+        assert!(pod.matches(&wanted(Some("one"))));
+        assert!(pod.matches(&wanted(None)));
+        assert!(!pod.matches(&wanted(Some("two"))));
         pod.annotations.insert(CONFIG_HASH.into(), "two".into());
-        assert!(pod.is(&wanted(Some("two"))));
+        assert!(pod.matches(&wanted(Some("two"))));
         pod.uid = None;
-        assert!(pod.is(&wanted(Some("three"))));
+        assert!(pod.matches(&wanted(Some("three"))));
     }
 
     #[test]

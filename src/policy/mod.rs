@@ -18,4 +18,4 @@ mod union;
 pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};
-pub use union::{Conflict, Unite};
+pub use union::{Combine, Conflict};

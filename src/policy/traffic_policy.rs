@@ -25,7 +25,8 @@ pub struct Policy {
 pub enum Interception {
     /// Not set: another tool may redirect the pod's traffic.
     #[default]
-    Unsaid,
+    #[serde(rename = "Unsaid")]
+    Unset,
     /// `interceptionMode: NONE`: no rules at all, not even for exclusions.
     Off,
     /// Traffic is redirected with these settings.
@@ -38,7 +39,7 @@ impl Policy {
     pub fn is_empty(&self) -> bool {
         match self.interception {
             Interception::Off => true,
-            Interception::Unsaid => self.exclusions.is_empty(),
+            Interception::Unset => self.exclusions.is_empty(),
             Interception::On(_) => false,
         }
     }
@@ -54,7 +55,7 @@ impl Policy {
     pub fn redirect(&self) -> Option<&Redirect> {
         match &self.interception {
             Interception::On(redirect) => Some(redirect),
-            Interception::Unsaid | Interception::Off => None,
+            Interception::Unset | Interception::Off => None,
         }
     }
 }

@@ -38,7 +38,7 @@ impl Policy {
 impl Interception {
     fn union(&self, other: &Self) -> Result<Self, Conflict> {
         match (self, other) {
-            (Self::Unsaid, other) | (other, Self::Unsaid) => Ok(other.clone()),
+            (Self::Unset, other) | (other, Self::Unset) => Ok(other.clone()),
             (Self::Off, Self::Off) => Ok(Self::Off),
             (Self::On(a), Self::On(b)) => Ok(Self::On(Box::new(a.union(b)?))),
             (Self::On(r), Self::Off) => Err(mode_conflict(r.inbound_interception_mode.to_string(), "NONE".into())),
@@ -92,22 +92,22 @@ fn same<T: PartialEq + Display>(setting: &'static str, a: &T, b: &T) -> Result<(
 }
 
 /// The value of a setting that several sources can set.
-pub trait Unite: Sized {
+pub trait Combine: Sized {
     /// Returns the combination of both values; `None` if they contradict each other.
     fn unite(&self, other: &Self) -> Option<Self>;
 
     /// Returns the value as text for messages.
-    fn shown(&self) -> String;
+    fn to_text(&self) -> String;
 }
 
 macro_rules! single_valued {
     ($($kind:ty),+) => { $(
-        impl Unite for $kind {
+        impl Combine for $kind {
             fn unite(&self, other: &Self) -> Option<Self> {
                 (self == other).then(|| *self)
             }
 
-            fn shown(&self) -> String {
+            fn to_text(&self) -> String {
                 self.to_string()
             }
         }
@@ -116,22 +116,22 @@ macro_rules! single_valued {
 single_valued!(bool, u16, u32, Ipv4Net);
 
 /// `None` is the mode `NONE`.
-impl Unite for Option<InterceptionMode> {
+impl Combine for Option<InterceptionMode> {
     fn unite(&self, other: &Self) -> Option<Self> {
         (self == other).then_some(*self)
     }
 
-    fn shown(&self) -> String {
+    fn to_text(&self) -> String {
         self.map_or_else(|| "NONE".to_owned(), |mode| mode.to_string())
     }
 }
 
-impl<T: Clone + Ord + Debug> Unite for Vec<T> {
+impl<T: Clone + Ord + Debug> Combine for Vec<T> {
     fn unite(&self, other: &Self) -> Option<Self> {
         Some(merge(self, other))
     }
 
-    fn shown(&self) -> String {
+    fn to_text(&self) -> String {
         format!("{self:?}")
     }
 }
@@ -157,12 +157,12 @@ macro_rules! union_of_lists {
             }
         }
 
-        impl Unite for $kind {
+        impl Combine for $kind {
             fn unite(&self, other: &Self) -> Option<Self> {
                 Some(self.union(other))
             }
 
-            fn shown(&self) -> String {
+            fn to_text(&self) -> String {
                 format!("{self:?}")
             }
         }

@@ -74,7 +74,7 @@ pub fn parse_part<T: DeserializeOwned>(text: &[u8]) -> Result<T, Unreadable> {
 
 /// Returns the fields that this version can parse; the others have their defaults.
 #[must_use]
-pub fn understood<T: Default + Serialize + DeserializeOwned>(fields: &Map<String, Value>) -> T {
+pub fn parse_known_fields<T: Default + Serialize + DeserializeOwned>(fields: &Map<String, Value>) -> T {
     let Ok(Value::Object(mut all)) = serde_json::to_value(T::default()) else { return T::default() };
     for (key, value) in fields {
         let default = all.insert(key.clone(), value.clone());
@@ -110,6 +110,6 @@ mod tests {
         let error = parse::<Two>(newer).expect_err("newer").to_string();
         assert_eq!(error, "expected format 1 or older, got 2, written by a newer version of detour");
         let Ok(Value::Object(fields)) = serde_json::from_slice(newer) else { panic!("an object") };
-        assert_eq!(understood::<Two>(&fields), Two { a: 0, b: "x".to_owned() });
+        assert_eq!(parse_known_fields::<Two>(&fields), Two { a: 0, b: "x".to_owned() });
     }
 }

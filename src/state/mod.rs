@@ -81,7 +81,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory can't be read.
-    pub fn of_container(&self, container_id: &str) -> Result<Vec<Attachment>, Error> {
+    pub fn attachments_of(&self, container_id: &str) -> Result<Vec<Attachment>, Error> {
         let names = names_in(&self.directory(container_id))?;
         let parse = |name: &String| {
             let (network, ifname) = name.strip_suffix(SUFFIX)?.split_once(SEPARATOR)?;
@@ -163,7 +163,7 @@ impl Store {
     /// directory that can't be removed is harmless.
     fn remove_directory_if_empty(&self, container_id: &str) {
         let directory = self.directory(container_id);
-        if self.of_container(container_id).is_ok_and(|attachments| attachments.is_empty()) {
+        if self.attachments_of(container_id).is_ok_and(|attachments| attachments.is_empty()) {
             for leftover in names_in(&directory).unwrap_or_default().iter().filter(|name| is_temporary(name)) {
                 let _ = fs::remove_file(directory.join(leftover));
             }
@@ -248,7 +248,7 @@ mod tests {
         store.write(&two, &Number { n: 2 }).expect("writable");
         store.write(&one, &Number { n: 3 }).expect("writable");
         assert_eq!(store.read(&one).expect("readable"), Some(Number { n: 3 }));
-        assert_eq!(store.of_container("c").expect("readable"), [two.clone(), one.clone()]);
+        assert_eq!(store.attachments_of("c").expect("readable"), [two.clone(), one.clone()]);
         store.remove(&one).expect("removable");
         store.remove(&one).expect("removable twice");
         assert_eq!(store.containers().expect("readable"), ["c"]);
@@ -294,7 +294,7 @@ mod tests {
         let one = attachment("c", "n", "net1");
         store.write(&one, &Number { n: 1 }).expect("writable");
         fs::write(store.directory("c").join(".7.n@net9.json"), "").expect("writable");
-        assert_eq!(store.of_container("c").expect("readable").len(), 1);
+        assert_eq!(store.attachments_of("c").expect("readable").len(), 1);
         store.remove(&one).expect("removable");
         assert!(!store.directory("c").exists());
     }

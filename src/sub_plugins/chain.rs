@@ -130,10 +130,10 @@ fn interception(
     notes: &mut Vec<Note>,
 ) -> Result<Interception, Error> {
     let Some((pod, proxy)) = input.facts.and_then(|facts| Some((&facts.pod, facts.pod.proxy()?))) else {
-        return Ok(Interception::Unsaid);
+        return Ok(Interception::Unset);
     };
     if chain.redirects.is_empty() {
-        return Ok(Interception::Unsaid);
+        return Ok(Interception::Unset);
     }
     // One block without `pod_overrides` pins the redirection of all blocks.
     let pod_overrides = chain.redirects.iter().all(|block| block.pod_overrides);

@@ -1,6 +1,6 @@
 //! Interfaces and addresses of a pod's networks according to its annotations.
 
-use crate::cni::{DEFAULT_INTERFACE, is_interface_of_rules};
+use crate::cni::{DEFAULT_INTERFACE, is_matchable_interface};
 use crate::networks::{interface_names, networks};
 use crate::pod::Pod;
 use crate::pod::well_known::NETWORK_STATUS;
@@ -22,7 +22,7 @@ pub fn own_addresses(pod: &Pod) -> Vec<IpAddr> {
 pub(super) fn secondary_interfaces(pod: &Pod) -> Vec<String> {
     let mut names: BTreeSet<String> = selected_interfaces(pod).into_iter().collect();
     names.extend(network_status(pod).into_iter().filter(|entry| !entry.default).map(|entry| entry.interface));
-    names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_interface_of_rules(name)).collect()
+    names.into_iter().filter(|name| name != DEFAULT_INTERFACE && name != "lo" && is_matchable_interface(name)).collect()
 }
 
 /// An element of Multus's annotation (network-attachment-definition-client, `NetworkStatus`).

@@ -15,7 +15,7 @@ use crate::pod::well_known::{
     KUBEVIRT_INTERFACES, REROUTE_INTERFACES,
 };
 use crate::pod::{Container, Pod};
-use crate::policy::{Conflict, DnsCapture, Groups, InterceptionMode, Ipv6, Ports, Ranges, Redirect, Unite};
+use crate::policy::{Combine, Conflict, DnsCapture, Groups, InterceptionMode, Ipv6, Ports, Ranges, Redirect};
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -384,10 +384,10 @@ fn first<T, const N: usize>(values: [Option<T>; N]) -> Option<T> {
     values.into_iter().flatten().next()
 }
 
-fn unite<T: Unite + Clone>(setting: &'static str, a: Option<&T>, b: Option<&T>) -> Result<Option<T>, Conflict> {
+fn unite<T: Combine + Clone>(setting: &'static str, a: Option<&T>, b: Option<&T>) -> Result<Option<T>, Conflict> {
     match (a, b) {
         (Some(a), Some(b)) => {
-            let conflict = || Conflict { setting, first: a.shown(), second: b.shown() };
+            let conflict = || Conflict { setting, first: a.to_text(), second: b.to_text() };
             a.unite(b).map(Some).ok_or_else(conflict)
         }
         (a, b) => Ok(a.or(b).cloned()),

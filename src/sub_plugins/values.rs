@@ -1,7 +1,7 @@
 //! Parsers of values in blocks and annotations: booleans, UIDs and GIDs, groups, interfaces, ports, protocols and IP
 //! ranges. Lists keep their order and lose repeated items.
 
-use crate::cni::{Error, ItemList, is_interface_of_rules};
+use crate::cni::{Error, ItemList, is_matchable_interface};
 use crate::policy::{Groups, IdRange, PortRange, Ports, Protocol, Ranges};
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -130,7 +130,7 @@ fn digits(text: &str) -> Option<&str> {
 
 fn is_interface_name(text: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
-    is_interface_of_rules(text)
+    is_matchable_interface(text)
         && text.bytes().next().is_some_and(plain)
         && text.bytes().all(|c| plain(c) || matches!(c, b'.' | b'-'))
 }

@@ -5,7 +5,7 @@ use crate::run::{Run, detour, file};
 use detour_cni::firewall::nfnetlink::NfSocket;
 use detour_cni::firewall::rule::{Family, Hook, Is, Rule, Table, Target};
 use detour_cni::firewall::{CreatedTables, LiveRuleset, RuleFormat, Ruleset};
-use detour_cni::printable::acts;
+use detour_cni::printable::is_interpreted;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -18,7 +18,7 @@ const INTERFACE: &str = "e\u{1b}[31m\u{7}\u{9b}\u{202e}";
 /// Asserts that the text contains no character on which a terminal acts, except its own line breaks.
 #[track_caller]
 fn assert_harmless(text: &str, what: &str) {
-    let bad = text.chars().find(|c| acts(*c) && *c != '\n');
+    let bad = text.chars().find(|c| is_interpreted(*c) && *c != '\n');
     assert!(bad.is_none() && !text.lines().any(|line| line.starts_with("detour:\\u")), "{what}: {bad:?}: {text}");
 }
 

@@ -98,7 +98,7 @@ fn redirect() -> impl Strategy<Value = Redirect> {
 pub(crate) fn any() -> impl Strategy<Value = Policy> {
     let interception = prop_oneof![
         8 => redirect().prop_map(|redirect| Interception::On(Box::new(redirect))),
-        1 => Just(Interception::Unsaid),
+        1 => Just(Interception::Unset),
     ];
     let exclusions = prop::collection::btree_set(exclusion(), 0..6);
     (interception, exclusions, prop::option::of(prop::bool::ANY)).prop_map(

@@ -96,7 +96,7 @@ impl Answers {
     fn cached_pod(&self, pod: &PodRef) -> Option<Arc<ObservedPod>> {
         pod.uid.as_ref()?;
         let object = ObjectRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
-        self.facts.pods().get(&object).filter(|cached| cached.pod.uid.is_some() && cached.pod.is(pod))
+        self.facts.pods().get(&object).filter(|cached| cached.pod.uid.is_some() && cached.pod.matches(pod))
     }
 
     /// Returns the cached pod and, if `with_namespace`, its namespace.
@@ -295,7 +295,7 @@ fn record(report: &CallReport, metrics: &Metrics) {
     let Some(verb) = CniCommand::named(command) else { return };
     let (outcome, reason) = match report.code {
         None => ("done", ""),
-        Some(code) => ("failed", Code::numbered(code).map_or("of-another-plugin", Code::name)),
+        Some(code) => ("failed", Code::from_number(code).map_or("of-another-plugin", Code::name)),
     };
     metrics.call(verb.name(), outcome, reason, report.wall_us as f64 / 1e6);
 }

@@ -70,7 +70,7 @@ impl EntrySettings {
     /// # Errors
     /// The plugin would refuse that configuration.
     pub fn node(&self) -> Result<String, InstallError> {
-        Ok(NodeConf::of(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))).text())
+        Ok(NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))).text())
     }
 
     /// Validates the configuration as `detour validate` does. Returns its warnings.

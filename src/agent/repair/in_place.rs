@@ -66,7 +66,7 @@ pub(super) fn repair(case: &RepairCase<'_>, found: &FoundNetns) -> Result<Repair
 /// # Errors
 /// The network namespace has none of the addresses, or can't be read.
 pub(super) fn confirm(found: &FoundNetns, observed: &ObservedPod, lock_timeout: Duration) -> Result<(), Error> {
-    if observed.addresses.is_empty() || found.holds(&observed.addresses, lock_timeout)? {
+    if observed.addresses.is_empty() || found.has_any_address(&observed.addresses, lock_timeout)? {
         return Ok(());
     }
     let msg = format!("the network namespace that was found has none of the pod's addresses: {}", found.evidence);

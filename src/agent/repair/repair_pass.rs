@@ -201,7 +201,7 @@ impl<'a> RepairPass<'a> {
         if watched.location.is_none() {
             let snapshot = match &mut self.netns_snapshot {
                 Some(snapshot) => snapshot,
-                None => self.netns_snapshot.insert(find::NodeSnapshot::look(self.tools.node.root())?),
+                None => self.netns_snapshot.insert(find::NodeSnapshot::take(self.tools.node.root())?),
             };
             let found = snapshot.of_pod(watched.observed.pod.uid_on_node().unwrap_or_default())?;
             found.as_ref().map(|found| in_place::confirm(found, &watched.observed, LOCK_TIMEOUT)).transpose()?;

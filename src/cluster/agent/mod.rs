@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 use protocol::MAX_ANSWER;
-pub use protocol::{AgentAnswer, AgentRequest, CallReport, FACTS, Hello, LONGEST_QUESTION, RequestKind};
+pub use protocol::{AgentAnswer, AgentRequest, CallReport, FACTS, Hello, MAX_REQUEST, RequestKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::RefCell;
@@ -69,7 +69,7 @@ impl AgentClient {
         let agent_timeout = if self.api.is_some() { (timeout / 2).min(MAX_AGENT_TIMEOUT) } else { timeout };
         let why = match self.ask_agent(ask, started, agent_timeout) {
             Ok(AgentAnswer::Failed { code, msg, details }) => {
-                let error = Error::new(Code::numbered(code).unwrap_or(Code::TryAgain), msg).with_details(details);
+                let error = Error::new(Code::from_number(code).unwrap_or(Code::TryAgain), msg).with_details(details);
                 if protocol::is_final(code) || self.api.is_none() {
                     return Err(error);
                 }
@@ -131,7 +131,7 @@ impl Cluster for AgentClient {
     fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
         let matches = |pod: &Pod, namespace: &Option<Namespace>| {
             let same_name = (&pod.namespace, &pod.name) == (&wanted.namespace, &wanted.name);
-            same_name && pod.is(wanted) && namespace.is_some() == with_namespace
+            same_name && pod.matches(wanted) && namespace.is_some() == with_namespace
         };
         let read = |answer| match answer {
             AgentAnswer::Facts { pod, namespace } if matches(&pod, &namespace) => Some(Facts { pod: *pod, namespace }),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub const FACTS: u32 = 1;
 
 /// The maximum length of a request in bytes.
-pub const LONGEST_QUESTION: u64 = 256 << 10;
+pub const MAX_REQUEST: u64 = 256 << 10;
 /// The maximum length of an answer in bytes: several objects of the maximum size.
 pub(super) const MAX_ANSWER: u64 = 16 << 20;
 

@@ -103,7 +103,7 @@ impl Api {
         let call = self.facts_call(session, request);
         let attempt = async || {
             let pod = Pod::from(call.get::<wire::PodObject>().await?);
-            if pod.is(wanted) { Ok(pod) } else { Err(AttemptError::NotFound(uid_mismatch(&pod, wanted))) }
+            if pod.matches(wanted) { Ok(pod) } else { Err(AttemptError::NotFound(uid_mismatch(&pod, wanted))) }
         };
         call.run(started, self.timeout, attempt).await
     }

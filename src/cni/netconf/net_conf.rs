@@ -90,7 +90,7 @@ impl NetConf {
     /// # Errors
     /// As [`Document::parse`] and [`NetConf::understand`].
     pub fn parse(stdin: &[u8], command: CniCommand, program: &str) -> Result<Self, Error> {
-        Self::understand(&Document::parse(stdin)?, command, program)
+        Self::from_document(&Document::parse(stdin)?, command, program)
     }
 
     /// Checks name and version as the reference library does (`pkg/skel`), then parses the keys of this plugin.
@@ -99,7 +99,7 @@ impl NetConf {
     /// # Errors
     /// [`Code::InvalidConfig`] with the path of the key and the expected values; for the version, the errors of
     /// [`version::check`].
-    pub fn understand(document: &Document, command: CniCommand, program: &str) -> Result<Self, Error> {
+    pub fn from_document(document: &Document, command: CniCommand, program: &str) -> Result<Self, Error> {
         let keys = document.block.reader();
         let name = name(&keys)?;
         version::check(&document.cni_version, command)?;
@@ -152,12 +152,12 @@ impl NetConf {
     ///
     /// # Errors
     /// Name or version are invalid.
-    pub fn understand_for_del(document: &Document) -> Result<Self, Error> {
+    pub fn from_document_for_del(document: &Document) -> Result<Self, Error> {
         let parse_only = |keys: &[&str]| {
             let mut reduced = document.clone();
             reduced.block.keys.retain(|key, _| keys.contains(&key.as_str()));
             reduced.block.keys.insert("type".to_owned(), "detour".into());
-            Self::understand(&reduced, CniCommand::Del, "")
+            Self::from_document(&reduced, CniCommand::Del, "")
         };
         parse_only(&["name", "clusterNetwork", "delegates", "cniDir", "binDir", "retryDeleteOnError"])
             .or_else(|_| parse_only(&["name"]))

@@ -1,6 +1,6 @@
 //! The process group of a child, and the signals that must kill it together with this process.
 
-use crate::netlink::again;
+use crate::netlink::retry_interrupted;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -60,7 +60,7 @@ impl ProcessGroup {
     /// Returns whether the child has exited. Does not reap it, so that no other process gets its ID.
     pub(super) fn leader_has_exited(&self) -> Result<bool, Errno> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
-        Ok(again(|| waitid(Id::Pid(self.leader), flags))? != WaitStatus::StillAlive)
+        Ok(retry_interrupted(|| waitid(Id::Pid(self.leader), flags))? != WaitStatus::StillAlive)
     }
 
     pub(super) fn kill(&self) {

@@ -8,7 +8,7 @@ use crate::firewall::expression::Counter;
 use crate::firewall::nfnetlink::{Message, NLM_F_APPEND, NfError, NfSocket, Verb, nfta};
 use crate::firewall::rule::{Hook, NF_ACCEPT, NFPROTO_INET, Table};
 use crate::netlink::attributes::{Attributes, find, find_be32, find_text};
-use crate::netlink::{Allowance, NLM_F_CREATE};
+use crate::netlink::{DumpLimit, NLM_F_CREATE};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
@@ -62,7 +62,7 @@ impl Sets {
                 let read = |_, body: &[u8]| elements += set.read_elements(body, MAX_ELEMENTS - elements);
                 socket.dump_of(Verb::GetSetElements, NFPROTO_INET, which, read).map_err(changed)?;
                 if elements == MAX_ELEMENTS {
-                    return Err(NfError::TooMany(Allowance { objects: MAX_ELEMENTS, ..Allowance::USUAL }));
+                    return Err(NfError::TooMany(DumpLimit { objects: MAX_ELEMENTS, ..DumpLimit::USUAL }));
                 }
             }
         }

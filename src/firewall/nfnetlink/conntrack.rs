@@ -2,7 +2,7 @@
 //! (linux/netfilter/nfnetlink_conntrack.h).
 
 use super::socket::{NfError, NfSocket};
-use crate::netlink::Allowance;
+use crate::netlink::DumpLimit;
 use crate::netlink::attributes::{Attributes, find, parse};
 use nix::errno::Errno;
 use std::net::{IpAddr, SocketAddr};
@@ -34,7 +34,7 @@ pub struct Connection {
     /// The original destination of the first packet.
     pub destination: SocketAddr,
     /// The source of the replies: the destination after NAT.
-    pub answers: SocketAddr,
+    pub replies_from: SocketAddr,
     /// The zone of the original direction; 0 if none is set.
     pub zone: u16,
     /// Whether a reply was seen.
@@ -49,7 +49,7 @@ impl NfSocket {
     /// The kernel has no connection tracking, or the socket fails.
     pub fn connections(&mut self, selected: impl Fn(&Connection) -> bool) -> Result<Vec<Connection>, NfError> {
         let kind = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET;
-        self.allow(Allowance::UNLIMITED);
+        self.allow(DumpLimit::UNLIMITED);
         let mut found = Vec::new();
         // If the table changes during the dump, only the added or removed connections may be missing.
         match self.dump_kind(kind, 0, &Attributes::new(), |_, body| found.extend(connection(body).filter(&selected))) {
@@ -95,7 +95,7 @@ fn connection(body: &[u8]) -> Option<Connection> {
     let zone = find(original, CTA_TUPLE_ZONE).or_else(|| find(body, CTA_ZONE));
     let status = find(body, CTA_STATUS).and_then(|value| value.try_into().ok()).map_or(0, u32::from_be_bytes);
     let zone = zone.and_then(|value| value.try_into().ok()).map_or(0, u16::from_be_bytes);
-    Some(Connection { protocol, source, destination, answers, zone, replied: status & SEEN_REPLY != 0 })
+    Some(Connection { protocol, source, destination, replies_from: answers, zone, replied: status & SEEN_REPLY != 0 })
 }
 
 /// Returns source, destination and protocol of a tuple.
@@ -148,7 +148,7 @@ mod tests {
             protocol: 6,
             source: "10.0.0.2:4000".parse().expect("an address"),
             destination: "192.0.2.1:80".parse().expect("an address"),
-            answers: "127.0.0.1:15001".parse().expect("an address"),
+            replies_from: "127.0.0.1:15001".parse().expect("an address"),
             zone: 2,
             replied: true,
         };
@@ -164,7 +164,7 @@ mod tests {
         let body = body.bytes(CTA_ZONE, &1_u16.to_be_bytes());
         let read = connection(body.as_bytes()).expect("a connection");
         assert_eq!((read.destination.ip(), read.zone, read.replied), (IpAddr::from(far), 1, false));
-        assert_eq!(read.answers, read.destination);
+        assert_eq!(read.replies_from, read.destination);
         assert_eq!(connection(&body.as_bytes()[..20]), None);
     }
 }

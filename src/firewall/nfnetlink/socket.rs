@@ -2,7 +2,7 @@
 //! linux/netfilter/nf_tables.h).
 
 use crate::netlink::attributes::{Attributes, find_be32};
-use crate::netlink::{self, Allowance, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received, TOO_MANY};
+use crate::netlink::{self, DumpLimit, EXCEEDED, NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkSocket, Received};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -19,7 +19,7 @@ pub enum NfError {
     Socket(#[from] Errno),
     /// Dumps returned more than the allowance.
     #[error("expected {0} (tables, chains, rules, sets and their elements), got more")]
-    TooMany(Allowance),
+    TooMany(DumpLimit),
     /// A transaction would delete so many rules one by one that it would block the kernel.
     #[error("expected at most {limit} rules of another tool that jump to detour's chains, got {count}")]
     TooManyDeletions {
@@ -55,7 +55,7 @@ impl NfSocket {
     }
 
     /// Limits how much all following dumps together may return.
-    pub fn allow(&mut self, allowance: Allowance) {
+    pub fn allow(&mut self, allowance: DumpLimit) {
         self.0.allow(allowance);
     }
 
@@ -113,7 +113,7 @@ impl NfSocket {
         match dumped {
             Ok(true) => Ok(()),
             Ok(false) => Err(NfError::Changed),
-            Err(TOO_MANY) => Err(NfError::TooMany(self.0.allowance())),
+            Err(EXCEEDED) => Err(NfError::TooMany(self.0.allowance())),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -127,7 +127,7 @@ const BLOCK: usize = 512;
 /// The size of a record of an archive, in bytes.
 const RECORD: usize = 20 * BLOCK;
 /// The maximum length of a file name, in bytes.
-const LONGEST_NAME: usize = 99;
+const MAX_NAME: usize = 99;
 
 /// Returns the archive of files (name, content); `time` is their time of change in seconds since 1970.
 pub(super) fn archive(files: &[(String, Vec<u8>)], time: u64) -> Vec<u8> {
@@ -143,7 +143,7 @@ pub(super) fn archive(files: &[(String, Vec<u8>)], time: u64) -> Vec<u8> {
 
 fn header(name: &str, length: usize, time: u64) -> [u8; BLOCK] {
     let mut header = [0; BLOCK];
-    let name: Vec<u8> = name.bytes().take(LONGEST_NAME).collect();
+    let name: Vec<u8> = name.bytes().take(MAX_NAME).collect();
     let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &name);
     put(100, b"0000600\0");

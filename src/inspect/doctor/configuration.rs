@@ -21,7 +21,7 @@ pub(super) const AMBIENT: Check = Check::of(CheckGroup::Node, "ambient", "no uns
 pub(super) const ALL: [&Check; 4] = [&PRESENT, &VALID, &PICKED, &AMBIENT];
 
 /// The maximum size of a configuration file, in bytes.
-const LARGEST: u64 = 1 << 20;
+const MAX_FILE: u64 = 1 << 20;
 const INSTALL: &str =
     "run detour install (see detour install --help), or check why the agent on this node does not write it";
 
@@ -176,7 +176,7 @@ fn files(target: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
 
 /// Reads a file. Runtimes skip a file that can't be read, or is not JSON.
 fn read(path: HostPath, reached: &Path) -> RuntimeFile {
-    let (text, json) = match read_nofollow(reached, LARGEST) {
+    let (text, json) = match read_nofollow(reached, MAX_FILE) {
         Err(why) => (String::new(), Err(format!("can't read the file: {why}"))),
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes).into_owned();

@@ -28,7 +28,7 @@ const UNITS: [&str; 2] = ["crio", "containerd"];
 const TAIL: u64 = 1 << 20;
 const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
 /// The maximum length of a line in a finding.
-const LONGEST: usize = 1000;
+const MAX_LINE: usize = 1000;
 
 /// Checks the pod's Events. A failure counts only while the pod is not `running`.
 pub(super) fn events(api: Option<&ApiProbe>, pod: &PodRef, running: bool, results: &mut Results) {
@@ -106,7 +106,7 @@ pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef,
         return Vec::new();
     };
     let shown = file.display();
-    if let Err(why) = logging::accepted(file) {
+    if let Err(why) = logging::check_log_file(file) {
         results
             .add(&PLUGIN, CheckVerdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
         return Vec::new();
@@ -141,10 +141,10 @@ fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
 fn shown(text: &str) -> String {
     let line = Redactor::default().log(&text.split_whitespace().collect::<Vec<_>>().join(" "));
     let line = line.trim_end();
-    if line.chars().count() <= LONGEST {
+    if line.chars().count() <= MAX_LINE {
         line.to_owned()
     } else {
-        line.chars().take(LONGEST).chain("…".chars()).collect()
+        line.chars().take(MAX_LINE).chain("…".chars()).collect()
     }
 }
 

@@ -118,8 +118,8 @@ fn fate(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Result<(SocketA
     let unread = |error| Error::new(Code::KernelRefused, format!("can't read connection tracking: {error}"));
     let is_it = |c: &Connection| (c.protocol, c.source, c.destination) == (number, from, to);
     let own = NfSocket::open().and_then(|mut socket| socket.connections(is_it)).map_err(unread)?;
-    let elsewhere = own.iter().find(|connection| connection.answers != to);
-    let landed = elsewhere.or(own.first()).map(|connection| connection.answers);
+    let elsewhere = own.iter().find(|connection| connection.replies_from != to);
+    let landed = elsewhere.or(own.first()).map(|connection| connection.replies_from);
     let none = || Error::new(Code::KernelRefused, format!("connection tracking has no entry for {from} to {to}"));
     Ok((landed.ok_or_else(none)?, own.len()))
 }

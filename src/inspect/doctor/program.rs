@@ -32,7 +32,7 @@ pub(super) const ALL: [&Check; 6] = [&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECT
 const NAMED: usize = 3;
 
 /// The maximum size of a program, in bytes: this one has 10 MB, and 100 MB with debug information.
-const LARGEST: u64 = 256 << 20;
+const MAX_PROGRAM: u64 = 256 << 20;
 const REINSTALL: &str = "run detour install again, or check why the agent on this node does not install it";
 
 /// A program on the node.
@@ -82,7 +82,7 @@ pub(super) fn examine(target: &CheckTarget, kinds: &BTreeSet<String>, results: &
         }
     });
     // Only a program that can be executed reports its version.
-    let own = read(Path::new("/proc/self/exe"), LARGEST).unwrap_or_default();
+    let own = read(Path::new("/proc/self/exe"), MAX_PROGRAM).unwrap_or_default();
     each(results, &[&TRUSTED, &PRESENT, &EXECUTABLE, &ARCHITECTURE], &VERSION, &there, |program| {
         version(program, &own)
     });
@@ -147,7 +147,7 @@ fn on_node(target: &CheckTarget, error: &trusted_file::FileError) -> String {
 fn open(target: &CheckTarget, path: &HostPath) -> Result<Program, String> {
     let reached = target.reach(path).map_err(|why| why.to_string())?;
     let metadata = fs::metadata(&reached).map_err(|why| why.to_string())?;
-    let bytes = read_nofollow(&reached, LARGEST).map_err(|why| why.to_string())?;
+    let bytes = read_nofollow(&reached, MAX_PROGRAM).map_err(|why| why.to_string())?;
     Ok(Program { path: path.clone(), reached, bytes, mode: metadata.permissions().mode() & 0o7777 })
 }
 

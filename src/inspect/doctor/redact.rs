@@ -290,7 +290,7 @@ mod tests {
         let redactor = Redactor::default();
         let value = json!({"name": bad, bad: [bad]});
         for text in [redactor.log(bad), redactor.text(bad), redactor.file(value.clone()), redactor.report(&value)] {
-            assert!(!text.chars().any(|c| c != '\n' && crate::printable::acts(c)), "{text}");
+            assert!(!text.chars().any(|c| c != '\n' && crate::printable::is_interpreted(c)), "{text}");
         }
     }
 

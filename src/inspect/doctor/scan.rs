@@ -28,10 +28,10 @@ const SCHEMES: [&str; 5] = ["bearer", "basic", "digest", "negotiate", "ntlm"];
 /// Prefixes of tokens: a JSON Web Token (`{"` in base64url), a token of OpenShift.
 const STARTS: [&str; 2] = ["eyj", "sha256~"];
 /// The maximum length of a harmless run of letters and digits.
-const LONGEST_RUN: usize = 15;
+const MAX_RUN: usize = 15;
 /// The maximum length of a harmless word with separators, and of a run without digits.
-const LONGEST_WORD: usize = 23;
-const LONGEST_NAME: usize = 39;
+const MAX_WORD: usize = 23;
+const MAX_NAME: usize = 39;
 
 /// Returns the line without values that follow the name of a secret, and without credentials and tokens of known forms.
 /// If `harmless` words are given, all other words that look random are removed as well.
@@ -166,7 +166,7 @@ fn looks_random(word: &str) -> bool {
     let count = |text: &str, which: fn(&char) -> bool| text.chars().filter(which).count();
     let run_is_random = |run: &str| {
         let (digits, upper) = (count(run, char::is_ascii_digit), count(run, char::is_ascii_uppercase));
-        run.len() > LONGEST_RUN && digits > 0 || run.len() > LONGEST_NAME && upper > 1
+        run.len() > MAX_RUN && digits > 0 || run.len() > MAX_NAME && upper > 1
     };
     let counts = (
         count(word, char::is_ascii_digit),
@@ -174,7 +174,7 @@ fn looks_random(word: &str) -> bool {
         count(word, char::is_ascii_lowercase),
     );
     word.split(|c: char| !c.is_ascii_alphanumeric()).any(run_is_random)
-        || word.len() > LONGEST_WORD && counts.0 > 0 && counts.1 > 1 && counts.2 > 1
+        || word.len() > MAX_WORD && counts.0 > 0 && counts.1 > 1 && counts.2 > 1
 }
 
 /// Keys whose values are shown. All values below any other key are removed.

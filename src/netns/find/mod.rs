@@ -58,7 +58,7 @@ impl FoundNetns {
     ///
     /// # Errors
     /// As [`Self::open`] and [`NetNs::enter`]; or the kernel does not list the addresses.
-    pub fn holds(&self, addresses: &[IpAddr], timeout: Duration) -> Result<bool, Error> {
+    pub fn has_any_address(&self, addresses: &[IpAddr], timeout: Duration) -> Result<bool, Error> {
         self.open()?.enter(timeout, || Ok(own_addresses()?.iter().any(|own| addresses.contains(own))))
     }
 }
@@ -71,7 +71,7 @@ impl FoundNetns {
 /// Results or processes can't be read, or they don't identify one namespace: they disagree, the pod has two
 /// sandboxes, or it uses the node's own network.
 pub fn of_pod(root: &Path, uid: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::look(root)?.of_pod(uid)
+    NodeSnapshot::take(root)?.of_pod(uid)
 }
 
 /// Finds the network namespace of the pod of that name, for callers that don't know its UID: the UID is read from
@@ -80,7 +80,7 @@ pub fn of_pod(root: &Path, uid: &str) -> Result<Option<FoundNetns>, Error> {
 /// # Errors
 /// As [`of_pod`]; or several pods of that name exist on the node (all but one were deleted).
 pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::look(root)?.of_name(namespace, name)
+    NodeSnapshot::take(root)?.of_name(namespace, name)
 }
 
 /// Finds the network namespace of a container, which may be a pod sandbox. `id` may be a unique prefix of the ID and
@@ -89,7 +89,7 @@ pub fn of_name(root: &Path, namespace: &str, name: &str) -> Result<Option<FoundN
 /// # Errors
 /// As [`of_pod`]; or `id` is a prefix of several container IDs.
 pub fn of_container(root: &Path, id: &str) -> Result<Option<FoundNetns>, Error> {
-    NodeSnapshot::look(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
+    NodeSnapshot::take(root)?.of_container(id.rsplit("://").next().unwrap_or(id))
 }
 
 /// A snapshot of the node's cached results and container processes, for lookups of several pods.
@@ -106,7 +106,7 @@ impl NodeSnapshot {
     ///
     /// # Errors
     /// Results, processes or the node's own network namespace can't be read.
-    pub fn look(root: &Path) -> Result<Self, Error> {
+    pub fn take(root: &Path) -> Result<Self, Error> {
         let proc = root.join("proc");
         let first = proc.join("1/ns/net");
         let unknown = |why: &str| invalid(format!("can't find the node's own network namespace: {why}"));

@@ -104,7 +104,7 @@ fn saved_attachments(call: &PrimaryCall<'_>) -> Result<Vec<Attachment>, Error> {
     let mut all = Vec::new();
     for container_id in store.containers()? {
         // Multus and installers keep other files in the same directory.
-        match store.of_container(&container_id) {
+        match store.attachments_of(&container_id) {
             Ok(attachments) => all.extend(attachments),
             Err(error) => tracing::debug!("{error}"),
         }

@@ -23,7 +23,8 @@ pub(super) fn pod_networks(
     let PodNetworks { networks, warnings } = &mut resolved;
     let mut node = None;
     for network in networks.iter_mut().filter(|network| !network.configuration.trusted) {
-        let (place, node) = (format!("network {}", network.name), node.get_or_insert_with(|| NodeConf::of(conf)));
+        let (place, node) =
+            (format!("network {}", network.name), node.get_or_insert_with(|| NodeConf::from_configuration(conf)));
         let governed = network.configuration.changed(&place, |text| {
             let governed = node
                 .govern_all(text, &|kind| kind == PROGRAM || primary.in_process_types.iter().any(|own| own == kind));

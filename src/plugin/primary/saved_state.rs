@@ -55,7 +55,7 @@ impl SavedState {
     fn recover(fields: &Map<String, Value>) -> Option<Self> {
         let invocations = fields.get("members")?.as_array()?;
         let invocations = invocations.iter().filter_map(|found| Invocation::deserialize(found).ok()).collect();
-        Some(Self { invocations, ..format::understood(fields) })
+        Some(Self { invocations, ..format::parse_known_fields(fields) })
     }
 
     /// Returns the path of the pod's network namespace, unless it is gone or the path is now that of another one.

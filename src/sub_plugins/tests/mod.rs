@@ -87,7 +87,7 @@ fn exclusions_apply_to_every_sidecar_even_if_another_program_redirects() {
     ] {
         let scenario = chain(all_three()).pod(change).annotated(EXCLUDE_INBOUND_PORTS, "not ours to read");
         assert_eq!(self::reason(&scenario), reason);
-        assert_eq!(scenario.output().policy.interception, Interception::Unsaid);
+        assert_eq!(scenario.output().policy.interception, Interception::Unset);
         assert_eq!(scenario.exclusions(), expected, "{reason:?}");
     }
     let without_redirect = chain(json!([{"type": "uid-exclude", "uids": [5]}]));
