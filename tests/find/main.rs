@@ -234,7 +234,7 @@ fn a_container_is_found_by_its_id_or_a_unique_prefix() {
         is_in(&of("0123456789").expect("no error").expect("found"), &outside);
         let second = id("0123456789");
         let _other = node.process("app", &format!("machine.slice/libpod-{second}.scope"), Where::New);
-        refused(of("0123456789"), &[&lone, &second, "several"]);
+        refused(of("0123456789"), &[&lone, &second, "ambiguous"]);
         assert_eq!(of(&id("9")).expect("no error"), None);
     });
 }
