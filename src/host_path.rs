@@ -86,7 +86,7 @@ impl HostRoot {
         &self.0
     }
 
-    /// Returns the path by which this process reaches the node's `path`.
+    /// Returns the path in this process of the node's `path`.
     ///
     /// Symbolic links are resolved as on the node: an absolute one starts at the mount, not at this process's own
     /// `/`. Many nodes have such links: `/var/run` is absolute, `/var/snap/microk8s/current` relative.

@@ -42,8 +42,8 @@ const MAX_EVENT_CHARACTERS: usize = 400;
 /// Each line has the pairs of `context`. Events of dependencies are logged only at level debug. `collector` receives
 /// events at every level. `lines` limits the number of lines.
 ///
-/// If the file can't be opened or its path is not [`accepted`], a warning on stderr is logged: neither a full disk nor
-/// a path that an earlier version accepted may prevent pods from starting.
+/// If the file can't be opened or its path is not accepted ([`check_log_file`]), a warning on stderr is logged: neither
+/// a full disk nor a path that an earlier version accepted may prevent pods from starting.
 pub fn start(
     level: LogLevel,
     file: Option<&Path>,

@@ -56,7 +56,7 @@ fn write(mut to: impl Write, text: &Text) -> io::Result<()> {
     to.write_all(format!("{lines}\n").as_bytes()).and_then(|()| to.flush())
 }
 
-/// Returns the line by which the reference library describes a plugin (`pkg/skel`); tools of runtimes parse it.
+/// Returns the line with which the reference library describes a plugin (`pkg/skel`); tools of runtimes parse it.
 fn protocols() -> String {
     format!("CNI protocol versions supported: {}", cni::version::SUPPORTED.join(", "))
 }

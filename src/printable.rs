@@ -117,7 +117,7 @@ fn escape(text: &str, allow: impl Fn(char) -> bool, escaped: impl Fn(char, &mut 
 pub struct Text(String);
 
 impl Text {
-    /// Returns the text as one line, as by [`line`].
+    /// Returns the text as one line, as by [`line()`].
     #[must_use]
     pub fn line(text: &str) -> Self {
         Self(line(text).into_owned())
@@ -148,7 +148,7 @@ impl Text {
         Self(yaml(document).into_owned())
     }
 
-    /// Appends text, as by [`line`].
+    /// Appends text, as by [`line()`].
     pub fn push(&mut self, text: &str) {
         self.0 += &line(text);
     }

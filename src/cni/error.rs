@@ -170,7 +170,7 @@ impl Error {
     /// Returns the error object for stdout (SPEC.md, "Error").
     ///
     /// Runtimes copy its texts into logs and Events, which are displayed in terminals. The texts contain names that
-    /// authors of pods chose and messages of other plugins, so they are escaped as by [`line`] and limited in
+    /// authors of pods chose and messages of other plugins, so they are escaped as by [`line()`] and limited in
     /// length.
     #[must_use]
     pub fn to_json(&self, cni_version: &str) -> serde_json::Value {

@@ -166,7 +166,7 @@ pub(super) struct Packet {
     pub protocol: Protocol,
     /// The interface at which it arrived; `None` while it is outgoing.
     pub in_interface: Option<String>,
-    /// The interface by which it leaves; `None` while it is incoming.
+    /// The outgoing interface; `None` for an incoming packet.
     pub out_interface: Option<String>,
     /// The packet mark.
     pub mark: u32,

@@ -41,7 +41,7 @@ impl Tone {
 /// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// Escaped by [`line`].
+    /// Escaped by [`line()`].
     text: String,
     tone: Tone,
 }

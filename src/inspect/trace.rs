@@ -23,7 +23,7 @@ pub struct Trace {
     pub to: SocketAddr,
     /// `tcp` or `udp`.
     pub protocol: String,
-    /// The interface by which the packet leaves or arrives.
+    /// The interface that the packet leaves or enters.
     pub interface: String,
     /// The rules that the packet matches, in order.
     pub hops: Vec<Hop>,

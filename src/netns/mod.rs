@@ -2,7 +2,7 @@
 //! firewall rules: addresses, routes, connections.
 //!
 //! * `namespace`: a netns as an open file; the only place that enters one
-//! * `lock`: the lock by which calls for the same netns wait for each other
+//! * `lock`: the lock of a netns, so that calls for the same netns run one after another
 //! * `rtnetlink`: the routing socket and its errors
 //! * `addresses`: addresses and interfaces
 //! * `fixtures`: the address and the policy routing that firewall rules need

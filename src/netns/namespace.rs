@@ -69,7 +69,7 @@ impl NetNs {
         self.id
     }
 
-    /// Returns the path by which the namespace was opened.
+    /// Returns the path that was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

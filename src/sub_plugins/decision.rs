@@ -123,7 +123,7 @@ pub(super) fn injection_request(pod: &Pod) -> Option<(&'static str, &str)> {
     Some((kind, value))
 }
 
-/// One of the rules by which istio-cni decides.
+/// One of istio-cni's rules for the decision.
 struct DecisionRule {
     wanted: &'static str,
     found: fn(&Pod) -> String,

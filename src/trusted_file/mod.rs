@@ -3,10 +3,10 @@
 //! | function | for |
 //! |---|---|
 //! | [`read`], [`read_text`], [`follow`] | a file whose contents are checked by the caller: a regular file of limited size, opened without blocking; also files of proc(5) |
-//! | [`open`], [`read_nofollow`] | the same for paths that must not end in a symbolic link: state, and paths that [`crate::host_path`] has resolved |
+//! | [`open()`], [`read_nofollow`] | the same for paths that must not end in a symbolic link: state, and paths that [`crate::host_path`] has resolved |
 //! | [`read_trusted`] | a file that decides what root does: credentials, configuration |
 //! | [`read_with_owner`] | a file that may name only files of its owner |
-//! | [`check`] | a path that root executes or uses: only trusted users can change it |
+//! | [`check()`] | a path that root executes or uses: only trusted users can change it |
 //! | [`create_new`], [`overwrite`], [`append_below`] | a file that is written: never through a link that another user made |
 //! | [`replace_file`] | a file that is replaced as a whole |
 //! | [`open_lock`], [`open_directory`], [`create_directories`] | a file that is locked; a directory that is opened or created |

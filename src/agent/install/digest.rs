@@ -1,4 +1,4 @@
-//! Hashes of contents, by which an installation recognizes the files and list entries that it wrote.
+//! Hashes of contents. An installation recognizes the files and list entries that it wrote by their hashes.
 
 use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use std::io::{self, Read};
 
 /// The SHA-256 of a content, as the installation record stores it: `sha256:` and 64 hexadecimal digits.
 ///
-/// The record of version 0.1.0 has another form ([`Digest::is_legacy`]).
+/// The record of version 0.1.0 has another form (`is_legacy`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Digest(String);

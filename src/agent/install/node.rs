@@ -83,7 +83,7 @@ impl NodeFiles {
         }
     }
 
-    /// Returns the path by which this process reaches a path of the node.
+    /// Returns the path in this process of a path of the node.
     ///
     /// # Errors
     /// Symbolic links on the way form a loop or can't be read.

@@ -20,7 +20,7 @@ pub struct DesiredState {
     pub kubeconfig: Option<(HostPath, String)>,
     /// Path and text of the node configuration; `None` if the plugin would not look there.
     pub node: Option<(HostPath, String)>,
-    /// The configuration by which runtimes or Multus call the plugin.
+    /// The configuration with which runtimes or Multus call the plugin.
     pub configuration: ConfigurationTarget,
 }
 

@@ -94,7 +94,7 @@ impl AgentClient {
         }
     }
 
-    /// Returns the agent's answer, or why there is none.
+    /// Returns the agent's answer, or the reason for its absence.
     fn ask_agent(&self, ask: RequestKind, started: Instant, timeout: Duration) -> Result<AgentAnswer, String> {
         if let Some(why) = &*self.agent_error.borrow() {
             return Err(why.clone());

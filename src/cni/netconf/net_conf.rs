@@ -88,7 +88,7 @@ impl NetConf {
     /// missing `type`.
     ///
     /// # Errors
-    /// As [`Document::parse`] and [`NetConf::understand`].
+    /// As [`Document::parse`] and [`NetConf::from_document`].
     pub fn parse(stdin: &[u8], command: CniCommand, program: &str) -> Result<Self, Error> {
         Self::from_document(&Document::parse(stdin)?, command, program)
     }

@@ -51,7 +51,7 @@ impl Key {
         if is_in_packet { BIG_ENDIAN } else { HOST_ENDIAN }
     }
 
-    /// Returns `enum datatypes` (nftables, include/datatype.h), by which `nft` prints the elements.
+    /// Returns `enum datatypes` (nftables, include/datatype.h), which `nft` needs to print the elements.
     const fn data_type(self) -> u32 {
         match self {
             Self::Source(Family::Ip) | Self::Destination(Family::Ip) => 7,

@@ -119,7 +119,7 @@ fn common_default_network(call: &PrimaryCall<'_>) -> Result<Option<NetworkConfig
     Ok(networks.first().map(|network| NetworkConfiguration::from(&network.configuration)))
 }
 
-/// Returns the interfaces that a container has in `network`, under each name by which the network was selected.
+/// Returns the interfaces that a container has in `network`, under each name that selected the network.
 fn interfaces_of(
     call: &PrimaryCall<'_>,
     attachment: &Attachment,

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct InProcessAttachment {
     /// Its name in messages: `NAMESPACE/NAME` of its definition, otherwise the name of its configuration.
     pub name: String,
-    /// Its configuration, with the node's keys; [`combine`] adds the node's sub-plugins.
+    /// Its configuration, with the node's keys; `combine` adds the node's sub-plugins.
     pub conf: NetConf,
 }
 
