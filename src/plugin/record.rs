@@ -39,7 +39,7 @@ pub(super) struct AttachmentRecord {
 }
 
 impl AttachmentRecord {
-    /// Reads the record of an attachment; `None` if there is none.
+    /// Reads the record of an attachment; `None` without a record.
     ///
     /// # Errors
     /// The record can't be read, is damaged, or was written by a newer version.

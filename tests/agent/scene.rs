@@ -145,7 +145,7 @@ impl Scene {
         self.pod.tool("iptables-save", &["-t", "nat"], "").contains("--to-ports 15001")
     }
 
-    /// Sends a raw request to the agent. Returns the second line of the answer; empty if there is none.
+    /// Sends a raw request to the agent. Returns the second line of the answer, or an empty line.
     pub(crate) fn ask(&self, question: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("it listens");
         stream.set_read_timeout(Some(DEADLINE)).expect("set");
