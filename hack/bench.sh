@@ -198,10 +198,11 @@ add() {
     cni DEL "$3" "$detour" <"$work/$2"
 }
 
-# after_add LABEL COMMAND: measures a call for an attachment that was added before.
+# after_add LABEL COMMAND: measures a call for an attachment that was added before. It gets the result of ADD.
 after_add() {
-    cni ADD shop "$detour" <"$work/manifests.conf" >/dev/null
-    cni "$2" shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/manifests.conf" -- "$detour"
+    cni ADD shop "$detour" <"$work/manifests.conf" >"$work/result.json"
+    jq --slurpfile result "$work/result.json" '.prevResult = $result[0]' "$work/manifests.conf" >"$work/added.conf"
+    cni "$2" shop "$measure" run --label "$1" --out "$work/costs" --stdin "$work/added.conf" -- "$detour"
     cni DEL shop "$detour" <"$work/manifests.conf"
 }
 
