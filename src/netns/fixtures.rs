@@ -140,8 +140,8 @@ pub struct Fixture(Kind);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     ProxyLoopback,
-    Route(Route),
-    Rule(Rule),
+    Route(LocalRoute),
+    Rule(PolicyRule),
 }
 
 impl fmt::Display for Fixture {
@@ -158,7 +158,9 @@ impl Fixture {
     const fn is_ip6(self) -> bool {
         match self.0 {
             Kind::ProxyLoopback => true,
-            Kind::Route(Route { family, .. }) | Kind::Rule(Rule { family, .. }) => matches!(family, Family::Ip6),
+            Kind::Route(LocalRoute { family, .. }) | Kind::Rule(PolicyRule { family, .. }) => {
+                matches!(family, IpFamily::Ip6)
+            }
         }
     }
 
@@ -245,7 +247,7 @@ impl Routing {
     pub fn of_mark(mark: u32) -> Result<BTreeSet<Self>, Error> {
         let find = || {
             let (mut socket, mut found) = (open()?, BTreeSet::new());
-            for family in [Family::Ip, Family::Ip6] {
+            for family in [IpFamily::Ip, IpFamily::Ip6] {
                 let rules = socket.list(RTM_GETRULE, &rule_header(family))?;
                 let mut tables = rules.iter().filter_map(|body| by_mark(body).filter(|(other, _)| *other == mark));
                 found.extend(tables.next().map(|(mark, table)| Self { mark, table, ip6: true }));
@@ -256,22 +258,25 @@ impl Routing {
     }
 
     /// Returns the route and the policy rule of each family.
-    fn parts(self) -> impl Iterator<Item = (Route, Rule)> {
-        let families = [Some(Family::Ip), self.ip6.then_some(Family::Ip6)];
+    fn parts(self) -> impl Iterator<Item = (LocalRoute, PolicyRule)> {
+        let families = [Some(IpFamily::Ip), self.ip6.then_some(IpFamily::Ip6)];
         let Self { mark, table, .. } = self;
-        families.into_iter().flatten().map(move |family| (Route { family, table }, Rule { family, table, mark }))
+        families
+            .into_iter()
+            .flatten()
+            .map(move |family| (LocalRoute { family, table }, PolicyRule { family, table, mark }))
     }
 }
 
 /// An address family with the kernel's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(super) enum Family {
+pub(super) enum IpFamily {
     Ip = 2,
     Ip6 = 10,
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for IpFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ip => "IPv4",
@@ -282,18 +287,18 @@ impl fmt::Display for Family {
 
 /// A route `local default dev lo table TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Route {
-    pub(super) family: Family,
+pub(super) struct LocalRoute {
+    pub(super) family: IpFamily,
     table: u32,
 }
 
-impl fmt::Display for Route {
+impl fmt::Display for LocalRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} route local default dev lo table {}", self.family, self.table)
     }
 }
 
-impl Route {
+impl LocalRoute {
     /// Reports whether this is the first default route of the table; a later one has no effect.
     ///
     /// # Errors
@@ -348,7 +353,7 @@ impl Route {
     fn attributes(self) -> Attributes {
         let attributes = Attributes::new().ne32(RTA_OIF, LO).ne32(RTA_TABLE, self.table);
         // Without a metric, a removal for IPv6 matches any route of the table over lo.
-        if self.family == Family::Ip6 { attributes.ne32(RTA_PRIORITY, IP6_METRIC) } else { attributes }
+        if self.family == IpFamily::Ip6 { attributes.ne32(RTA_PRIORITY, IP6_METRIC) } else { attributes }
     }
 }
 
@@ -360,19 +365,19 @@ fn is_local(body: &[u8]) -> bool {
 
 /// A policy rule `fwmark MARK lookup TABLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rule {
-    pub(super) family: Family,
+pub(super) struct PolicyRule {
+    pub(super) family: IpFamily,
     table: u32,
     mark: u32,
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} policy rule fwmark {:#x} lookup {}", self.family, self.mark, self.table)
     }
 }
 
-impl Rule {
+impl PolicyRule {
     /// Reports whether the policy rule exists.
     ///
     /// # Errors
@@ -410,7 +415,7 @@ impl Rule {
 }
 
 /// Returns the `struct fib_rule_hdr` of a policy rule.
-const fn rule_header(family: Family) -> [u8; HEADER] {
+const fn rule_header(family: IpFamily) -> [u8; HEADER] {
     [family as u8, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
 }
 

@@ -27,7 +27,7 @@ pub(super) fn secondary_interfaces(pod: &Pod) -> Vec<String> {
 
 /// An element of Multus's annotation (network-attachment-definition-client, `NetworkStatus`).
 #[derive(Deserialize)]
-struct NetworkStatusEntry {
+struct StatusInterface {
     #[serde(default)]
     interface: String,
     #[serde(default)]
@@ -36,7 +36,7 @@ struct NetworkStatusEntry {
     ips: Vec<String>,
 }
 
-fn network_status(pod: &Pod) -> Vec<NetworkStatusEntry> {
+fn network_status(pod: &Pod) -> Vec<StatusInterface> {
     let status = pod.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
     serde_json::from_str(status).unwrap_or_default()
 }

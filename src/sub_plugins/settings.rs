@@ -36,7 +36,7 @@ type Parse<T> = fn(&WrittenValue<'_>, &GroupLookup<'_>) -> Result<Option<T>, Err
 type Read<T> = fn(&mut ProxyContainer<'_>) -> Result<Option<T>, Error>;
 
 /// A setting in the table, without its type.
-pub(super) struct Definition {
+pub(super) struct SettingDefinition {
     /// The key in a block.
     pub key: &'static str,
     /// The annotations that set it; the first that is set takes precedence.
@@ -61,7 +61,7 @@ macro_rules! settings {
 
         impl Settings {
             /// The table.
-            pub(super) const DEFINITIONS: [Definition; [$(stringify!($key)),+].len()] = [$(Definition {
+            pub(super) const DEFINITIONS: [SettingDefinition; [$(stringify!($key)),+].len()] = [$(SettingDefinition {
                 key: stringify!($key),
                 annotations: &[$($($annotation),+)?],
                 container: &[$($source)?],

@@ -28,7 +28,7 @@ const RULE_SEPARATOR: char = ';';
 pub(super) struct UidExclude {
     uids: Option<IdList>,
     gids: Option<IdList>,
-    rules: Vec<Rule>,
+    rules: Vec<PortRule>,
 }
 
 impl UidExclude {
@@ -79,7 +79,7 @@ impl UidExclude {
 
 /// An exclusion of part of a UID's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Rule {
+struct PortRule {
     /// `None` is every protocol.
     protocols: Vec<Option<Protocol>>,
     /// In the form of [`crate::policy::Exclusion::ports`].
@@ -87,7 +87,7 @@ struct Rule {
     uids: IdList,
 }
 
-impl Rule {
+impl PortRule {
     fn parse(item: &str, list: &ItemList, author: ListAuthor) -> Result<Self, Error> {
         let (conditions, uids) = split_rule(item);
         let (protocols, ports) = match conditions[..] {
@@ -128,12 +128,12 @@ fn id_list(annotation: &AnnotationValue<'_>) -> Result<Option<IdList>, Error> {
     IdList::parse(&annotation.list()?, annotation.author).map(Some)
 }
 
-fn rules_of_text(place: impl Into<String>, text: &str, author: ListAuthor) -> Result<Vec<Rule>, Error> {
+fn rules_of_text(place: impl Into<String>, text: &str, author: ListAuthor) -> Result<Vec<PortRule>, Error> {
     rules_of_list(&ItemList::split(place, text, RULE_SEPARATOR)?, author)
 }
 
 /// Parses the rules under `key`: an array, or a text.
-fn rules_of_block(r: &BlockReader<'_>, key: &'static str, author: ListAuthor) -> Result<Option<Vec<Rule>>, Error> {
+fn rules_of_block(r: &BlockReader<'_>, key: &'static str, author: ListAuthor) -> Result<Option<Vec<PortRule>>, Error> {
     let rules = |value: &Value| match value {
         Value::String(text) => rules_of_text(r.place(key), text, author),
         other => rules_of_list(&ItemList::from_json(r.place(key), other)?, author),
@@ -141,8 +141,8 @@ fn rules_of_block(r: &BlockReader<'_>, key: &'static str, author: ListAuthor) ->
     r.value(key).map(rules).transpose()
 }
 
-fn rules_of_list(list: &ItemList, author: ListAuthor) -> Result<Vec<Rule>, Error> {
-    list.items.iter().map(|item| Rule::parse(item, list, author)).collect()
+fn rules_of_list(list: &ItemList, author: ListAuthor) -> Result<Vec<PortRule>, Error> {
+    list.items.iter().map(|item| PortRule::parse(item, list, author)).collect()
 }
 
 /// Splits a rule into its conditions and its UIDs. The UIDs follow the last colon, or begin with the first
@@ -265,7 +265,7 @@ mod tests {
     const TCP: Option<Protocol> = Some(Protocol::Tcp);
     const UDP: Option<Protocol> = Some(Protocol::Udp);
 
-    fn rules(text: &str) -> Result<Vec<Rule>, Error> {
+    fn rules(text: &str) -> Result<Vec<PortRule>, Error> {
         rules_of_text("k", text, ListAuthor::Pod)
     }
 

@@ -1,8 +1,6 @@
 //! Checks of the configuration with which runtimes or Multus call the plugin, and of the node configuration.
 
-use super::report::CheckGroup;
-use super::report::CheckTarget;
-use super::report::{Check, CheckVerdict, Results};
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cni::{Error, NODE_CONFIGURATION, NetConf, NodeConf, OWN_TYPES, configuration};
 use crate::host_path::HostPath;
 use crate::plugin::{node, validate};

@@ -2,9 +2,7 @@
 //! that the plugin needs with this configuration.
 
 use super::configuration;
-use super::report::CheckGroup;
-use super::report::CheckTarget;
-use super::report::{Check, CheckVerdict, Results};
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cluster::{ApiProbe, Authority, CredentialsSummary, KubeconfigSummary, Right};
 use crate::cni::{Error, NetConf, NetworkStatus};
 use crate::{cluster, sub_plugins};

@@ -1,8 +1,7 @@
 //! Checks of the kernel: features are tried in a new network namespace, which is removed with the thread that created
 //! it. Also runs programs for their output, with a timeout.
 
-use super::report::CheckGroup;
-use super::report::{Check, CheckVerdict, Results};
+use super::report::{Check, CheckGroup, CheckVerdict, Results};
 use crate::cni;
 use crate::cni::NetConf;
 use crate::firewall::nfnetlink::NfSocket;

@@ -1,10 +1,8 @@
 //! Checks whether the proxy listens on the ports that the rules redirect to, and as which user.
 
 use super::probe_socket::Users;
-use super::report::CheckGroup;
-use super::report::{Check, CheckVerdict, Results};
-use super::rules::NETNS;
-use super::rules::RULES;
+use super::report::{Check, CheckGroup, CheckVerdict, Results};
+use super::rules::{NETNS, RULES};
 use crate::cni::{Code, Error};
 use crate::netns::find::FoundNetns;
 use crate::policy::{DnsCapture, Policy, Redirect};

@@ -4,9 +4,7 @@
 use super::kernel;
 use super::pod::KNOWN;
 use super::redact::Redactor;
-use super::report::CheckGroup;
-use super::report::CheckTarget;
-use super::report::{Check, CheckVerdict, Results};
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cluster::{ApiProbe, ReportedEvent};
 use crate::cni::NetConf;
 use crate::pod::PodRef;

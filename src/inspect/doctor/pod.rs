@@ -3,9 +3,7 @@
 
 use super::configuration;
 use super::configuration::Configured;
-use super::report::CheckGroup;
-use super::report::CheckTarget;
-use super::report::{Check, CheckVerdict, Results};
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cluster::{Cluster, Definition, DefinitionQuery, Lookup, ObjectRef};
 use crate::cni::{Error, NetConf, OWN_TYPES};
 use crate::inspect::explain::{Explained, explain};

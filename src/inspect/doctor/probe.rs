@@ -7,10 +7,8 @@
 
 use super::listeners::Listener;
 use super::probe_socket::{ProbeResult, ProbeUser, Users, send_as};
-use super::report::CheckGroup;
-use super::report::{Check, CheckVerdict, Results};
-use super::rules::NETNS;
-use super::rules::{self, RULES};
+use super::report::{Check, CheckGroup, CheckVerdict, Results};
+use super::rules::{self, NETNS, RULES};
 use crate::cni::{Code, Error};
 use crate::inspect::packet::{Destination, Sender};
 use crate::inspect::rulebook::Rulebook;

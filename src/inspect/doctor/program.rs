@@ -2,9 +2,7 @@
 //! version; and of the installation as a whole. The ELF header is read here, because a library for four fields is not
 //! worth a dependency.
 
-use super::report::CheckGroup;
-use super::report::{Check, CheckVerdict, Results};
-use super::report::{CheckTarget, Installation};
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Installation, Results};
 use super::{configuration, credentials, kernel};
 use crate::host_path::HostPath;
 use crate::trusted_file;

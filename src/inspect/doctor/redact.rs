@@ -5,8 +5,7 @@
 //! looks like a secret or follows the name of one. In doubt, a value is removed. The time is linear in the length of
 //! the text.
 
-use super::scan::only_open;
-use super::scan::scan;
+use super::scan::{only_open, scan};
 use crate::printable::{REDACTED, cut, json, lines, without_userinfo};
 use serde::Serialize;
 use serde_json::Value;

@@ -3,9 +3,7 @@
 
 use super::logs::EVENTS;
 use super::pod::KNOWN;
-use super::report::CheckGroup;
-use super::report::CheckTarget;
-use super::report::{Check, CheckVerdict, Results};
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
 use crate::cluster::{ApiProbe, ObjectRef};
 use crate::cni::{Error, NetConf};
 use crate::inspect::node_hint::{AGENT_NAMESPACE, node_hint};
