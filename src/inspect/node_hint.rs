@@ -16,7 +16,7 @@ pub fn node_hint(pod: &Pod, agent_namespace: Option<&str>, agent: Option<&str>, 
     };
     let agent_namespace = agent_namespace.unwrap_or(AGENT_NAMESPACE);
     let agents = format!(
-        "kubectl get pods -n {agent_namespace} -l app.kubernetes.io/name=detour,app.kubernetes.io/component=agent \
+        "kubectl get pods -n {agent_namespace} -l app.kubernetes.io/part-of=detour,app.kubernetes.io/component=agent \
          --field-selector spec.nodeName={node} -o name | head -n 1"
     );
     let agent = agent.map_or_else(|| format!("\"$({agents})\""), str::to_owned);

@@ -15,9 +15,29 @@
   | toYaml -}}
 {{- end -}}
 
-{{- define "detour.labels" -}}
-app.kubernetes.io/name: detour
+{{- /* The prefix of all object names; for the release "detour": detour. It identifies the release on a node. */ -}}
+{{- define "detour.fullname" -}}
+{{- $name := ternary .Release.Name (printf "%s-detour" .Release.Name) (contains "detour" .Release.Name) -}}
+{{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* These labels never change, because the selector of a DaemonSet is immutable. */ -}}
+{{- define "detour.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "detour.fullname" . }}
 app.kubernetes.io/component: agent
+{{- end -}}
+
+{{- define "detour.podLabels" -}}
+{{ include "detour.selectorLabels" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: detour
+{{- end -}}
+
+{{- define "detour.labels" -}}
+{{ include "detour.podLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
 {{- define "detour.image" -}}
