@@ -16,6 +16,7 @@ need_rust
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_commands etcd=etcd-server setpriv=util-linux
     need_helm
+    need_istio_charts
     need_apiserver
 fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then
