@@ -21,6 +21,22 @@
 {{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* Refuses an upgrade that would rename the objects: the old agents would remove the plugin from the nodes while the
+new ones install it. */ -}}
+{{- define "detour.keepsName" -}}
+{{- $fullname := include "detour.fullname" . -}}
+{{- if .Release.IsUpgrade -}}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $isOwn := eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" .) $.Release.Name -}}
+{{- $name := get $labels "app.kubernetes.io/name" -}}
+{{- if and $isOwn (eq (get $labels "app.kubernetes.io/component") "agent") (ne $name $fullname) -}}
+{{- fail (printf "release %s: its objects have the prefix %q, expected %q; set fullnameOverride=%s" $.Release.Name $name $fullname $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* These labels never change, because the selector of a DaemonSet is immutable. */ -}}
 {{- define "detour.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "detour.fullname" . }}
@@ -37,7 +53,7 @@ app.kubernetes.io/part-of: detour
 {{ include "detour.podLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "detour.image" -}}
