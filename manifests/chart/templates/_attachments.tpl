@@ -9,9 +9,6 @@ list, the agent writes that one's file without an entry. */ -}}
 {{- $definitions := list -}}
 {{- range $attachment := $given -}}
 {{- $keys := omit $attachment "namespace" "namespaces" -}}
-{{- if $keys.kubernetes -}}
-{{- $keys = include "detour.withAgentPods" (list $ $keys) | fromJson -}}
-{{- end -}}
 {{- if not (hasKey $byName $keys.name) -}}
 {{- $files = append $files $keys -}}
 {{- $_ := set $byName $keys.name (toJson $keys) -}}
@@ -28,11 +25,11 @@ list, the agent writes that one's file without an entry. */ -}}
 {{- dict "files" $files "definitions" (uniq $definitions) | toJson -}}
 {{- end -}}
 
-{{- /* The plugin's configuration (second item of the list), with the names of this release's agents, as JSON. The plugin
-knows the names that begin with detour-agent-. */ -}}
-{{- define "detour.withAgentPods" -}}
-{{- $fullname := include "detour.fullname" (index . 0) -}}
-{{- $config := deepCopy (index . 1) -}}
+{{- /* The plugin's configuration, as JSON. It has the names of the release's agents; the plugin's default is those that
+begin with detour-agent-. */ -}}
+{{- define "detour.config" -}}
+{{- $fullname := include "detour.fullname" . -}}
+{{- $config := deepCopy .Values.config -}}
 {{- if ne $fullname "detour" -}}
 {{- $kubernetes := $config.kubernetes | default dict -}}
 {{- $prefixes := $kubernetes.agent_pod_prefixes | default (list "detour-agent-" "istio-cni-node-") -}}
@@ -99,7 +96,7 @@ if the object has another owner, unless it has the annotation helm.sh/resource-p
 {{- $owner = printf "release %q in namespace %q" $release $releaseNamespace -}}
 {{- else if $live.metadata.ownerReferences -}}
 {{- $reference := first $live.metadata.ownerReferences -}}
-{{- $owner = printf "%s %q" $reference.kind $reference.name -}}
+{{- $owner = printf "%s %s" $reference.kind $reference.name | quote -}}
 {{- end -}}
 {{- if and (has $definition $own) (ne (get $annotations "helm.sh/resource-policy") "keep") -}}
 {{- fail (printf "NetworkAttachmentDefinition %s: it belongs to another owner now (%s), and this upgrade would delete it; to leave it to that owner, run \"kubectl annotate net-attach-def -n %s %s helm.sh/resource-policy=keep\" and repeat the upgrade; to take it back, set definitions=always" $definition $owner $namespace $name) -}}
