@@ -25,23 +25,6 @@ list, the agent writes that one's file without an entry. */ -}}
 {{- dict "files" $files "definitions" (uniq $definitions) | toJson -}}
 {{- end -}}
 
-{{- /* The plugin's configuration, as JSON. It has the names of the release's agents; the plugin's default is those that
-begin with detour-agent-. */ -}}
-{{- define "detour.config" -}}
-{{- $fullname := include "detour.fullname" . -}}
-{{- $config := deepCopy .Values.config -}}
-{{- if ne $fullname "detour" -}}
-{{- $kubernetes := $config.kubernetes | default dict -}}
-{{- $prefixes := $kubernetes.agent_pod_prefixes | default (list "detour-agent-" "istio-cni-node-") -}}
-{{- if kindIs "string" $prefixes -}}
-{{- $prefixes = splitList "," $prefixes -}}
-{{- end -}}
-{{- $prefixes = append $prefixes (printf "%s-agent-" $fullname) | uniq -}}
-{{- $_ := set $config "kubernetes" (merge (dict "agent_pod_prefixes" $prefixes) $kubernetes) -}}
-{{- end -}}
-{{- $config | toJson -}}
-{{- end -}}
-
 {{- /* What to do with the definitions, as JSON: {"rendered": [NAMESPACE/NAME], "foreign": {NAMESPACE/NAME: its owner}}.
 A definition that exists and belongs to another owner is foreign: the release uses it, and neither changes nor deletes
 it. helm template finds no objects, so all definitions are rendered. */ -}}
