@@ -176,6 +176,18 @@ need_apiserver() {
         "about four minutes on two cores" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
 }
 
+# kubectl runs the commands of the guides (as oc), in the version of the API server.
+need_kubectl() {
+    local module=tests/apiserver/kube-apiserver tools
+    tools=$(tools_directory)
+    [[ ! -x $tools/kubectl ]] || return 0
+    need_go kubectl
+    say "building kubectl (about one minute)"
+    mkdir -p "$tools"
+    (cd "$module" && go build -trimpath -o "$tools/kubectl.new" -ldflags '-s -w' k8s.io/kubernetes/cmd/kubectl </dev/null)
+    mv "$tools/kubectl.new" "$tools/kubectl"
+}
+
 # crictl creates pods in containerd, in the version of its go.mod.
 need_crictl() {
     local module=tests/containerd/crictl

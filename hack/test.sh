@@ -18,6 +18,7 @@ if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_helm
     need_istio_charts
     need_apiserver
+    need_kubectl
 fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then
     need_commands containerd=containerd runc=runc

@@ -1,7 +1,7 @@
 //! Releases of the chart, installed with the real helm: upgrades, several releases in one cluster, and
 //! NetworkAttachmentDefinitions that other owners have.
 
-mod helm;
+pub(crate) mod helm;
 mod inventory;
 mod ownership;
 mod side_by_side;
