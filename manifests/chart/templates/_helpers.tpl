@@ -8,13 +8,15 @@
 {{- end -}}
 {{- end -}}
 {{- $chained := ternary $row.chained .Values.chained (kindIs "invalid" .Values.chained) -}}
+{{- $provider := .Values.provider | default (ternary "default" "multus" $row.chained) -}}
+{{- $onlyMultus := and $row.chained (not $chained) (eq $provider "multus") -}}
 {{- dict
   "name" $row.name
   "binDir" (.Values.cniBinDir | default $row.cniBinDir)
-  "confDir" (.Values.cniConfDir | default $row.cniConfDir)
+  "confDir" (.Values.cniConfDir | default (ternary .Values.attachmentConfDir $row.cniConfDir $onlyMultus))
   "netnsDir" (.Values.cniNetnsDir | default $row.netnsDir | default "/run/netns" | replace "/var/run/" "/run/")
   "chained" $chained
-  "provider" (.Values.provider | default (ternary "default" "multus" $row.chained))
+  "provider" $provider
   "scc" ($row.scc | default false)
   "seLinuxOptions" (ternary (merge (dict) .Values.seLinuxOptions (dict "type" $row.seLinuxType)) .Values.seLinuxOptions (hasKey $row "seLinuxType"))
   "resourceQuota" (ternary ($row.resourceQuota | default false) .Values.resourceQuotas.enabled (kindIs "invalid" .Values.resourceQuotas.enabled))
@@ -25,6 +27,22 @@
 {{- define "detour.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-detour" .Release.Name) (contains "detour" .Release.Name) -}}
 {{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* Refuses an upgrade that would rename the objects: the old agents would remove the plugin from the nodes while the
+new ones install it. */ -}}
+{{- define "detour.keepsName" -}}
+{{- $fullname := include "detour.fullname" . -}}
+{{- if .Release.IsUpgrade -}}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $isOwn := eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" .) $.Release.Name -}}
+{{- $name := get $labels "app.kubernetes.io/name" -}}
+{{- if and $isOwn (eq (get $labels "app.kubernetes.io/component") "agent") (ne $name $fullname) -}}
+{{- fail (printf "release %s: its objects have the prefix %q, expected %q; set fullnameOverride=%s" $.Release.Name $name $fullname $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* These labels never change, because the selector of a DaemonSet is immutable. */ -}}
@@ -46,7 +64,7 @@ istio.io/rev: {{ . | quote }}
 {{- end }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- /* The image. Fails with all values that name an image of Istio: a values file of istio-cni may contain them. */ -}}
@@ -86,7 +104,18 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- /* The plugin's configuration, as JSON. */ -}}
 {{- define "detour.config" -}}
-{{- merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict .Values.global.nativeNftables) | toJson -}}
+{{- $config := merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict .Values.global.nativeNftables) -}}
+{{- $fullname := include "detour.fullname" . -}}
+{{- if ne $fullname "detour" -}}
+{{- $kubernetes := $config.kubernetes | default dict -}}
+{{- $prefixes := $kubernetes.agent_pod_prefixes | default (list "detour-agent-" "istio-cni-node-") -}}
+{{- if kindIs "string" $prefixes -}}
+{{- $prefixes = splitList "," $prefixes -}}
+{{- end -}}
+{{- $prefixes = append $prefixes (printf "%s-agent-" $fullname) | uniq -}}
+{{- $_ := set $config "kubernetes" (merge (dict "agent_pod_prefixes" $prefixes) $kubernetes) -}}
+{{- end -}}
+{{- $config | toJson -}}
 {{- end -}}
 
 {{- /* Capabilities of the agent's container: for files that root does not own; for pods' network namespaces; for
