@@ -40,4 +40,5 @@ fn every_manifest_is_accepted() {
 const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true,podMonitor.enabled=true,\
                           podMonitor.labels.a=b,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
                           nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\
-                          metricsFrom[0].namespaceSelector.matchLabels.a=b";
+                          metricsFrom[0].namespaceSelector.matchLabels.a=b,\
+                          attachments[0].name=a,attachments[0].namespaces={shop}";

@@ -108,9 +108,10 @@ impl Platform {
     /// Unknown name; the text lists all names.
     pub fn named(name: &str) -> Result<&'static Self, String> {
         let known = |platform: &&Self| platform.name == name || platform.aliases.contains(&name);
-        PLATFORMS.iter().find(known).ok_or_else(|| {
-            format!("invalid value {name:?}; expected {}", Self::names().join(", "))
-        })
+        PLATFORMS
+            .iter()
+            .find(known)
+            .ok_or_else(|| format!("invalid value {name:?}; expected {}", Self::names().join(", ")))
     }
 
     /// Returns all names and aliases, sorted.
@@ -126,9 +127,8 @@ impl Platform {
     pub fn detect(exists: impl Fn(&HostPath) -> bool) -> &'static Self {
         let path_exists = |path: &str| HostPath::new(path).is_some_and(|path| exists(&path));
         let [others @ .., default] = &PLATFORMS;
-        let is_detected = |platform: &&Self| {
-            !platform.evidence.is_empty() && platform.evidence.iter().all(|path| path_exists(path))
-        };
+        let is_detected =
+            |platform: &&Self| !platform.evidence.is_empty() && platform.evidence.iter().all(|path| path_exists(path));
         others.iter().find(is_detected).unwrap_or(default)
     }
 }
