@@ -114,3 +114,62 @@ fn instead_of_the_operators_plugin_detour_redirects_the_same_pods() {
         assert!(report["exempt"].to_string().contains("1337"), "{name}: {report}");
     }
 }
+
+/// Runs `detour explain` as the primary plugin of OpenShift (conf/primary-openshift.conf) for a pod in namespace shop
+/// with these networks. The sample gives shop the definition istio-cni; default has istio-cni and excludedns; bank has
+/// excludedns.
+fn explain_tenant(test: &str, networks: &str) -> Output {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("service-mesh-{test}"));
+    std::fs::create_dir_all(directory.join("net.d")).expect("writable");
+    let write = |name: &str, text: &str| {
+        let file = directory.join(name);
+        std::fs::write(&file, text).expect("writable");
+        file.display().to_string()
+    };
+    write("net.d/istio-cni.conf", &read("conf/openshift-istio-cni.conf"));
+    write("net.d/excludedns.conf", &read("conf/99-exclude-dns.conf"));
+    let mut node: Value = serde_json::from_str(&read("conf/primary-openshift.conf")).expect("JSON");
+    node["confDir"] = json!(directory.join("net.d"));
+    node["clusterNetwork"] =
+        json!(write("ovn.conf", r#"{"cniVersion": "0.3.1", "name": "ovn", "type": "ovn-k8s-cni-overlay"}"#));
+    let node = write("node.conf", &node.to_string());
+    let mut definitions: Vec<String> = [("default", "istio-cni"), ("default", "excludedns"), ("bank", "excludedns")]
+        .map(|(namespace, name)| {
+            json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+                   "metadata": {"namespace": namespace, "name": name}, "spec": {}})
+            .to_string()
+        })
+        .to_vec();
+    let sample = read("manifests/samples/namespace-attachment.yaml");
+    definitions.push(sample.replace("metadata:\n", "metadata:\n  namespace: shop\n"));
+    let definitions = write("definitions.yaml", &definitions.join("\n---\n"));
+    let mut pod = recorded_pod("no-networks");
+    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(networks);
+    let arguments = ["explain", "-f", "-", "-o", "json", "--config", &node, "--definitions", &definitions];
+    detour(&arguments, &pod.to_string())
+}
+
+#[test]
+fn definitions_of_the_pods_namespace_and_of_default_are_found_although_openshift_isolates_namespaces() {
+    for (test, networks) in
+        [("own", "istio-cni, default/excludedns"), ("default", "default/istio-cni, default/excludedns")]
+    {
+        let output = explain_tenant(test, networks);
+        assert!(output.status.success(), "{networks}: {}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(report["redirected"], true, "{networks}: {report}");
+        assert!(report["exempt"].to_string().contains("1337"), "{networks}: {report}");
+    }
+}
+
+#[test]
+fn a_missing_definition_and_one_of_another_tenant_are_errors_that_name_it() {
+    for (test, networks, expected) in [
+        ("missing", "excludedns", "NetworkAttachmentDefinition \"excludedns\" not found in namespace \"shop\""),
+        ("other", "bank/excludedns", "namespaceIsolation forbids pods of namespace \"shop\""),
+    ] {
+        let output = explain_tenant(test, networks);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(expected), "{networks}: {error}");
+    }
+}

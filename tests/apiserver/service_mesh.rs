@@ -230,6 +230,12 @@ fn the_guide_beside_the_operator_migrates_and_goes_back() {
         assert!(report.lines().any(|found| found.trim() == line), "{line}: {report}");
     }
 
+    let [remove] = &blocks("### Remove the attachment", "sh")[..] else { panic!("one block") };
+    cluster.follow(remove);
+    let injector = &cluster.admin.get(&istio).expect("created")["spec"]["values"]["sidecarInjectorWebhook"];
+    assert_eq!(*injector, json!({"defaultTemplates": ["sidecar"], "templates": {}}));
+    assert!(cluster.admin.get(&definition_of("default", "excludedns")).is_err());
+
     // To detour: the definition keeps its UID, so it was never missing.
     let [keep, check, disown, take, label, finish] = &blocks("### Migrate from IstioCNI", "sh")[..] else {
         panic!("six blocks")
