@@ -4,6 +4,7 @@
 mod documented;
 mod helm;
 mod inventory;
+mod notes;
 mod ownership;
 mod side_by_side;
 mod upgrade;
