@@ -134,6 +134,8 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     let notes = helm.upgrade("detour", &OPENSHIFT);
     assert!(notes.contains("belongs to another owner"), "{notes}");
     assert_eq!(live(&admin, "istio-cni"), Some(kept.clone()));
+    helm.run(&["rollback", "detour", "1", "-n", NAMESPACE]).expect_err("revision 1 contains the definition");
+    assert_eq!(live(&admin, "istio-cni"), Some(kept.clone()));
     helm.upgrade("detour", &OPENSHIFT);
     helm.uninstall("detour", NAMESPACE);
     assert_eq!(live(&admin, "istio-cni"), Some(kept));
