@@ -44,4 +44,5 @@ const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true
                           global.logging.level=cni:debug,updateStrategy.type=OnDelete,daemonSetLabels.a=b,\
                           terminationGracePeriodSeconds=5,env.KUBERNETES_SERVICE_HOST=a,cniNetnsDir=/var/run/a,\
                           env.KUBERNETES_SERVICE_PORT=6443,resources.limits.cpu=2,seLinuxOptions.level=s0,\
-                          tolerations[0].key=a,tolerations[0].operator=Equal,tolerations[0].value=b";
+                          tolerations[0].key=a,tolerations[0].operator=Equal,tolerations[0].value=b,\
+                          attachments[0].name=a,attachments[0].namespaces={shop}";
