@@ -295,6 +295,20 @@ fn each_step_that_takes_over_the_definition_is_needed() {
 }
 
 #[test]
+fn an_existing_release_takes_over_the_definition_in_the_second_upgrade() {
+    let cluster = Cluster::start("service-mesh-existing");
+    cluster.follow(&blocks("## Beside IstioCNI", "sh")[0]);
+    cluster.helm.upgrade("detour", &["--set", "global.platform=openshift"]);
+    let [keep, _, disown, take, ..] = &blocks("### Migrate from IstioCNI", "sh")[..] else { panic!("four blocks") };
+    cluster.follow(keep);
+    cluster.follow(disown);
+    for owner in ["istio-cni", "detour"] {
+        cluster.follow(take);
+        assert_eq!(cluster.owner().0, owner);
+    }
+}
+
+#[test]
 fn the_operator_reverts_its_daemon_set_but_not_the_definition() {
     let cluster = Cluster::start("service-mesh-reverts");
     cluster.follow(&blocks("## Beside IstioCNI", "sh")[0]);
