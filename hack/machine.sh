@@ -142,17 +142,17 @@ need_helm() {
 
 # Istio's charts, in the version of tests/injector/go.mod: the operator of OpenShift Service Mesh installs them.
 need_istio_charts() {
-    local version charts directory
+    local version charts answer
     charts=$(istio_charts)
     [[ ! -d $charts ]] || return 0
     need_go "Istio's charts"
     version=${charts##*/istio-charts-}
     say "downloading Istio's charts (12 MB)"
-    directory=$(cd / && go mod download -json "istio.io/istio@$version" </dev/null | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    answer=$(cd / && go mod download -json "istio.io/istio@$version" </dev/null) || die "downloading Istio's charts: $answer"
     # Move it into place only when it is complete.
     rm -rf "$charts.new"
     mkdir -p "$charts.new"
-    cp -r --no-preserve=mode "$directory/manifests/charts/." "$charts.new"
+    cp -r --no-preserve=mode "$(sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' <<<"$answer")/manifests/charts/." "$charts.new"
     mv "$charts.new" "$charts"
 }
 
