@@ -18,6 +18,10 @@ if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_helm
     need_apiserver
 fi
+if [[ $# -eq 0 || "$*" == *release* ]]; then
+    need_commands git=git jq=jq
+    need_helm
+fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then
     need_commands containerd=containerd runc=runc
     need_crictl
