@@ -22,6 +22,10 @@ if [[ $# -eq 0 || "$*" == *release* ]]; then
     need_commands git=git jq=jq
     need_helm
 fi
+if [[ $# -eq 0 || "$*" == *monitoring* ]]; then
+    need_commands promtool=prometheus
+    need_helm
+fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then
     need_commands containerd=containerd runc=runc
     need_crictl
