@@ -27,8 +27,9 @@ Examples:
   detour install --chained=true --conf-name 10-calico.conflist --name istio-cni
         add the plugin to this plugin list, and install the program also under the name istio-cni
 
-Platforms: openshift (separate configuration file, for Multus), gke, k3d, k3s, microk8s, and
-kubernetes (aks, eks, iks, kind, kubeadm, minikube, rke1, rke2).
+Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration
+file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
+iks, k0s, kind, kubeadm, rke1, rke2, talos).
 
 Repeat the command to restore missing or changed files; it changes nothing else. To revert all
 changes, use `detour uninstall`. With invalid arguments or input, the command changes nothing.

@@ -25,6 +25,11 @@ pub(crate) fn base(platform: &str) -> Vec<Value> {
     objects(&fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable"))
 }
 
+/// Returns the path of helm.
+pub(crate) fn helm() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm")
+}
+
 /// Returns the objects of the chart, rendered with these values.
 pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
     chart_with_files(&[], values)
@@ -32,7 +37,7 @@ pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
 
 /// Returns the objects of the chart, rendered with these files of values and single values.
 pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
-    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
+    let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
     command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);

@@ -1,0 +1,168 @@
+//! The values of Istio's chart istio-cni: each one has an effect, is harmless, or is refused.
+
+use crate::helm::{DEFAULT, manifests, merged, nested, render};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+const NAMES: &str = include_str!("istio-cni-values.txt");
+
+/// Returns the names and defaults of the sections of `NAMES` whose heading begins with `section`.
+fn published(section: &str) -> Vec<(&'static str, Value)> {
+    let mut heading = "";
+    let mut found = Vec::new();
+    for line in NAMES.lines() {
+        match line.strip_prefix("# ") {
+            Some(title) => heading = title,
+            None if heading.starts_with(section) => {
+                let (name, default) = line.split_once(' ').expect("a name and a default");
+                found.push((name, serde_json::from_str(default).expect("JSON")));
+            }
+            None => {}
+        }
+    }
+    found
+}
+
+/// Returns the second column of the documentation by name.
+fn documented() -> BTreeMap<String, String> {
+    let text = fs::read_to_string(manifests().join("istio-cni-values.md")).expect("readable");
+    let sections = text.split_once("\n## ").expect("sections").1;
+    let mut found = BTreeMap::new();
+    for line in sections.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        for name in cells[1].split(", ") {
+            let name = name.trim_matches('`').to_owned();
+            assert_eq!(found.insert(name.clone(), cells[2].to_owned()), None, "{name}: listed twice");
+        }
+    }
+    found
+}
+
+/// A value with an effect for each name that is documented as "same"; and the values without which it has none.
+fn effective(name: &str) -> (Value, Value) {
+    let none = json!({});
+    match name {
+        "hub" | "global.hub" => (json!("registry.example/mesh"), none),
+        "tag" | "global.tag" => (json!("0.1.0"), none),
+        "image" => (json!("detour-debug"), none),
+        "pullPolicy" | "global.imagePullPolicy" => (json!("Always"), none),
+        "logging.level" | "global.logging.level" => (json!("default:info,cni:debug"), none),
+        "logLevel" => (json!("debug"), none),
+        "cniBinDir" | "cniConfDir" | "cniNetnsDir" => (json!("/srv/cni"), none),
+        "cniConfFileName" => (json!("10-calico.conflist"), none),
+        "excludeNamespaces" => (json!(["kube-system"]), none),
+        "affinity" => (json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}), none),
+        "podAnnotations" | "daemonSetLabels" | "podLabels" => (json!({"team": "mesh"}), none),
+        "tolerations" => (published("1.27").into_iter().find(|(own, _)| *own == name).expect("listed").1, none),
+        "chained" => (json!(false), none),
+        "provider" => (json!("multus"), none),
+        "repair.enabled" | "repair.repairPods" => (json!(false), none),
+        "repair.deletePods" | "repair.labelPods" => (json!(true), none),
+        "repair.initContainerName" | "repair.brokenPodLabelValue" => (json!("other"), none),
+        "repair.brokenPodLabelKey" => (json!("example.com/broken"), none),
+        "seLinuxOptions" => (json!({"type": "spc_t"}), none),
+        "resources" | "global.defaultResources" => (json!({"requests": {"cpu": "100m", "memory": "100Mi"}}), none),
+        "resourceQuotas.enabled" => (json!(true), none),
+        "resourceQuotas.pods" => (json!(100), json!({"resourceQuotas": {"enabled": true}})),
+        "updateStrategy" => (json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}), none),
+        "revision" => (json!("canary"), none),
+        "global.imagePullSecrets" => (json!(["registry"]), none),
+        "global.nativeNftables" | "global.networkPolicy.enabled" => (json!(true), none),
+        "global.platform" => (json!("openshift"), none),
+        "env" => (json!({"KUBERNETES_SERVICE_HOST": "api.example"}), none),
+        "terminationGracePeriodSeconds" => (json!(5), none),
+        _ => panic!("{name}: no test value; add one to effective()"),
+    }
+}
+
+#[test]
+fn the_documentation_lists_every_published_value() {
+    let listed: BTreeSet<String> = documented().into_keys().collect();
+    let names: BTreeSet<String> = published("").into_iter().map(|(name, _)| name.to_owned()).collect();
+    assert_eq!(listed, names);
+}
+
+#[test]
+fn each_published_value_does_what_the_documentation_says() {
+    let documented = documented();
+    for (name, default) in published("") {
+        let here = documented[name].as_str();
+        if here == "same" {
+            let (value, context) = effective(name);
+            let without = render(&context).expect("rendered");
+            let with =
+                render(&merged(&context, &nested(name, value))).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_ne!(with, without, "{name}: no effect");
+        } else if let Some(accepted) = here.strip_prefix("only ") {
+            assert_eq!(render(&nested(name, default)).as_ref(), Ok(&*DEFAULT), "{name}: the default of istio-cni");
+            for value in accepted.split('`').skip(1).step_by(2) {
+                let value: Value = serde_saphyr::from_str(value).expect("YAML");
+                assert_eq!(render(&nested(name, value)).as_ref(), Ok(&*DEFAULT), "{name}: documented value");
+            }
+            for other in [json!("other"), json!(true), json!({"type": "Unconfined"})] {
+                assert_refused(name, &other);
+            }
+        } else if here == "inactive" {
+            assert_eq!(render(&nested(name, default)).as_ref(), Ok(&*DEFAULT), "{name}");
+            assert_refused(name, &json!(7));
+            let ambient = json!({"ambient": {"enabled": true}});
+            assert!(render(&ambient).expect_err("refused").contains("at '/ambient/enabled'"));
+        } else {
+            assert_eq!(here, "refused", "{name}");
+            assert_refused(name, &default);
+        }
+    }
+}
+
+/// Asserts that helm refuses the value and names its path.
+fn assert_refused(name: &str, value: &Value) {
+    let error = render(&nested(name, value.clone())).expect_err(&format!("{name}: {value} renders"));
+    let (parent, key) = name.rsplit_once('.').unwrap_or(("", name));
+    let parent = if parent.is_empty() { String::new() } else { format!("/{}", parent.replace('.', "/")) };
+    let wrong = format!("at '{parent}/{key}");
+    let unknown = format!("at '{parent}': additional properties '{key}' not allowed");
+    assert!(error.contains(&wrong) || error.contains(&unknown), "{name}: {value}: {error}");
+}
+
+/// The defaults of istio-cni 1.27, as a user's values file has them.
+fn defaults() -> Value {
+    published("1.27").into_iter().fold(json!({}), |all, (name, value)| merged(&all, &nested(name, value)))
+}
+
+#[test]
+fn of_istio_cnis_defaults_only_the_image_is_refused() {
+    let error = render(&defaults()).expect_err("refused");
+    let refused: Vec<&str> = error.lines().filter_map(|line| line.strip_prefix("- ")).collect();
+    let names: Vec<&str> = refused.iter().filter_map(|line| line.split(':').next()).collect();
+    assert_eq!(names, ["image", "global.hub", "global.tag"], "{error}");
+
+    let mut values = merged(&defaults(), &json!({"image": "detour", "global": {"hub": "registry.example", "tag": ""}}));
+    let text = render(&values).expect("rendered");
+    for expected in ["registry.example/detour:", "cpu: 100m", "maxUnavailable: 1", "--exclude-namespaces=kube-system\n"]
+    {
+        assert!(text.contains(expected), "{expected}");
+    }
+    values["ambient"]["enabled"] = json!(true);
+    values["ownerName"] = json!("IstioOperator");
+    let error = render(&values).expect_err("refused");
+    assert!(error.contains("at '/ambient/enabled'") && error.contains("at '/ownerName'"), "{error}");
+}
+
+#[test]
+fn istios_registries_images_and_versions_are_refused() {
+    for (values, path) in [
+        (json!({"hub": "docker.io/istio"}), "hub"),
+        (json!({"hub": "gcr.io/istio-release"}), "hub"),
+        (json!({"global": {"hub": "registry.istio.io/release"}}), "global.hub"),
+        (json!({"image": "docker.io/istio/install-cni:1.27.0"}), "image"),
+        (json!({"image": "registry.redhat.io/openshift-service-mesh/istio-cni-rhel9@sha256:00"}), "image"),
+        (json!({"tag": "1.27.0-distroless"}), "tag"),
+        (json!({"global": {"tag": "1.27"}}), "global.tag"),
+    ] {
+        let error = render(&values).expect_err(&format!("{values} renders"));
+        assert!(error.contains(&format!("\n- {path}: \"")), "{values}: {error}");
+    }
+    // A mirror may use any tag.
+    assert!(render(&json!({"hub": "registry.example/mesh", "tag": "1.27.0"})).is_ok());
+}

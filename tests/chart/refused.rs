@@ -1,0 +1,202 @@
+//! Values that the chart refuses, with the path of the key.
+
+use crate::helm::{leaves, merged, nested, render, values};
+use serde_json::{Value, json};
+
+/// Asserts that helm refuses `values`, and that its message has `texts`.
+#[track_caller]
+fn assert_refused(values: &Value, texts: &[&str]) {
+    let error = render(values).expect_err(&format!("{values} renders"));
+    for text in texts {
+        assert!(error.contains(text), "{values}: expected {text:?}, got {error}");
+    }
+}
+
+/// The message for an unknown key in the object at `pointer`.
+#[track_caller]
+fn assert_unknown_key(values: &Value, pointer: &str, key: &str) {
+    assert_refused(values, &[&format!("at '{pointer}': additional properties '{key}' not allowed")]);
+}
+
+#[test]
+fn an_unknown_key_at_each_level_is_refused() {
+    for (pointer, key, values) in [
+        ("", "repiar", json!({"repiar": {"enabled": false}})),
+        ("", "nodeSelectors", json!({"nodeSelectors": {"a": "b"}})),
+        ("", "platform", json!({"platform": "gke"})),
+        ("/global", "platfrom", json!({"global": {"platfrom": "gke"}})),
+        ("/global/networkPolicy", "enable", json!({"global": {"networkPolicy": {"enable": true}}})),
+        ("/global/logging", "levels", json!({"global": {"logging": {"levels": "info"}}})),
+        ("/global/defaultResources", "request", json!({"global": {"defaultResources": {"request": {}}}})),
+        ("/logging", "lvl", json!({"logging": {"lvl": "info"}})),
+        ("/repair", "repairPod", json!({"repair": {"repairPod": false}})),
+        ("/taint", "effect", json!({"taint": {"effect": "NoExecute"}})),
+        ("/primaryPlugin", "enable", json!({"primaryPlugin": {"enable": true}})),
+        ("/seLinuxOptions", "kind", json!({"seLinuxOptions": {"kind": "spc_t"}})),
+        ("/resources", "limit", json!({"resources": {"limit": {"cpu": 1}}})),
+        ("/podMonitor", "label", json!({"podMonitor": {"label": {}}})),
+        ("/resourceQuotas", "pod", json!({"resourceQuotas": {"pod": 1}})),
+        ("/updateStrategy", "rolling", json!({"updateStrategy": {"rolling": {}}})),
+        ("/updateStrategy/rollingUpdate", "max", json!({"updateStrategy": {"rollingUpdate": {"max": 1}}})),
+        ("/affinity", "podaffinity", json!({"affinity": {"podaffinity": {}}})),
+        ("/affinity/nodeAffinity", "required", json!({"affinity": {"nodeAffinity": {"required": {}}}})),
+        ("/tolerations/0", "keys", json!({"tolerations": [{"operator": "Exists", "keys": "a"}]})),
+        ("/metricsFrom/0", "namespace", json!({"metricsFrom": [{"namespace": "monitoring"}]})),
+        ("/env", "EXCLUDED_NAMESPACES", json!({"env": {"EXCLUDED_NAMESPACES": "shop"}})),
+        ("/config", "chian", json!({"config": {"chian": []}})),
+        ("/config", "name", json!({"config": {"name": "mine"}})),
+        ("/config", "cniVersion", json!({"config": {"cniVersion": "1.1.0"}})),
+        ("/config", "type", json!({"config": {"type": "istio-cni"}})),
+        ("/config", "log_level", json!({"config": {"log_level": "debug"}})),
+        ("/config", "prevResult", json!({"config": {"prevResult": {}}})),
+        ("/config", "native_nftables", json!({"config": {"native_nftables": true}})),
+        ("/config/kubernetes", "kubeconfig", json!({"config": {"kubernetes": {"kubeconfig": "/k"}}})),
+        ("/config/kubernetes", "agent_socket", json!({"config": {"kubernetes": {"agent_socket": "/s"}}})),
+        ("/config/kubernetes", "exclude_namespaces", json!({"config": {"kubernetes": {"exclude_namespaces": ["a"]}}})),
+        ("/config/kubernetes", "timeout", json!({"config": {"kubernetes": {"timeout": 3}}})),
+        (
+            "/config/chain/0",
+            "proxy_uids",
+            json!({"config": {"chain": [{"type": "istio-redirect", "proxy_uids": [1]}]}}),
+        ),
+        ("/config/chain/0", "uid", json!({"config": {"chain": [{"type": "uid-exclude", "uid": [1]}]}})),
+        (
+            "/config/chain/1",
+            "resolver",
+            json!({"config": {"chain": [{"type": "uid-exclude"}, {"type": "dns-exclude", "resolver": []}]}}),
+        ),
+        ("/attachments/0", "chian", json!({"attachments": [{"name": "a", "chian": []}]})),
+        ("/attachments/0", "cniVersion", json!({"attachments": [{"name": "a", "cniVersion": "1.1.0"}]})),
+        ("/attachments/0", "clusterNetwork", json!({"attachments": [{"name": "a", "clusterNetwork": "ovn"}]})),
+        (
+            "/attachments/0/chain/0",
+            "gid",
+            json!({"attachments": [{"name": "a", "chain": [{"type": "uid-exclude", "gid": 1}]}]}),
+        ),
+    ] {
+        assert_unknown_key(&values, pointer, key);
+    }
+}
+
+#[test]
+fn a_wrong_value_is_refused() {
+    for (path, value) in [
+        ("fullnameOverride", json!("Detour")),
+        ("fullnameOverride", json!("d".repeat(41))),
+        ("hub", json!("registry example")),
+        ("image", json!("")),
+        ("tag", json!(1.27)),
+        ("tag", json!("a b")),
+        ("pullPolicy", json!("always")),
+        ("global.platform", json!("openshit")),
+        ("global.imagePullPolicy", json!("Sometimes")),
+        ("global.imagePullSecrets", json!(["Secret_A"])),
+        ("global.imagePullSecrets", json!([{"name": "secret"}])),
+        ("global.nativeNftables", json!("true")),
+        ("global.networkPolicy.enabled", json!("yes")),
+        ("global.logging.level", json!("verbose")),
+        ("logging.level", json!("cni-agent:debug")),
+        ("logLevel", json!("trace")),
+        ("excludeNamespaces", json!("kube-system")),
+        ("excludeNamespaces", json!(["Kube"])),
+        ("cniBinDir", json!("opt/cni/bin")),
+        ("cniConfDir", json!("/etc/cni net.d")),
+        ("cniConfFileName", json!("dir/10.conf")),
+        ("cniNetnsDir", json!("netns")),
+        ("chained", json!("false")),
+        ("provider", json!("multus-cni")),
+        ("programNames", json!(["other"])),
+        ("config.dialect", json!("nft")),
+        ("config.log_file", json!("/tmp/detour.log")),
+        ("config.delegate_timeout_seconds", json!(301)),
+        ("config.kubernetes.timeout_seconds", json!(0)),
+        ("config.kubernetes.cni_bin_dir", json!("bin")),
+        ("config.chain", json!("istio-redirect")),
+        ("definitions", json!("yes")),
+        ("attachmentConfDir", json!("")),
+        ("onExit", json!("keep")),
+        ("repair.intervalSeconds", json!(-1)),
+        ("repair.intervalSeconds", json!("60s")),
+        ("repair.brokenPodLabelKey", json!("a b")),
+        ("repair.brokenPodLabelValue", json!(true)),
+        ("repair.initContainerName", json!("")),
+        ("taint.key", json!("not ready")),
+        ("seLinuxOptions.type", json!(1)),
+        ("resources.limits.memory", json!("128MB")),
+        ("resources.requests.mem", json!("1Gi")),
+        ("podMonitor.labels.a", json!("b c")),
+        ("env.KUBERNETES_SERVICE_PORT", json!(65536)),
+        ("revision", json!("1.27")),
+        ("daemonSetLabels.a", json!(1)),
+        ("podLabels.a", json!(true)),
+        ("nodeSelector.a", json!(true)),
+        ("updateStrategy.type", json!("Recreate")),
+        ("updateStrategy.rollingUpdate.maxUnavailable", json!("half")),
+        ("updateStrategy.rollingUpdate.maxUnavailable", json!(-1)),
+        ("terminationGracePeriodSeconds", json!(0)),
+        ("terminationGracePeriodSeconds", json!("30s")),
+        ("priorityClassName", json!("")),
+        ("resourceQuotas.pods", json!(0)),
+        ("resourceQuotas.pods", json!("many")),
+    ] {
+        let pointer = format!("at '/{}", path.replace('.', "/"));
+        assert_refused(&nested(path, value), &[&pointer]);
+    }
+}
+
+#[test]
+fn a_wrong_value_in_a_list_is_refused() {
+    let entry = |key: &str, value: Value| json!({"config": {"chain": [{"type": "istio-redirect", key: value}]}});
+    for (pointer, values) in [
+        ("/config/chain/0", json!({"config": {"chain": [{"uids": [1]}]}})),
+        ("/config/chain/0/type", json!({"config": {"chain": [{"type": "../sh"}]}})),
+        ("/config/chain/0/proxy_port", entry("proxy_port", json!(70000))),
+        ("/config/chain/0/inbound_interception_mode", entry("inbound_interception_mode", json!("tproxy"))),
+        ("/config/chain/0/redirect_dns", entry("redirect_dns", json!("yes"))),
+        ("/config/chain/0/outbound_ports_exclude/0", entry("outbound_ports_exclude", json!(["http"]))),
+        ("/config/chain/0/inbound_tproxy_mark", entry("inbound_tproxy_mark", json!(0))),
+        ("/config/chain/0/host_ipv4_loopback_cidr", entry("host_ipv4_loopback_cidr", json!("::1"))),
+        ("/config/chain/0/pod_overrides", json!({"config": {"chain": [{"type": "uid-exclude", "pod_overrides": 1}]}})),
+        ("/config/chain/0/protocols/0", json!({"config": {"chain": [{"type": "dns-exclude", "protocols": ["sctp"]}]}})),
+        ("/attachments/0", json!({"attachments": [{"namespace": "default"}]})),
+        ("/attachments/0/name", json!({"attachments": [{"name": "Exclude_DNS"}]})),
+        ("/attachments/0/name", json!({"attachments": [{"name": "a".repeat(64)}]})),
+        ("/attachments/0/namespaces/0", json!({"attachments": [{"name": "a", "namespaces": ["*"]}]})),
+        ("/attachments/0/log_level", json!({"attachments": [{"name": "a", "log_level": "loud"}]})),
+        ("/tolerations/0/effect", json!({"tolerations": [{"effect": "NoRun"}]})),
+        ("/tolerations/0/operator", json!({"tolerations": [{"operator": "Is"}]})),
+        ("/metricsFrom/0/ipBlock/cidr", json!({"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0"}}]})),
+        ("/excludeNamespaces", json!({"excludeNamespaces": ["a", "a"]})),
+    ] {
+        assert_refused(&values, &[&format!("at '{pointer}'")]);
+    }
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused() {
+    let both = json!({"repair": {"deletePods": true, "labelPods": true}});
+    assert_refused(&both, &["repair: expected at most one of deletePods and labelPods, got both"]);
+    let primary = json!({"config": {"clusterNetwork": "ovn"}});
+    assert_refused(&primary, &["at '/primaryPlugin/enabled': value must be true"]);
+    let surge =
+        json!({"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}});
+    assert_refused(&surge, &["at '/updateStrategy/rollingUpdate/maxUnavailable'"]);
+    let on_delete = json!({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 1}}});
+    assert_refused(&on_delete, &["at '/updateStrategy/rollingUpdate'"]);
+}
+
+#[test]
+fn a_value_of_another_type_is_refused_for_each_value() {
+    let wrong = json!([{"wrong": []}]);
+    for leaf in leaves(&values()) {
+        let error = render(&nested(&leaf, wrong.clone())).expect_err(&format!("{leaf} renders"));
+        let pointer = format!("'/{}", leaf.replace('.', "/"));
+        assert!(error.contains(&pointer), "{leaf}: expected {pointer}, got {error}");
+    }
+}
+
+#[test]
+fn all_wrong_values_are_named_at_once() {
+    let values = merged(&json!({"tgg": "1"}), &json!({"repair": {"on": true}, "logLevel": "x"}));
+    assert_refused(&values, &["'tgg'", "'/repair'", "'/logLevel'"]);
+}
