@@ -47,4 +47,5 @@ const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true
                           podMonitor.labels.a=b,prometheusRule.enabled=true,prometheusRule.labels.a=b,\
                           grafanaDashboard.enabled=true,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
                           nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\
-                          metricsFrom[0].namespaceSelector.matchLabels.a=b";
+                          metricsFrom[0].namespaceSelector.matchLabels.a=b,\
+                          attachments[0].name=a,attachments[0].namespaces={shop}";

@@ -1,6 +1,7 @@
 //! Releases of the chart, installed with the real helm: upgrades, several releases in one cluster, and
 //! NetworkAttachmentDefinitions that other owners have.
 
+mod documented;
 mod helm;
 mod inventory;
 mod ownership;

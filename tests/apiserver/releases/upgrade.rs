@@ -3,7 +3,7 @@
 use super::helm::{Helm, previous_chart};
 use super::inventory::{difference, inventory, objects_of};
 use crate::control_plane::ControlPlane;
-use crate::shipped::{NAMESPACE, manifests, prepare};
+use crate::shipped::{NAMESPACE, prepare};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 
@@ -16,48 +16,45 @@ fn install_previous(helm: &Helm, release: &str, arguments: &[&str]) {
     helm.run(&all).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
 }
 
-/// Returns the names of platforms, with the name that the previous chart has for the same directories.
-fn platforms() -> Vec<(&'static str, &'static str)> {
-    let previous = |name| ["openshift", "gke", "k3d", "k3s", "microk8s"].into_iter().find(|known| *known == name);
-    let names = PLATFORMS.iter().flat_map(|platform| {
-        let all = [platform.name].into_iter().chain(platform.aliases.iter().copied());
-        all.map(|name| (name, previous(platform.name).unwrap_or("")))
-    });
-    names.collect()
-}
-
-/// Each platform: the previous chart, this one, excludedns beside it, and nothing.
+/// Each platform: the previous chart, this one, excludedns beside it, each other name of the platform, and nothing.
 #[test]
 fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
     let plane = ControlPlane::start("platforms");
     let (admin, helm) = (plane.admin(), Helm::new(&plane));
     prepare(&admin);
     let empty = inventory(&admin);
-    let agent = |release: &str| {
-        json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
-            "metadata": {"namespace": NAMESPACE, "name": format!("{release}-agent")}})
-    };
-    for (platform, previous) in platforms() {
-        install_previous(&helm, "detour", &["--set", &format!("global.platform={previous}")]);
-        let before = admin.get(&agent("detour")).expect("installed");
-        let set = format!("global.platform={platform}");
-        helm.upgrade("detour", &["--set", &set]);
-        let after = admin.get(&agent("detour")).expect("upgraded");
-        let uid = |object: &Value| object["metadata"]["uid"].clone();
-        assert_eq!(uid(&before), uid(&after), "{platform}: the DaemonSet is not replaced");
+    let agent = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"namespace": NAMESPACE, "name": "detour-agent"},
+    });
+    for platform in PLATFORMS.iter() {
+        let name = platform.name;
+        let known = ["openshift", "gke", "k3d", "k3s", "microk8s"].contains(&name);
+        install_previous(&helm, "detour", &["--set", &format!("global.platform={}", if known { name } else { "" })]);
+        let before = admin.get(&agent).expect("installed");
+        let values = |name: &str| format!("global.platform={name}");
+        helm.upgrade("detour", &["--set", &values(name)]);
+        let after = admin.get(&agent).expect("upgraded");
+        assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"], "{name}: the DaemonSet is not replaced");
         assert_eq!(before["spec"]["selector"], after["spec"]["selector"]);
         let own = objects_of(&admin, "detour", NAMESPACE);
-        helm.upgrade("excludedns", &["-f", EXCLUDEDNS, "--set", &set]);
+        helm.upgrade("excludedns", &["-f", EXCLUDEDNS, "--set", &values(name)]);
         let both = inventory(&admin);
-        assert!(own.iter().all(|(name, object)| both.get(name) == Some(object)), "{platform}: unchanged");
-        let labeled = |object: &&Value| object["metadata"]["labels"]["app.kubernetes.io/part-of"] == "detour";
-        let (known, all) = (difference(&both, &empty), both.values().filter(labeled).count());
-        let stored = known.iter().filter(|name| name.starts_with("Secret ")).count();
-        assert_eq!(all, known.len() - stored, "{platform}: each object has the label: {known:#?}");
+        assert!(own.iter().all(|(name, object)| both.get(name) == Some(object)), "{name}: unchanged");
+        let created = difference(&both, &empty).into_iter().filter(|name| !name.starts_with("Secret "));
+        for object in created {
+            let labels = &both[object]["metadata"]["labels"];
+            for label in ["name", "instance", "version", "component", "part-of", "managed-by"] {
+                assert!(labels[format!("app.kubernetes.io/{label}")].is_string(), "{name}: {object}: {label}");
+            }
+            assert_eq!(labels["helm.sh/chart"], concat!("detour-", env!("CARGO_PKG_VERSION")), "{name}: {object}");
+        }
+        for alias in platform.aliases {
+            helm.upgrade("detour", &["--set", &values(alias)]);
+            assert_eq!(objects_of(&admin, "detour", NAMESPACE), own, "{alias} has the same objects as {name}");
+        }
         helm.uninstall("detour", NAMESPACE);
         helm.uninstall("excludedns", NAMESPACE);
-        let rest = inventory(&admin);
-        assert_eq!(difference(&empty, &rest), [""; 0], "{platform}");
+        assert_eq!(difference(&empty, &inventory(&admin)), [""; 0], "{name}");
     }
 }
 
@@ -139,5 +136,4 @@ fn wrong_values_are_refused_and_change_nothing() {
     let config = admin.get(&config).expect("installed");
     let attachments = config["data"]["attachments.json"].as_str().expect("text");
     assert_eq!(serde_json::from_str::<Value>(attachments).expect("JSON"), json!([{"name": "a"}]));
-    assert!(manifests().join("chart/values-excludedns.yaml").exists());
 }
