@@ -97,8 +97,5 @@ pub(crate) fn schema_of(schema: &Value, path: &str) -> Option<Value> {
         Some(pointer) => schema.pointer(pointer).cloned(),
         None => Some(node.clone()),
     };
-    path.split('.').try_fold(schema.clone(), |node, key| {
-        let of_key = node["properties"].get(key).or_else(|| node.get("additionalProperties").filter(|o| o.is_object()));
-        resolve(of_key?)
-    })
+    path.split('.').try_fold(schema.clone(), |node, key| resolve(node["properties"].get(key)?))
 }

@@ -13,9 +13,10 @@ Installs the [detour](../../README.md) CNI plugin on every Linux node and keeps 
 helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift
 ```
 
-Helm refuses unknown and mistyped values and names the path of each one. The values have the names of Istio's chart where
-the meaning is the same: [values of istio-cni](../istio-cni-values.md). For operation, see [Deploying to a
-cluster](../README.md).
+Helm refuses unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart is
+a dependency of another chart, that chart's global values must be values of this chart too. The values have the names of
+Istio's chart where the meaning is the same: [values of istio-cni](../istio-cni-values.md). For operation, see [Deploying
+to a cluster](../README.md).
 
 <!-- hack/manifests.sh writes the table from values.yaml. Do not edit it. -->
 | value | type | default | meaning |
