@@ -3,6 +3,7 @@
 
 mod documented;
 mod helm;
+mod hook;
 mod inventory;
 mod ownership;
 mod side_by_side;

@@ -1,6 +1,7 @@
 //! The alerts and the dashboard that the chart renders: promtool runs the alerts' unit tests in `alerts.yaml`, and they
 //! use only metrics that the agent exports.
 
+use crate::helm::{merged, objects, of_kind};
 use detour_cni::agent::Metrics;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,43 +9,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const ALERTS: (&str, &str) = ("PrometheusRule", "detour-agent");
+const RUNBOOK: &str = "https://example.com/alerts.md";
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns an object that the chart renders with these values.
-fn rendered((kind, name): (&str, &str), values: &[&str]) -> Value {
-    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
-    let mut command = Command::new(&helm);
-    command.args(["template", "detour"]).arg(repository().join("manifests/chart"));
-    command.args(["--kube-version", "1.33.0", "--namespace", "kube-system"]);
-    command.args(values.iter().flat_map(|value| ["--set", value]));
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test monitoring builds it", helm.display()));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let objects: Vec<Value> = serde_saphyr::from_multiple(&String::from_utf8_lossy(&output.stdout)).expect("YAML");
-    let found = objects.into_iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("{kind} {name} not found"))
+/// Returns the groups of alerts that the chart renders with these values.
+fn groups(values: &Value) -> Value {
+    let values = merged(&json!({"prometheusRule": {"enabled": true, "runbookUrl": RUNBOOK}}), values);
+    of_kind(&objects(&values), "PrometheusRule")["spec"].clone()
 }
 
-/// Returns the rendered groups of alerts, and an address that their links begin with.
-fn groups() -> (Value, &'static str) {
-    let runbook = "https://example.com/alerts.md";
-    let values = ["prometheusRule.enabled=true", &format!("prometheusRule.runbookUrl={runbook}")];
-    (rendered(ALERTS, &values)["spec"].clone(), runbook)
-}
-
-fn rules() -> Vec<Value> {
-    groups().0["groups"][0]["rules"].as_array().expect("rules").clone()
+fn rules(values: &Value) -> Vec<Value> {
+    groups(values)["groups"][0]["rules"].as_array().expect("rules").clone()
 }
 
 fn dashboard() -> Value {
-    let object = rendered(("ConfigMap", "detour-dashboard"), &["grafanaDashboard.enabled=true"]);
-    assert_eq!(object["metadata"]["labels"]["grafana_dashboard"], "1");
-    serde_json::from_str(object["data"]["detour.json"].as_str().expect("text")).expect("JSON")
+    let objects = objects(&json!({"grafanaDashboard": {"enabled": true}}));
+    let mut dashboards = objects.iter().filter(|object| object["metadata"]["labels"]["grafana_dashboard"] == "1");
+    let text = dashboards.next().expect("a dashboard")["data"]["detour.json"].as_str().expect("text");
+    serde_json::from_str(text).expect("JSON")
 }
 
 /// Returns the expressions of all panels.
@@ -63,7 +48,7 @@ fn promtool(name: &str, arguments: &[&str], files: &[(&str, &str)]) {
         fs::write(directory.join(name), content).expect("writable");
     }
     let output = Command::new("promtool").args(arguments).current_dir(&directory).output();
-    let output = output.unwrap_or_else(|error| panic!("promtool: {error}: hack/test.sh --test monitoring installs it"));
+    let output = output.unwrap_or_else(|error| panic!("promtool: {error}: hack/test.sh --test chart installs it"));
     let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     assert!(output.status.success(), "{arguments:?}: {out}{err}");
 }
@@ -133,8 +118,8 @@ fn check(expression: &str) {
 
 #[test]
 fn each_alert_fires_as_its_unit_tests_require() {
-    let tests = fs::read_to_string(repository().join("tests/monitoring/alerts.yaml")).expect("readable");
-    for rule in rules() {
+    let tests = fs::read_to_string(repository().join("tests/chart/alerts.yaml")).expect("readable");
+    for rule in rules(&json!({})) {
         let name = rule["alert"].as_str().expect("a name");
         let [fires, does_not] = ["exp_alerts:\n", "exp_alerts: []"].map(|expected| {
             let mut entries = tests.split("- eval_time:");
@@ -142,7 +127,7 @@ fn each_alert_fires_as_its_unit_tests_require() {
         });
         assert!(fires && does_not, "{name}: expected a test with which it fires and one with which it does not");
     }
-    let rules = groups().0.to_string();
+    let rules = groups(&json!({})).to_string();
     promtool("alerts", &["check", "rules", "rules.yaml"], &[("rules.yaml", &rules)]);
     promtool("alerts", &["test", "rules", "tests.yaml"], &[("rules.yaml", &rules), ("tests.yaml", &tests)]);
 }
@@ -151,28 +136,26 @@ fn each_alert_fires_as_its_unit_tests_require() {
 fn alerts_use_only_exported_metrics_and_link_to_their_runbooks() {
     let page = fs::read_to_string(repository().join("docs/alerts.md")).expect("readable");
     let documented: BTreeSet<&str> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
-    let (groups, runbook) = groups();
+    let rules_with_links = rules(&json!({}));
     let mut alerts = BTreeSet::new();
-    for rule in groups["groups"][0]["rules"].as_array().expect("rules") {
+    for rule in &rules_with_links {
         let name = rule["alert"].as_str().expect("a name");
         check(rule["expr"].as_str().expect("an expression"));
         assert!(["warning", "critical"].contains(&rule["labels"]["severity"].as_str().expect("a severity")), "{name}");
         let text =
             |key: &str| rule["annotations"][key].as_str().unwrap_or_else(|| panic!("{name}: no {key}")).to_owned();
         assert!(text("summary").len() < 100 && text("description").len() > 50, "{name}");
-        assert_eq!(text("runbook_url"), format!("{runbook}#{}", name.to_lowercase()));
+        assert_eq!(text("runbook_url"), format!("{RUNBOOK}#{}", name.to_lowercase()));
         alerts.insert(name);
     }
     assert_eq!(alerts, documented, "docs/alerts.md has a section for each alert");
-    let default = rendered(ALERTS, &["prometheusRule.enabled=true"]).to_string();
+    let default = groups(&json!({"prometheusRule": {"runbookUrl": ""}})).to_string();
     assert!(default.contains(&format!("/blob/v{}/docs/alerts.md#", env!("CARGO_PKG_VERSION"))));
 }
 
 #[test]
 fn alerts_of_a_release_select_only_its_own_agents() {
-    let values = ["prometheusRule.enabled=true", "fullnameOverride=excludedns"];
-    let rules = rendered(("PrometheusRule", "excludedns-agent"), &values)["spec"]["groups"][0]["rules"].clone();
-    for rule in rules.as_array().expect("rules") {
+    for rule in rules(&json!({"fullnameOverride": "excludedns"})) {
         let expression = rule["expr"].as_str().expect("an expression");
         let selector = r#"{namespace="kube-system",pod=~"excludedns-agent-[a-z0-9]{5}""#;
         assert_eq!(expression.matches('{').count(), expression.matches(selector).count() * 2, "{expression}");
