@@ -29,7 +29,7 @@ fn pod() -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": NAMESPACE, "name": "detour-test"}})
 }
 
-fn strings<'a>(list: &'a Value) -> impl Iterator<Item = &'a str> {
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
     list.as_array().expect("a list").iter().map(|item| item.as_str().expect("text"))
 }
 
