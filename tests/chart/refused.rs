@@ -123,6 +123,7 @@ fn a_wrong_value_is_refused() {
         ("repair.brokenPodLabelKey", json!("a b")),
         ("repair.brokenPodLabelValue", json!(true)),
         ("repair.initContainerName", json!("")),
+        ("repair.selector", json!("app: web")),
         ("taint.key", json!("not ready")),
         ("seLinuxOptions.type", json!(1)),
         ("resources.limits.memory", json!("128MB")),
@@ -194,6 +195,17 @@ fn a_value_of_another_type_is_refused_for_each_value() {
         let error = render(&nested(&leaf, wrong.clone())).expect_err(&format!("{leaf} renders"));
         let pointer = format!("'/{}", leaf.replace('.', "/"));
         assert!(error.contains(&pointer), "{leaf}: expected {pointer}, got {error}");
+    }
+}
+
+/// `helm upgrade --reuse-values` leaves them out too if the previous chart did not have them.
+#[test]
+fn a_missing_object_is_refused() {
+    for path in ["config", "global.logging", "logging", "podMonitor", "repair", "resourceQuotas", "taint"] {
+        assert_refused(
+            &nested(path, Value::Null),
+            &[&format!("{path}: missing; expected an object"), "--reset-then-reuse-values"],
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 {{- /* The attachments, as JSON: {"files": the entries for the agent, "definitions": NAMESPACE/NAME of each
-NetworkAttachmentDefinition}. Without values, Istio's attachment. If the plugin is not in the cluster network's plugin
-list, the agent writes that one's file without an entry. */ -}}
+NetworkAttachmentDefinition}. The default with Multus is istio-cni; the agent writes its file without an entry unless
+the plugin is in the cluster network's plugin list. */ -}}
 {{- define "detour.attachments" -}}
 {{- $platform := include "detour.platform" . | fromYaml -}}
 {{- $given := .Values.attachments | default (ternary (list (dict "name" "istio-cni")) list (eq $platform.provider "multus")) -}}

@@ -1,5 +1,20 @@
+{{- /* Fails if an object of values is missing, because "helm upgrade --reuse-values" keeps the previous chart's values,
+or because a value is null. */ -}}
+{{- define "detour.complete" -}}
+{{- range $path := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "logging" "podMonitor" "primaryPlugin" "repair" "resourceQuotas" "taint" -}}
+{{- $value := $.Values -}}
+{{- range splitList "." $path -}}
+{{- $value = get $value . -}}
+{{- end -}}
+{{- if not (kindIs "map" $value) -}}
+{{- fail (printf "%s: missing; expected an object; if you use helm upgrade --reuse-values, use --reset-then-reuse-values" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The platform's row in platforms.yaml, as YAML, with the directories of the values. The schema lists its names. */ -}}
 {{- define "detour.platform" -}}
+{{- include "detour.complete" . -}}
 {{- $given := .Values.global.platform | default "kubernetes" -}}
 {{- $row := dict -}}
 {{- range $name, $facts := .Files.Get "platforms.yaml" | fromYaml -}}
@@ -25,6 +40,7 @@
 
 {{- /* The prefix of all object names; for the release "detour": detour. It identifies the release on a node. */ -}}
 {{- define "detour.fullname" -}}
+{{- include "detour.complete" . -}}
 {{- $name := ternary .Release.Name (printf "%s-detour" .Release.Name) (contains "detour" .Release.Name) -}}
 {{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}

@@ -134,6 +134,8 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     let notes = helm.upgrade("detour", &OPENSHIFT);
     assert!(notes.contains("belongs to another owner"), "{notes}");
     assert_eq!(live(&admin, "istio-cni"), Some(kept.clone()));
+    helm.run(&["rollback", "detour", "1", "-n", NAMESPACE]).expect_err("revision 1 contains the definition");
+    assert_eq!(live(&admin, "istio-cni"), Some(kept.clone()));
     helm.upgrade("detour", &OPENSHIFT);
     helm.uninstall("detour", NAMESPACE);
     assert_eq!(live(&admin, "istio-cni"), Some(kept));
@@ -186,7 +188,18 @@ fn two_releases_with_the_same_attachment_are_refused_unless_one_has_no_definitio
     assert_eq!(live(&admin, "istio-cni"), None);
     helm.upgrade("b-detour", &OPENSHIFT);
     assert_eq!(owner(&live(&admin, "istio-cni").expect("created")), (NAMESPACE, "b-detour"));
+    // b gives the definition to a, without an interruption.
+    let created = live(&admin, "istio-cni").expect("created");
+    admin
+        .merge(&created, &json!({"metadata": {"annotations": {"helm.sh/resource-policy": "keep"}}}))
+        .expect("annotated");
+    helm.upgrade("b-detour", &never);
+    helm.upgrade("a-detour", &[&OPENSHIFT[..], &["--set", "definitions=always", "--take-ownership"]].concat());
     helm.uninstall("b-detour", NAMESPACE);
+    let given = live(&admin, "istio-cni").expect("given");
+    assert_eq!((owner(&given), &given["metadata"]["uid"]), ((NAMESPACE, "a-detour"), &created["metadata"]["uid"]));
+    helm.upgrade("a-detour", &OPENSHIFT);
+    helm.uninstall("a-detour", NAMESPACE);
     assert_eq!(live(&admin, "istio-cni"), None);
 }
 

@@ -41,6 +41,8 @@ fn releases_of_one_name_in_two_namespaces_need_different_object_names() {
         "{refused}"
     );
     assert!(refused.contains("must equal \"shop\": current value is \"kube-system\""), "{refused}");
+    let refused = helm.try_upgrade("other", &["--set", "fullnameOverride=detour"]).expect_err("the same names");
+    assert!(refused.contains("must equal \"other\": current value is \"detour\""), "{refused}");
     assert_eq!(inventory(&admin), before);
     helm.run(&[&install[..], &["--set", "fullnameOverride=shop-detour"]].concat()).expect("installed");
     let both = inventory(&admin);

@@ -67,7 +67,9 @@ fn a_release_of_the_previous_chart_keeps_the_names_of_its_objects() {
     let empty = inventory(&admin);
     install_previous(&helm, "mesh", &["--set", "global.platform=openshift"]);
     let before = inventory(&admin);
-    let refused = helm.try_upgrade("mesh", &["--reuse-values"]).expect_err("it would rename all objects");
+    let refused = helm.try_upgrade("mesh", &["--reuse-values"]).expect_err("values of the previous chart");
+    assert!(refused.contains("use --reset-then-reuse-values"), "{refused}");
+    let refused = helm.try_upgrade("mesh", &["--reset-then-reuse-values"]).expect_err("it would rename all objects");
     assert!(refused.contains("expected \"mesh-detour\"; set fullnameOverride=detour"), "{refused}");
     assert_eq!(inventory(&admin), before);
     helm.upgrade("mesh", &["--set", "global.platform=openshift,fullnameOverride=detour"]);
