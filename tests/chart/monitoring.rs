@@ -202,3 +202,18 @@ fn the_dashboard_shows_only_exported_metrics_with_valid_expressions() {
     let rules = json!({"groups": [{"name": "panels", "rules": records}]}).to_string();
     promtool("dashboard", &["check", "rules", "rules.yaml"], &[("rules.yaml", &rules)]);
 }
+
+#[test]
+fn the_readme_lists_each_metric_with_its_labels() {
+    let page = fs::read_to_string(repository().join("manifests/README.md")).expect("readable");
+    for (name, labels) in exported() {
+        let suffix = ["_bucket", "_sum", "_count"].into_iter().find_map(|suffix| name.strip_suffix(suffix));
+        let name = suffix.unwrap_or(&name);
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+        let row = row.unwrap_or_else(|| panic!("manifests/README.md: no row for {name}"));
+        let cell = row.split('|').nth(2).expect("a column");
+        let listed: BTreeSet<&str> = cell.split('`').skip(1).step_by(2).collect();
+        let labels: BTreeSet<&str> = labels.iter().map(String::as_str).filter(|label| *label != "le").collect();
+        assert_eq!(listed, labels, "{name}");
+    }
+}
