@@ -130,6 +130,7 @@ for architecture in "${!machines[@]}"; do
 done
 
 say "chart and manifests"
+"$helm" lint --strict --quiet manifests/chart
 # helm stores the current time in the package, so that it is packed again.
 "$helm" package manifests/chart --destination "$work" >/dev/null
 mkdir "$work/chart"

@@ -47,6 +47,44 @@ pub(crate) fn render(values: &Value) -> Result<String, String> {
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
+/// Returns helm's message for each values file, none of which renders. Helm names all wrong values, so one call checks
+/// several files if none of them sets a value of another.
+#[track_caller]
+pub(crate) fn refusals(cases: &[Value]) -> Vec<String> {
+    let mut groups: Vec<(Value, Vec<usize>)> = Vec::new();
+    for (i, case) in cases.iter().enumerate() {
+        match groups.iter_mut().find(|(values, _)| !overlap(values, case)) {
+            Some((values, members)) => {
+                *values = merged(values, case);
+                members.push(i);
+            }
+            None => groups.push((case.clone(), vec![i])),
+        }
+    }
+    let mut messages = vec![String::new(); cases.len()];
+    for (values, members) in groups {
+        let Err(message) = render(&values) else { panic!("{values} renders") };
+        members.into_iter().for_each(|i| messages[i].clone_from(&message));
+    }
+    messages
+}
+
+/// Reports whether both set the same value.
+fn overlap(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            a.iter().any(|(key, value)| b.get(key).is_some_and(|other| overlap(value, other)))
+        }
+        _ => true,
+    }
+}
+
+/// Reports whether helm's message refuses `key` in the object at `pointer` as unknown.
+pub(crate) fn names_unknown_key(message: &str, pointer: &str, key: &str) -> bool {
+    let start = format!("at '{pointer}': additional propert");
+    message.lines().any(|line| line.contains(&start) && line.contains(&format!("'{key}'")))
+}
+
 /// Renders the chart and returns its objects.
 #[track_caller]
 pub(crate) fn objects(values: &Value) -> Vec<Value> {

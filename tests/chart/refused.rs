@@ -1,26 +1,20 @@
 //! Values that the chart refuses, with the path of the key.
 
-use crate::helm::{leaves, merged, nested, render, values};
+use crate::helm::{leaves, merged, names_unknown_key, nested, refusals, render, values};
 use serde_json::{Value, json};
 
-/// Asserts that helm refuses `values`, and that its message has `texts`.
+/// Asserts that helm refuses each values file, and that its message has the text.
 #[track_caller]
-fn assert_refused(values: &Value, texts: &[&str]) {
-    let error = render(values).expect_err(&format!("{values} renders"));
-    for text in texts {
-        assert!(error.contains(text), "{values}: expected {text:?}, got {error}");
+fn assert_refused(cases: &[(String, Value)]) {
+    let values: Vec<Value> = cases.iter().map(|(_, values)| values.clone()).collect();
+    for ((text, values), message) in cases.iter().zip(refusals(&values)) {
+        assert!(message.contains(text), "{values}: expected {text:?}, got {message}");
     }
-}
-
-/// The message for an unknown key in the object at `pointer`.
-#[track_caller]
-fn assert_unknown_key(values: &Value, pointer: &str, key: &str) {
-    assert_refused(values, &[&format!("at '{pointer}': additional properties '{key}' not allowed")]);
 }
 
 #[test]
 fn an_unknown_key_at_each_level_is_refused() {
-    for (pointer, key, values) in [
+    let cases = [
         ("", "repiar", json!({"repiar": {"enabled": false}})),
         ("", "nodeSelectors", json!({"nodeSelectors": {"a": "b"}})),
         ("", "platform", json!({"platform": "gke"})),
@@ -36,6 +30,7 @@ fn an_unknown_key_at_each_level_is_refused() {
         ("/resources", "limit", json!({"resources": {"limit": {"cpu": 1}}})),
         ("/resources/requests", "mem", json!({"resources": {"requests": {"mem": "1Gi"}}})),
         ("/podLabels", "my team", json!({"podLabels": {"my team": "a"}})),
+        ("/daemonSetLabels", "", json!({"daemonSetLabels": {"": "a"}})),
         ("/podAnnotations", "-a", json!({"podAnnotations": {"-a": "b"}})),
         ("/podMonitor", "label", json!({"podMonitor": {"label": {}}})),
         ("/resourceQuotas", "pod", json!({"resourceQuotas": {"pod": 1}})),
@@ -76,18 +71,23 @@ fn an_unknown_key_at_each_level_is_refused() {
             "gid",
             json!({"attachments": [{"name": "a", "chain": [{"type": "uid-exclude", "gid": 1}]}]}),
         ),
-    ] {
-        assert_unknown_key(&values, pointer, key);
+    ];
+    let messages = refusals(&cases.each_ref().map(|(.., values)| values.clone()));
+    for ((pointer, key, values), message) in cases.iter().zip(messages) {
+        assert!(names_unknown_key(&message, pointer, key), "{values}: {message}");
     }
 }
 
 #[test]
 fn a_wrong_value_is_refused() {
-    for (path, value) in [
+    let cases = [
         ("fullnameOverride", json!("Detour")),
         ("fullnameOverride", json!("d".repeat(41))),
         ("hub", json!("registry example")),
         ("image", json!("")),
+        ("image", json!("detour:0.2.0")),
+        ("image", json!("registry.example/detour@0.2.0")),
+        ("global.hub", json!("")),
         ("tag", json!(1.27)),
         ("tag", json!("a b")),
         ("pullPolicy", json!("always")),
@@ -133,6 +133,10 @@ fn a_wrong_value_is_refused() {
         ("daemonSetLabels.a", json!(1)),
         ("podLabels.a", json!(true)),
         ("nodeSelector.a", json!(true)),
+        ("nodeSelector", json!({"kubernetes.io/os": "windows"})),
+        ("podLabels", json!({"app.kubernetes.io/name": "mine"})),
+        ("podLabels", json!({"sidecar.istio.io/inject": "true"})),
+        ("daemonSetLabels", json!({"helm.sh/chart": "mine"})),
         ("updateStrategy.type", json!("Recreate")),
         ("updateStrategy.rollingUpdate.maxUnavailable", json!("half")),
         ("updateStrategy.rollingUpdate.maxUnavailable", json!(-1)),
@@ -141,16 +145,15 @@ fn a_wrong_value_is_refused() {
         ("priorityClassName", json!("")),
         ("resourceQuotas.pods", json!(0)),
         ("resourceQuotas.pods", json!("many")),
-    ] {
-        let pointer = format!("at '/{}", path.replace('.', "/"));
-        assert_refused(&nested(path, value), &[&pointer]);
-    }
+    ];
+    let case = |(path, value): (&str, Value)| (format!("at '/{}", path.replace('.', "/")), nested(path, value));
+    assert_refused(&cases.map(case));
 }
 
 #[test]
 fn a_wrong_value_in_a_list_is_refused() {
     let entry = |key: &str, value: Value| json!({"config": {"chain": [{"type": "istio-redirect", key: value}]}});
-    for (pointer, values) in [
+    let cases = [
         ("/config/chain/0", json!({"config": {"chain": [{"uids": [1]}]}})),
         ("/config/chain/0/type", json!({"config": {"chain": [{"type": "../sh"}]}})),
         ("/config/chain/0/proxy_port", entry("proxy_port", json!(70000))),
@@ -170,47 +173,91 @@ fn a_wrong_value_in_a_list_is_refused() {
         ("/tolerations/0/operator", json!({"tolerations": [{"operator": "Is"}]})),
         ("/metricsFrom/0/ipBlock/cidr", json!({"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0"}}]})),
         ("/excludeNamespaces", json!({"excludeNamespaces": ["a", "a"]})),
-    ] {
-        assert_refused(&values, &[&format!("at '{pointer}'")]);
-    }
+    ];
+    assert_refused(&cases.map(|(pointer, values)| (format!("at '{pointer}'"), values)));
 }
 
 #[test]
 fn values_that_contradict_each_other_are_refused() {
+    let rolling = |values: Value| json!({"updateStrategy": values});
+    let cases = [
+        ("at '/primaryPlugin/enabled': value must be true", json!({"config": {"clusterNetwork": "ovn"}})),
+        (
+            "at '/updateStrategy/rollingUpdate/maxUnavailable'",
+            rolling(json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}})),
+        ),
+        (
+            "at '/updateStrategy/rollingUpdate'",
+            rolling(json!({"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 1}})),
+        ),
+    ];
+    assert_refused(&cases.map(|(text, values)| (text.to_owned(), values)));
     let both = json!({"repair": {"deletePods": true, "labelPods": true}});
-    assert_refused(&both, &["repair: expected at most one of deletePods and labelPods, got both"]);
-    let primary = json!({"config": {"clusterNetwork": "ovn"}});
-    assert_refused(&primary, &["at '/primaryPlugin/enabled': value must be true"]);
-    let surge =
-        json!({"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}});
-    assert_refused(&surge, &["at '/updateStrategy/rollingUpdate/maxUnavailable'"]);
-    let on_delete = json!({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 1}}});
-    assert_refused(&on_delete, &["at '/updateStrategy/rollingUpdate'"]);
+    let text = "repair: expected at most one of deletePods and labelPods, got both";
+    assert_refused(&[(text.to_owned(), both)]);
 }
 
 #[test]
 fn a_value_of_another_type_is_refused_for_each_value() {
     let wrong = json!([{"wrong": []}]);
-    for leaf in leaves(&values()) {
-        let error = render(&nested(&leaf, wrong.clone())).expect_err(&format!("{leaf} renders"));
-        let pointer = format!("'/{}", leaf.replace('.', "/"));
-        assert!(error.contains(&pointer), "{leaf}: expected {pointer}, got {error}");
-    }
+    let case = |leaf: &String| (format!("'/{}", leaf.replace('.', "/")), nested(leaf, wrong.clone()));
+    assert_refused(&leaves(&values()).iter().map(case).collect::<Vec<_>>());
 }
 
-/// `helm upgrade --reuse-values` leaves them out too if the previous chart did not have them.
+/// The values without which the chart can't be rendered. `helm upgrade --reuse-values` leaves out those that the previous
+/// chart did not have.
+const REQUIRED: [&str; 18] = [
+    "image",
+    "global.hub",
+    "global",
+    "global.logging",
+    "logging",
+    "repair",
+    "attachmentConfDir",
+    "definitions",
+    "onExit",
+    "repair.enabled",
+    "repair.repairPods",
+    "repair.brokenPodLabelKey",
+    "repair.brokenPodLabelValue",
+    "repair.intervalSeconds",
+    "taint.key",
+    "terminationGracePeriodSeconds",
+    "priorityClassName",
+    "resourceQuotas.pods",
+];
+
 #[test]
-fn a_missing_object_is_refused() {
-    for path in ["config", "global.logging", "logging", "podMonitor", "repair", "resourceQuotas", "taint"] {
-        assert_refused(
-            &nested(path, Value::Null),
-            &[&format!("{path}: missing; expected an object"), "--reset-then-reuse-values"],
-        );
+fn a_missing_value_is_refused_or_means_the_empty_value() {
+    for path in REQUIRED {
+        let message = render(&nested(path, Value::Null)).map(drop).expect_err(path);
+        assert!(message.contains(&format!(": {path}: missing; expected a value")), "{path}: {message}");
+        assert!(message.contains("--reset-then-reuse-values"), "{message}");
     }
+    let (mut missing, mut empty) = (json!({}), json!({}));
+    let all = values();
+    for path in leaves(&all).iter().filter(|path| !REQUIRED.contains(&path.as_str())) {
+        let value = match all.pointer(&format!("/{}", path.replace('.', "/"))).expect("a value") {
+            Value::Array(_) => json!([]),
+            Value::Object(_) => json!({}),
+            Value::Bool(false) => json!(false),
+            Value::String(text) if text.is_empty() => json!(""),
+            _ => continue,
+        };
+        // Without chain, the agent adds the default sub-plugins.
+        if path != "config.chain" {
+            missing = merged(&missing, &nested(path, Value::Null));
+            empty = merged(&empty, &nested(path, value));
+        }
+    }
+    assert_eq!(render(&missing).expect("rendered"), render(&empty).expect("rendered"));
 }
 
 #[test]
 fn all_wrong_values_are_named_at_once() {
-    let values = merged(&json!({"tgg": "1"}), &json!({"repair": {"on": true}, "logLevel": "x"}));
-    assert_refused(&values, &["'tgg'", "'/repair'", "'/logLevel'"]);
+    let values = json!({"tgg": "1", "repair": {"on": true}, "logLevel": "x"});
+    let message = render(&values).map(drop).expect_err("refused");
+    for path in ["'tgg'", "'/repair'", "'/logLevel'"] {
+        assert!(message.contains(path), "{message}");
+    }
 }

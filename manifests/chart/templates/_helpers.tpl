@@ -1,13 +1,17 @@
-{{- /* Fails if an object of values is missing, because "helm upgrade --reuse-values" keeps the previous chart's values,
-or because a value is null. */ -}}
+{{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
+values. */ -}}
 {{- define "detour.complete" -}}
-{{- range $path := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "logging" "podMonitor" "primaryPlugin" "repair" "resourceQuotas" "taint" -}}
+{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "logging" "podMonitor" "primaryPlugin" "repair" "resourceQuotas" "taint" -}}
+{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path -}}
-{{- $value = get $value . -}}
+{{- if kindIs "map" $value -}}
+{{- $value = ternary (get $value .) nil (hasKey $value .) -}}
 {{- end -}}
-{{- if not (kindIs "map" $value) -}}
-{{- fail (printf "%s: missing; expected an object; if you use helm upgrade --reuse-values, use --reset-then-reuse-values" $path) -}}
+{{- end -}}
+{{- if kindIs "invalid" $value -}}
+{{- fail (printf "%s: missing; expected a value; if you use helm upgrade --reuse-values, use --reset-then-reuse-values" $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -33,7 +37,7 @@ or because a value is null. */ -}}
   "chained" $chained
   "provider" $provider
   "scc" ($row.scc | default false)
-  "seLinuxOptions" (ternary (merge (dict) .Values.seLinuxOptions (dict "type" $row.seLinuxType)) .Values.seLinuxOptions (hasKey $row "seLinuxType"))
+  "seLinuxOptions" (merge (dict) (.Values.seLinuxOptions | default dict) (ternary (dict "type" $row.seLinuxType) dict (hasKey $row "seLinuxType")))
   "resourceQuota" (ternary ($row.resourceQuota | default false) .Values.resourceQuotas.enabled (kindIs "invalid" .Values.resourceQuotas.enabled))
   | toYaml -}}
 {{- end -}}
@@ -87,7 +91,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "detour.image" -}}
 {{- $default := "ghcr.io/detour-cni" -}}
 {{- $hub := .Values.hub | default .Values.global.hub -}}
-{{- $tag := .Values.tag | default .Values.global.tag -}}
+{{- $tag := .Values.tag | default .Values.global.tag | default "" -}}
 {{- $complete := contains "/" .Values.image -}}
 {{- $istioHub := regexMatch "^(docker\\.io/istio|istio|gcr\\.io/istio-(release|testing)|registry\\.istio\\.io/.*)$" $hub -}}
 {{- $wrong := list -}}
@@ -111,7 +115,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- /* The plugin's log level. Istio's form is a list of SCOPE:LEVEL; the plugin's scopes take precedence. */ -}}
 {{- define "detour.logLevel" -}}
 {{- $levels := dict -}}
-{{- range splitList "," (.Values.logging.level | default .Values.global.logging.level) -}}
+{{- range splitList "," (.Values.logging.level | default .Values.global.logging.level | default "") -}}
 {{- $parts := splitList ":" . -}}
 {{- $_ := set $levels (ternary "default" (first $parts) (eq (len $parts) 1)) (last $parts) -}}
 {{- end -}}
@@ -120,7 +124,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /* The plugin's configuration, as JSON. */ -}}
 {{- define "detour.config" -}}
-{{- $config := merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict .Values.global.nativeNftables) -}}
+{{- $config := merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
 {{- $fullname := include "detour.fullname" . -}}
 {{- if ne $fullname "detour" -}}
 {{- $kubernetes := $config.kubernetes | default dict -}}
