@@ -52,7 +52,8 @@ notes() {
 # Checks that all files agree on the version, and that git has them.
 check_sources() {
     problems=()
-    local platform tagged
+    local platform digest tagged
+    digest=$(hack/manifests.sh --digest)
     equal "Cargo.toml: version" "$(field Cargo.toml 'version = "(.*)"')"
     equal "Cargo.lock: detour-cni" "$(grep -A 1 '^name = "detour-cni"$' Cargo.lock | sed -nE 's/^version = "(.*)"$/\1/p')"
     equal "manifests/chart/Chart.yaml: version" "$(field manifests/chart/Chart.yaml 'version: "?([^"]*)"?')"
@@ -60,7 +61,7 @@ check_sources() {
     for platform in kubernetes openshift; do
         equal "manifests/$platform/rendered.yaml: tag of the image" \
             "$(field "manifests/$platform/rendered.yaml" ' *image: "?[^ "]*:([^:" ]*)"?')"
-        grep -qxF "# Chart: $(hack/manifests.sh --digest)" "manifests/$platform/rendered.yaml" ||
+        grep -qxF "# Chart: $digest" "manifests/$platform/rendered.yaml" ||
             problems+=("manifests/$platform/rendered.yaml: not rendered from this chart; run hack/manifests.sh")
     done
     if ! grep -qE "^## ${version//./\\.} - [0-9]{4}-[0-9]{2}-[0-9]{2}$" CHANGELOG.md; then

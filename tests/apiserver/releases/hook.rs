@@ -126,3 +126,19 @@ fn helm_test_checks_a_node_with_read_only_mounts_and_without_a_token() {
     helm.uninstall("detour", NAMESPACE);
     assert_eq!(difference(&empty, &inventory(&admin)), [""; 0]);
 }
+
+#[test]
+fn helm_test_passes_for_an_attachment_on_openshift() {
+    let plane = ControlPlane::start("helm-test-openshift");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    helm.upgrade("detour", &["--set", "global.platform=openshift"]);
+    on_a_node(&plane, &base("openshift"), |node| {
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        let (result, output) = test(&plane, &admin, node);
+        assert!(result.is_ok(), "{result:?}\n{output}");
+        assert_eq!(checks(&output, "-"), [""; 0], "{output}");
+        assert!(output.contains("/etc/cni/multus/net.d/istio-cni.conf"), "{output}");
+    });
+}
