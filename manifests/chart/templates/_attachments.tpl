@@ -66,14 +66,15 @@ if the object has another owner, unless it has the annotation helm.sh/resource-p
 {{- $all := index . 1 -}}
 {{- $own := include "detour.ownDefinitions" $root | fromJsonArray -}}
 {{- $foreign := dict -}}
-{{- range $definition := concat $all $own | uniq -}}
-{{- $namespace := dir $definition -}}
-{{- $name := base $definition -}}
-{{- $live := lookup "k8s.cni.cncf.io/v1" "NetworkAttachmentDefinition" $namespace $name -}}
+{{- range $live := (lookup "k8s.cni.cncf.io/v1" "NetworkAttachmentDefinition" "" "").items -}}
+{{- $namespace := $live.metadata.namespace -}}
+{{- $name := $live.metadata.name -}}
+{{- $definition := printf "%s/%s" $namespace $name -}}
 {{- $annotations := dig "metadata" "annotations" dict $live -}}
 {{- $release := get $annotations "meta.helm.sh/release-name" -}}
 {{- $releaseNamespace := get $annotations "meta.helm.sh/release-namespace" -}}
-{{- if and $live (not (and (eq $release $root.Release.Name) (eq $releaseNamespace $root.Release.Namespace))) -}}
+{{- $isOwn := and (eq $release $root.Release.Name) (eq $releaseNamespace $root.Release.Namespace) -}}
+{{- if and (has $definition (concat $all $own)) (not $isOwn) -}}
 {{- $owner := "not managed by Helm" -}}
 {{- if $release -}}
 {{- $owner = printf "release %q in namespace %q" $release $releaseNamespace -}}

@@ -66,6 +66,29 @@ fn the_agents_of_two_releases_install_and_remove_their_own_attachments() {
     }
 }
 
+/// Istio's own CNI agent wrote its file before.
+#[test]
+fn the_agent_of_excludedns_leaves_istio_cnis_file_unchanged() {
+    const ISTIO: &str = "{\"cniVersion\": \"0.3.1\", \"name\": \"istio-cni\", \"type\": \"istio-cni\"}\n";
+    let plane = ControlPlane::start("beside-istio-cni");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    helm.upgrade("excludedns", &["-f", "manifests/chart/values-excludedns.yaml"]);
+    on_a_node(&plane, &objects(&admin, "excludedns"), |node| {
+        let conf = format!("{MULTUS}/istio-cni.conf");
+        node.write(&conf, ISTIO);
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        assert_eq!(sub_plugins(node, "excludedns"), ["uid-exclude", "dns-exclude"]);
+        assert_eq!(node.read(&conf), ISTIO);
+        plane.until(|plane| watches(plane) > 0);
+        helm.uninstall("excludedns", NAMESPACE);
+        let (status, logged) = agent.end();
+        assert!(status.success(), "{logged:#?}");
+        assert_eq!((installed(node), node.read(&conf)), (vec![conf], ISTIO.to_owned()), "{logged:#?}");
+    });
+}
+
 /// Each attachment of the list has a file, besides the entry of the cluster network's plugin list.
 #[test]
 fn the_agent_installs_the_attachments_of_the_list_and_removes_those_that_leave_it() {

@@ -23,7 +23,9 @@ pub(crate) fn inventory(admin: &Client) -> BTreeMap<String, Value> {
             let list = admin.get_path(&format!("{version}/{name}")).expect("allowed");
             for object in list["items"].as_array().expect("items") {
                 let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
-                found.insert(format!("{kind} {}/{}", text("namespace"), text("name")), object.clone());
+                let mut object = object.clone();
+                object["kind"] = kind.into();
+                found.insert(format!("{kind} {}/{}", text("namespace"), text("name")), object);
             }
         }
     }

@@ -37,7 +37,10 @@ fn each_platform_is_upgraded_extended_and_uninstalled_without_remains() {
         assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"], "{name}: the DaemonSet is not replaced");
         assert_eq!(before["spec"]["selector"], after["spec"]["selector"]);
         let own = objects_of(&admin, "detour", NAMESPACE);
-        helm.upgrade("excludedns", &["-f", EXCLUDEDNS, "--set", &values(name)]);
+        helm.upgrade(
+            "excludedns",
+            &["-f", EXCLUDEDNS, "--set", &values(name), "--set", "provider=multus,chained=false"],
+        );
         let both = inventory(&admin);
         assert!(own.iter().all(|(name, object)| both.get(name) == Some(object)), "{name}: unchanged");
         let created = difference(&both, &empty).into_iter().filter(|name| !name.starts_with("Secret "));
