@@ -4,6 +4,7 @@
 mod agents;
 mod documented;
 mod helm;
+mod hook;
 mod inventory;
 mod notes;
 mod ownership;
