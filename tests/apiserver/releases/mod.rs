@@ -4,6 +4,7 @@
 mod agents;
 mod documented;
 pub(crate) mod helm;
+mod hook;
 mod inventory;
 mod notes;
 mod ownership;
