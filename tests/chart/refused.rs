@@ -206,12 +206,14 @@ fn a_value_of_another_type_is_refused_for_each_value() {
 
 /// The values without which the chart can't be rendered. `helm upgrade --reuse-values` leaves out those that the previous
 /// chart did not have.
-const REQUIRED: [&str; 18] = [
+const REQUIRED: [&str; 20] = [
     "image",
     "global.hub",
     "global",
     "global.logging",
     "logging",
+    "prometheusRule",
+    "grafanaDashboard",
     "repair",
     "attachmentConfDir",
     "definitions",
