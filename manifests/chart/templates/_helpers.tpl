@@ -1,7 +1,7 @@
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "grafanaDashboard.labels" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
 {{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
