@@ -35,7 +35,8 @@ pub struct Taint {
 /// A handle of the thread that adds and removes the taint.
 #[derive(Debug)]
 pub struct TaintController {
-    desired: Sender<bool>,
+    /// Whether the node has the taint; `None` if another agent changes it.
+    desired: Sender<Option<bool>>,
     /// Disconnected when the thread has ended.
     ended: Receiver<()>,
 }
@@ -55,7 +56,7 @@ impl Taint {
         Ok(TaintController { desired: sender, ended })
     }
 
-    fn reconcile_loop(&self, updates: &Receiver<bool>) {
+    fn reconcile_loop(&self, updates: &Receiver<Option<bool>>) {
         let (mut desired, mut applied, mut failures, mut logged) = (None, None, 0, String::new());
         let mut checked = Instant::now();
         loop {
@@ -66,14 +67,14 @@ impl Taint {
                 updates.recv_timeout(pause)
             };
             match update {
-                Ok(update) => desired = Some(update),
+                Ok(update) => desired = update,
                 Err(RecvTimeoutError::Disconnected) if desired == applied => return,
                 Err(RecvTimeoutError::Disconnected) => thread::park_timeout(pause),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             // Only the last update counts.
-            desired = updates.try_iter().last().or(desired);
-            if checked.elapsed() >= RESYNC_INTERVAL {
+            desired = updates.try_iter().last().unwrap_or(desired);
+            if desired.is_none() || checked.elapsed() >= RESYNC_INTERVAL {
                 applied = None;
             }
             let Some(is_tainted) = desired.filter(|_| desired != applied) else { continue };
@@ -120,7 +121,14 @@ impl TaintController {
     /// Sets whether the plugin is ready: the taint is removed then, and added otherwise.
     pub fn set_ready(&self, is_ready: bool) {
         // Fails only if the thread has ended.
-        let _ = self.desired.send(!is_ready);
+        let _ = self.desired.send(Some(!is_ready));
+    }
+
+    /// Leaves the taint to the agent of another release. The next call of [`TaintController::set_ready`] reads the node
+    /// again.
+    pub fn leave(&self) {
+        // Fails only if the thread has ended.
+        let _ = self.desired.send(None);
     }
 
     /// Removes the taint, and waits for it: the plugin is removed from the node, and no other process would remove the
