@@ -166,11 +166,12 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // repair and compares again.
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
             let removes = job.on_exit.removes();
+            let own = job.taint_decision(TaintDecision::Remove, presence.as_ref());
             let result = presence.map_or(Ok(()), |presence| {
                 job.node.forget_presence(presence.installer());
                 job.end(presence.installer(), removes)
             });
-            if let Some(services) = services.as_mut().filter(|_| removes) {
+            if let Some(services) = services.as_mut().filter(|_| removes && own == TaintDecision::Remove) {
                 services.remove_taint();
             }
             return result;

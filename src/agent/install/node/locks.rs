@@ -188,3 +188,33 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_path::HostRoot;
+
+    #[test]
+    fn a_running_agent_of_any_release_can_require_the_taint() {
+        let directory = std::env::temp_dir().join(format!("detour-presence-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("created");
+        let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
+        let other = node.of_release("other".parse().expect("a name"));
+        // Two agents with the same host name.
+        let (first, second) = (node.be_present("host").expect("present"), other.be_present("host").expect("present"));
+        assert!(node.is_present("host") && other.is_present("host"));
+        assert!(!node.is_taint_required("key", &first));
+        second.require_taint(Some("key")).expect("written");
+        assert!(node.is_taint_required("key", &first) && !node.is_taint_required("another", &first));
+        assert!(!other.is_taint_required("key", &second), "its own file does not count");
+        second.require_taint(None).expect("written");
+        assert!(!node.is_taint_required("key", &first));
+        second.require_taint(Some("key")).expect("written");
+        drop(second);
+        assert!(!node.is_taint_required("key", &first), "that agent was killed");
+        let second = other.be_present("host").expect("present");
+        assert!(!node.is_taint_required("key", &first), "the next one starts without it");
+        drop((first, second));
+        fs::remove_dir_all(&directory).expect("removed");
+    }
+}
