@@ -3,10 +3,10 @@
 use crate::cluster::{NodeTaints, ServiceAccount};
 use crate::cni::{Code, Error};
 use serde_json::{Value, json};
-use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, iter};
 
 /// New pods are not scheduled onto the node; running ones stay (k8s.io/api, `core/v1`: `TaintEffectNoSchedule`).
 const EFFECT: &str = "NoSchedule";
@@ -67,14 +67,18 @@ impl Taint {
                 updates.recv_timeout(pause)
             };
             match update {
-                Ok(update) => desired = update,
+                Ok(update) => {
+                    // Only the last update counts, but another agent may have changed the taint before it.
+                    for update in iter::once(update).chain(updates.try_iter()) {
+                        applied = applied.filter(|_| update.is_some());
+                        desired = update;
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) if desired == applied => return,
                 Err(RecvTimeoutError::Disconnected) => thread::park_timeout(pause),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            // Only the last update counts.
-            desired = updates.try_iter().last().unwrap_or(desired);
-            if desired.is_none() || checked.elapsed() >= RESYNC_INTERVAL {
+            if checked.elapsed() >= RESYNC_INTERVAL {
                 applied = None;
             }
             let Some(is_tainted) = desired.filter(|_| desired != applied) else { continue };

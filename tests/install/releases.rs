@@ -413,3 +413,20 @@ fn an_agent_whose_configuration_file_belongs_to_another_release_is_not_ready_unt
     agent.wait_for_log("write /etc/cni/multus/net.d/excludedns.conf");
     agent.wait_for_log(SETTLED);
 }
+
+#[test]
+fn a_node_configuration_that_the_plugin_would_refuse_is_not_written() {
+    let scene = scene("releases-large");
+    let before = scene.files();
+    let excluded = |i: usize| (0..40).map(|n| format!("namespace-with-a-long-name-{i}-{n}")).collect::<Vec<_>>();
+    let list = (0..99).map(|i| json!({"name": format!("n{i}"), "kubernetes": {"exclude_namespaces": excluded(i)}}));
+    attach(&scene, &list.collect());
+    let stderr = scene.fails("install", &["--chained=true", &attachments(&scene)]);
+    assert!(stderr.contains("node.json: expected at most 65536 bytes"), "{stderr}");
+    let list = (0..101).map(|i| json!({"name": format!("n{i}")}));
+    attach(&scene, &list.collect());
+    let stderr = scene.ends(2, "install", &["--chained=true", &attachments(&scene)]);
+    assert!(stderr.contains("expected at most 100 attachments, got 101"), "{stderr}");
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
+    assert_eq!(scene.files(), before);
+}
