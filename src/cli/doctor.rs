@@ -57,7 +57,7 @@ pub(super) struct DoctorArguments {
     #[arg(short, long, value_name = "NAMESPACE", requires = "pod")]
     namespace: Option<String>,
     /// Name of the pod to check
-    #[arg(value_name = "POD", requires = "namespace")]
+    #[arg(value_name = "POD")]
     pod: Option<String>,
     /// Send packets in the pod's network namespace and check where they arrive
     #[arg(long, requires = "pod")]
@@ -90,6 +90,9 @@ pub(super) struct DoctorArguments {
 }
 
 pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandError> {
+    if let (Some(pod), None) = (&arguments.pod, &arguments.namespace) {
+        return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
+    }
     arguments.place.check_root()?;
     if let Some(path) = &arguments.conf {
         let reached =
@@ -117,6 +120,11 @@ fn write_failed(path: &Path, why: &io::Error) -> CommandError {
 }
 
 impl DoctorArguments {
+    /// Returns namespace and name of the pod.
+    pub(super) fn selected(&self) -> (Option<&str>, Option<&str>) {
+        (self.namespace.as_deref(), self.pod.as_deref())
+    }
+
     /// Combines the arguments, the installation record and the platform's defaults, in this order of precedence.
     fn target(&self) -> CheckTarget {
         let node = self.place.node();

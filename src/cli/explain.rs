@@ -42,7 +42,7 @@ Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or i
 #[command(after_help = EXAMPLES)]
 pub(super) struct ExplainArguments {
     #[command(flatten)]
-    subject: SubjectArguments,
+    pub(super) subject: SubjectArguments,
     /// Print the rules instead of the report
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "output")]
     rules: Option<RuleFormatArgument>,

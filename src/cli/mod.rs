@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `explain`, `trace`, `rules`, `doctor`, `validate` | commands that print a report and change nothing |
 //! | `install`, `agent` | commands that change the node |
+//! | `kubectl` | the commands of `kubectl detour` |
 //! | `subject` | arguments that select a pod, a configuration or a network namespace |
 //! | `output` | `-o`: the format of a report |
 
@@ -23,11 +24,14 @@ mod agent;
 mod doctor;
 mod explain;
 mod install;
+mod kubectl;
 mod output;
 mod rules;
 mod subject;
 mod trace;
 mod validate;
+
+pub(crate) use kubectl::run_as_plugin_of_kubectl;
 
 /// Redirect the traffic of meshed pods to their Istio sidecars, and let excluded traffic bypass them
 ///
@@ -76,15 +80,7 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-            // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
-            // does not depend on whether its text could be written.
-            return match error.print().and_then(|()| io::stdout().flush()) {
-                Err(why) if !error.use_stderr() => output_failed(&why),
-                _ => code,
-            };
-        }
+        Err(error) => return print_usage(&error),
     };
     let result = match cli.command {
         Command::Explain(arguments) => explain::run(arguments),
@@ -98,6 +94,22 @@ pub(crate) fn run() -> ExitCode {
         Command::Version(arguments) => run_version(&arguments),
         Command::Completion(arguments) => run_completion(&arguments),
     };
+    print_result(result)
+}
+
+/// Prints clap's error, which can also be the help or the version.
+fn print_usage(error: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
+    // does not depend on whether its text could be written.
+    match error.print().and_then(|()| io::stdout().flush()) {
+        Err(why) if !error.use_stderr() => output_failed(&why),
+        _ => code,
+    }
+}
+
+/// Prints the output of a command or its error.
+fn print_result(result: Result<CommandOutput, CommandError>) -> ExitCode {
     match result {
         Ok(CommandOutput { text, code }) => print_output(&text, code),
         Err(error) => print_error(&error, error.code()),

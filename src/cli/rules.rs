@@ -51,6 +51,13 @@ pub(super) struct RulesArguments {
     output: OutputArguments,
 }
 
+impl RulesArguments {
+    /// Returns namespace and name of the pod.
+    pub(super) fn selected(&self) -> (Option<&str>, Option<&str>) {
+        (self.cluster.namespace.as_deref(), self.place.as_deref())
+    }
+}
+
 pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandError> {
     let selector = match (&arguments.place, &arguments.cluster.namespace) {
         (Some(pod), Some(_)) => Some(NetnsSelector::Pod(Box::new(arguments.cluster.subject(pod)?))),

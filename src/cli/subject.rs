@@ -1,6 +1,7 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
+use super::kubectl::ConnectionArguments;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
@@ -67,6 +68,9 @@ pub(super) struct ClusterArguments {
     /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// The cluster as kubectl selects it; `None` for the program's own rules.
+    #[arg(skip)]
+    connection: Option<ConnectionArguments>,
 }
 
 /// The pods that the arguments select.
@@ -78,6 +82,17 @@ pub(super) enum Subjects {
 }
 
 impl SubjectArguments {
+    /// Returns namespace and name of a pod in the cluster; `None` if files of this machine take part.
+    pub(super) fn in_cluster(&self) -> Option<(Option<&str>, Option<&str>)> {
+        let uses_files = self.file.is_some() || self.cluster.config.is_some();
+        (!uses_files).then(|| (self.cluster.namespace.as_deref(), self.pod.as_deref()))
+    }
+
+    /// Selects the cluster as kubectl does.
+    pub(super) fn use_connection(&mut self, connection: ConnectionArguments) {
+        self.cluster.connection = Some(connection);
+    }
+
     /// Reads exactly one pod.
     ///
     /// # Errors
@@ -150,6 +165,11 @@ impl ClusterArguments {
     /// # Errors
     /// The namespace is missing, the configuration is malformed, or the cluster does not return the pod.
     pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
+        if let Some(connection) = &self.connection {
+            let api = connection.open()?;
+            let namespace = self.namespace.as_deref().unwrap_or(api.namespace());
+            return Ok(Subject::from_source(self.conf(DEFAULT_CONF)?, api.cluster(), (namespace, pod))?);
+        }
         let Some(namespace) = &self.namespace else {
             return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
         };

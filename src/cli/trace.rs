@@ -40,10 +40,10 @@ Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or
 )]
 pub(super) struct TraceArguments {
     #[command(flatten)]
-    subject: SubjectArguments,
+    pub(super) subject: SubjectArguments,
     /// Use the live rules of the pod that -n and POD select
     #[arg(long, requires = "pod", conflicts_with = "file")]
-    live: bool,
+    pub(super) live: bool,
     /// Use the live rules of this network namespace: a path, or a name in /run/netns
     #[arg(long, value_name = "NETNS")]
     netns: Option<PathBuf>,

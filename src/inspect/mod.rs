@@ -15,6 +15,7 @@
 //! | `rulebook` | rules for `trace` and for `iptables-restore` |
 //! | `node_hint` | hints to run a command on a pod's node |
 //! | `validate` | the checks of the configurations in a file |
+//! | `nodes` | reports of all nodes' agents, merged |
 //! | [`doctor`] | the checks of a node and a pod |
 //! | `terminal` | the output formats |
 
@@ -23,6 +24,7 @@ mod evaluation;
 mod exemptions;
 mod explain;
 mod node_hint;
+mod nodes;
 mod packet;
 mod picture;
 mod rulebook;
@@ -38,6 +40,7 @@ pub use crate::cni::configuration;
 pub use exemptions::Exemption;
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use node_hint::node_hint;
+pub use nodes::{AuditedPod, Bypass, FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck};
 pub use packet::{Destination, Origin, Sender, SenderArgument};
 pub use picture::picture;
 pub use rulebook::{Rulebook, restore_text};

@@ -235,9 +235,21 @@ impl Subject {
                 Error::new(Code::InvalidConfig, msg)
             })?,
         };
+        Self::from_source(AppliedConf { conf, as_attachment }, source.as_ref(), (namespace, name))
+    }
+
+    /// Reads a pod from a source of facts.
+    ///
+    /// # Errors
+    /// The source does not return the pod.
+    pub fn from_source(
+        conf: impl Into<AppliedConf>,
+        source: &dyn Cluster,
+        (namespace, name): (&str, &str),
+    ) -> Result<Self, Error> {
         let pod_ref = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
         let facts = source.facts(&pod_ref, true)?;
-        Self::of(AppliedConf { conf, as_attachment }, facts, Some(source.as_ref()))
+        Self::of(conf, facts, Some(source))
     }
 
     /// Returns `NAMESPACE/NAME` of the pod.

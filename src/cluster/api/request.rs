@@ -8,7 +8,7 @@ use crate::printable::{cut, line};
 use hyper::Request;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{
-    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as RequestBuilder,
+    AttachParams, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as RequestBuilder,
     WatchParams,
 };
 use serde_json::{Value, json};
@@ -34,6 +34,11 @@ pub(super) struct ApiRequest {
 /// The collection of NetworkAttachmentDefinitions in the API.
 const DEFINITIONS: &str = "network-attachment-definitions";
 const DEFINITIONS_API: &str = "/apis/k8s.cni.cncf.io/v1";
+
+/// The label of the agents' pods and DaemonSets in the manifests of all versions; agents of other products may have it too.
+const AGENT_LABEL: &str = "app.kubernetes.io/component=agent";
+/// The number of objects per page in lists of the command line, as kubectl requests.
+const LARGE_PAGE: u32 = 500;
 
 /// Starts a watch at the version in the API server's cache (kubernetes.io, "API Concepts", "Get State and Start at
 /// Any"). The server must not have to wait: a watch without a version waits for etcd's latest. Both forms, if they
@@ -141,6 +146,63 @@ impl ApiRequest {
         Self::new(http, format!("pods of namespace {namespace} on node {node}"), right, kubectl)
     }
 
+    /// Lists a page of the pods of node agents: of all products with such a component, in one or all namespaces, and on
+    /// one or all nodes.
+    pub(super) fn agents(namespace: Option<&str>, node: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        check_names("pods", namespace.into_iter().chain(node))?;
+        let mut params = ListParams { continue_token: page.map(str::to_owned), ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE) };
+        if let Some(node) = node {
+            params = params.fields(&format!("spec.nodeName={node}"));
+        }
+        let http = in_namespace("/api/v1", namespace, "pods").list(&params);
+        let right = format!("list pods in {}", place_of(namespace));
+        Self::new(http, "pods of the agents".to_owned(), right, format!("kubectl get pods -A -l {AGENT_LABEL}"))
+    }
+
+    /// Lists a page of the DaemonSets of node agents, as [`Self::agents`].
+    pub(super) fn agent_daemon_sets(namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        check_names("DaemonSets", namespace)?;
+        let params = ListParams { continue_token: page.map(str::to_owned), ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE) };
+        let http = in_namespace("/apis/apps/v1", namespace, "daemonsets").list(&params);
+        let right = format!("list daemonsets.apps in {}", place_of(namespace));
+        Self::new(
+            http,
+            "DaemonSets of the agents".to_owned(),
+            right,
+            format!("kubectl get daemonsets -A -l {AGENT_LABEL}"),
+        )
+    }
+
+    /// Lists a page of the nodes with their metadata only, because the status of a node is large.
+    pub(super) fn nodes(selector: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        let params = ListParams {
+            label_selector: selector.map(str::to_owned),
+            continue_token: page.map(str::to_owned),
+            ..ListParams::default().limit(LARGE_PAGE)
+        };
+        let http = RequestBuilder::new("/api/v1/nodes").list_metadata(&params);
+        Self::new(http, "nodes".to_owned(), "list nodes".to_owned(), "kubectl get nodes".to_owned())
+    }
+
+    /// Gets a ConfigMap.
+    pub(super) fn config_map(object: &ObjectRef) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = object;
+        check_names("ConfigMap", [namespace, name])?;
+        let http = namespaced(namespace, "configmaps").get(name, &GetParams::default());
+        let right = format!("get configmaps in namespace {namespace}");
+        Self::new(http, format!("ConfigMap {object}"), right, format!("kubectl get configmaps -n {namespace}"))
+    }
+
+    /// Runs a command in a container of a pod. The request is upgraded to a WebSocket.
+    pub(super) fn exec(pod: &ObjectRef, container: &str, command: &[String]) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = pod;
+        check_names("pod", [namespace, name])?;
+        let params = AttachParams::default().container(container).stdin(false).stdout(true).stderr(true);
+        let http = namespaced(namespace, "pods").exec(name, command, &params);
+        // The API server checks the verb of the HTTP method, which is GET for a WebSocket, and since 1.35 also "create".
+        Self::of_pod(http, (namespace, name), "create and get pods/exec")
+    }
+
     /// Gets a node.
     pub(super) fn node(name: &str) -> Result<Self, Error> {
         check_names("node", [name])?;
@@ -245,6 +307,18 @@ impl ApiRequest {
         let request = Self::new(http, format!("DaemonSet {object}"), right, kubectl)?;
         Ok(Self { confirmed_by: Some(name.clone()), ..request })
     }
+}
+
+/// A collection in one namespace or in all.
+fn in_namespace(api: &str, namespace: Option<&str>, resource: &str) -> RequestBuilder {
+    match namespace {
+        Some(namespace) => RequestBuilder::new(format!("{api}/namespaces/{namespace}/{resource}")),
+        None => RequestBuilder::new(format!("{api}/{resource}")),
+    }
+}
+
+fn place_of(namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| "all namespaces".to_owned(), |namespace| format!("namespace {namespace}"))
 }
 
 /// A collection of the core API in a namespace.
