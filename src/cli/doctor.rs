@@ -177,7 +177,7 @@ fn conf_dir(record: &InstallRecord) -> Option<HostPath> {
 ///
 /// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
 /// /etc/hostname of the node is reliable.
-fn host_name(root: &Path) -> Option<String> {
+pub(super) fn host_name(root: &Path) -> Option<String> {
     let from_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), MAX_HOSTNAME_FILE).ok();
     let own = (root == Path::new("/")).then(from_kernel).flatten();
     let from_file = || {

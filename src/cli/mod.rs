@@ -5,6 +5,7 @@
 //! | `explain`, `trace`, `rules`, `doctor`, `validate` | commands that print a report and change nothing |
 //! | `install`, `agent` | commands that change the node |
 //! | `kubectl` | the commands of `kubectl detour` |
+//! | `live_configuration` | the configuration of a pod's node, for `explain` and `trace` |
 //! | `subject` | arguments that select a pod, a configuration or a network namespace |
 //! | `output` | `-o`: the format of a report |
 
@@ -25,6 +26,7 @@ mod doctor;
 mod explain;
 mod install;
 mod kubectl;
+mod live_configuration;
 mod output;
 mod rules;
 mod subject;

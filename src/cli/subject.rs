@@ -2,6 +2,7 @@
 //! a network namespace on this node.
 
 use super::kubectl::ConnectionArguments;
+use super::live_configuration::live_subject;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 use std::{env, fs};
 
 /// The configuration without `--config`.
-const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
+pub(super) const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
 /// The configuration with `--definitions` and without `--config`: a primary plugin without a sub-plugin chain, so that
 /// only the pod's attachments count.
 const DEFAULT_PRIMARY_CONF: &str =
@@ -54,7 +55,7 @@ pub(super) struct SubjectArguments {
 /// Selects a configuration, and the cluster that has the pod.
 #[derive(Debug, Args)]
 pub(super) struct ClusterArguments {
-    /// Configuration of the plugin; - is stdin [default: type detour with its defaults, for every pod]
+    /// Configuration of the plugin; - is stdin [default: for a pod in the cluster, the configuration that is installed on its node; with -f, type detour with its defaults, for every pod]
     ///
     /// A plugin list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any other
     /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
@@ -67,10 +68,10 @@ pub(super) struct ClusterArguments {
     pub(super) namespace: Option<String>,
     /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    pub(super) kubeconfig: Option<PathBuf>,
     /// The cluster as kubectl selects it; `None` for the program's own rules.
     #[arg(skip)]
-    connection: Option<ConnectionArguments>,
+    pub(super) connection: Option<ConnectionArguments>,
 }
 
 /// The pods that the arguments select.
@@ -88,17 +89,26 @@ impl SubjectArguments {
         (!uses_files).then(|| (self.cluster.namespace.as_deref(), self.pod.as_deref()))
     }
 
+    /// Reads a pod of the cluster, for commands that do not use its configuration.
+    ///
+    /// # Errors
+    /// As [`ClusterArguments::subject`].
+    pub(super) fn live_pod(&self) -> Result<Subject, CommandError> {
+        let pod = self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
+        self.cluster.subject(pod)
+    }
+
     /// Selects the cluster as kubectl does.
     pub(super) fn use_connection(&mut self, connection: ConnectionArguments) {
         self.cluster.connection = Some(connection);
     }
 
-    /// Reads exactly one pod.
+    /// Reads exactly one pod. The node's file system is mounted at `root`.
     ///
     /// # Errors
     /// A file is unreadable or malformed, it contains several pods, or the cluster does not return the pod.
-    pub(super) fn read(&self) -> Result<Subject, CommandError> {
-        match self.read_all()? {
+    pub(super) fn read(&self, root: &Path) -> Result<Subject, CommandError> {
+        match self.read_all(root)? {
             Subjects::Cluster(subject) => Ok(*subject),
             Subjects::Manifest(manifest) => {
                 let (manifest, conf) = *manifest;
@@ -107,11 +117,11 @@ impl SubjectArguments {
         }
     }
 
-    /// Reads all selected pods.
+    /// Reads all selected pods. The node's file system is mounted at `root`.
     ///
     /// # Errors
     /// A file is unreadable or malformed, or the cluster does not return the pod.
-    pub(super) fn read_all(&self) -> Result<Subjects, CommandError> {
+    pub(super) fn read_all(&self, root: &Path) -> Result<Subjects, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
             let message =
@@ -145,6 +155,9 @@ impl SubjectArguments {
                 }
                 Ok(Subjects::Manifest(Box::new((manifest, conf))))
             }
+            (None, Some(pod)) if self.cluster.config.is_none() => {
+                Ok(Subjects::Cluster(Box::new(live_subject(&self.cluster, pod, root)?)))
+            }
             (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod)?))),
             _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
         }
@@ -153,7 +166,7 @@ impl SubjectArguments {
 
 impl ClusterArguments {
     /// Parses the file of `--config`, or `default` without it.
-    fn conf(&self, default: &str) -> Result<AppliedConf, CommandError> {
+    pub(super) fn conf(&self, default: &str) -> Result<AppliedConf, CommandError> {
         Ok(match &self.config {
             Some(path) => AppliedConf::parse(path, &read(path)?).map_err(CommandError::Input)?,
             None => NetConf::parse(default.as_bytes(), CniCommand::Add, "detour")?.into(),
@@ -170,11 +183,20 @@ impl ClusterArguments {
             let namespace = self.namespace.as_deref().unwrap_or(api.namespace());
             return Ok(Subject::from_source(self.conf(DEFAULT_CONF)?, api.cluster(), (namespace, pod))?);
         }
-        let Some(namespace) = &self.namespace else {
-            return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
-        };
+        let namespace = self.required_namespace(pod)?;
         let kubeconfig = kubeconfig(self.kubeconfig.as_deref())?;
         Ok(Subject::from_cluster(self.conf(DEFAULT_CONF)?, kubeconfig, (namespace, pod))?)
+    }
+}
+
+impl ClusterArguments {
+    /// Returns the namespace of a pod.
+    ///
+    /// # Errors
+    /// It is missing.
+    pub(super) fn required_namespace(&self, pod: &str) -> Result<&str, CommandError> {
+        let missing = || CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE"));
+        self.namespace.as_deref().ok_or_else(missing)
     }
 }
 
@@ -182,7 +204,7 @@ impl ClusterArguments {
 ///
 /// # Errors
 /// The flag names a missing file.
-fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
+pub(super) fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
     if let Some(path) = flag {
         check_exists("--kubeconfig", path)?;
     }
@@ -265,7 +287,7 @@ pub(super) struct NetnsArguments {
     pod_uid: Option<String>,
     /// Directory at which the node's file system is mounted: /host in the agent's container
     #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    pub(super) root: PathBuf,
 }
 
 /// The object whose network namespace is read.

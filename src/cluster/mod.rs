@@ -17,8 +17,8 @@
 //! | `wire` | the fields of Kubernetes objects that are read, as the API sends them |
 
 use crate::cni;
-pub(crate) use api::causes;
 pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
+pub(crate) use api::causes;
 pub use api::{ApiProbe, CommandOutput, ServiceAccount, UserApi};
 pub use fact_source::{Cluster, ReadOnly};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};

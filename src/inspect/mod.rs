@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `subject` | the pod and the configuration of a report |
+//! | `installed` | the configurations that are installed on a node, applied to a pod |
 //! | `explain` | the report of `explain`, built from the next four files |
 //! | `evaluation` | the results of the sub-plugin chains that apply to the pod |
 //! | `settings` | the settings of the redirection with their sources |
@@ -23,6 +24,7 @@ pub mod doctor;
 mod evaluation;
 mod exemptions;
 mod explain;
+mod installed;
 mod node_hint;
 mod nodes;
 mod packet;
@@ -46,7 +48,10 @@ pub use picture::picture;
 pub use rulebook::{Rulebook, restore_text};
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
-pub use subject::{AppliedConf, ManifestTexts, PodManifest, PodSelector, Subject};
+pub use installed::InstalledText;
+pub use subject::{
+    AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,
+};
 pub use terminal::{Cell, Format, Screen, TextReport, Tone, render};
 pub use trace::{Hop, RulePlace, Trace, trace};
 pub use validate::{CheckedConf, ValidationReport, validate_text};

@@ -2,7 +2,7 @@
 
 use crate::certificates;
 use crate::client::Client;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -120,6 +120,23 @@ impl ControlPlane {
         Client::with_certificate(&self.server(), &self.authority(), certificate, key)
     }
 
+    /// Returns a kubeconfig with all rights, whose context has the namespace `shop`.
+    pub(crate) fn kubeconfig(&self) -> Value {
+        let (certificate, key) = &self.admin;
+        let user = json!({"client-certificate-data": base64(certificate), "client-key-data": base64(key)});
+        self.kubeconfig_of(&user)
+    }
+
+    /// Returns the kubeconfig of a user.
+    pub(crate) fn kubeconfig_of(&self, user: &Value) -> Value {
+        let cluster = json!({"server": self.server(), "certificate-authority-data": base64(&self.authority())});
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "shop"}}],
+        })
+    }
+
     /// Returns a client with this token.
     pub(crate) fn with_token(&self, token: &str) -> Client {
         Client::with_token(&self.server(), &self.authority(), token)
@@ -152,6 +169,10 @@ impl Drop for Processes {
 fn end(process: &mut Child) {
     let _ = process.kill();
     let _ = process.wait();
+}
+
+fn base64(text: &str) -> Value {
+    serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).expect("base64")
 }
 
 /// hack/test.sh builds it.

@@ -36,10 +36,7 @@ pub(super) struct AuditArguments {
     output: OutputArguments,
 }
 
-pub(super) fn run(
-    connection: &ConnectionArguments,
-    arguments: &AuditArguments,
-) -> Result<CommandOutput, CommandError> {
+pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
     let api = connection.open()?;
     let namespace = (!arguments.all_namespaces).then(|| arguments.namespace.as_deref().unwrap_or(api.namespace()));
     let all = connection.agents(&api, None)?;

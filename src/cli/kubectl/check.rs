@@ -43,10 +43,7 @@ pub(super) struct CheckArguments {
     output: OutputArguments,
 }
 
-pub(super) fn run(
-    connection: &ConnectionArguments,
-    arguments: &CheckArguments,
-) -> Result<CommandOutput, CommandError> {
+pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) -> Result<CommandOutput, CommandError> {
     let api = connection.open()?;
     let mut nodes = api.nodes(arguments.selector.as_deref())?;
     if let Some(name) = &arguments.node {

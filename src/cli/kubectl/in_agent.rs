@@ -187,7 +187,8 @@ fn forwarded(definition: Option<&clap::Command>, matches: &ArgMatches) -> Result
     let mut words = Vec::new();
     for argument in definition.into_iter().flat_map(clap::Command::get_arguments) {
         let id = argument.get_id().as_str();
-        let is_given = matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
+        let is_given =
+            matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
         let Some(long) = argument.get_long().filter(|_| is_given && !OWN.contains(&id)) else { continue };
         if is_of_node(id) {
             return Err(CommandError::Usage(format!("--{long}: available only in calls of detour on the node")));

@@ -8,7 +8,9 @@
 //! | `complete` | completion of arguments for kubectl |
 
 use super::output::{CommandError, CommandOutput};
-use super::{CompletionArguments, VersionArguments, doctor, explain, print_result, print_usage, rules, trace, validate};
+use super::{
+    CompletionArguments, VersionArguments, doctor, explain, print_result, print_usage, rules, trace, validate,
+};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 pub(super) use connection::ConnectionArguments;
 use in_agent::InAgent;

@@ -131,7 +131,8 @@ mod tests {
     #[test]
     fn the_exit_code_is_read_from_the_status() {
         let of = |text: &str| exit_code(serde_json::from_str(text).expect("a status"));
-        let failed = |cause: &str| format!(r#"{{"status": "Failure", "message": "m", "details": {{"causes": [{cause}]}}}}"#);
+        let failed =
+            |cause: &str| format!(r#"{{"status": "Failure", "message": "m", "details": {{"causes": [{cause}]}}}}"#);
         assert_eq!(of(r#"{"status": "Success"}"#), Ok(0));
         assert_eq!(of(&failed(r#"{"reason": "ExitCode", "message": "2"}"#)), Ok(2));
         assert_eq!(of(&failed(r#"{"reason": "ExitCode", "message": "x"}"#)), Err("m".to_owned()));

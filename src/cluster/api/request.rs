@@ -8,8 +8,8 @@ use crate::printable::{cut, line};
 use hyper::Request;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{
-    AttachParams, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as RequestBuilder,
-    WatchParams,
+    AttachParams, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+    Request as RequestBuilder, WatchParams,
 };
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -150,7 +150,10 @@ impl ApiRequest {
     /// one or all nodes.
     pub(super) fn agents(namespace: Option<&str>, node: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
         check_names("pods", namespace.into_iter().chain(node))?;
-        let mut params = ListParams { continue_token: page.map(str::to_owned), ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE) };
+        let mut params = ListParams {
+            continue_token: page.map(str::to_owned),
+            ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE)
+        };
         if let Some(node) = node {
             params = params.fields(&format!("spec.nodeName={node}"));
         }
@@ -162,7 +165,10 @@ impl ApiRequest {
     /// Lists a page of the DaemonSets of node agents, as [`Self::agents`].
     pub(super) fn agent_daemon_sets(namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
         check_names("DaemonSets", namespace)?;
-        let params = ListParams { continue_token: page.map(str::to_owned), ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE) };
+        let params = ListParams {
+            continue_token: page.map(str::to_owned),
+            ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE)
+        };
         let http = in_namespace("/apis/apps/v1", namespace, "daemonsets").list(&params);
         let right = format!("list daemonsets.apps in {}", place_of(namespace));
         Self::new(

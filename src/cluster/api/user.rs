@@ -70,6 +70,12 @@ impl UserApi {
         Self { api: Api::new(kubeconfig, timeout).of_any_owner(), namespace: "default".to_owned() }
     }
 
+    /// Returns the API server of the plugin's kubeconfig on a node, whose file system is mounted at `root`.
+    #[must_use]
+    pub fn of_node(root: &Path, kubeconfig: PathBuf, timeout: Duration) -> Self {
+        Self { api: Api::new(kubeconfig, timeout).with_root(root), namespace: "default".to_owned() }
+    }
+
     /// Returns the API as the service account of the pod in which this process runs; `None` outside of pods.
     #[must_use]
     pub fn in_cluster(timeout: Duration) -> Option<Self> {
@@ -81,6 +87,12 @@ impl UserApi {
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// Returns the kubeconfig, or the directory of the service account.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        self.api.kubeconfig()
     }
 
     /// Returns the server as a source of facts.

@@ -116,7 +116,8 @@ impl ReportedPod {
         };
         let own = (self.bypasses.is_empty() || !self.error.is_empty()).then(move || {
             let why = if self.error.is_empty() { &self.reason } else { &self.error };
-            [start(), vec![Cell::of("-"), Cell::of("-"), Cell::of("all traffic"), Cell::of(why).tone(Tone::Faint)]].concat()
+            [start(), vec![Cell::of("-"), Cell::of("-"), Cell::of("all traffic"), Cell::of(why).tone(Tone::Faint)]]
+                .concat()
         });
         let count = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
         own.into_iter().chain(self.bypasses.iter().map(move |Bypass { traffic, source, packets, bytes }| {
@@ -178,7 +179,10 @@ mod tests {
         assert_eq!(audit(Some("bank")).pods.len(), 2);
         let text = render(&all, Format::Table { color: false }).expect("text");
         let lines: Vec<&str> = text.as_str().lines().collect();
-        assert!(lines[1].contains("shop/early\\u{1b}[2J") && lines[1].contains("NO") && lines[1].ends_with("no rules"), "{text}");
+        assert!(
+            lines[1].contains("shop/early\\u{1b}[2J") && lines[1].contains("NO") && lines[1].ends_with("no rules"),
+            "{text}"
+        );
         assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
         let json = serde_json::to_value(&all).expect("JSON");
         assert_eq!(json["pods"][1]["bypasses"][0]["bytes"], 900);

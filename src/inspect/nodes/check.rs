@@ -112,10 +112,20 @@ impl NodeCheck {
 
     /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why there is none.
     #[must_use]
-    pub fn of_agent(node: &str, agent: String, release: &str, ready: bool, output: Result<(&[u8], &[u8]), String>) -> Self {
+    pub fn of_agent(
+        node: &str,
+        agent: String,
+        release: &str,
+        ready: bool,
+        output: Result<(&[u8], &[u8]), String>,
+    ) -> Self {
         let report = output.and_then(|(stdout, stderr)| parse::<Report>(stdout, stderr));
         let not_ready = (!ready).then(|| "the agent is not ready".to_owned());
-        let own = Self { agent: Some(agent), release: Some(release.to_owned()), ..Self::without_agent(node, false, String::new()) };
+        let own = Self {
+            agent: Some(agent),
+            release: Some(release.to_owned()),
+            ..Self::without_agent(node, false, String::new())
+        };
         match report {
             Err(why) => Self { reason: Some(why), ..own },
             Ok(Report { version, healthy, checks }) => {
@@ -192,7 +202,10 @@ mod tests {
         let failed = agent(true, Ok(REPORT));
         assert_eq!(failed.failed.iter().map(|check| check.id.as_str()).collect::<Vec<_>>(), ["token-valid"]);
         // A node can't hide a failed check.
-        assert_eq!(agent(true, Ok(&REPORT.replace("\"healthy\": false", "\"healthy\": true"))).result, NodeResult::Unhealthy);
+        assert_eq!(
+            agent(true, Ok(&REPORT.replace("\"healthy\": false", "\"healthy\": true"))).result,
+            NodeResult::Unhealthy
+        );
         assert_eq!(agent(true, Err("why")).reason.as_deref(), Some("why"));
         let garbage = agent(true, Ok("\u{1b}[2J"));
         assert!(garbage.reason.expect("why").starts_with("expected a report, got \"detour: x\\u{1b}[2J\" ("));
