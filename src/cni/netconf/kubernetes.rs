@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(in crate::cni) const ISTIO_KUBECONFIG: &str = "istio-cni-kubeconfig";
 
 /// The name prefixes of agent pods: this project's and istio-cni's.
-const AGENT_POD_PREFIXES: [&str; 2] = ["detour-agent-", "istio-cni-node-"];
+pub const DEFAULT_AGENT_PREFIXES: [&str; 2] = ["detour-agent-", "istio-cni-node-"];
 
 /// The default timeout for the facts of an ADD, in seconds.
 const TIMEOUT: u32 = 10;
@@ -70,7 +70,7 @@ impl Kubernetes {
             agent_namespace: text(&own, "agent_namespace")?.or(pod_namespace).map(Into::into),
             agent_pod_prefixes: match own.list("agent_pod_prefixes")? {
                 Some(list) => list.items,
-                None => AGENT_POD_PREFIXES.map(Into::into).into(),
+                None => DEFAULT_AGENT_PREFIXES.map(Into::into).into(),
             },
             cluster_dns: addresses(own.list("cluster_dns")?)?,
         };

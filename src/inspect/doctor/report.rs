@@ -286,11 +286,11 @@ pub struct CheckTarget {
     pub probe: bool,
 }
 
-/// The installation on the node, read from its record.
+/// The installations of all releases on the node, read from their records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
-    /// The path of the record.
-    pub record: HostPath,
+    /// The paths of the records.
+    pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
