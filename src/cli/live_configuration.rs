@@ -3,8 +3,11 @@
 use super::doctor::host_name;
 use super::output::CommandError;
 use super::subject::{ClusterArguments, DEFAULT_CONF, kubeconfig};
-use detour_cni::agent::install::{HostPath, HostRoot, NodeFiles};
-use detour_cni::cluster::UserApi;
+use super::{Cli, Command};
+use anyhow::anyhow;
+use clap::Parser;
+use detour_cni::agent::install::{HostPath, HostRoot, InstalledTexts, NodeFiles};
+use detour_cni::cluster::{AgentPod, ObjectRef, UserApi};
 use detour_cni::cni::{Code, Error, NODE_CONFIGURATION};
 use detour_cni::inspect::{AppliedConf, ConfigurationOrigin, ConfigurationSource, InstalledText, Subject};
 use detour_cni::pod::{Pod, PodRef};
@@ -28,10 +31,10 @@ pub(super) fn live_subject(arguments: &ClusterArguments, pod: &str, root: &Path)
     let facts = api.cluster().facts(&wanted, true)?;
     let agent_namespace = arguments.connection.as_ref().and_then(|connection| connection.agent_namespace());
     match installed(&facts.pod, root).or_else(|why| in_config_maps(&api, agent_namespace, &facts.pod, &why)) {
-        Ok((source, texts)) => {
-            let places = texts.iter().map(|one| one.place.clone()).collect();
-            let origin = ConfigurationOrigin { source, places, reason: None };
-            Ok(Subject::installed(&texts, origin, facts, api.cluster())?)
+        Ok(Live { source, texts, reason }) => {
+            let mut places: Vec<String> = texts.iter().map(|one| one.place.clone()).collect();
+            places.dedup();
+            Ok(Subject::installed(&texts, ConfigurationOrigin { source, places, reason }, facts, api.cluster())?)
         }
         Err(reason) => {
             let origin = ConfigurationOrigin { reason: Some(reason), ..ConfigurationOrigin::default() };
@@ -64,8 +67,13 @@ fn node_files(root: &Path) -> Option<NodeFiles> {
     Some(NodeFiles::new(HostRoot::new(root), HostPath::new(NODE_CONFIGURATION)?.parent()))
 }
 
-/// The kind of the source, and the configurations.
-type Live = (ConfigurationSource, Vec<InstalledText>);
+/// The configurations that apply to pods of a node.
+struct Live {
+    source: ConfigurationSource,
+    texts: Vec<InstalledText>,
+    /// Why they may be incomplete.
+    reason: Option<String>,
+}
 
 /// Returns the configurations that are installed on this node if the pod is on it; otherwise the reason why not.
 fn installed(pod: &Pod, root: &Path) -> Result<Live, String> {
@@ -73,17 +81,19 @@ fn installed(pod: &Pod, root: &Path) -> Result<Live, String> {
     if host_name(root).is_none_or(|name| name != node) {
         return Err(format!("this is not the pod's node {node}"));
     }
-    let files = node_files(root).ok_or("unknown state directory")?;
-    let texts = files.installed_texts()?;
+    let InstalledTexts { texts, missing } = node_files(root).ok_or("unknown state directory")?.installed_texts()?;
+    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let reason = (!missing.is_empty()).then(|| format!("not found: {}", missing.join(", ")));
     if texts.is_empty() {
-        return Err(format!("no configuration is installed on node {node}"));
+        let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+        return Err(format!("no configuration is installed on node {node}{reason}"));
     }
     let text = |(path, text): (HostPath, String)| InstalledText { place: path.to_string(), text };
-    Ok((ConfigurationSource::Node, texts.into_iter().map(text).collect()))
+    Ok(Live { source: ConfigurationSource::Node, texts: texts.into_iter().map(text).collect(), reason })
 }
 
 /// Returns the configurations in the ConfigMaps of the agents on the pod's node; otherwise the reason why there are
-/// none, after `why` the node's files are not used.
+/// none, after the reason `why` the node's files are not used.
 fn in_config_maps(api: &UserApi, agent_namespace: Option<&str>, pod: &Pod, why: &str) -> Result<Live, String> {
     let Some(node) = pod.node_name.as_deref() else { return Err(why.to_owned()) };
     let found = || {
@@ -93,10 +103,23 @@ fn in_config_maps(api: &UserApi, agent_namespace: Option<&str>, pod: &Pod, why: 
         agents.dedup_by(|b, a| a.release == b.release);
         let mut texts = Vec::new();
         for agent in &agents {
-            let of_agent = super::agent::configurations(api, agent);
-            texts.extend(of_agent.map_err(|error| format!("agent {}: {error:#}", agent.object))?);
+            texts.extend(of_agent(api, agent).map_err(|error| format!("agent {}: {error:#}", agent.object))?);
         }
         if texts.is_empty() { Err(format!("no agent on node {node}")) } else { Ok(texts) }
     };
-    found().map(|texts| (ConfigurationSource::ConfigMap, texts)).map_err(|error| format!("{why}; {error}"))
+    let live = |texts| Live { source: ConfigurationSource::ConfigMap, texts, reason: None };
+    found().map(live).map_err(|error| format!("{why}; {error}"))
+}
+
+/// Returns the configurations that an agent installs, from the arguments of its container and its ConfigMap.
+fn of_agent(api: &UserApi, agent: &AgentPod) -> anyhow::Result<Vec<InstalledText>> {
+    let words = std::iter::once("detour").chain(agent.arguments.iter().map(String::as_str));
+    let unknown = || anyhow!("the arguments of its container belong to another version of detour");
+    let Ok(Cli { command: Command::Agent(arguments) }) = Cli::try_parse_from(words) else { return Err(unknown()) };
+    let name = agent.config_map.clone().ok_or_else(|| anyhow!("its pod has no ConfigMap"))?;
+    let config_map = ObjectRef { namespace: agent.object.namespace.clone(), name };
+    let data = api.config_map(&config_map).map_err(|error| anyhow!("{error}"))?;
+    let texts = arguments.install.texts(&data, &agent.object.namespace)?;
+    let place = format!("ConfigMap {config_map}");
+    Ok(texts.into_iter().map(|text| InstalledText { place: place.clone(), text }).collect())
 }

@@ -94,7 +94,8 @@ impl SubjectArguments {
     /// # Errors
     /// As [`ClusterArguments::subject`].
     pub(super) fn live_pod(&self) -> Result<Subject, CommandError> {
-        let pod = self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
+        let pod =
+            self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
         self.cluster.subject(pod)
     }
 

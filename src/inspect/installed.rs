@@ -92,7 +92,10 @@ impl Cluster for Files<'_> {
                 })
                 .collect()),
             // The user may lack the right to read definitions.
-            Err(error) => wanted.iter().map(|query| text(query).map(|text| found(query, text)).ok_or_else(|| error.clone())).collect(),
+            Err(error) => wanted
+                .iter()
+                .map(|query| text(query).map(|text| found(query, text)).ok_or_else(|| error.clone()))
+                .collect(),
         }
     }
 
@@ -130,8 +133,10 @@ mod tests {
         }
         let objects = objects(Path::new("m"), &manifest, "default").expect("objects");
         let facts = Facts { pod: objects.pods[0].pod.clone(), namespace: None };
-        let texts: Vec<InstalledText> =
-            texts.iter().map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone() }).collect();
+        let texts: Vec<InstalledText> = texts
+            .iter()
+            .map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone() })
+            .collect();
         let places = texts.iter().map(|one| one.place.clone()).collect();
         let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason: None };
         let subject = Subject::installed(&texts, origin, facts, &objects).map_err(|error| error.msg)?;
@@ -143,7 +148,9 @@ mod tests {
     }
 
     fn list(chain: &str) -> String {
-        format!(r#"{{"cniVersion": "0.3.1", "name": "ovn", "plugins": [{{"type": "detour", "chain": [{chain}], {SOURCE}}}]}}"#)
+        format!(
+            r#"{{"cniVersion": "0.3.1", "name": "ovn", "plugins": [{{"type": "detour", "chain": [{chain}], {SOURCE}}}]}}"#
+        )
     }
 
     const REDIRECT: &str = r#"{"type": "istio-redirect"}"#;

@@ -41,6 +41,7 @@ mod warnings;
 pub use crate::cni::configuration;
 pub use exemptions::Exemption;
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
+pub use installed::InstalledText;
 pub use node_hint::node_hint;
 pub use nodes::{AuditedPod, Bypass, FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck};
 pub use packet::{Destination, Origin, Sender, SenderArgument};
@@ -48,7 +49,6 @@ pub use picture::picture;
 pub use rulebook::{Rulebook, restore_text};
 pub use rules::{LiveRules, Mark, OmittedRules, RuleLine, RulesReport, RulesView};
 pub use settings::Setting;
-pub use installed::InstalledText;
 pub use subject::{
     AppliedConf, ConfigurationOrigin, ConfigurationSource, ManifestTexts, PodManifest, PodSelector, Subject,
 };

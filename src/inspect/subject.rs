@@ -35,7 +35,7 @@ pub struct ConfigurationOrigin {
     pub source: ConfigurationSource,
     /// The files or objects with the configuration.
     pub places: Vec<String>,
-    /// Why the configuration of the pod's node was not used; `None` if it was, or was not asked for.
+    /// Why the configuration of the pod's node was not used, or may be incomplete.
     pub reason: Option<String>,
 }
 

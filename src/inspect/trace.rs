@@ -2,8 +2,8 @@
 //! `nft_do_chain`).
 
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
-use super::subject::ConfigurationOrigin;
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
+use super::subject::ConfigurationOrigin;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::firewall::native::rule::NativeAction;
 use crate::firewall::rule::{Hook, Table};

@@ -36,7 +36,7 @@ pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning
     let mut all = excluded_with_application(&containers, policy);
     all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
     all.extend(not_yet_injected(subject));
-    all.extend(built_in_configuration(subject));
+    all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
         all.extend(captured_too_early(subject, &containers, policy));
         all.extend(ranges_without_dns(redirect, policy));
@@ -63,14 +63,18 @@ fn not_selected(name: &str) -> Warning {
     }
 }
 
-/// Warns about a report that does not use the configuration of the pod's node.
-fn built_in_configuration(subject: &Subject) -> Option<Warning> {
-    let ConfigurationOrigin { source: ConfigurationSource::BuiltIn, reason: Some(reason), .. } = &subject.origin else {
-        return None;
-    };
+/// Warns about a report that does not use the whole configuration of the pod's node.
+fn unknown_configuration(subject: &Subject) -> Option<Warning> {
+    let ConfigurationOrigin { source, reason, .. } = &subject.origin;
+    let reason = reason.as_ref()?;
     Some(Warning {
-        code: "built-in-configuration",
-        what: format!("this report uses built-in defaults, which may differ from the pod's node: {reason}"),
+        code: "unknown-configuration",
+        what: match source {
+            ConfigurationSource::BuiltIn => {
+                format!("the report uses built-in defaults, not the node's configuration: {reason}")
+            }
+            _ => format!("the report uses only a part of the node's configuration: {reason}"),
+        },
         next: "use kubectl detour explain, run the command on the pod's node, or add --config FILE".to_owned(),
     })
 }

@@ -134,7 +134,9 @@ impl Scene<'_> {
 
 #[test]
 fn commands_about_a_pod_run_in_the_agent_on_its_node() {
-    scene("kubectl-pod", &[], |scene| {
+    let values =
+        ["config.chain[0].type=istio-redirect", "config.chain[1].type=uid-exclude", "config.chain[1].uids={4711}"];
+    scene("kubectl-pod", &values, |scene| {
         let _kubelet = scene.kubelet(env!("CARGO_BIN_EXE_detour"));
         let pod = meshed_pod(&scene.admin, "web-0");
         let machine = &scene.machine;
@@ -153,6 +155,51 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let agent = scene.node.start_agent("detour-agent-x");
         agent.wait_for_log(SETTLED);
         scene.node.call("ADD", &sandbox, &pod).expect("added");
+
+        let report = |explained: &Run| {
+            let mut report = explained.json();
+            let exempt = report["exempt"].to_string();
+            assert!(exempt.contains("4711"), "{explained:?}");
+            let configuration = report["configuration"].take();
+            (report, configuration)
+        };
+        let (on_node, configuration) = report(&machine.detour(&["explain", "web-0", "-o", "json"]));
+        let file = "/etc/cni/net.d/10-calico.conflist";
+        assert_eq!(configuration, json!({"source": "node", "places": [file], "reason": null}));
+        let anywhere = machine.run(
+            Path::new(env!("CARGO_BIN_EXE_detour")),
+            &["explain", "-n", "shop", "web-0", "-o", "json"],
+            "kubeconfig",
+        );
+        let (mut from_config_map, configuration) = report(&anywhere);
+        let config_map = "ConfigMap kube-system/detour-agent";
+        assert_eq!(configuration, json!({"source": "config-map", "places": [config_map], "reason": null}));
+        // The name of the cluster network is known only on the node.
+        assert_eq!(
+            (from_config_map["network"].as_str(), on_node["network"].as_str()),
+            (Some("cluster-network"), Some("k8s-pod-network"))
+        );
+        from_config_map["network"] = on_node["network"].clone();
+        assert_eq!(from_config_map, on_node);
+        let trace = machine.detour(&["trace", "web-0", "--from", "uid=4711", "--to", "1.2.3.4:443/tcp"]);
+        assert!(
+            trace.stdout.contains("direct")
+                && trace.stdout.contains(&format!("Configuration: installed on the node: {file}")),
+            "{trace:?}"
+        );
+        let config = machine.write(
+            "other.conf",
+            r#"{"cniVersion": "1.1.0", "name": "other", "type": "detour", "kubernetes": {"kubeconfig": "/k"}}"#,
+        );
+        let other = machine.detour(&["explain", "web-0", "-o", "json", "--config", &config]);
+        assert_eq!(
+            (&other.json()["network"], &other.json()["configuration"]["source"]),
+            (&json!("other"), &json!("file")),
+            "{other:?}"
+        );
+        let none =
+            machine.detour(&["explain", "web-0", "-o", "json", "--agent-namespace", "shop", "--config", "/dev/null"]);
+        assert_eq!(none.code, Some(2), "{none:?}");
 
         let rules = machine.detour(&["rules", "-n", "shop", "web-0", "-o", "json"]);
         assert_eq!((rules.code, &rules.json()["as_asked"]), (Some(0), &json!(true)), "{rules:?}");
@@ -247,8 +294,27 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         let doctor = machine.detour(&["doctor", "web-0", "-o", "json"]);
         assert!(doctor.json()["checks"].is_array(), "{doctor:?}");
 
+        // ConfigMaps can't be read either.
+        let explain = machine.run(
+            Path::new(env!("CARGO_BIN_EXE_detour")),
+            &["explain", "-n", "shop", "web-0", "-o", "json"],
+            "kubeconfig",
+        );
+        assert!(explain.stderr.contains("lack the right to get namespaces"), "{explain:?}");
+        apply(&scene.admin, &[role(&["get", "list", "create"], &["pods", "pods/exec", "namespaces"])]);
+        scene.plane.until(|_| {
+            let run = machine.run(
+                Path::new(env!("CARGO_BIN_EXE_detour")),
+                &["explain", "-n", "shop", "web-0", "-o", "json"],
+                "kubeconfig",
+            );
+            run.code == Some(0)
+                && run.stdout.contains("\"unknown-configuration\"")
+                && run.stdout.contains("lack the right to get configmaps")
+        });
+
         drop(kubelet);
-        fails(&["doctor", "web-0"], 1, "pod kube-system/detour-agent-x: container agent: 5");
+        fails(&["doctor", "web-0"], 1, "dial tcp 127.0.0.1:");
         assert!(pod["spec"].is_object());
     });
 }
@@ -256,7 +322,10 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
 #[test]
 fn output_of_a_compromised_node_is_escaped() {
     scene("kubectl-hostile", &[], |scene| {
-        let script = scene.machine.program("hostile", "#!/bin/sh\nprintf 'a\\033[2Jb\\342\\200\\256c\\n'; printf 'd\\033]0;x\\007\\n' >&2; exit 7\n");
+        let script = scene.machine.program(
+            "hostile",
+            "#!/bin/sh\nprintf 'a\\033[2Jb\\342\\200\\256c\\n'; printf 'd\\033]0;x\\007\\n' >&2; exit 7\n",
+        );
         let _kubelet = scene.kubelet(&script);
         meshed_pod(&scene.admin, "web-0");
         scene.agent_pod(|_| {});
