@@ -22,11 +22,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// The cluster does not return the pod, or the configuration is invalid for it.
 pub(super) fn live_subject(arguments: &ClusterArguments, pod: &str, root: &Path) -> Result<Subject, CommandError> {
+    if arguments.connection.is_none() {
+        arguments.required_namespace(pod)?;
+    }
     let api = api(arguments, root)?;
-    let namespace = match &arguments.connection {
-        Some(_) => arguments.namespace.as_deref().unwrap_or(api.namespace()),
-        None => arguments.required_namespace(pod)?,
-    };
+    let namespace = arguments.namespace.as_deref().unwrap_or(api.namespace());
     let wanted = PodRef { namespace: namespace.to_owned(), name: pod.to_owned(), uid: None };
     let facts = api.cluster().facts(&wanted, true)?;
     let agent_namespace = arguments.connection.as_ref().and_then(|connection| connection.agent_namespace());

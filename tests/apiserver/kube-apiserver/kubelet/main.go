@@ -2,7 +2,7 @@
 // in its own namespaces. Usage: kubelet PROGRAM ROOT
 //
 // PROGRAM replaces the container's program, such as /detour, and ROOT replaces the argument /host. The first line of
-// output is the port on which it listens.
+// output is the port on which it listens. With --version, it prints the version of Kubernetes.
 package main
 
 import (
@@ -29,6 +29,9 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
+// Set by the build.
+var version string
+
 type container struct{ program, root string }
 
 func (c container) ExecInContainer(ctx context.Context, _ string, _ types.UID, name string, command []string,
@@ -52,6 +55,10 @@ func (c container) ExecInContainer(ctx context.Context, _ string, _ types.UID, n
 }
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		fmt.Println("kubelet", version)
+		return
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)
 	template := x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(24 * time.Hour)}
