@@ -1,8 +1,8 @@
 //! `detour doctor`: checks a node, and optionally a pod on it.
 
+use super::cluster::{check_exists, kubeconfig_from_environment};
 use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{check_exists, kubeconfig_from_environment};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
     FoundState, InstallError, InstallRecord, NodeFiles, Platform, Release, Role, changed,

@@ -1,8 +1,8 @@
 //! The configuration of a pod's node: the files that are installed on it, or the ConfigMaps of its agents.
 
+use super::cluster::{ClusterArguments, DEFAULT_CONF, kubeconfig};
 use super::doctor::host_name;
 use super::output::CommandError;
-use super::subject::{ClusterArguments, DEFAULT_CONF, kubeconfig};
 use super::{Cli, Command};
 use anyhow::anyhow;
 use clap::Parser;

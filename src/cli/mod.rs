@@ -6,6 +6,7 @@
 //! | `install`, `agent` | commands that change the node |
 //! | `kubectl` | the commands of `kubectl detour` |
 //! | `live_configuration` | the configuration of a pod's node, for `explain` and `trace` |
+//! | `cluster` | arguments that select a cluster and a configuration |
 //! | `subject` | arguments that select a pod, a configuration or a network namespace |
 //! | `output` | `-o`: the format of a report |
 
@@ -22,6 +23,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 mod agent;
+mod cluster;
 mod doctor;
 mod explain;
 mod install;

@@ -1,7 +1,8 @@
 //! `detour rules`: compares the live rules of a network namespace with the desired ones.
 
+use super::cluster::ClusterArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{ClusterArguments, NetnsArguments, NetnsRules, NetnsSelector};
+use super::subject::{NetnsArguments, NetnsRules, NetnsSelector};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::{RulesReport, RulesView};
 use std::process::ExitCode;

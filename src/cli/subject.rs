@@ -1,32 +1,25 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
-use super::kubectl::ConnectionArguments;
+use super::cluster::{ClusterArguments, ConnectionArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
 use super::live_configuration::live_subject;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
-use detour_cni::cni::{CniCommand, Code, Error, NetConf};
+use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
 use detour_cni::state::{ROOT, Store};
-use std::fmt::Display;
-use std::fs::File;
-use std::io::{Read, stdin};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs};
 
-/// The configuration without `--config`.
-pub(super) const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
 /// The configuration with `--definitions` and without `--config`: a primary plugin without a sub-plugin chain, so that
 /// only the pod's attachments count.
 const DEFAULT_PRIMARY_CONF: &str =
     r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 /// The extensions of the files that `--definitions DIR` reads.
 const MANIFEST_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
-/// Limit per file. A list of all definitions of a large cluster is smaller.
-const MAX_FILE: u64 = 16 << 20;
 
 /// Selects a pod, from manifests or from the cluster, and a configuration.
 #[derive(Debug, Args)]
@@ -50,28 +43,6 @@ pub(super) struct SubjectArguments {
     pod: Option<String>,
     #[command(flatten)]
     cluster: ClusterArguments,
-}
-
-/// Selects a configuration, and the cluster that has the pod.
-#[derive(Debug, Args)]
-pub(super) struct ClusterArguments {
-    /// Configuration of the plugin; - is stdin [default: for a pod in the cluster, the configuration that is installed on its node; with -f, type detour with its defaults, for every pod]
-    ///
-    /// A plugin list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any other
-    /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Namespace of the pod
-    ///
-    /// It also selects objects in manifests. Objects without a namespace belong to it, as with kubectl.
-    #[arg(short, long, value_name = "NAMESPACE")]
-    pub(super) namespace: Option<String>,
-    /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
-    #[arg(long, value_name = "FILE")]
-    pub(super) kubeconfig: Option<PathBuf>,
-    /// The cluster as kubectl selects it; `None` for the program's own rules.
-    #[arg(skip)]
-    pub(super) connection: Option<ConnectionArguments>,
 }
 
 /// The pods that the arguments select.
@@ -165,72 +136,6 @@ impl SubjectArguments {
     }
 }
 
-impl ClusterArguments {
-    /// Parses the file of `--config`, or `default` without it.
-    pub(super) fn conf(&self, default: &str) -> Result<AppliedConf, CommandError> {
-        Ok(match &self.config {
-            Some(path) => AppliedConf::parse(path, &read(path)?).map_err(CommandError::Input)?,
-            None => NetConf::parse(default.as_bytes(), CniCommand::Add, "detour")?.into(),
-        })
-    }
-
-    /// Reads a pod of `--namespace` from the cluster.
-    ///
-    /// # Errors
-    /// The namespace is missing, the configuration is malformed, or the cluster does not return the pod.
-    pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
-        if let Some(connection) = &self.connection {
-            let api = connection.open()?;
-            let namespace = self.namespace.as_deref().unwrap_or(api.namespace());
-            return Ok(Subject::from_source(self.conf(DEFAULT_CONF)?, api.cluster(), (namespace, pod))?);
-        }
-        let namespace = self.required_namespace(pod)?;
-        let kubeconfig = kubeconfig(self.kubeconfig.as_deref())?;
-        Ok(Subject::from_cluster(self.conf(DEFAULT_CONF)?, kubeconfig, (namespace, pod))?)
-    }
-}
-
-impl ClusterArguments {
-    /// Returns the namespace of a pod.
-    ///
-    /// # Errors
-    /// It is missing.
-    pub(super) fn required_namespace(&self, pod: &str) -> Result<&str, CommandError> {
-        let missing = || CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE"));
-        self.namespace.as_deref().ok_or_else(missing)
-    }
-}
-
-/// Returns the absolute path of the kubeconfig that the flag or else the environment names.
-///
-/// # Errors
-/// The flag names a missing file.
-pub(super) fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
-    if let Some(path) = flag {
-        check_exists("--kubeconfig", path)?;
-    }
-    let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(|error| CommandError::Usage(format!("{}: {error}", path.display())))
-    };
-    flag.map(Path::to_owned).or_else(kubeconfig_from_environment).map(absolute).transpose()
-}
-
-/// Returns the first file in `KUBECONFIG`, or `~/.kube/config` if it exists, as kubectl does.
-pub(super) fn kubeconfig_from_environment() -> Option<PathBuf> {
-    let listed = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
-    let home = || env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".kube/config"));
-    listed().or_else(|| home().filter(|path| path.is_file()))
-}
-
-/// Checks that the file or directory of a flag exists.
-///
-/// # Errors
-/// `stat` fails.
-pub(super) fn check_exists(flag: &str, path: &Path) -> Result<(), CommandError> {
-    let failed = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
-    fs::metadata(path).map(|_| ()).map_err(failed)
-}
-
 /// Returns the path itself or, for a directory, its manifests sorted by name.
 fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
     if !path.is_dir() {
@@ -246,32 +151,6 @@ fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
     }
     files.sort();
     Ok(files)
-}
-
-fn read_failed(path: &Path, why: &dyn Display) -> CommandError {
-    CommandError::Usage(format!("can't read {}: {why}", path.display()))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
-    #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl get ...)")]
-    let source: Box<dyn Read> = match path.as_os_str() == "-" {
-        true => Box::new(stdin()),
-        false => Box::new(File::open(path).map_err(|error| read_failed(path, &error))?),
-    };
-    let mut bytes = Vec::new();
-    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| read_failed(path, &error))?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(read_failed(path, &format!("expected at most {MAX_FILE} bytes, got more")));
-    }
-    Ok(bytes)
-}
-
-/// Reads a UTF-8 file, or stdin if the path is `-`.
-///
-/// # Errors
-/// The file is unreadable, not UTF-8, or larger than [`MAX_FILE`].
-pub(super) fn read_text(path: &Path) -> Result<String, CommandError> {
-    String::from_utf8(read(path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
 }
 
 /// Selects a network namespace on this node.

@@ -1,6 +1,7 @@
 //! `kubectl detour audit`: lists the pods of all nodes that bypass the mesh.
 
-use super::connection::{ConnectionArguments, is_unknown_to_agent, no_agents, run_in_all};
+use super::agents::{is_unknown_to_agent, no_agents, run_in_all};
+use crate::cli::cluster::ConnectionArguments;
 use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
 use crate::cli::print_error;
 use clap::Args;

@@ -1,10 +1,10 @@
 //! Commands about a pod: they run in the agent's pod on the pod's node, with the same arguments.
 
-use super::command;
-use super::connection::{ConnectionArguments, is_unknown_to_agent};
+use super::agents::is_unknown_to_agent;
+use crate::cli::cluster::ConnectionArguments;
 use crate::cli::output::{CommandError, CommandOutput};
 use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches};
+use clap::{ArgAction, ArgMatches, Command};
 use detour_cni::cluster::{AgentPod, UserApi};
 use detour_cni::cni::{Code, Error};
 use detour_cni::pod::PodRef;
@@ -101,19 +101,17 @@ pub(super) struct InAgent {
 
 impl InAgent {
     /// Finds the agent on the node of the selected pod (namespace and name). `matches` has the name and the arguments
-    /// of the command.
+    /// of the command in the command line `definition`.
     ///
     /// # Errors
     /// No pod is selected, an option needs a call on the node, or pod or agent are not found.
     pub(super) fn new(
         connection: &ConnectionArguments,
-        host: &str,
+        definition: &Command,
         matches: &ArgMatches,
         (namespace, pod): (Option<&str>, Option<&str>),
     ) -> Result<Self, CommandError> {
         let (name, matches) = matches.subcommand().unwrap_or(("", matches));
-        let mut definition = command(host);
-        definition.build();
         let options = forwarded(definition.find_subcommand(name), matches)?;
         let Some(pod) = pod else {
             return Err(CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()));
@@ -183,9 +181,9 @@ impl InAgent {
 ///
 /// # Errors
 /// An option requires a call on the node.
-fn forwarded(definition: Option<&clap::Command>, matches: &ArgMatches) -> Result<Vec<String>, CommandError> {
+fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<String>, CommandError> {
     let mut words = Vec::new();
-    for argument in definition.into_iter().flat_map(clap::Command::get_arguments) {
+    for argument in definition.into_iter().flat_map(Command::get_arguments) {
         let id = argument.get_id().as_str();
         let is_given =
             matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);

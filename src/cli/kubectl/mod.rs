@@ -4,23 +4,23 @@
 //! |---|---|
 //! | `check`, `audit` | commands that ask the agents of all nodes |
 //! | `in_agent` | commands about a pod, which run in the agent on the pod's node |
-//! | `connection` | arguments that select the cluster; the nodes' agents |
+//! | `agents` | commands in several agents |
 //! | `complete` | completion of arguments for kubectl |
 
 use super::output::{CommandError, CommandOutput};
 use super::{
     CompletionArguments, VersionArguments, doctor, explain, print_result, print_usage, rules, trace, validate,
 };
+use crate::cli::cluster::ConnectionArguments;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
-pub(super) use connection::ConnectionArguments;
 use in_agent::InAgent;
 use std::env;
 use std::process::ExitCode;
 
+mod agents;
 mod audit;
 mod check;
 mod complete;
-mod connection;
 mod in_agent;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
@@ -111,7 +111,10 @@ fn command(host: &str) -> Command {
 impl Cli {
     fn run(self, host: &str, matches: &ArgMatches) -> Result<CommandOutput, CommandError> {
         let Self { connection, command: own } = self;
-        let in_agent = |selected: (Option<&str>, Option<&str>)| InAgent::new(&connection, host, matches, selected);
+        let mut definition = command(host);
+        definition.build();
+        let in_agent =
+            |selected: (Option<&str>, Option<&str>)| InAgent::new(&connection, &definition, matches, selected);
         match own {
             KubectlCommand::Check(arguments) => check::run(&connection, &arguments),
             KubectlCommand::Audit(arguments) => audit::run(&connection, &arguments),

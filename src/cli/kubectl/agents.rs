@@ -1,54 +1,11 @@
-//! The cluster of the command line, and the agents of its nodes.
+//! Commands in several agents.
 
-use crate::cli::output::CommandError;
-use crate::cli::subject::check_exists;
-use clap::Args;
 use detour_cni::cluster::{AgentPod, CommandOutput, UserApi};
 use detour_cni::cni::{Code, Error};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long a command runs before its progress is shown.
 const SILENCE: Duration = Duration::from_secs(1);
-
-/// Selects the cluster.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ConnectionArguments {
-    /// Kubeconfig [default: the files in $KUBECONFIG, else ~/.kube/config]
-    #[arg(long, value_name = "FILE", global = true)]
-    kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current context]
-    #[arg(long, value_name = "NAME", global = true)]
-    context: Option<String>,
-    /// Namespace of the agents' pods [default: all namespaces]
-    #[arg(long, value_name = "NAMESPACE", global = true)]
-    agent_namespace: Option<String>,
-}
-
-impl ConnectionArguments {
-    /// Opens the API server of the kubeconfig.
-    ///
-    /// # Errors
-    /// The kubeconfig is missing or invalid.
-    pub(crate) fn open(&self) -> Result<UserApi, CommandError> {
-        if let Some(path) = &self.kubeconfig {
-            check_exists("--kubeconfig", path)?;
-        }
-        UserApi::open(self.kubeconfig.as_deref(), self.context.as_deref()).map_err(CommandError::Input)
-    }
-
-    pub(crate) fn agent_namespace(&self) -> Option<&str> {
-        self.agent_namespace.as_deref()
-    }
-
-    /// Returns the agents' pods on one or all nodes.
-    ///
-    /// # Errors
-    /// The request failed.
-    pub(super) fn agents(&self, api: &UserApi, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
-        api.agents(self.agent_namespace(), node)
-    }
-}
 
 /// Runs a command in all these agents, and shows the progress on a terminal.
 ///
