@@ -15,9 +15,11 @@
 //! | `rulebook` | rules for `trace` and for `iptables-restore` |
 //! | `node_hint` | hints to run a command on a pod's node |
 //! | `validate` | the checks of the configurations in a file |
+//! | [`audit`] | the pods of a node that bypass the mesh |
 //! | [`doctor`] | the checks of a node and a pod |
 //! | `terminal` | the output formats |
 
+pub mod audit;
 pub mod doctor;
 mod evaluation;
 mod exemptions;
