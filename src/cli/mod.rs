@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `explain`, `trace`, `rules`, `doctor`, `validate` | commands that print a report and change nothing |
+//! | `explain`, `trace`, `rules`, `doctor`, `audit`, `validate` | commands that print a report and change nothing |
 //! | `install`, `agent` | commands that change the node |
 //! | `kubectl` | the commands of `kubectl detour` |
 //! | `live_configuration` | the configuration of a pod's node, for `explain` and `trace` |
@@ -23,6 +23,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 mod agent;
+mod audit;
 mod cluster;
 mod doctor;
 mod explain;
@@ -55,6 +56,7 @@ Examples:
                                                         follow one packet through the rules
   detour rules -n shop web-0                            compare live rules with desired ones
   detour doctor -n shop web-0                           find the cause of a problem with a pod
+  detour audit                                          list pods that bypass the mesh
   detour validate istio-cni.conf                        check whether the plugin accepts a file
   detour install --dry-run                              show what would change on this node
   CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do
@@ -67,6 +69,7 @@ enum Command {
     Trace(trace::TraceArguments),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
+    Audit(Box<audit::AuditArguments>),
     Install(Box<install::InstallArguments>),
     Agent(Box<agent::AgentArguments>),
     Uninstall(install::UninstallArguments),
@@ -91,6 +94,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Trace(arguments) => trace::run(arguments),
         Command::Rules(arguments) => rules::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Audit(arguments) => audit::run(&arguments),
         Command::Install(install) => return install.run(),
         Command::Agent(agent) => return agent.run(),
         Command::Uninstall(uninstall) => return uninstall.run(),

@@ -17,9 +17,11 @@
 //! | `node_hint` | hints to run a command on a pod's node |
 //! | `validate` | the checks of the configurations in a file |
 //! | `nodes` | reports of all nodes' agents, merged |
+//! | [`audit`] | the pods of a node that bypass the mesh |
 //! | [`doctor`] | the checks of a node and a pod |
 //! | `terminal` | the output formats |
 
+pub mod audit;
 pub mod doctor;
 mod evaluation;
 mod exemptions;
@@ -43,7 +45,7 @@ pub use exemptions::Exemption;
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use installed::InstalledText;
 pub use node_hint::node_hint;
-pub use nodes::{AuditedPod, Bypass, FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck};
+pub use nodes::{FailedCheck, NodeCheck, NodeResult, NodesAudit, NodesCheck, PodOfNode};
 pub use packet::{Destination, Origin, Sender, SenderArgument};
 pub use picture::picture;
 pub use rulebook::{Rulebook, restore_text};

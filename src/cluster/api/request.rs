@@ -1,5 +1,6 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
+use crate::cluster::limited_client::PAGE;
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::NETWORK_STATUS;
@@ -44,6 +45,9 @@ const LARGE_PAGE: u32 = 500;
 /// Any"). The server must not have to wait: a watch without a version waits for etcd's latest. Both forms, if they
 /// request bookmarks, fail with 500 if etcd reports no progress on request (kube-apiserver 1.35 with etcd 3.4.23).
 const ANY_VERSION: &str = "0";
+
+/// The number of namespaces per page; they are small.
+const PAGE_OF_NAMESPACES: u32 = 500;
 
 /// The maximum length of an Event's message in bytes; `events.k8s.io` rejects longer ones (`NoteLengthLimit`).
 const MAX_EVENT_MESSAGE: usize = 1024;
@@ -207,6 +211,27 @@ impl ApiRequest {
         let http = namespaced(namespace, "pods").exec(name, command, &params);
         // The API server checks the verb of the HTTP method, which is GET for a WebSocket, and since 1.35 also "create".
         Self::of_pod(http, (namespace, name), "create and get pods/exec")
+    }
+
+    /// Lists the pods that are scheduled to a node, page by page.
+    pub(super) fn pods_of_node(node: &str, namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        check_names("pods", [node].into_iter().chain(namespace))?;
+        let within = namespace.map(|name| format!(" in namespace {name}")).unwrap_or_default();
+        let collection = match namespace {
+            Some(namespace) => namespaced(namespace, "pods"),
+            None => RequestBuilder::new("/api/v1/pods"),
+        };
+        let params = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(PAGE);
+        let http = collection.list(&page.map_or(params.clone(), |page| params.continue_token(page)));
+        Self::new(http, format!("pods on node {node}{within}"), format!("list pods{within}"), "kubectl get pods".into())
+    }
+
+    /// Lists the namespaces, page by page.
+    pub(super) fn namespaces(page: Option<&str>) -> Result<Self, Error> {
+        let params = ListParams::default().limit(PAGE_OF_NAMESPACES);
+        let collection = RequestBuilder::new("/api/v1/namespaces");
+        let http = collection.list(&page.map_or(params.clone(), |page| params.continue_token(page)));
+        Self::new(http, "namespaces".to_owned(), "list namespaces".to_owned(), "kubectl get namespaces".to_owned())
     }
 
     /// Gets a node.

@@ -1,15 +1,16 @@
 //! `kubectl detour audit`: the pods of all nodes that bypass the mesh.
 
-use super::{MAX_ITEMS, parse, short};
+use super::{MAX_ITEMS, parse};
+use crate::inspect::audit::{AuditReport, AuditedPod};
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::cmp::Reverse;
 
 /// The report about the pods of all nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NodesAudit {
     /// The pods that bypass the mesh, in whole or in part, by bytes.
-    pub pods: Vec<AuditedPod>,
+    pub pods: Vec<PodOfNode>,
     /// The nodes that could not be audited, with the reason.
     pub errors: Vec<NodeError>,
 }
@@ -25,69 +26,23 @@ pub struct NodeError {
 
 /// A pod that bypasses the mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct AuditedPod {
+pub struct PodOfNode {
     /// The name of its node.
     pub node: String,
-    /// The pod.
+    /// The report of the node's agent about it.
     #[serde(flatten)]
-    pub pod: ReportedPod,
-}
-
-/// A pod in the report of an agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReportedPod {
-    /// Its namespace.
-    #[serde(deserialize_with = "short")]
-    pub namespace: String,
-    /// Its name.
-    #[serde(deserialize_with = "short")]
-    pub pod: String,
-    /// Whether its traffic is redirected to the sidecar.
-    pub redirected: bool,
-    /// Why it is redirected or not.
-    #[serde(default, deserialize_with = "short")]
-    pub reason: String,
-    /// The traffic that bypasses the sidecar.
-    #[serde(default)]
-    pub bypasses: Vec<Bypass>,
-    /// Why the pod could not be audited; empty if it was.
-    #[serde(default, deserialize_with = "short")]
-    pub error: String,
-}
-
-/// Traffic of a pod that bypasses the sidecar.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bypass {
-    /// The traffic.
-    #[serde(deserialize_with = "short")]
-    pub traffic: String,
-    /// Why it bypasses the sidecar: the annotation, the configuration key, or the rule.
-    #[serde(default, deserialize_with = "short")]
-    pub source: String,
-    /// The number of packets; `None` if nothing counts them.
-    #[serde(default)]
-    pub packets: Option<u64>,
-    /// The number of bytes; `None` if nothing counts them.
-    #[serde(default)]
-    pub bytes: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Report {
-    pods: Vec<ReportedPod>,
+    pub pod: AuditedPod,
 }
 
 impl NodesAudit {
     /// Adds the output of `detour audit -o json` of an agent on a node, limited to the pods of `namespace` if that is
-    /// set. Several agents of a node report the same pods: the first report counts.
+    /// set.
     pub fn add(&mut self, node: &str, namespace: Option<&str>, output: Result<(&[u8], &[u8]), String>) {
-        match output.and_then(|(stdout, stderr)| parse::<Report>(stdout, stderr)) {
-            Ok(Report { pods }) => {
-                let is_wanted = |pod: &ReportedPod| namespace.is_none_or(|namespace| pod.namespace == namespace);
-                let bypasses = |pod: &ReportedPod| !pod.redirected || !pod.bypasses.is_empty() || !pod.error.is_empty();
-                for pod in pods.into_iter().take(MAX_ITEMS).filter(|pod| is_wanted(pod) && bypasses(pod)) {
-                    self.pods.push(AuditedPod { node: node.to_owned(), pod });
-                }
+        match output.and_then(|(stdout, stderr)| parse::<AuditReport>(stdout, stderr)) {
+            Ok(AuditReport { pods, .. }) => {
+                let is_wanted = |pod: &AuditedPod| namespace.is_none_or(|namespace| pod.namespace == namespace);
+                let listed = pods.into_iter().filter(|pod| is_wanted(pod) && pod.is_listed());
+                self.pods.extend(listed.take(MAX_ITEMS).map(|pod| PodOfNode { node: node.to_owned(), pod }));
             }
             Err(error) => self.errors.push(NodeError { node: node.to_owned(), error }),
         }
@@ -96,34 +51,43 @@ impl NodesAudit {
     /// Sorts the pods by bytes, those that are not redirected first.
     #[must_use]
     pub fn sorted(mut self) -> Self {
-        self.pods.sort_by_cached_key(|AuditedPod { node, pod }| {
-            let name = (pod.namespace.clone(), pod.pod.clone(), node.clone());
-            (pod.redirected, Reverse(pod.bytes()), name)
+        self.pods.sort_by_cached_key(|PodOfNode { node, pod }| {
+            let bytes = pod.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add);
+            (pod.redirected, Reverse(bytes), pod.namespace.clone(), pod.pod.clone(), node.clone())
         });
         self
     }
+
+    /// Returns whether all nodes were audited, and all pods are redirected and have the desired rules.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.errors.is_empty() && self.pods.iter().all(|one| one.pod.is_clean())
+    }
 }
 
-impl ReportedPod {
-    fn bytes(&self) -> u64 {
-        self.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add)
-    }
-
-    fn rows<'a>(&'a self, node: &'a str) -> impl Iterator<Item = Vec<Cell>> + 'a {
-        let start = move || {
-            let redirected = if self.redirected { Cell::of("yes") } else { Cell::of("NO").tone(Tone::Bad) };
-            vec![Cell::of(format!("{}/{}", self.namespace, self.pod)).tone(Tone::Strong), Cell::of(node), redirected]
+impl PodOfNode {
+    /// Returns a line for each problem of the pod and each kind of traffic that bypasses the sidecar.
+    fn rows(&self) -> impl Iterator<Item = Vec<Cell>> {
+        let Self { node, pod } = self;
+        let row = move |counts: [Option<u64>; 2], tone, traffic: &str, source: &str| {
+            let count =
+                |number: Option<u64>| Cell::of(number.map_or_else(|| "-".to_owned(), |number| number.to_string()));
+            let name = Cell::of(format!("{}/{}", pod.namespace, pod.pod)).tone(Tone::Strong);
+            let [packets, bytes] = counts.map(count);
+            vec![name, Cell::of(node), packets, bytes, Cell::of(traffic).tone(tone), Cell::of(source).tone(Tone::Faint)]
         };
-        let own = (self.bypasses.is_empty() || !self.error.is_empty()).then(move || {
-            let why = if self.error.is_empty() { &self.reason } else { &self.error };
-            [start(), vec![Cell::of("-"), Cell::of("-"), Cell::of("all traffic"), Cell::of(why).tone(Tone::Faint)]]
-                .concat()
-        });
-        let count = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
-        own.into_iter().chain(self.bypasses.iter().map(move |Bypass { traffic, source, packets, bytes }| {
-            let counts = vec![Cell::of(count(*packets)), Cell::of(count(*bytes))];
-            [start(), counts, vec![Cell::of(traffic), Cell::of(source).tone(Tone::Faint)]].concat()
-        }))
+        let none = [None, None];
+        let problem = match &pod.error {
+            Some(error) => Some(row(none, Tone::Bad, "not examined", error)),
+            None if !pod.redirected => Some(row(none, Tone::Bad, "all traffic", &pod.reason)),
+            None => None,
+        };
+        let drift =
+            pod.drift.iter().map(move |difference| row(none, Tone::Bad, "differs from the desired rules", difference));
+        let bypasses =
+            pod.bypasses.iter().map(move |one| row([one.packets, one.bytes], Tone::Plain, &one.traffic, &one.source));
+        let more = (pod.left_out > 0).then(|| row(none, Tone::Plain, &format!("{} more", pod.left_out), ""));
+        problem.into_iter().chain(drift).chain(bypasses).chain(more)
     }
 }
 
@@ -132,9 +96,9 @@ impl TextReport for NodesAudit {
         if self.pods.is_empty() {
             screen.line(&[Cell::of("No pod bypasses the mesh.")]);
         } else {
-            let head = ["POD", "NODE", "REDIRECTED", "PACKETS", "BYTES", "BYPASSES", "BECAUSE OF"];
+            let head = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
             let head = head.map(|title| Cell::of(title).tone(Tone::Faint)).to_vec();
-            let rows = self.pods.iter().flat_map(|AuditedPod { node, pod }| pod.rows(node));
+            let rows = self.pods.iter().flat_map(PodOfNode::rows);
             screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
         }
         if !self.errors.is_empty() {
@@ -157,8 +121,8 @@ mod tests {
         {"namespace": "shop", "pod": "clean-0", "redirected": true, "reason": "has a sidecar", "bypasses": [], "error": null}]}"#;
     const SECOND: &str = r#"{"node": "y", "pods": [
         {"namespace": "shop", "pod": "early\u001b[2J", "redirected": false, "reason": "no rules", "bypasses": []},
-        {"namespace": "bank", "pod": "api-0", "redirected": true, "bypasses": [{"traffic": "a", "source": "b", "packets": 9, "bytes": 900}]},
-        {"namespace": "bank", "pod": "api-1", "redirected": true, "bypasses": [], "error": "can't be read"}]}"#;
+        {"namespace": "bank", "pod": "api-0", "redirected": true, "reason": "r", "drift": ["missing: x"], "left_out": 3, "bypasses": [{"traffic": "a", "source": "b", "packets": 9, "bytes": 900}]},
+        {"namespace": "bank", "pod": "api-1", "redirected": false, "reason": "", "bypasses": [], "error": "can't be read"}]}"#;
 
     fn audit(namespace: Option<&str>) -> NodesAudit {
         let mut audit = NodesAudit::default();
@@ -173,7 +137,7 @@ mod tests {
     fn pods_that_bypass_the_mesh_are_sorted_by_bytes() {
         let all = audit(None);
         let names: Vec<_> = all.pods.iter().map(|pod| (pod.node.as_str(), pod.pod.pod.as_str())).collect();
-        assert_eq!(names, [("n2", "early\u{1b}[2J"), ("n2", "api-0"), ("n1", "web-0"), ("n2", "api-1")]);
+        assert_eq!(names, [("n2", "api-1"), ("n2", "early\u{1b}[2J"), ("n2", "api-0"), ("n1", "web-0")]);
         assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
         assert!(all.errors[0].error.contains("unrecognized subcommand"));
         assert_eq!(audit(Some("bank")).pods.len(), 2);
@@ -185,7 +149,7 @@ mod tests {
         );
         assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
         let json = serde_json::to_value(&all).expect("JSON");
-        assert_eq!(json["pods"][1]["bypasses"][0]["bytes"], 900);
-        assert_eq!((&json["pods"][1]["node"], &json["pods"][1]["namespace"]), (&"n2".into(), &"bank".into()));
+        assert_eq!(json["pods"][2]["bypasses"][0]["bytes"], 900);
+        assert_eq!((&json["pods"][2]["node"], &json["pods"][2]["namespace"]), (&"n2".into(), &"bank".into()));
     }
 }

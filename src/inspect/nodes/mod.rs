@@ -4,7 +4,7 @@
 mod audit;
 mod check;
 
-pub use audit::{AuditedPod, Bypass, NodesAudit};
+pub use audit::{NodesAudit, PodOfNode};
 pub use check::{FailedCheck, NodeCheck, NodeResult, NodesCheck};
 
 use serde::Deserialize;
