@@ -153,3 +153,102 @@ fn object(metadata: &Value) -> Option<ObjectRef> {
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(name: &str, change: impl FnOnce(&mut Value)) -> Option<AgentPod> {
+        let labels = json!({
+            "app.kubernetes.io/name": "detour", "app.kubernetes.io/component": "agent",
+            "app.kubernetes.io/part-of": "detour",
+        });
+        let mut pod = json!({
+            "metadata": {"name": name, "namespace": "mesh", "labels": labels},
+            "spec": {
+                "nodeName": "n",
+                "containers": [{"name": "agent", "args": ["agent"], "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}],
+                "volumes": [
+                    {"name": "state", "hostPath": {"path": "/var/lib/cni/detour"}},
+                    {"name": "config", "configMap": {"name": "detour-agent"}},
+                ],
+            },
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{"name": "agent", "state": {"running": {}}}],
+            },
+        });
+        change(&mut pod);
+        AgentPod::of(&pod)
+    }
+
+    #[test]
+    fn agents_are_recognized_by_labels_and_by_the_directory_that_they_mount() {
+        let agent = pod("a", |_| {}).expect("an agent");
+        assert_eq!((agent.stopped, agent.ready, agent.enters_pods), (None, true, true));
+        assert_eq!((agent.config_map.as_deref(), agent.is_first_version), (Some("detour-agent"), false));
+        let labels = |pod: &mut Value, key: &str, value: Value| pod["metadata"]["labels"][key] = value;
+        let first = pod("a", |pod| labels(pod, "app.kubernetes.io/part-of", Value::Null)).expect("an agent of 0.1.0");
+        assert!(first.is_first_version);
+        for change in [
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("other"),
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] = json!("server"),
+            |pod: &mut Value| pod["spec"]["volumes"][0] = json!({"name": "state", "emptyDir": {}}),
+            |pod: &mut Value| pod["spec"]["containers"][0]["name"] = json!("other"),
+            |pod: &mut Value| pod["spec"]["nodeName"] = Value::Null,
+        ] {
+            assert_eq!(pod("a", change), None);
+        }
+        let other_name = |pod: &mut Value| {
+            labels(pod, "app.kubernetes.io/part-of", Value::Null);
+            labels(pod, "app.kubernetes.io/name", json!("other"));
+        };
+        assert_eq!(pod("a", other_name), None);
+        let waiting =
+            pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
+        assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));
+        let deleted = pod("a", |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+        assert!(deleted.expect("an agent").stopped.is_some_and(|why| why.contains("deleted")));
+    }
+
+    #[test]
+    fn a_running_agent_that_can_enter_pods_is_chosen() {
+        let release = |name: &str, change: fn(&mut AgentPod)| {
+            let mut agent =
+                pod(name, |pod| pod["metadata"]["labels"]["app.kubernetes.io/name"] = json!(name)).expect("one");
+            change(&mut agent);
+            agent
+        };
+        let chosen = |agents: &[AgentPod]| AgentPod::choose(agents).map(|agent| agent.release.clone());
+        let stopped = release("a", |agent| agent.stopped = Some("x".to_owned()));
+        let powerless = release("b", |agent| agent.enters_pods = false);
+        let unready = release("c", |agent| agent.ready = false);
+        let (first, second) = (release("d", |_| {}), release("e", |_| {}));
+        let all = [second, first, unready, powerless, stopped];
+        for (from, expected) in ["d", "d", "c", "b", "a"].into_iter().enumerate() {
+            assert_eq!(chosen(&all[from..]).as_deref(), Some(expected), "{from}");
+        }
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn the_selector_of_a_daemon_set_decides_which_nodes_need_an_agent() {
+        let set = |affinity: Value| {
+            let labels = json!({
+                "app.kubernetes.io/name": "a", "app.kubernetes.io/component": "agent",
+                "app.kubernetes.io/part-of": "detour",
+            });
+            let template = json!({"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}, "affinity": affinity}});
+            let metadata = json!({"name": "a", "namespace": "mesh", "labels": labels});
+            AgentDaemonSet::of(&json!({"metadata": metadata, "spec": {"template": template}})).expect("one")
+        };
+        let node = |os: &str| {
+            NodeLabels::of(&json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}})).expect("a node")
+        };
+        assert_eq!(set(Value::Null).selects(&node("linux")), Some(true));
+        assert_eq!(set(Value::Null).selects(&node("windows")), Some(false));
+        assert_eq!(set(json!({"nodeAffinity": {}})).selects(&node("linux")), None);
+        assert_eq!(set(json!({"nodeAffinity": {}})).selects(&node("windows")), Some(false));
+    }
+}

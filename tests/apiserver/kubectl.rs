@@ -134,8 +134,12 @@ impl Scene<'_> {
 
 #[test]
 fn commands_about_a_pod_run_in_the_agent_on_its_node() {
-    let values =
-        ["config.chain[0].type=istio-redirect", "config.chain[1].type=uid-exclude", "config.chain[1].uids={4711}"];
+    let values = [
+        "config.chain[0].type=istio-redirect",
+        "config.chain[1].type=uid-exclude",
+        "config.chain[1].uids={4711}",
+        "repair.repairPods=false",
+    ];
     scene("kubectl-pod", &values, |scene| {
         let _kubelet = scene.kubelet(env!("CARGO_BIN_EXE_detour"));
         let pod = meshed_pod(&scene.admin, "web-0");
@@ -149,7 +153,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
             "{missing:?}"
         );
 
-        scene.agent_pod(|_| {});
+        let agent_pod = scene.agent_pod(|_| {});
         let sandbox = Sandbox::new();
         sandbox.pin(&pod);
         let agent = scene.node.start_agent("detour-agent-x");
@@ -208,6 +212,20 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let drift = machine.detour(&["rules", "web-0"]);
         assert_eq!(drift.code, Some(1), "{drift:?}");
         assert!(drift.stdout.contains("missing") && !drift.stdout.contains('\u{1b}'), "{drift:?}");
+
+        let audit = machine.detour(&["audit", "-o", "json"]);
+        let found = &audit.json()["pods"][0];
+        assert_eq!((&found["node"], &found["pod"], audit.code), (&json!(NAME), &json!("web-0"), Some(1)), "{audit:?}");
+        assert_eq!((&found["redirected"], &found["error"]), (&json!(false), &Value::Null), "{audit:?}");
+        assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh.\n");
+
+        // The label that version 0.1.0 lacks.
+        scene
+            .admin
+            .merge(&agent_pod, &json!({"metadata": {"labels": {"app.kubernetes.io/part-of": null}}}))
+            .expect("accepted");
+        let (_, configuration) = report(&machine.detour(&["explain", "web-0", "-o", "json"]));
+        assert_eq!(configuration["source"], "config-map");
 
         let doctor = machine.detour(&["doctor", "web-0", "-o", "json"]);
         assert_eq!(doctor.code, Some(1), "{doctor:?}");
@@ -397,6 +415,20 @@ fn check_summarizes_all_nodes() {
         }
         let one = machine.detour(&["check", "--node", "windows-1"]);
         assert_eq!(one.code, Some(0), "{one:?}");
+
+        // As the plugin of kubectl itself, with completion, and with several kubeconfigs, of which one is missing.
+        let kubectl = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("kubectl");
+        assert!(kubectl.exists(), "{}: hack/test.sh --test apiserver builds it", kubectl.display());
+        let other = machine.write("other", &json!({"current-context": "none", "contexts": []}).to_string());
+        let kubeconfigs = format!("missing:{}:{other}", machine.directory.join("kubeconfig").display());
+        let through = machine.run(&kubectl, &["detour", "check", "--node", "windows-1"], &kubeconfigs);
+        assert_eq!((through.code, &through.stdout), (Some(0), &one.stdout), "{through:?}");
+        let failed = machine.run(&kubectl, &["detour", "check", "--context=other"], "kubeconfig");
+        assert!(failed.code == Some(2) && failed.stderr.contains("other"), "{failed:?}");
+        let help = machine.run(&kubectl, &["detour", "check", "--help"], "kubeconfig");
+        assert!(help.stdout.contains("Usage: kubectl detour check [OPTIONS]"), "{help:?}");
+        let completed = machine.run(&kubectl, &["__complete", "detour", "ex"], "kubeconfig");
+        assert!(completed.stdout.starts_with("explain\n:4\n"), "{completed:?}");
         let selected = machine.detour(&["check", "-l", "zone=b", "-o", "yaml"]);
         assert!(
             selected.stderr.contains("unhealthy nodes: node-2\n") && !selected.stdout.contains("node-1"),

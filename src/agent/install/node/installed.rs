@@ -103,3 +103,36 @@ impl NodeFiles {
         HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_path::HostRoot;
+    use std::fs;
+
+    #[test]
+    fn the_configurations_of_all_releases_are_found() {
+        let directory = std::env::temp_dir().join(format!("detour-installed-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("created");
+        let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "a"}, {"type": "detour", "log_level": "info"}]}"#;
+        let own = |path: &str| json!({path: {"role": "configuration", "ours": [], "before": "nothing"}});
+        let lists = json!({"/list": {"kind": "detour", "ours": [], "single": null}});
+        let first = json!({"installer": "i", "files": own("/missing"), "lists": lists});
+        let second = json!({"installer": "i", "files": own("/second"), "lists": {}});
+        for (name, text) in [
+            ("list", list),
+            ("second", "{}"),
+            ("install.json", &first.to_string()),
+            ("install.second.json", &second.to_string()),
+        ] {
+            fs::write(directory.join(name), text).expect("written");
+        }
+        let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
+        let found = node.installed_texts().expect("readable");
+        let entry = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"detour","log_level":"info"}]}"#;
+        let texts: Vec<_> = found.texts.iter().map(|(path, text)| (path.to_string(), text.as_str())).collect();
+        assert_eq!(texts, [("/list".to_owned(), entry), ("/second".to_owned(), "{}")]);
+        assert_eq!(found.missing.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/missing"]);
+        fs::remove_dir_all(&directory).expect("removed");
+    }
+}
