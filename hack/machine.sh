@@ -169,42 +169,44 @@ need_cnitool() {
     GOBIN=~/go/bin go install github.com/containernetworking/cni/cnitool@v1.3.0 </dev/null
 }
 
-# The API server of the tests, in the version of its go.mod.
+# The API server of the tests and its clients, in the version of their go.mod: kube-apiserver, kubectl, and the kubelet
+# that runs commands in containers.
 need_apiserver() {
-    local module=tests/apiserver/kube-apiserver
-    need_module "$module" "$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")" \
-        "about four minutes on two cores" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
-}
-
-# kubectl runs the commands of the guides (as oc), in the version of the API server.
-need_kubectl() {
-    local module=tests/apiserver/kube-apiserver tools
-    tools=$(tools_directory)
-    [[ ! -x $tools/kubectl ]] || return 0
-    need_go kubectl
-    say "building kubectl (about one minute)"
-    mkdir -p "$tools"
-    (cd "$module" && go build -trimpath -o "$tools/kubectl.new" -ldflags '-s -w' k8s.io/kubernetes/cmd/kubectl </dev/null)
-    mv "$tools/kubectl.new" "$tools/kubectl"
+    local module=tests/apiserver/kube-apiserver version
+    version=$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")
+    need_module "$module" kube-apiserver "$version" "about four minutes on two cores" \
+        k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
+    need_module "$module" kubectl "$version" "about one minute" \
+        k8s.io/kubernetes/cmd/kubectl k8s.io/component-base/version.gitVersion
+    need_module "$module" kubelet "$version" "some seconds" ./kubelet main.version
 }
 
 # crictl creates pods in containerd, in the version of its go.mod.
 need_crictl() {
     local module=tests/containerd/crictl
-    need_module "$module" "$(sed -n 's/.*=> sigs.k8s.io\/cri-tools v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
+    need_module "$module" crictl "$(sed -n 's/.*=> sigs.k8s.io\/cri-tools v\([0-9.]*\).*/\1/p' "$module/go.mod")" \
         "about one minute" github.com/kubernetes-sigs/cri-tools/cmd/crictl github.com/kubernetes-sigs/cri-tools/pkg/version.Version
 }
 
-# need_module DIRECTORY VERSION TIME PACKAGE VARIABLE: builds a package that a Go module in the tests requires. VARIABLE
-# is the Go variable that holds the version.
+# need_module DIRECTORY NAME VERSION TIME PACKAGE VARIABLE: builds the program NAME from a package that a Go module in
+# the tests contains or requires. VARIABLE is the Go variable that holds the version.
 need_module() {
-    local directory=$1 version=$2 duration=$3 package=$4 variable=$5 tools program
+    local directory=$1 name=$2 version=$3 duration=$4 package=$5 variable=$6 tools program
     tools=$(tools_directory)
-    program=$tools/$(basename "$directory")
-    [[ ! -x $program || $("$program" --version) != *" $version" ]] || return 0
-    need_go "$(basename "$directory")"
-    say "building $(basename "$directory") $version ($duration)"
+    program=$tools/$name
+    [[ ! -x $program || $(version_of "$program") != *" $version" ]] || return 0
+    need_go "$name"
+    say "building $name $version ($duration)"
     mkdir -p "$tools"
     (cd "$directory" && go build -trimpath -o "$program.new" -ldflags "-s -w -X $variable=$version" "$package" </dev/null)
     mv "$program.new" "$program"
+}
+
+# version_of PROGRAM: prints the line with its version. kubectl has no --version.
+version_of() {
+    if [[ $1 == */kubectl ]]; then
+        "$1" version --client | head -n 1
+    else
+        "$1" --version
+    fi
 }

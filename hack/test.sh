@@ -26,7 +26,6 @@ if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_commands etcd=etcd-server setpriv=util-linux
     need_istio_charts
     need_apiserver
-    need_kubectl
 fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then
     need_commands containerd=containerd runc=runc

@@ -24,8 +24,11 @@ fn main() -> ExitCode {
     let called_by_runtime = env::var_os("CNI_COMMAND").is_some_and(|command| !command.is_empty());
     let mut arguments = env::args_os();
     let program = arguments.next().unwrap_or_default();
+    let name = file_name(&program);
     if called_by_runtime {
-        answer(plugin::call(env::vars_os(), Stdin::default(), &file_name(&program)))
+        answer(plugin::call(env::vars_os(), Stdin::default(), &name))
+    } else if let Some(code) = cli::run_as_plugin_of_kubectl(&name) {
+        code
     } else if arguments.len() == 0 {
         let about = format!("CNI plugin detour v{}\n{}", env!("CARGO_PKG_VERSION"), protocols());
         // Tools of runtimes read stderr, users read the help.

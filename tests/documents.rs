@@ -57,3 +57,36 @@ fn the_architecture_page_lists_every_source_file() {
     let missing: Vec<_> = sources.difference(&listed).filter(|name| !may_miss(name)).collect();
     assert!(missing.is_empty(), "docs/architecture.md does not list these files: {missing:?}");
 }
+
+/// The rules of krew's validation (krew.sigs.k8s.io, "Writing Krew plugin manifests"; `internal/index/validation`), and
+/// what hack/release.sh replaces.
+#[test]
+fn the_manifest_for_krew_is_valid() {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/krew/detour.yaml"))
+        .expect("readable");
+    let sum = "0123456789abcdef".repeat(4);
+    let text = text.replace("SHA256_AMD64", &sum).replace("SHA256_ARM64", &sum).replace("VERSION", "0.2.0");
+    let manifest: serde_json::Value = serde_saphyr::from_str(&text).expect("YAML");
+    let keys = |value: &serde_json::Value, known: &[&str]| {
+        let object = value.as_object().expect("an object");
+        assert!(object.keys().all(|key| known.contains(&key.as_str())), "{object:?}: expected only {known:?}");
+    };
+    keys(&manifest, &["apiVersion", "kind", "metadata", "spec"]);
+    assert_eq!(manifest["apiVersion"], "krew.googlecontainertools.github.com/v1alpha2");
+    // The name is that of the file, and `kubectl NAME` runs the plugin.
+    assert_eq!((&manifest["kind"], &manifest["metadata"]["name"]), (&"Plugin".into(), &"detour".into()));
+    let spec = &manifest["spec"];
+    keys(spec, &["version", "shortDescription", "description", "caveats", "homepage", "platforms"]);
+    assert_eq!(spec["version"], "v0.2.0");
+    let short = spec["shortDescription"].as_str().expect("a text");
+    assert!(!short.contains('\n') && short.len() <= 50, "{short}");
+    let platforms = spec["platforms"].as_array().expect("a list");
+    assert_eq!(platforms.len(), 2);
+    for (platform, architecture) in platforms.iter().zip(["amd64", "arm64"]) {
+        keys(platform, &["uri", "sha256", "selector", "files", "bin", "license"]);
+        assert_eq!(platform["selector"]["matchLabels"], serde_json::json!({"os": "linux", "arch": architecture}));
+        let archive = format!("/releases/download/v0.2.0/detour-v0.2.0-linux-{architecture}.tar.gz");
+        assert!(platform["uri"].as_str().is_some_and(|uri| uri.starts_with("https://") && uri.ends_with(&archive)));
+        assert_eq!((platform["sha256"].as_str(), platform["bin"].as_str()), (Some(sum.as_str()), Some("detour")));
+    }
+}

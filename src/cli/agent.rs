@@ -69,7 +69,7 @@ const MAX_KUBECONFIG: u64 = 1 << 20;
 #[command(after_help = EXAMPLES)]
 pub(super) struct AgentArguments {
     #[command(flatten)]
-    install: InstallOptions,
+    pub(super) install: InstallOptions,
     /// What to do with the plugin on the node when the agent ends
     #[arg(long, value_name = "ACTION", value_enum, default_value = "leave")]
     on_exit: ExitAction,

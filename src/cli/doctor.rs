@@ -1,8 +1,8 @@
 //! `detour doctor`: checks a node, and optionally a pod on it.
 
+use super::cluster::{check_exists, kubeconfig_from_environment};
 use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{check_exists, kubeconfig_from_environment};
 use clap::{ArgAction, Args};
 use detour_cni::agent::install::{
     FoundState, InstallError, InstallRecord, NodeFiles, Platform, Release, Role, changed,
@@ -60,7 +60,7 @@ pub(super) struct DoctorArguments {
     #[arg(short, long, value_name = "NAMESPACE", requires = "pod")]
     namespace: Option<String>,
     /// Name of the pod to check
-    #[arg(value_name = "POD", requires = "namespace")]
+    #[arg(value_name = "POD")]
     pod: Option<String>,
     /// Send packets in the pod's network namespace and check where they arrive
     #[arg(long, requires = "pod")]
@@ -68,6 +68,15 @@ pub(super) struct DoctorArguments {
     /// Write all findings to this file, as a tar archive without secrets
     #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
+    #[command(flatten)]
+    node_target: TargetArguments,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// The node to examine: its files, its name and its cluster.
+#[derive(Debug, Args)]
+pub(super) struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, else from the platform]
     #[arg(long, value_name = "FILE|DIR")]
     conf: Option<HostPath>,
@@ -88,24 +97,16 @@ pub(super) struct DoctorArguments {
     node_name: Option<String>,
     #[command(flatten)]
     place: NodeArguments,
-    #[command(flatten)]
-    output: OutputArguments,
 }
 
 pub(super) fn run(arguments: &DoctorArguments) -> Result<CommandOutput, CommandError> {
-    arguments.place.check_root()?;
-    if let Some(path) = &arguments.conf {
-        let reached =
-            arguments.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
-        fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
+    if let (Some(pod), None) = (&arguments.pod, &arguments.namespace) {
+        return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
     }
-    if let Some(path) = &arguments.kubeconfig {
-        check_exists("--kubeconfig", path)?;
-    }
+    let target = CheckTarget { probe: arguments.probe, pod: arguments.pod(), ..arguments.node_target.read()? };
     // Opened first, so that an invalid path fails before any packet is sent.
     let bundle = arguments.bundle.as_deref().map(|path| overwrite(path).map_err(|why| write_failed(path, &why)));
     let bundle = bundle.transpose()?;
-    let target = arguments.target();
     let examination = examine(&target);
     if let (Some(path), Some(mut file)) = (&arguments.bundle, bundle) {
         file.write_all(&examination.bundle(&target)?).map_err(|why| write_failed(path, &why))?;
@@ -120,6 +121,35 @@ fn write_failed(path: &Path, why: &io::Error) -> CommandError {
 }
 
 impl DoctorArguments {
+    /// Returns namespace and name of the pod.
+    pub(super) fn selected(&self) -> (Option<&str>, Option<&str>) {
+        (self.namespace.as_deref(), self.pod.as_deref())
+    }
+
+    fn pod(&self) -> Option<PodRef> {
+        let pod = self.namespace.clone().zip(self.pod.clone());
+        pod.map(|(namespace, name)| PodRef { namespace, name, uid: None })
+    }
+}
+
+impl TargetArguments {
+    /// Returns the node to examine, without a pod.
+    ///
+    /// # Errors
+    /// A file or directory of the arguments does not exist.
+    pub(super) fn read(&self) -> Result<CheckTarget, CommandError> {
+        self.place.check_root()?;
+        if let Some(path) = &self.conf {
+            let reached =
+                self.place.node().reach(path).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
+            fs::metadata(reached).map_err(|why| CommandError::Usage(format!("--conf {path}: {why}")))?;
+        }
+        if let Some(path) = &self.kubeconfig {
+            check_exists("--kubeconfig", path)?;
+        }
+        Ok(self.target())
+    }
+
     /// Combines the arguments, the installation record and the platform's defaults, in this order of precedence.
     fn target(&self) -> CheckTarget {
         let node = self.place.node();
@@ -145,7 +175,6 @@ impl DoctorArguments {
         let conf = conf.unwrap_or_else(|| self.place.state_dir().clone());
         let mut other_conf_dirs = if self.conf.is_none() { conf_dirs(&records) } else { Vec::new() };
         other_conf_dirs.retain(|directory| *directory != conf);
-        let pod = self.namespace.clone().zip(self.pod.clone());
         CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
@@ -160,8 +189,8 @@ impl DoctorArguments {
                 changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
             },
             kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
-            pod: pod.map(|(namespace, name)| PodRef { namespace, name, uid: None }),
-            probe: self.probe,
+            pod: None,
+            probe: false,
         }
     }
 }
@@ -217,7 +246,7 @@ fn conf_dirs(records: &[&InstallRecord]) -> Vec<HostPath> {
 ///
 /// With another root, this process may run in a pod: then the kernel returns the pod's host name, and only
 /// /etc/hostname of the node is reliable.
-fn host_name(root: &Path) -> Option<String> {
+pub(super) fn host_name(root: &Path) -> Option<String> {
     let from_kernel = || read_text(Path::new("/proc/sys/kernel/hostname"), MAX_HOSTNAME_FILE).ok();
     let own = (root == Path::new("/")).then(from_kernel).flatten();
     let from_file = || {

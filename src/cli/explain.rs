@@ -9,6 +9,7 @@ use detour_cni::firewall::{Ruleset, native};
 use detour_cni::inspect::{AppliedConf, Explanations, PodManifest, Subject, explain, picture, restore_text};
 use detour_cni::policy::Ipv6;
 use detour_cni::printable::Text;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -29,6 +30,10 @@ The output of --rules iptables contains the rules of both IP versions: iptables-
 ip6tables-restore each load their own. --rules and --format require exactly one pod: if FILE has
 several, select one by name. With several pods, -o json and -o yaml print a list.
 
+For a pod of the cluster, the configuration is the one that is installed on the pod's node. If the
+command runs elsewhere, it reads the ConfigMaps of the agents on that node. The report names the
+source.
+
 Istio injects the sidecar into pods, not into Deployments: a pod template from the cluster has none.
 The command changes nothing and does not require root. With -f, it does not need a cluster.
 
@@ -42,13 +47,16 @@ Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or i
 #[command(after_help = EXAMPLES)]
 pub(super) struct ExplainArguments {
     #[command(flatten)]
-    subject: SubjectArguments,
+    pub(super) subject: SubjectArguments,
     /// Print the rules instead of the report
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "output")]
     rules: Option<RuleFormatArgument>,
     /// Print a picture instead of the report
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with_all = ["output", "rules"])]
     format: Option<PictureFormat>,
+    /// Directory at which the node's file system is mounted: /host in the agent's container
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
     #[command(flatten)]
     output: OutputArguments,
 }
@@ -67,7 +75,7 @@ enum PictureFormat {
 }
 
 pub(super) fn run(arguments: ExplainArguments) -> Result<CommandOutput, CommandError> {
-    let (manifest, conf) = match arguments.subject.read_all()? {
+    let (manifest, conf) = match arguments.subject.read_all(&arguments.root)? {
         Subjects::Cluster(subject) => return arguments.explain_one(&subject),
         Subjects::Manifest(manifest) => *manifest,
     };

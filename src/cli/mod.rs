@@ -2,8 +2,11 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `explain`, `trace`, `rules`, `doctor`, `validate` | commands that print a report and change nothing |
+//! | `explain`, `trace`, `rules`, `doctor`, `audit`, `validate` | commands that print a report and change nothing |
 //! | `install`, `agent` | commands that change the node |
+//! | `kubectl` | the commands of `kubectl detour` |
+//! | `live_configuration` | the configuration of a pod's node, for `explain` and `trace` |
+//! | `cluster` | arguments that select a cluster and a configuration |
 //! | `subject` | arguments that select a pod, a configuration or a network namespace |
 //! | `output` | `-o`: the format of a report |
 
@@ -20,14 +23,20 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 mod agent;
+mod audit;
+mod cluster;
 mod doctor;
 mod explain;
 mod install;
+mod kubectl;
+mod live_configuration;
 mod output;
 mod rules;
 mod subject;
 mod trace;
 mod validate;
+
+pub(crate) use kubectl::run_as_plugin_of_kubectl;
 
 /// Redirect the traffic of meshed pods to their Istio sidecars, and let excluded traffic bypass them
 ///
@@ -47,6 +56,7 @@ Examples:
                                                         follow one packet through the rules
   detour rules -n shop web-0                            compare live rules with desired ones
   detour doctor -n shop web-0                           find the cause of a problem with a pod
+  detour audit                                          list pods that bypass the mesh
   detour validate istio-cni.conf                        check whether the plugin accepts a file
   detour install --dry-run                              show what would change on this node
   CNI_COMMAND=VERSION detour                            print the CNI versions, as runtimes do
@@ -59,6 +69,7 @@ enum Command {
     Trace(trace::TraceArguments),
     Rules(rules::RulesArguments),
     Doctor(Box<doctor::DoctorArguments>),
+    Audit(Box<audit::AuditArguments>),
     Install(Box<install::InstallArguments>),
     Agent(Box<agent::AgentArguments>),
     Uninstall(install::UninstallArguments),
@@ -76,21 +87,14 @@ pub(crate) fn help() -> ExitCode {
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-            // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
-            // does not depend on whether its text could be written.
-            return match error.print().and_then(|()| io::stdout().flush()) {
-                Err(why) if !error.use_stderr() => output_failed(&why),
-                _ => code,
-            };
-        }
+        Err(error) => return print_usage(&error),
     };
     let result = match cli.command {
         Command::Explain(arguments) => explain::run(arguments),
         Command::Trace(arguments) => trace::run(arguments),
         Command::Rules(arguments) => rules::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Audit(arguments) => audit::run(&arguments),
         Command::Install(install) => return install.run(),
         Command::Agent(agent) => return agent.run(),
         Command::Uninstall(uninstall) => return uninstall.run(),
@@ -98,6 +102,22 @@ pub(crate) fn run() -> ExitCode {
         Command::Version(arguments) => run_version(&arguments),
         Command::Completion(arguments) => run_completion(&arguments),
     };
+    print_result(result)
+}
+
+/// Prints clap's error, which can also be the help or the version.
+fn print_usage(error: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    // Help and version go to stdout: failing to write them is a failure. The exit code of a usage error
+    // does not depend on whether its text could be written.
+    match error.print().and_then(|()| io::stdout().flush()) {
+        Err(why) if !error.use_stderr() => output_failed(&why),
+        _ => code,
+    }
+}
+
+/// Prints the output of a command or its error.
+fn print_result(result: Result<CommandOutput, CommandError>) -> ExitCode {
     match result {
         Ok(CommandOutput { text, code }) => print_output(&text, code),
         Err(error) => print_error(&error, error.code()),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
-use std::io::{IsTerminal, stdout};
+use std::io::{IsTerminal, stderr, stdout};
 use std::process::ExitCode;
 
 /// The text that a command prints to stdout, and its exit code.
@@ -90,6 +90,13 @@ impl OutputArguments {
             OutputFormat::Yaml => Format::Yaml,
         };
         Ok(CommandOutput::success(render(report, format)?))
+    }
+}
+
+/// Prints a line to stderr if that is a terminal.
+pub(super) fn show_progress(text: &str) {
+    if stderr().is_terminal() {
+        crate::print(stderr(), &Text::line(text), ExitCode::SUCCESS);
     }
 }
 

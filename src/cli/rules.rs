@@ -1,7 +1,8 @@
 //! `detour rules`: compares the live rules of a network namespace with the desired ones.
 
+use super::cluster::ClusterArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{ClusterArguments, NetnsArguments, NetnsRules, NetnsSelector};
+use super::subject::{NetnsArguments, NetnsRules, NetnsSelector};
 use clap::{ArgGroup, Args};
 use detour_cni::inspect::{RulesReport, RulesView};
 use std::process::ExitCode;
@@ -49,6 +50,13 @@ pub(super) struct RulesArguments {
     all: bool,
     #[command(flatten)]
     output: OutputArguments,
+}
+
+impl RulesArguments {
+    /// Returns namespace and name of the pod.
+    pub(super) fn selected(&self) -> (Option<&str>, Option<&str>) {
+        (self.cluster.namespace.as_deref(), self.place.as_deref())
+    }
 }
 
 pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandError> {

@@ -1,30 +1,25 @@
 //! The arguments that several commands share: those that select a pod and a configuration, and those that select
 //! a network namespace on this node.
 
+use super::cluster::{ClusterArguments, ConnectionArguments, DEFAULT_CONF, check_exists, read_failed, read_text};
+use super::live_configuration::live_subject;
 use super::output::CommandError;
 use super::print_error;
 use clap::Args;
-use detour_cni::cni::{CniCommand, Code, Error, NetConf};
+use detour_cni::cni::{Code, Error};
 use detour_cni::inspect::{AppliedConf, LiveRules, ManifestTexts, PodManifest, PodSelector, Subject, node_hint};
 use detour_cni::netns::find::{FoundNetns, of_container, of_pod};
 use detour_cni::state::{ROOT, Store};
-use std::fmt::Display;
-use std::fs::File;
-use std::io::{Read, stdin};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs};
 
-/// The configuration without `--config`.
-const DEFAULT_CONF: &str = r#"{"cniVersion": "1.1.0", "name": "istio-cni", "type": "detour"}"#;
 /// The configuration with `--definitions` and without `--config`: a primary plugin without a sub-plugin chain, so that
 /// only the pod's attachments count.
 const DEFAULT_PRIMARY_CONF: &str =
     r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
 /// The extensions of the files that `--definitions DIR` reads.
 const MANIFEST_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
-/// Limit per file. A list of all definitions of a large cluster is smaller.
-const MAX_FILE: u64 = 16 << 20;
 
 /// Selects a pod, from manifests or from the cluster, and a configuration.
 #[derive(Debug, Args)]
@@ -50,25 +45,6 @@ pub(super) struct SubjectArguments {
     cluster: ClusterArguments,
 }
 
-/// Selects a configuration, and the cluster that has the pod.
-#[derive(Debug, Args)]
-pub(super) struct ClusterArguments {
-    /// Configuration of the plugin; - is stdin [default: type detour with its defaults, for every pod]
-    ///
-    /// A plugin list, a primary plugin's configuration and a recorded stdin of an ADD apply to every pod. Any other
-    /// configuration applies to pods whose annotation k8s.v1.cni.cncf.io/networks selects its name, as Multus runs it.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Namespace of the pod
-    ///
-    /// It also selects objects in manifests. Objects without a namespace belong to it, as with kubectl.
-    #[arg(short, long, value_name = "NAMESPACE")]
-    pub(super) namespace: Option<String>,
-    /// Kubeconfig for reading the pod [default: $KUBECONFIG, ~/.kube/config, or from --config]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-}
-
 /// The pods that the arguments select.
 pub(super) enum Subjects {
     /// Pods from manifests, and the configuration.
@@ -78,12 +54,33 @@ pub(super) enum Subjects {
 }
 
 impl SubjectArguments {
-    /// Reads exactly one pod.
+    /// Returns namespace and name of a pod in the cluster; `None` if files of this machine take part.
+    pub(super) fn in_cluster(&self) -> Option<(Option<&str>, Option<&str>)> {
+        let uses_files = self.file.is_some() || self.cluster.config.is_some();
+        (!uses_files).then(|| (self.cluster.namespace.as_deref(), self.pod.as_deref()))
+    }
+
+    /// Reads a pod of the cluster, for commands that do not use its configuration.
+    ///
+    /// # Errors
+    /// As [`ClusterArguments::subject`].
+    pub(super) fn live_pod(&self) -> Result<Subject, CommandError> {
+        let pod =
+            self.pod.as_deref().ok_or_else(|| CommandError::Usage("expected a pod: -n NAMESPACE POD".to_owned()))?;
+        self.cluster.subject(pod)
+    }
+
+    /// Selects the cluster as kubectl does.
+    pub(super) fn use_connection(&mut self, connection: ConnectionArguments) {
+        self.cluster.connection = Some(connection);
+    }
+
+    /// Reads exactly one pod. The node's file system is mounted at `root`.
     ///
     /// # Errors
     /// A file is unreadable or malformed, it contains several pods, or the cluster does not return the pod.
-    pub(super) fn read(&self) -> Result<Subject, CommandError> {
-        match self.read_all()? {
+    pub(super) fn read(&self, root: &Path) -> Result<Subject, CommandError> {
+        match self.read_all(root)? {
             Subjects::Cluster(subject) => Ok(*subject),
             Subjects::Manifest(manifest) => {
                 let (manifest, conf) = *manifest;
@@ -92,11 +89,11 @@ impl SubjectArguments {
         }
     }
 
-    /// Reads all selected pods.
+    /// Reads all selected pods. The node's file system is mounted at `root`.
     ///
     /// # Errors
     /// A file is unreadable or malformed, or the cluster does not return the pod.
-    pub(super) fn read_all(&self) -> Result<Subjects, CommandError> {
+    pub(super) fn read_all(&self, root: &Path) -> Result<Subjects, CommandError> {
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if [&self.file, &self.cluster.config, &self.namespace_file].into_iter().flatten().filter(is_stdin).count() > 1 {
             let message =
@@ -130,62 +127,13 @@ impl SubjectArguments {
                 }
                 Ok(Subjects::Manifest(Box::new((manifest, conf))))
             }
+            (None, Some(pod)) if self.cluster.config.is_none() => {
+                Ok(Subjects::Cluster(Box::new(live_subject(&self.cluster, pod, root)?)))
+            }
             (None, Some(pod)) => Ok(Subjects::Cluster(Box::new(self.cluster.subject(pod)?))),
             _ => Err(CommandError::Usage("expected a pod: -f FILE, or -n NAMESPACE POD".to_owned())),
         }
     }
-}
-
-impl ClusterArguments {
-    /// Parses the file of `--config`, or `default` without it.
-    fn conf(&self, default: &str) -> Result<AppliedConf, CommandError> {
-        Ok(match &self.config {
-            Some(path) => AppliedConf::parse(path, &read(path)?).map_err(CommandError::Input)?,
-            None => NetConf::parse(default.as_bytes(), CniCommand::Add, "detour")?.into(),
-        })
-    }
-
-    /// Reads a pod of `--namespace` from the cluster.
-    ///
-    /// # Errors
-    /// The namespace is missing, the configuration is malformed, or the cluster does not return the pod.
-    pub(super) fn subject(&self, pod: &str) -> Result<Subject, CommandError> {
-        let Some(namespace) = &self.namespace else {
-            return Err(CommandError::Usage(format!("pod {pod:?}: unknown namespace; add -n NAMESPACE")));
-        };
-        let kubeconfig = kubeconfig(self.kubeconfig.as_deref())?;
-        Ok(Subject::from_cluster(self.conf(DEFAULT_CONF)?, kubeconfig, (namespace, pod))?)
-    }
-}
-
-/// Returns the absolute path of the kubeconfig that the flag or else the environment names.
-///
-/// # Errors
-/// The flag names a missing file.
-fn kubeconfig(flag: Option<&Path>) -> Result<Option<PathBuf>, CommandError> {
-    if let Some(path) = flag {
-        check_exists("--kubeconfig", path)?;
-    }
-    let absolute = |path: PathBuf| {
-        std::path::absolute(&path).map_err(|error| CommandError::Usage(format!("{}: {error}", path.display())))
-    };
-    flag.map(Path::to_owned).or_else(kubeconfig_from_environment).map(absolute).transpose()
-}
-
-/// Returns the first file in `KUBECONFIG`, or `~/.kube/config` if it exists, as kubectl does.
-pub(super) fn kubeconfig_from_environment() -> Option<PathBuf> {
-    let listed = || env::split_paths(&env::var_os("KUBECONFIG")?).find(|path| !path.as_os_str().is_empty());
-    let home = || env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".kube/config"));
-    listed().or_else(|| home().filter(|path| path.is_file()))
-}
-
-/// Checks that the file or directory of a flag exists.
-///
-/// # Errors
-/// `stat` fails.
-pub(super) fn check_exists(flag: &str, path: &Path) -> Result<(), CommandError> {
-    let failed = |why| CommandError::Usage(format!("{flag} {}: {why}", path.display()));
-    fs::metadata(path).map(|_| ()).map_err(failed)
 }
 
 /// Returns the path itself or, for a directory, its manifests sorted by name.
@@ -205,32 +153,6 @@ fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, CommandError> {
     Ok(files)
 }
 
-fn read_failed(path: &Path, why: &dyn Display) -> CommandError {
-    CommandError::Usage(format!("can't read {}: {why}", path.display()))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
-    #[expect(clippy::disallowed_methods, reason = "the user may name a pipe, such as <(kubectl get ...)")]
-    let source: Box<dyn Read> = match path.as_os_str() == "-" {
-        true => Box::new(stdin()),
-        false => Box::new(File::open(path).map_err(|error| read_failed(path, &error))?),
-    };
-    let mut bytes = Vec::new();
-    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| read_failed(path, &error))?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(read_failed(path, &format!("expected at most {MAX_FILE} bytes, got more")));
-    }
-    Ok(bytes)
-}
-
-/// Reads a UTF-8 file, or stdin if the path is `-`.
-///
-/// # Errors
-/// The file is unreadable, not UTF-8, or larger than [`MAX_FILE`].
-pub(super) fn read_text(path: &Path) -> Result<String, CommandError> {
-    String::from_utf8(read(path)?).map_err(|_| read_failed(path, &"expected UTF-8"))
-}
-
 /// Selects a network namespace on this node.
 #[derive(Debug, Args)]
 pub(super) struct NetnsArguments {
@@ -245,7 +167,7 @@ pub(super) struct NetnsArguments {
     pod_uid: Option<String>,
     /// Directory at which the node's file system is mounted: /host in the agent's container
     #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    pub(super) root: PathBuf,
 }
 
 /// The object whose network namespace is read.

@@ -4,7 +4,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
-use detour_cni::inspect::{Destination, Rulebook, Sender, SenderArgument, explain, trace};
+use detour_cni::inspect::{Destination, Rulebook, Sender, SenderArgument, Trace, explain, trace};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
 use std::net::IpAddr;
@@ -40,10 +40,10 @@ Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or
 )]
 pub(super) struct TraceArguments {
     #[command(flatten)]
-    subject: SubjectArguments,
+    pub(super) subject: SubjectArguments,
     /// Use the live rules of the pod that -n and POD select
     #[arg(long, requires = "pod", conflicts_with = "file")]
-    live: bool,
+    pub(super) live: bool,
     /// Use the live rules of this network namespace: a path, or a name in /run/netns
     #[arg(long, value_name = "NETNS")]
     netns: Option<PathBuf>,
@@ -77,11 +77,12 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
     }
     let selector = match &arguments.netns {
         Some(path) => Some(NetnsSelector::Netns(path.clone())),
-        None if arguments.live => Some(NetnsSelector::Pod(Box::new(arguments.subject.read()?))),
+        None if arguments.live => Some(NetnsSelector::Pod(Box::new(arguments.subject.live_pod()?))),
         None => arguments.namespace.selector(),
     };
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
+    let mut configuration = None;
     let (from, book, own) = match selector {
         Some(selector) => {
             let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
@@ -91,12 +92,14 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             (from, rules.rulebook(), rules.addresses)
         }
         None => {
-            let subject = arguments.subject.read()?;
+            let subject = arguments.subject.read(&arguments.namespace.root)?;
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
+            configuration = Some(subject.origin.clone());
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
             (from, Rulebook::of_policy(&policy), own)
         }
     };
-    arguments.output.render(&trace(&book, from, to, &own, &arguments.interface))
+    let report = Trace { configuration, ..trace(&book, from, to, &own, &arguments.interface) };
+    arguments.output.render(&report)
 }

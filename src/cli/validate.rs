@@ -1,7 +1,8 @@
 //! `detour validate`: checks configuration files as the plugin does.
 
+use super::cluster::{check_exists, read_text};
 use super::output::{CommandError, CommandOutput, OutputArguments};
-use super::subject::{check_exists, read_text};
+
 use clap::Args;
 use detour_cni::inspect::validate_text;
 use std::path::PathBuf;

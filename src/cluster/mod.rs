@@ -6,8 +6,9 @@
 //! | file | contents |
 //! |---|---|
 //! | `fact_source` | the trait [`Cluster`] |
+//! | `agent_pod` | the agents' pods and DaemonSets in the API |
 //! | `agent` | the node's agent as a source; its socket protocol |
-//! | `api` | the API server as a source; requests, errors, retries; [`ServiceAccount`] for the agent, [`ApiProbe`] for the doctor |
+//! | `api` | the API server as a source; requests, errors, retries; [`ServiceAccount`] for the agent, [`ApiProbe`] for the doctor, [`UserApi`] for commands from anywhere |
 //! | `manifests` | a directory of manifests as a source |
 //! | `text` | manifests that the user passes to a command |
 //! | `kubeconfig` | kubeconfigs: parsing, credentials, the files that they name |
@@ -16,17 +17,20 @@
 //! | `wire` | the fields of Kubernetes objects that are read, as the API sends them |
 
 use crate::cni;
+pub use agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
 pub(crate) use api::causes;
-pub use api::{ApiProbe, ServiceAccount};
+pub use api::{ApiProbe, CommandOutput, ServiceAccount, UserApi};
 pub use fact_source::{Cluster, ReadOnly};
 pub use kubeconfig::{Authority, CredentialsSummary, KubeconfigSummary};
 pub(crate) use limited_client::PAGE;
-pub use resources::{Definition, DefinitionQuery, Event, Lookup, NodeTaints, ObjectRef, ReportedEvent, Right, Token};
+pub use resources::{Definition, DefinitionQuery, Event, LabeledNamespace, Lookup, NodeTaints, ObjectRef};
+pub use resources::{ReportedEvent, Right, ScheduledPod, Token};
 use std::path::PathBuf;
 use std::time::Duration;
 pub use text::{Given, Objects, objects};
 
 pub mod agent;
+mod agent_pod;
 mod api;
 mod fact_source;
 mod kubeconfig;

@@ -1,7 +1,8 @@
 //! Kubernetes resources as plain values: names, NetworkAttachmentDefinitions, node taints, tokens,
-//! permissions and Events, each with the fields that this program uses.
+//! permissions, Events and scheduled pods, each with the fields that this program uses.
 
 use crate::pod::well_known::RESOURCE_NAME;
+use crate::pod::{Namespace, Pod};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use k8s_openapi::jiff::Timestamp;
@@ -163,6 +164,26 @@ pub struct Event {
     pub reason: Cow<'static, str>,
     /// The message for people.
     pub message: String,
+}
+
+/// A pod that is scheduled to a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScheduledPod {
+    /// The pod.
+    pub pod: Pod,
+    /// `status.phase`.
+    pub phase: String,
+    /// Whether it is being deleted.
+    pub is_ending: bool,
+}
+
+/// A namespace with its labels, which decide about the injection of sidecars.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LabeledNamespace {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// An Event that was read from the API.

@@ -31,7 +31,7 @@ pub(crate) struct Metadata {
     namespace: Option<String>,
     uid: Option<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
-    labels: BTreeMap<String, String>,
+    pub(crate) labels: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) annotations: BTreeMap<String, String>,
 }

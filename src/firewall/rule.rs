@@ -138,7 +138,8 @@ pub(super) fn is_own_chain(name: &str) -> bool {
 }
 
 /// Returns the IP protocol number.
-pub(super) const fn protocol_number(protocol: Protocol) -> u8 {
+#[must_use]
+pub const fn protocol_number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => 6,
         Protocol::Udp => 17,

@@ -3,7 +3,7 @@
 use super::evaluation::{Evaluation, evaluate, has_redirect};
 use super::exemptions::{Exemption, exemptions};
 use super::settings::{Setting, settings};
-use super::subject::Subject;
+use super::subject::{ConfigurationOrigin, Subject};
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use super::warnings::{Warning, warnings};
 use crate::cni::Error;
@@ -21,6 +21,8 @@ pub struct Explanation {
     pub template_of: Option<String>,
     /// The configuration's `name`.
     pub network: String,
+    /// Where the configuration comes from.
+    pub configuration: ConfigurationOrigin,
     /// The pod's networks; empty unless the configuration is a primary plugin's.
     pub networks: Vec<NetworkReport>,
     /// Whether this configuration redirects the pod's traffic to its sidecar.
@@ -112,6 +114,7 @@ pub fn explain(subject: &Subject) -> Result<Explained, Error> {
         pod: subject.name(),
         template_of: subject.template_of.clone(),
         network: subject.conf.name.clone(),
+        configuration: subject.origin.clone(),
         networks: networks.map(|network| NetworkReport::of(network, &evaluations)).collect(),
         redirected: policy.redirect().is_some(),
         decision: decisive.map_or_else(|| NO_CHAIN.to_owned(), Evaluation::decision),
@@ -202,6 +205,9 @@ impl TextReport for Explanation {
             None => format!("Pod {} is", self.pod),
         };
         screen.line(&[Cell::of(pod), Cell::of(&self.decision).tone(tone)]);
+        if let Some(origin) = self.configuration.text() {
+            screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        }
         if !self.networks.is_empty() {
             screen.heading("Networks");
             screen.table(&self.networks.iter().map(NetworkReport::row).collect::<Vec<_>>());

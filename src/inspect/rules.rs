@@ -5,6 +5,7 @@ use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule::table_name;
 use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
+use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
 use crate::plugin::netns_state::NetnsState;
 use crate::state::Store;
@@ -50,7 +51,23 @@ impl LiveRules {
     /// # Errors
     /// The namespace can't be entered, or its rules or its saved state can't be read.
     pub fn of(netns: &NetNs, store: &Store) -> Result<Self, Error> {
-        let desired = NetnsState::find(store, netns)?;
+        Self::within(netns, NetnsState::find(store, netns)?)
+    }
+
+    /// Reads the network namespace of a pod, with the saved state of its container if that is known.
+    ///
+    /// # Errors
+    /// The namespace is gone, or those of [`Self::of`].
+    pub fn of_found(found: &FoundNetns, store: &Store) -> Result<Self, Error> {
+        let netns = found.open()?;
+        let desired = match &found.container_id {
+            Some(container_id) => NetnsState::of_container(store, container_id, &netns)?,
+            None => NetnsState::find(store, &netns)?,
+        };
+        Self::within(&netns, desired)
+    }
+
+    fn within(netns: &NetNs, desired: Option<NetnsState>) -> Result<Self, Error> {
         netns.enter(LOCK_TIMEOUT, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = desired.as_ref().map_or_else(|| Ok(Vec::new()), |desired| desired.fixtures.drift())?;
@@ -144,6 +161,24 @@ pub struct RuleLine {
     pub packets: Option<u64>,
     /// Bytes of these packets.
     pub bytes: Option<u64>,
+}
+
+impl RuleLine {
+    /// Returns whether the rule differs from the desired state; foreign rules do not.
+    #[must_use]
+    pub fn is_drift(&self) -> bool {
+        !matches!(self.mark, Mark::Fine | Mark::Foreign)
+    }
+
+    /// Returns the rule with its place and its difference, in one line.
+    #[must_use]
+    pub fn described(&self) -> String {
+        let how = match self.mark {
+            Mark::Fine => "present",
+            mark => mark.label().0,
+        };
+        format!("{how}: {} {} {}", self.table, self.chain, self.rule).trim_end().to_owned()
+    }
 }
 
 /// The difference between a live rule and the desired state.

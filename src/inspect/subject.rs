@@ -4,6 +4,7 @@ use crate::cluster::{self, Cluster, Given, Objects};
 use crate::cni::{Code, Error, NetConf, configuration};
 use crate::plugin::primary::{Preview, preview};
 use crate::pod::{Facts, Namespace, Pod, PodRef};
+use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,47 @@ pub struct Subject {
     pub template_of: Option<String>,
     /// The pod's networks, if the configuration is a primary plugin's.
     pub networks: Option<Preview>,
+    /// Where the configuration comes from.
+    pub origin: ConfigurationOrigin,
+}
+
+/// Where the configuration of a report comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ConfigurationOrigin {
+    /// The kind of the source.
+    pub source: ConfigurationSource,
+    /// The files or objects with the configuration.
+    pub places: Vec<String>,
+    /// Why the configuration of the pod's node was not used, or may be incomplete.
+    pub reason: Option<String>,
+}
+
+/// The kind of the source of a configuration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConfigurationSource {
+    /// A file of the command line.
+    File,
+    /// The files that are installed on the pod's node.
+    Node,
+    /// The ConfigMaps of the agents on the pod's node.
+    ConfigMap,
+    /// The defaults of this program.
+    #[default]
+    BuiltIn,
+}
+
+impl ConfigurationOrigin {
+    /// Returns the source in words; `None` for a configuration that the command line names or that is not asked for.
+    pub(super) fn text(&self) -> Option<String> {
+        let places = self.places.join(", ");
+        match self.source {
+            ConfigurationSource::Node => Some(format!("installed on the node: {places}")),
+            ConfigurationSource::ConfigMap => Some(format!("from the cluster: {places}")),
+            ConfigurationSource::BuiltIn => self.reason.as_ref().map(|why| format!("built-in defaults: {why}")),
+            ConfigurationSource::File => None,
+        }
+    }
 }
 
 /// A configuration, and to which pods it applies.
@@ -32,6 +74,8 @@ pub struct AppliedConf {
     pub conf: NetConf,
     /// Whether it applies only to pods that select its network.
     pub as_attachment: bool,
+    /// Where it comes from.
+    pub origin: ConfigurationOrigin,
 }
 
 impl AppliedConf {
@@ -46,14 +90,16 @@ impl AppliedConf {
         let conf = configuration(place, text)?;
         let is_list = serde_json::from_slice::<Value>(text).is_ok_and(|value| value.get("plugins").is_some());
         let as_attachment = !is_list && conf.primary.is_none() && conf.prev_result.is_none();
-        Ok(Self { conf, as_attachment })
+        let place = place.display().to_string();
+        let origin = ConfigurationOrigin { source: ConfigurationSource::File, places: vec![place], reason: None };
+        Ok(Self { conf, as_attachment, origin })
     }
 }
 
 /// Returns a configuration that applies to every pod.
 impl From<NetConf> for AppliedConf {
     fn from(conf: NetConf) -> Self {
-        Self { conf, as_attachment: false }
+        Self { conf, as_attachment: false, origin: ConfigurationOrigin::default() }
     }
 }
 
@@ -206,9 +252,9 @@ impl Subject {
     /// # Errors
     /// For a primary plugin, an ADD would fail because of the pod's networks.
     pub(super) fn of(conf: impl Into<AppliedConf>, facts: Facts, cluster: Option<&dyn Cluster>) -> Result<Self, Error> {
-        let AppliedConf { conf, as_attachment } = conf.into();
+        let AppliedConf { conf, as_attachment, origin } = conf.into();
         let networks = conf.primary.as_ref().map(|primary| preview(&conf, primary, cluster, &facts.pod));
-        Ok(Self { networks: networks.transpose()?, conf, as_attachment, facts, template_of: None })
+        Ok(Self { networks: networks.transpose()?, conf, as_attachment, facts, template_of: None, origin })
     }
 
     /// Reads a pod from the cluster.
@@ -223,7 +269,7 @@ impl Subject {
         kubeconfig: Option<PathBuf>,
         (namespace, name): (&str, &str),
     ) -> Result<Self, Error> {
-        let AppliedConf { mut conf, as_attachment } = conf.into();
+        let AppliedConf { mut conf, as_attachment, origin } = conf.into();
         let source = match kubeconfig {
             Some(path) => {
                 conf.kubernetes.kubeconfig = Some(path.clone());
@@ -235,9 +281,29 @@ impl Subject {
                 Error::new(Code::InvalidConfig, msg)
             })?,
         };
+        Self::from_source(AppliedConf { conf, as_attachment, origin }, source.as_ref(), (namespace, name))
+    }
+
+    /// Reads a pod from a source of facts.
+    ///
+    /// # Errors
+    /// The source does not return the pod.
+    pub fn from_source(
+        conf: impl Into<AppliedConf>,
+        source: &dyn Cluster,
+        (namespace, name): (&str, &str),
+    ) -> Result<Self, Error> {
         let pod_ref = PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: None };
         let facts = source.facts(&pod_ref, true)?;
-        Self::of(AppliedConf { conf, as_attachment }, facts, Some(source.as_ref()))
+        Self::of(conf, facts, Some(source))
+    }
+
+    /// Returns a pod with a configuration.
+    ///
+    /// # Errors
+    /// For a primary plugin, an ADD would fail because of the pod's networks.
+    pub fn with_facts(conf: impl Into<AppliedConf>, facts: Facts, source: &dyn Cluster) -> Result<Self, Error> {
+        Self::of(conf, facts, Some(source))
     }
 
     /// Returns `NAMESPACE/NAME` of the pod.

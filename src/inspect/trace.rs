@@ -3,6 +3,7 @@
 
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
+use super::subject::ConfigurationOrigin;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::firewall::native::rule::NativeAction;
 use crate::firewall::rule::{Hook, Table};
@@ -35,6 +36,8 @@ pub struct Trace {
     pub zone: u16,
     /// Rules that were not evaluated; because of them, the packet may arrive elsewhere.
     pub caveats: Vec<String>,
+    /// Where the configuration of the rules comes from; `None` for live rules.
+    pub configuration: Option<ConfigurationOrigin>,
 }
 
 /// A rule and its position.
@@ -80,6 +83,7 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, pod_addresses: &[Ip
         arrives_at,
         zone: walk.packet.zone.unwrap_or_default(),
         caveats: book.caveats.iter().cloned().chain(skipped).chain(stopped).collect(),
+        configuration: None,
     }
 }
 
@@ -105,6 +109,9 @@ impl TextReport for Trace {
             Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
             Cell::of(&self.arrives_at).tone(tone),
         ]);
+        if let Some(origin) = self.configuration.as_ref().and_then(ConfigurationOrigin::text) {
+            screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        }
         let mut rows: Vec<Vec<Cell>> = Vec::new();
         let decides = |hop: &Hop| {
             let place = self.decided_by.as_ref();

@@ -2,7 +2,7 @@
 
 use super::evaluation::unselected_network;
 use super::exemptions::{ContainerTraffic, ExemptPart, application_containers, covers_everything};
-use super::subject::Subject;
+use super::subject::{ConfigurationOrigin, ConfigurationSource, Subject};
 use crate::cni::Error;
 use crate::pod::Namespace;
 use crate::pod::well_known::NETWORKS;
@@ -36,6 +36,7 @@ pub(super) fn warnings(subject: &Subject, policy: &Policy) -> Result<Vec<Warning
     let mut all = excluded_with_application(&containers, policy);
     all.extend(unselected_network(subject)?.map(|_| not_selected(&subject.conf.name)));
     all.extend(not_yet_injected(subject));
+    all.extend(unknown_configuration(subject));
     if let Some(redirect) = policy.redirect() {
         all.extend(captured_too_early(subject, &containers, policy));
         all.extend(ranges_without_dns(redirect, policy));
@@ -60,6 +61,22 @@ fn not_selected(name: &str) -> Warning {
              plugin list: --config FILE.conflist"
         ),
     }
+}
+
+/// Warns about a report that does not use the whole configuration of the pod's node.
+fn unknown_configuration(subject: &Subject) -> Option<Warning> {
+    let ConfigurationOrigin { source, reason, .. } = &subject.origin;
+    let reason = reason.as_ref()?;
+    Some(Warning {
+        code: "unknown-configuration",
+        what: match source {
+            ConfigurationSource::BuiltIn => {
+                format!("the report uses built-in defaults, not the node's configuration: {reason}")
+            }
+            _ => format!("the report uses only a part of the node's configuration: {reason}"),
+        },
+        next: "use kubectl detour explain, run the command on the pod's node, or add --config FILE".to_owned(),
+    })
 }
 
 /// Warns about a pod template without a sidecar.

@@ -88,7 +88,8 @@ pub fn skip_reason(conf: &NetConf, pod: &PodRef) -> Option<SkipReason> {
 }
 
 /// Returns why a pod with these facts is skipped: the first of Istio's rules that does not hold.
-pub(super) fn pod_skip_reason(pod: &Pod) -> Option<SkipReason> {
+#[must_use]
+pub fn pod_skip_reason(pod: &Pod) -> Option<SkipReason> {
     RULES.iter().find_map(|rule| (rule.skip_reason)(pod))
 }
 
@@ -121,6 +122,12 @@ pub(super) fn injection_request(pod: &Pod) -> Option<(&'static str, &str)> {
     let label = pod.labels.get(INJECT).map(|value| ("label", value));
     let (kind, value) = label.or_else(|| Some(("annotation", pod.annotations.get(INJECT)?)))?;
     Some((kind, value))
+}
+
+/// Returns whether the pod itself requests or refuses a sidecar (`sidecar.istio.io/inject`); `None` if it does neither.
+#[must_use]
+pub fn requested_injection(pod: &Pod) -> Option<bool> {
+    injection_request(pod).and_then(|(_, value)| parse_bool(value))
 }
 
 /// One of istio-cni's rules for the decision.

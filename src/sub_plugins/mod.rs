@@ -40,11 +40,13 @@ mod values;
 
 pub use chain::{ChainOutput, NeededFacts, check, executables, run, wants};
 pub use context::Resolvers;
-pub use decision::{ConsideredRule, Decision, SkipReason, considered, skip_reason};
+pub use decision::{
+    ConsideredRule, Decision, SkipReason, considered, pod_skip_reason, requested_injection, skip_reason,
+};
 pub use ids::namespace_uids;
 pub use ignored::{Ignored, ignored};
 pub use note::{Note, Severity};
 pub use parsed_chain::ChainInput;
 pub use pod_networks::own_addresses;
-pub use settings::setting_values;
+pub use settings::{setting_annotations, setting_values};
 pub use sub_plugin::{Origins, SettingSource, SubPlugin};

@@ -255,6 +255,13 @@ pub fn setting_values(redirect: &Redirect) -> impl Iterator<Item = (&'static str
     Settings::DEFINITIONS.into_iter().map(|definition| (definition.key, (definition.value)(redirect)))
 }
 
+/// Returns the annotations that set `key`; the first that a pod has takes precedence.
+#[must_use]
+pub fn setting_annotations(key: &str) -> &'static [&'static str] {
+    let definition = Settings::DEFINITIONS.into_iter().find(|definition| definition.key == key);
+    definition.map_or(&[], |definition| definition.annotations)
+}
+
 /// Returns the destinations that the pod's annotation excludes. Its other annotations may be invalid.
 pub(super) fn excluded_ranges(pod: &Pod) -> Result<Option<Ranges>, Error> {
     annotated(pod, &[EXCLUDE_OUTBOUND_RANGES], |written, _| written.list(values::parse_ranges))

@@ -121,7 +121,7 @@ impl ControlPlane {
     }
 
     /// Writes a kubeconfig with all rights. Returns its path.
-    pub(crate) fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig_file(&self) -> PathBuf {
         let (certificate, key) = &self.admin;
         let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
         fs::write(&crt, certificate).expect("writable");
@@ -137,6 +137,23 @@ impl ControlPlane {
         let path = self.directory.join("kubeconfig");
         fs::write(&path, kubeconfig.to_string()).expect("writable");
         path
+    }
+
+    /// Returns a kubeconfig with all rights, whose context has the namespace `shop`.
+    pub(crate) fn kubeconfig(&self) -> Value {
+        let (certificate, key) = &self.admin;
+        let user = json!({"client-certificate-data": base64(certificate), "client-key-data": base64(key)});
+        self.kubeconfig_of(&user)
+    }
+
+    /// Returns the kubeconfig of a user.
+    pub(crate) fn kubeconfig_of(&self, user: &Value) -> Value {
+        let cluster = json!({"server": self.server(), "certificate-authority-data": base64(&self.authority())});
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "shop"}}],
+        })
     }
 
     /// Returns a client with this token.
@@ -171,6 +188,10 @@ impl Drop for Processes {
 fn end(process: &mut Child) {
     let _ = process.kill();
     let _ = process.wait();
+}
+
+fn base64(text: &str) -> Value {
+    serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).expect("base64")
 }
 
 /// hack/test.sh builds it.

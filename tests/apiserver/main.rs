@@ -6,6 +6,7 @@ mod certificates;
 mod client;
 mod control_plane;
 mod facts;
+mod kubectl;
 mod mounts;
 mod node;
 mod releases;

@@ -190,10 +190,28 @@ impl Node<'_> {
                 .replace("=/etc/detour/", &format!("={directory}"))
                 .replace(":8000", ":0")
         });
-        // The process ends with this thread.
+        let mut command = self.in_container(name, Path::new(env!("CARGO_BIN_EXE_detour")));
+        Agent::start(command.args(arguments))
+    }
+
+    /// Serves exec as a kubelet does: commands run as processes on this node, with the environment of the agent's
+    /// container. `program` replaces the container's. Returns the process and its port.
+    pub(crate) fn start_kubelet(&self, name: &str, program: &Path) -> Kubelet {
+        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
+        let kubelet = tools.join("kubelet");
+        assert!(kubelet.exists(), "{}: hack/test.sh --test apiserver builds it", kubelet.display());
+        let mut process =
+            self.in_container(name, &kubelet).arg(program).arg(ROOT).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut line).expect("a port");
+        Kubelet { process, port: line.trim().parse().expect("a port") }
+    }
+
+    /// A program with the environment of the agent's container. It ends with this thread.
+    fn in_container(&self, name: &str, program: &Path) -> Command {
+        let container = &self.pod["containers"][0];
         let mut command = Command::new("/usr/bin/setpriv");
-        command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_detour")]);
-        command.args(arguments).env_clear().env("HOSTNAME", name);
+        command.args(["--pdeathsig", "KILL"]).arg(program).env_clear().env("HOSTNAME", name);
         command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").env("KUBERNETES_SERVICE_PORT", self.port.to_string());
         for variable in container["env"].as_array().expect("variables") {
             let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
@@ -205,7 +223,7 @@ impl Node<'_> {
             };
             command.env(variable["name"].as_str().expect("a name"), value);
         }
-        Agent::start(&mut command)
+        command
     }
 
     /// Returns the installed plugin's source of facts.
@@ -280,6 +298,19 @@ pub(crate) fn events(admin: &Client) -> Vec<String> {
     let event = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "shop"}});
     let events = admin.list(&event).expect("allowed");
     events.iter().map(|event| event["reason"].as_str().expect("a reason").to_owned()).collect()
+}
+
+/// A running kubelet.
+pub(crate) struct Kubelet {
+    process: Child,
+    pub(crate) port: u16,
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// A running agent.

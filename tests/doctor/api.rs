@@ -12,6 +12,8 @@ pub(crate) const PROXY: u32 = 1_000_659_999;
 pub(crate) struct Cluster {
     pub(crate) pod: Value,
     pub(crate) namespace: Value,
+    /// Other pods of the cluster.
+    pub(crate) more_pods: Vec<Value>,
     /// `spec.config` by namespace and name.
     pub(crate) definitions: BTreeMap<(String, String), String>,
     /// `VERB RESOURCE` of the rights that the plugin lacks.
@@ -55,6 +57,7 @@ impl Cluster {
             pod,
             namespace,
             definitions: [(("default".to_owned(), "istio-cni".to_owned()), String::new())].into(),
+            more_pods: Vec::new(),
             denied: Vec::new(),
             events: Vec::new(),
             agents: BTreeMap::new(),
@@ -70,6 +73,19 @@ impl Cluster {
         self.pod["metadata"]["annotations"][key] = value.into();
     }
 
+    /// The page of a list: one pod per page, so that every list has several.
+    fn pods(&self, path: &str, query: &str) -> Value {
+        let parameter = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
+        let node = parameter("fieldSelector").and_then(|text| text.strip_prefix("spec.nodeName%3D")).expect("a node");
+        let is_here = |pod: &&Value| {
+            pod["spec"]["nodeName"] == node && (path == "/api/v1/pods" || pod["metadata"]["namespace"] == "shop")
+        };
+        let all: Vec<&Value> = [&self.pod].into_iter().chain(&self.more_pods).filter(is_here).collect();
+        let at: usize = parameter("continue").map_or(0, |text| text.parse().expect("a number"));
+        let more = if at + 1 < all.len() { (at + 1).to_string() } else { String::new() };
+        json!({"kind": "PodList", "metadata": {"continue": more}, "items": all.into_iter().skip(at).take(1).collect::<Vec<_>>()})
+    }
+
     pub(crate) fn answer(&self, request: &Request) -> Answer {
         let path = request.line.split(' ').nth(1).unwrap_or_default();
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
@@ -81,6 +97,13 @@ impl Cluster {
             "/api/v1/namespaces/shop/pods/web-0" if self.pod.is_object() => found(self.pod.clone()),
             "/api/v1/namespaces/shop" => found(self.namespace.clone()),
             "/api/v1/namespaces/shop/events" => found(json!({"kind": "EventList", "items": self.events})),
+            "/api/v1/pods" | "/api/v1/namespaces/shop/pods" | "/api/v1/namespaces"
+                if self.denied.contains(&"list pods") =>
+            {
+                Answer::json(403, &json!({"kind": "Status", "message": "pods is forbidden", "code": 403}))
+            }
+            "/api/v1/namespaces" => found(json!({"kind": "NamespaceList", "items": [self.namespace]})),
+            "/api/v1/pods" | "/api/v1/namespaces/shop/pods" => found(self.pods(path, query)),
             "/api/v1/namespaces/kube-system/pods" => {
                 let on = |node: &String| query.ends_with(&format!("spec.nodeName%3D{node}"));
                 let pods = self.agents.iter().filter(|(node, _)| on(node));

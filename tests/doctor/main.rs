@@ -2,6 +2,7 @@
 //! about that fails, and no other.
 
 mod api;
+mod audit;
 mod bundle;
 mod confined;
 mod faults;

@@ -5,10 +5,11 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Uid, setfsuid};
 use std::fs::File;
 use std::io::Read;
-use std::net::{TcpListener, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 /// A namespace that is mounted at a path.
 pub(crate) struct Netns {
@@ -77,6 +78,23 @@ impl Netns {
         let words: Vec<&str> = command.split(' ').collect();
         let status = self.within(|| Command::new(words[0]).args(&words[1..]).status().expect("it starts"));
         assert!(status.success(), "{command}");
+    }
+
+    /// Starts a TCP connection as a user; what becomes of it does not matter.
+    pub(crate) fn connect(&self, uid: u32, to: &str) {
+        self.within(|| {
+            setfsuid(Uid::from_raw(self.root + uid));
+            let _ = TcpStream::connect_timeout(&to.parse().expect("an address"), Duration::from_millis(5));
+        });
+    }
+
+    /// Sends a datagram as a user.
+    pub(crate) fn send(&self, uid: u32, to: &str) {
+        self.within(|| {
+            setfsuid(Uid::from_raw(self.root + uid));
+            let own = if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
+            UdpSocket::bind(own).expect("free").send_to(b"x", to).expect("sent");
+        });
     }
 
     /// A proxy that runs as `uid` and listens on these ports of TCP, and on 15053 of UDP.

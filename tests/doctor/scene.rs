@@ -196,6 +196,21 @@ impl Scene {
         self.write(&format!("var/lib/cni/results/cluster-{CONTAINER}-eth0"), &text.to_string());
     }
 
+    /// Keeps the result of another pod's ADD, whose network namespace has the name `netns`.
+    pub(crate) fn keep_result_of(&self, pod: &Value, netns: &str) {
+        let text = |key: &str| pod["metadata"][key].as_str().expect("text").to_owned();
+        let (container, network) = (format!("{netns}0000"), "cluster");
+        let result = json!({
+            "kind": "cniCacheV1", "containerId": container, "ifName": "eth0", "networkName": network,
+            "cniArgs": [["K8S_POD_NAMESPACE", text("namespace")], ["K8S_POD_NAME", text("name")], ["K8S_POD_UID", text("uid")]],
+            "result": {
+                "cniVersion": "1.0.0",
+                "interfaces": [{"name": "eth0", "sandbox": format!("/var/run/netns/{netns}")}],
+            },
+        });
+        self.write(&format!("var/lib/cni/results/{network}-{container}-eth0"), &result.to_string());
+    }
+
     /// Calls the plugin as Multus would, with the configuration that was installed.
     fn add(&self) {
         let directory = fs::read_dir(self.path("etc/cni/multus/net.d")).expect("readable");
@@ -235,8 +250,13 @@ impl Scene {
 
     /// Runs the doctor on the node.
     pub(crate) fn doctor(&self, arguments: &[&str]) -> Output {
+        self.command("doctor", arguments)
+    }
+
+    /// Runs a command on the node.
+    pub(crate) fn command(&self, name: &str, arguments: &[&str]) -> Output {
         Command::new(&*DETOUR)
-            .args(["doctor", "--root"])
+            .args([name, "--root"])
             .arg(&self.root)
             .args(arguments)
             .env_clear()

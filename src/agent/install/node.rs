@@ -4,7 +4,7 @@
 mod installed;
 mod locks;
 
-pub use installed::Installed;
+pub use installed::{Installed, InstalledTexts};
 pub use locks::{InstallLock, Presence};
 
 use super::atomic::{self, FileOwner};

@@ -34,16 +34,27 @@ pub(super) struct Attachment {
 impl GivenKeys {
     /// Reads the files. `names` are the names under which the program is installed, which are the valid types.
     pub(super) fn read(config: Option<&Path>, attachments: Option<&Path>, names: &[&str]) -> Result<Self> {
-        let config = config.map(|path| {
-            let place = format!("--config {}", path.display());
-            let keys = serde_json::from_slice(&contents(path, &place)?);
+        let file = |flag: &str, path: Option<&Path>| {
+            let place = |path: &Path| format!("{flag} {}", path.display());
+            path.map(|path| Ok::<_, anyhow::Error>((place(path), contents(path, &place(path))?))).transpose()
+        };
+        Self::parse(file("--config", config)?, file("--attachments", attachments)?, names)
+    }
+
+    /// Parses the contents of the files, each with its place for messages.
+    pub(in crate::cli) fn parse(
+        config: Option<(String, Vec<u8>)>,
+        attachments: Option<(String, Vec<u8>)>,
+        names: &[&str],
+    ) -> Result<Self> {
+        let config = config.map(|(place, text)| {
+            let keys = serde_json::from_slice(&text);
             let keys = keys.with_context(|| format!("{place}: expected a JSON object"))?;
             check_type(&keys, &place, names).map(|()| keys)
         });
-        let attachments = attachments.map(|path| {
-            let place = format!("--attachments {}", path.display());
-            let all: Vec<Map<String, Value>> = serde_json::from_slice(&contents(path, &place)?)
-                .with_context(|| format!("{place}: expected a JSON array of objects"))?;
+        let attachments = attachments.map(|(place, text)| {
+            let all: Vec<Map<String, Value>> =
+                serde_json::from_slice(&text).with_context(|| format!("{place}: expected a JSON array of objects"))?;
             parse(all, &place, names)
         });
         Ok(Self {

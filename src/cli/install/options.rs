@@ -14,7 +14,8 @@ use detour_cni::agent::install::{
 use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
 use detour_cni::cni::LogLevel;
 use detour_cni::trusted_file::read_trusted;
-use std::collections::BTreeSet;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::path::{Path, PathBuf};
 
@@ -142,17 +143,7 @@ impl InstallOptions {
         let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
         let names = self.program_names();
         let own_kubeconfig = self.own_kubeconfig();
-        let settings = EntrySettings {
-            given: given.config.clone(),
-            log_level: self.log_level.clone(),
-            kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
-            agent_socket: socket.cloned(),
-            exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
-            agent_namespace: self.agent_namespace(),
-            agent_pod_prefix: self.release.agent_pod_prefix(),
-            bin_dir: bin_dir.clone(),
-            primary: self.primary,
-        };
+        let settings = self.settings(given, &bin_dir, socket, self.agent_namespace());
         let is_chained = self.chained.unwrap_or(platform.chained);
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         let (mut configurations, mut parts, mut warnings) = (Vec::new(), NodeParts::new(), Vec::new());
@@ -198,6 +189,56 @@ impl InstallOptions {
             node: self.place.node_configuration().map(|path| (path, parts)),
             configurations,
         })
+    }
+
+    fn settings(
+        &self,
+        given: &GivenKeys,
+        bin_dir: &HostPath,
+        socket: Option<&HostPath>,
+        agent_namespace: Option<String>,
+    ) -> EntrySettings {
+        EntrySettings {
+            given: given.config.clone(),
+            log_level: self.log_level.clone(),
+            kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| self.own_kubeconfig()),
+            agent_socket: socket.cloned(),
+            exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            agent_namespace,
+            agent_pod_prefix: self.release.agent_pod_prefix(),
+            bin_dir: bin_dir.clone(),
+            primary: self.primary,
+        }
+    }
+
+    /// Returns the texts of the configurations that these options install on a node of `namespace`'s agents: the entry
+    /// of the plugin list as a list of its own, and the files. `data` is the data of the agents' ConfigMap, whose keys
+    /// are the names of the files of `--config` and `--attachments`.
+    ///
+    /// # Errors
+    /// The plugin would refuse a configuration.
+    pub(in crate::cli) fn texts(&self, data: &BTreeMap<String, String>, namespace: &str) -> Result<Vec<String>> {
+        let file = |path: &Option<PathBuf>| {
+            let name = path.as_ref()?.file_name()?.to_str()?;
+            Some((name.to_owned(), data.get(name)?.clone().into_bytes()))
+        };
+        let given = GivenKeys::parse(file(&self.config), file(&self.attachments), &self.program_names())?;
+        let platform = self.platform.unwrap_or_else(|| Platform::detect(|_| false));
+        let bin_dir =
+            self.bin_dir.clone().map_or_else(|| platform.bin_dir.parse(), Ok).map_err(|why| anyhow!("{why}"))?;
+        let namespace = self.agent_namespace.clone().unwrap_or_else(|| namespace.to_owned());
+        let settings = self.settings(&given, &bin_dir, None, Some(namespace));
+        let mut texts = Vec::new();
+        if self.chained.unwrap_or(platform.chained) {
+            let list = json!({"cniVersion": "1.0.0", "name": "cluster-network", "plugins": [settings.member()?]});
+            texts.push(list.to_string());
+        } else if given.attachments.is_empty() {
+            texts.push(settings.standalone(&self.network)?);
+        }
+        for attachment in &given.attachments {
+            texts.push(attachment.settings(&settings)?.standalone(&attachment.name)?);
+        }
+        Ok(texts)
     }
 
     /// Checks a configuration of the plugin and the credentials that it names. Returns warnings.

@@ -75,7 +75,7 @@ impl ApiCall<'_> {
     }
 
     /// The error for a response that is not a success.
-    fn rejected(&self, status: u16, retry_after: Option<Duration>, body: &[u8]) -> AttemptError {
+    pub(super) fn rejected(&self, status: u16, retry_after: Option<Duration>, body: &[u8]) -> AttemptError {
         let message = status_message(body);
         let kubeconfig = self.kubeconfig.display();
         let response = if message.is_empty() { status.to_string() } else { format!("{status}, {message}") };

@@ -12,20 +12,26 @@
 //! | `daemon_set` | getting and watching the agent's DaemonSet |
 //! | `service_account` | [`ServiceAccount`]: the agent's requests |
 //! | `probe` | [`ApiProbe`]: what the doctor asks |
+//! | `user` | [`UserApi`]: what the command line asks about agents, with the kubeconfig of a user |
+//! | `exec` | commands in the containers of agents |
 
 mod call;
 mod certificate;
 mod daemon_set;
+mod exec;
 mod facts;
 mod probe;
 mod request;
 mod retry;
 mod server;
 mod service_account;
+mod user;
 mod writes;
 
 pub(crate) use call::causes;
+pub use exec::CommandOutput;
 pub use probe::ApiProbe;
 pub(super) use server::Api;
 pub use service_account::ServiceAccount;
+pub use user::UserApi;
 pub(super) use writes::WRITE_TIMEOUT;

@@ -1,11 +1,13 @@
-//! What the doctor asks an API server besides facts: its version, permissions, Events and pods, with one attempt each.
+//! What `doctor` and `audit` ask an API server besides facts: its version, permissions, Events, pods and namespaces,
+//! with one attempt each.
 
 use super::request::ApiRequest;
 use super::server::Api;
 use super::service_account::ServiceAccount;
 use crate::cluster::fact_source::Cluster;
-use crate::cluster::resources::{ObjectRef, ReportedEvent, Right};
-use crate::cni::Error;
+use crate::cluster::resources::{LabeledNamespace, ObjectRef, ReportedEvent, Right, ScheduledPod};
+use crate::cluster::wire::{NamespaceObject, PodObject};
+use crate::cni::{Code, Error};
 use crate::pod::PodRef;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
@@ -14,6 +16,8 @@ use std::time::Duration;
 
 /// The timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// Limit for the pages of a list, so that a server can't keep a command busy forever.
+const MAX_PAGES: usize = 200;
 
 /// An API server to examine.
 pub struct ApiProbe(Api);
@@ -84,10 +88,66 @@ impl ApiProbe {
         Ok(names.map(|name| ObjectRef { namespace: namespace.to_owned(), name: name.to_owned() }).collect())
     }
 
+    /// Returns the pods that are scheduled to a node, in `namespace` or in all namespaces.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn pods_of_node(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ScheduledPod>, Error> {
+        let objects = self.pages(|page| ApiRequest::pods_of_node(node, namespace, page))?;
+        Ok(objects.into_iter().filter_map(scheduled_pod).collect())
+    }
+
+    /// Returns the namespaces: the one that is named, or all.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn namespaces(&self, name: Option<&str>) -> Result<Vec<LabeledNamespace>, Error> {
+        let objects = match name {
+            Some(name) => {
+                let pod = PodRef { namespace: name.to_owned(), ..PodRef::default() };
+                vec![self.get(&ApiRequest::namespace(&pod)?)?]
+            }
+            None => self.pages(ApiRequest::namespaces)?,
+        };
+        Ok(objects.into_iter().filter_map(labeled_namespace).collect())
+    }
+
+    /// Returns the objects of all pages of a list.
+    fn pages(&self, request: impl Fn(Option<&str>) -> Result<ApiRequest, Error>) -> Result<Vec<Value>, Error> {
+        let (mut objects, mut next) = (Vec::new(), None::<String>);
+        for _ in 0..MAX_PAGES {
+            let mut list = self.get(&request(next.as_deref())?)?;
+            if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
+                objects.extend(items);
+            }
+            next = list["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
+            if next.is_none() {
+                return Ok(objects);
+            }
+        }
+        let msg =
+            format!("the API server returned more than {MAX_PAGES} pages of a list; restrict it with -n NAMESPACE");
+        Err(Error::new(Code::TryAgain, msg))
+    }
+
     fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
         let session = self.0.session()?;
         session.run(self.0.call(session, request).get_once(TIMEOUT))
     }
+}
+
+/// Parses a pod of a list. An object that is not a pod is skipped.
+fn scheduled_pod(object: Value) -> Option<ScheduledPod> {
+    let phase = object["status"]["phase"].as_str().unwrap_or_default().to_owned();
+    let is_ending = object["metadata"]["deletionTimestamp"].is_string();
+    let pod = serde_json::from_value::<PodObject>(object).ok()?.into();
+    Some(ScheduledPod { pod, phase, is_ending })
+}
+
+/// Parses a namespace. An object that is not a namespace is skipped.
+fn labeled_namespace(object: Value) -> Option<LabeledNamespace> {
+    let object: NamespaceObject = serde_json::from_value(object).ok()?;
+    Some(LabeledNamespace { labels: object.metadata.labels.clone(), namespace: object.into() })
 }
 
 /// Parses an Event in either form: `core/v1`, or one that was created as `events.k8s.io/v1`.

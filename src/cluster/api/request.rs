@@ -1,5 +1,6 @@
 //! The requests to the Kubernetes API, one constructor each: what is sent, and what an error message about it names.
 
+use crate::cluster::limited_client::PAGE;
 use crate::cluster::resources::{Event, NodeTaints, ObjectRef, Right};
 use crate::cni::{Code, Error, is_dns_subdomain};
 use crate::pod::well_known::NETWORK_STATUS;
@@ -8,8 +9,8 @@ use crate::printable::{cut, line};
 use hyper::Request;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{
-    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request as RequestBuilder,
-    WatchParams,
+    AttachParams, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+    Request as RequestBuilder, WatchParams,
 };
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -35,10 +36,18 @@ pub(super) struct ApiRequest {
 const DEFINITIONS: &str = "network-attachment-definitions";
 const DEFINITIONS_API: &str = "/apis/k8s.cni.cncf.io/v1";
 
+/// The label of the agents' pods and DaemonSets in the manifests of all versions; agents of other products may have it too.
+const AGENT_LABEL: &str = "app.kubernetes.io/component=agent";
+/// The number of objects per page in lists of the command line, as kubectl requests.
+const LARGE_PAGE: u32 = 500;
+
 /// Starts a watch at the version in the API server's cache (kubernetes.io, "API Concepts", "Get State and Start at
 /// Any"). The server must not have to wait: a watch without a version waits for etcd's latest. Both forms, if they
 /// request bookmarks, fail with 500 if etcd reports no progress on request (kube-apiserver 1.35 with etcd 3.4.23).
 const ANY_VERSION: &str = "0";
+
+/// The number of namespaces per page; they are small.
+const PAGE_OF_NAMESPACES: u32 = 500;
 
 /// The maximum length of an Event's message in bytes; `events.k8s.io` rejects longer ones (`NoteLengthLimit`).
 const MAX_EVENT_MESSAGE: usize = 1024;
@@ -139,6 +148,90 @@ impl ApiRequest {
         let right = format!("list pods in namespace {namespace}");
         let kubectl = format!("kubectl get namespace {namespace}");
         Self::new(http, format!("pods of namespace {namespace} on node {node}"), right, kubectl)
+    }
+
+    /// Lists a page of the pods of node agents: of all products with such a component, in one or all namespaces, and on
+    /// one or all nodes.
+    pub(super) fn agents(namespace: Option<&str>, node: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        check_names("pods", namespace.into_iter().chain(node))?;
+        let mut params = ListParams {
+            continue_token: page.map(str::to_owned),
+            ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE)
+        };
+        if let Some(node) = node {
+            params = params.fields(&format!("spec.nodeName={node}"));
+        }
+        let http = in_namespace("/api/v1", namespace, "pods").list(&params);
+        let right = format!("list pods in {}", place_of(namespace));
+        Self::new(http, "pods of the agents".to_owned(), right, format!("kubectl get pods -A -l {AGENT_LABEL}"))
+    }
+
+    /// Lists a page of the DaemonSets of node agents, as [`Self::agents`].
+    pub(super) fn agent_daemon_sets(namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        check_names("DaemonSets", namespace)?;
+        let params = ListParams {
+            continue_token: page.map(str::to_owned),
+            ..ListParams::default().labels(AGENT_LABEL).limit(LARGE_PAGE)
+        };
+        let http = in_namespace("/apis/apps/v1", namespace, "daemonsets").list(&params);
+        let right = format!("list daemonsets.apps in {}", place_of(namespace));
+        Self::new(
+            http,
+            "DaemonSets of the agents".to_owned(),
+            right,
+            format!("kubectl get daemonsets -A -l {AGENT_LABEL}"),
+        )
+    }
+
+    /// Lists a page of the nodes with their metadata only, because the status of a node is large.
+    pub(super) fn nodes(selector: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        let params = ListParams {
+            label_selector: selector.map(str::to_owned),
+            continue_token: page.map(str::to_owned),
+            ..ListParams::default().limit(LARGE_PAGE)
+        };
+        let http = RequestBuilder::new("/api/v1/nodes").list_metadata(&params);
+        Self::new(http, "nodes".to_owned(), "list nodes".to_owned(), "kubectl get nodes".to_owned())
+    }
+
+    /// Gets a ConfigMap.
+    pub(super) fn config_map(object: &ObjectRef) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = object;
+        check_names("ConfigMap", [namespace, name])?;
+        let http = namespaced(namespace, "configmaps").get(name, &GetParams::default());
+        let right = format!("get configmaps in namespace {namespace}");
+        Self::new(http, format!("ConfigMap {object}"), right, format!("kubectl get configmaps -n {namespace}"))
+    }
+
+    /// Runs a command in a container of a pod. The request is upgraded to a WebSocket.
+    pub(super) fn exec(pod: &ObjectRef, container: &str, command: &[String]) -> Result<Self, Error> {
+        let ObjectRef { namespace, name } = pod;
+        check_names("pod", [namespace, name])?;
+        let params = AttachParams::default().container(container).stdin(false).stdout(true).stderr(true);
+        let http = namespaced(namespace, "pods").exec(name, command, &params);
+        // The API server checks the verb of the HTTP method, which is GET for a WebSocket, and since 1.35 also "create".
+        Self::of_pod(http, (namespace, name), "create and get pods/exec")
+    }
+
+    /// Lists the pods that are scheduled to a node, page by page.
+    pub(super) fn pods_of_node(node: &str, namespace: Option<&str>, page: Option<&str>) -> Result<Self, Error> {
+        check_names("pods", [node].into_iter().chain(namespace))?;
+        let within = namespace.map(|name| format!(" in namespace {name}")).unwrap_or_default();
+        let collection = match namespace {
+            Some(namespace) => namespaced(namespace, "pods"),
+            None => RequestBuilder::new("/api/v1/pods"),
+        };
+        let params = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(PAGE);
+        let http = collection.list(&page.map_or(params.clone(), |page| params.continue_token(page)));
+        Self::new(http, format!("pods on node {node}{within}"), format!("list pods{within}"), "kubectl get pods".into())
+    }
+
+    /// Lists the namespaces, page by page.
+    pub(super) fn namespaces(page: Option<&str>) -> Result<Self, Error> {
+        let params = ListParams::default().limit(PAGE_OF_NAMESPACES);
+        let collection = RequestBuilder::new("/api/v1/namespaces");
+        let http = collection.list(&page.map_or(params.clone(), |page| params.continue_token(page)));
+        Self::new(http, "namespaces".to_owned(), "list namespaces".to_owned(), "kubectl get namespaces".to_owned())
     }
 
     /// Gets a node.
@@ -245,6 +338,18 @@ impl ApiRequest {
         let request = Self::new(http, format!("DaemonSet {object}"), right, kubectl)?;
         Ok(Self { confirmed_by: Some(name.clone()), ..request })
     }
+}
+
+/// A collection in one namespace or in all.
+fn in_namespace(api: &str, namespace: Option<&str>, resource: &str) -> RequestBuilder {
+    match namespace {
+        Some(namespace) => RequestBuilder::new(format!("{api}/namespaces/{namespace}/{resource}")),
+        None => RequestBuilder::new(format!("{api}/{resource}")),
+    }
+}
+
+fn place_of(namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| "all namespaces".to_owned(), |namespace| format!("namespace {namespace}"))
 }
 
 /// A collection of the core API in a namespace.

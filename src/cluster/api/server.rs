@@ -47,6 +47,11 @@ impl Api {
         Self { server: Some(server), ..Self::new(directory, timeout) }
     }
 
+    /// Returns the API of an open session; `kubeconfig` names its source in messages.
+    pub(super) fn with_session(kubeconfig: PathBuf, session: Session, timeout: Duration) -> Self {
+        Self { session: OnceLock::from(session), ..Self::new(kubeconfig, timeout) }
+    }
+
     /// Disables retries of requests for facts.
     pub(in crate::cluster) fn without_retries(self) -> Self {
         Self { retries: false, ..self }
@@ -60,6 +65,11 @@ impl Api {
     /// Accepts a kubeconfig of any user: it is given on the command line.
     pub(in crate::cluster) fn of_any_owner(self) -> Self {
         Self { owner: KubeconfigOwner::User, ..self }
+    }
+
+    /// Returns the kubeconfig, or the directory of a service account.
+    pub(super) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
     }
 
     /// Returns the session, which the first call opens.
@@ -99,16 +109,16 @@ pub(super) struct Session {
 impl Session {
     /// Creates the client; the first request connects.
     fn open(kubeconfig: Kubeconfig<'_>) -> Result<Self, Error> {
+        Self::start(async { Ok((kubeconfig.server(), kubeconfig.client()?)) })
+    }
+
+    /// Starts the event loop and opens a server's address and client on it: a client spawns tasks.
+    pub(super) fn start(open: impl Future<Output = Result<(String, Client), Error>>) -> Result<Self, Error> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|error| {
             Error::new(Code::Internal, "event loop for API requests not started").with_details(error.to_string())
         })?;
-        let server = kubeconfig.server();
-        let client = {
-            // The client spawns tasks on the event loop.
-            let _guard = runtime.enter();
-            kubeconfig.client()?
-        };
+        let (server, client) = runtime.block_on(open)?;
         Ok(Self { runtime: Some(runtime), server, client })
     }
 

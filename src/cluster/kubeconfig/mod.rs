@@ -157,7 +157,8 @@ impl KubeconfigSummary {
     }
 }
 
-fn server_address(config: &Config) -> String {
+/// Returns the address of an API server for messages, without credentials and without a slash at its end.
+pub(super) fn server_address(config: &Config) -> String {
     without_userinfo(config.cluster_url.to_string().trim_end_matches('/'))
 }
 

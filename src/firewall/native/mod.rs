@@ -17,4 +17,4 @@ mod wire;
 
 pub use live::{NativeChange, NativeLiveChain, NativeLiveTables, changes, messages};
 pub use rule::{NativeTables, text};
-pub use translate::translate;
+pub use translate::{conditions, translate};

@@ -49,6 +49,15 @@ pub struct Condition {
     pub values: Spans,
 }
 
+impl Condition {
+    /// Returns the values as `nft` prints them, one text per span, without quotes.
+    #[must_use]
+    pub fn value_texts(&self) -> Vec<String> {
+        let text = |span: &Span| span_text(self.key, *span).trim_matches('"').to_owned();
+        self.values.as_slice().iter().map(text).collect()
+    }
+}
+
 /// The action on a packet that meets all conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NativeAction {

@@ -91,6 +91,22 @@ impl Spans {
         }
     }
 
+    /// Returns the numbers of this set that are not in `other`.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        let mut rest = Vec::new();
+        for span in &self.0 {
+            let mut next = Some(span.first);
+            for cut in &other.0[other.0.partition_point(|cut| cut.last < span.first)..] {
+                let Some(first) = next.filter(|_| cut.first <= span.last) else { break };
+                rest.extend((first < cut.first).then(|| Span { first, last: cut.first - 1 }));
+                next = cut.last.checked_add(1).filter(|next| *next <= span.last);
+            }
+            rest.extend(next.map(|first| Span { first, last: span.last }));
+        }
+        Self(rest)
+    }
+
     /// Reports whether no number is in both sets.
     #[must_use]
     pub fn is_disjoint_from(&self, other: &Self) -> bool {
@@ -133,6 +149,29 @@ mod tests {
             [(5, 5), (7, 9), (6, 6), (20, 30), (1, 2)].into_iter().map(|(first, last)| Span { first, last }).collect();
         let expected = [(1, 2), (5, 9), (20, 30)].map(|(first, last)| Span { first, last });
         assert_eq!(spans.as_slice(), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn the_difference_contains_the_numbers_of_the_first_set_only(
+            a in prop::collection::vec((0_u128..30, 0_u128..6), 0..6),
+            b in prop::collection::vec((0_u128..30, 0_u128..6), 0..6),
+        ) {
+            let set = |spans: Vec<(u128, u128)>| -> Spans {
+                spans.into_iter().map(|(first, more)| Span { first, last: first + more }).collect()
+            };
+            let (a, b) = (set(a), set(b));
+            let rest = a.without(&b);
+            prop_assert_eq!(numbers(&rest), &numbers(&a) - &numbers(&b));
+            prop_assert_eq!(&rest.as_slice().iter().copied().collect::<Spans>(), &rest);
+        }
+    }
+
+    #[test]
+    fn the_greatest_number_can_be_removed() {
+        let all = Spans::of(0_u8, u128::MAX);
+        assert_eq!(all.without(&Spans::one(u128::MAX)), Spans::of(0_u8, u128::MAX - 1));
+        assert_eq!(all.without(&all), Spans::default());
     }
 
     #[test]

@@ -162,7 +162,9 @@ fn native(rule: &rule::Rule, family: Family, table: Table, chain: &str) -> Vec<N
     vec![of(action)]
 }
 
-fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
+/// Returns the conditions of an iptables rule as a native rule has them.
+#[must_use]
+pub fn conditions(rule: &rule::Rule, family: Family) -> Vec<Condition> {
     let mut all: Vec<Condition> = Vec::new();
     let mut add = |key: Key, not: bool, values: Spans| {
         // "Not in A" and "not in B" together are "not in A or B".

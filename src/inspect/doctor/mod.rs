@@ -37,6 +37,7 @@ pub use report::{CheckTarget, Installation};
 
 use super::explain::Explained;
 use super::rules::{LiveRules, RulesReport};
+use super::subject::AppliedConf;
 use crate::cluster::{self, ApiProbe, Cluster, KubeconfigSummary};
 use crate::cni::NetConf;
 use crate::host_path::HostPath;
@@ -105,6 +106,34 @@ fn check_node(target: &CheckTarget, results: &mut Results) -> Examination {
     }
 }
 
+/// The plugin's configurations on a node, and the API server to ask about its pods.
+pub(super) struct NodeSetup {
+    /// The valid configurations, and to which pods each applies.
+    pub(super) configurations: Vec<AppliedConf>,
+    /// The API server, or why none is known.
+    pub(super) api: Result<ApiProbe, String>,
+    /// The saved state of attachments.
+    pub(super) store: Store,
+}
+
+/// Reads the setup of a node, without any request.
+pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
+    let mut results = Results::default();
+    let found = configuration::examine(target, &mut results);
+    let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
+    let applied = found.into_iter().map(|Configured { path, text, conf }| {
+        let as_attachment =
+            AppliedConf::parse(path.as_path(), text.as_bytes()).is_ok_and(|applied| applied.as_attachment);
+        AppliedConf { as_attachment: as_attachment && !target.chained, ..AppliedConf::from(conf) }
+    });
+    let api = own_api(target, kubeconfig.as_ref());
+    NodeSetup { configurations: applied.collect(), api, store: store(target) }
+}
+
+fn store(target: &CheckTarget) -> Store {
+    HostPath::new(ROOT).and_then(|root| target.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new)
+}
+
 /// Returns the configuration that stands for the node: the first one that redirects, or else the first.
 fn foremost(configurations: &[Configured]) -> Option<&NetConf> {
     let redirects = |configured: &&Configured| {
@@ -170,8 +199,7 @@ fn check_netns(
     results: &mut Results,
 ) {
     let wanted = seen.explained.as_ref().map(|explained| &explained.policy);
-    let store =
-        HostPath::new(ROOT).and_then(|root| target.reach(&root).ok()).map_or_else(|| Store::new(ROOT), Store::new);
+    let store = store(target);
     seen.live = rules::examine(found, &store, wanted, results);
     let policy = seen.live.as_ref().and_then(|(live, _)| live.desired.as_ref()).map(|asked| &asked.policy);
     let listeners = listeners::examine(found, policy, results);
@@ -181,17 +209,22 @@ fn check_netns(
     }
 }
 
-/// Returns the API server to ask about the pod: the one of `--kubeconfig`, or else the one of the pod that this
-/// process runs in, or else the plugin's.
+/// Returns the API server to ask about the pod, unless it is the plugin's and can't be reached.
 fn api(target: &CheckTarget, seen: &Examination, results: &Results) -> Result<ApiProbe, String> {
-    if let Some(path) = &target.kubeconfig {
-        return Ok(ApiProbe::of_user(path.clone()));
+    let is_plugins = target.kubeconfig.is_none() && ApiProbe::in_cluster().is_none() && seen.kubeconfig.is_some();
+    match results.obstacle(&[&credentials::API]).filter(|_| is_plugins) {
+        Some(why) => Err(why),
+        None => own_api(target, seen.kubeconfig.as_ref()),
     }
-    if let Some(api) = ApiProbe::in_cluster() {
-        return Ok(api);
-    }
-    let (path, _) = seen.kubeconfig.as_ref().ok_or("no API server is known; pass --kubeconfig")?;
-    results.obstacle(&[&credentials::API]).map_or_else(|| Ok(ApiProbe::new(&target.mount, path.clone())), Err)
+}
+
+/// Returns the API server of `--kubeconfig`, or else the one of the pod that this process runs in, or else the
+/// plugin's.
+fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary)>) -> Result<ApiProbe, String> {
+    let of_user = target.kubeconfig.as_ref().map(|path| ApiProbe::of_user(path.clone()));
+    let of_plugin = || kubeconfig.map(|(path, _)| ApiProbe::new(&target.mount, path.clone()));
+    let api = of_user.or_else(ApiProbe::in_cluster).or_else(of_plugin);
+    api.ok_or_else(|| "no API server is known; pass --kubeconfig".to_owned())
 }
 
 /// Returns the manifests directory as the source of facts, unless the user names an API server.

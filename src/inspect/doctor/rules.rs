@@ -60,8 +60,7 @@ fn unread(error: &Error) -> CheckVerdict {
 }
 
 fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
-    let is_wrong = |line: &&RuleLine| !matches!(line.mark, Mark::Fine | Mark::Foreign);
-    let wrong: Vec<&RuleLine> = report.rules.iter().filter(is_wrong).collect();
+    let wrong: Vec<&RuleLine> = report.rules.iter().filter(|line| line.is_drift()).collect();
     // Missing addresses and routes are reported by another check.
     let only_absent = wrong.is_empty() && !report.absent.is_empty();
     match report.as_asked.map(|as_asked| as_asked || only_absent) {
@@ -71,7 +70,7 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
             CheckVerdict::pass(format!("{own} rules in dialect {dialect}, for {}", report.attachments.join(", ")))
         }
         Some(false) => {
-            let named: Vec<String> = wrong.iter().take(NAMED).map(|line| describe(line)).collect();
+            let named: Vec<String> = wrong.iter().take(NAMED).map(|line| line.described()).collect();
             let more = wrong.len().saturating_sub(NAMED);
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };
             CheckVerdict::fail(format!("{}{more}", named.join("; ")), REPAIR)
@@ -83,17 +82,6 @@ fn equal(report: &RulesReport, wanted: Option<&Policy>) -> CheckVerdict {
         None if wanted.is_some() => CheckVerdict::pass("no attachment is recorded, and no rules are desired"),
         None => CheckVerdict::not_checked("no attachment is recorded, and the desired rules are not known"),
     }
-}
-
-fn describe(RuleLine { table, chain, rule, mark, .. }: &RuleLine) -> String {
-    let how = match mark {
-        Mark::Missing => "missing",
-        Mark::Extra => "extra",
-        Mark::Moved => "moved",
-        Mark::Foreign => "foreign",
-        Mark::Fine => "present",
-    };
-    format!("{how}: {table} {chain} {rule}").trim_end().to_owned()
 }
 
 /// Checks for foreign rules that precede one of ours in the same netfilter chain.
@@ -110,7 +98,7 @@ fn in_front(report: &RulesReport) -> CheckVerdict {
         }
     };
     let Some(first) = front.first() else { return CheckVerdict::pass(format!("none{legacy}")) };
-    let named: Vec<String> = front.iter().take(NAMED).map(|line| describe(line)).collect();
+    let named: Vec<String> = front.iter().take(NAMED).map(|line| line.described()).collect();
     let more = front.len().saturating_sub(NAMED);
     let more = if more > 0 { format!("; and {more} more") } else { String::new() };
     let (table, chain) = (first.table.split(' ').next_back().unwrap_or_default(), &first.chain);

@@ -1,11 +1,13 @@
-//! The plugin's configurations as they are installed on a node, for repairs.
+//! The plugin's configurations as they are installed on a node, for repairs and reports.
 
 use super::NodeFiles;
+use crate::agent::install::conflist;
 use crate::agent::install::error::InstallError;
 use crate::agent::install::state::Role;
 use crate::cni::{NetConf, configuration};
 use crate::host_path::HostPath;
 use crate::sub_plugins::SubPlugin;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// The plugin's configuration as it is installed on a node.
@@ -16,6 +18,15 @@ pub struct Installed {
     pub conf: NetConf,
     /// Whether the plugin is called for every pod, not only for pods that select its network.
     pub for_every_pod: bool,
+}
+
+/// The texts of the installed configurations.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InstalledTexts {
+    /// Each file with its text: of a plugin list, only the entry of the installation.
+    pub texts: Vec<(HostPath, String)>,
+    /// The files of the installation records that do not exist here.
+    pub missing: Vec<HostPath>,
 }
 
 impl NodeFiles {
@@ -32,8 +43,7 @@ impl NodeFiles {
     }
 
     fn installed_at(&self, path: &HostPath, is_list: bool) -> Result<Option<Installed>, String> {
-        let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
-        let Some(text) = file.and_then(|file| file.text) else { return Ok(None) };
+        let Some(text) = self.text(path)? else { return Ok(None) };
         let mut conf = configuration(path.as_path(), text.as_bytes()).map_err(|error| error.to_string())?;
         let for_every_pod = is_list || conf.primary.is_some();
         conf.primary = None;
@@ -47,6 +57,41 @@ impl NodeFiles {
         Ok(Some(Installed { conf, for_every_pod }))
     }
 
+    /// Returns the configurations that all releases have installed.
+    ///
+    /// # Errors
+    /// An installation record or a configuration can't be read or parsed.
+    pub fn installed_texts(&self) -> Result<InstalledTexts, String> {
+        let mut found = InstalledTexts::default();
+        for release in self.releases().map_err(|error| error.to_string())? {
+            let record = self.record(&release).map_err(|error| error.to_string())?;
+            for (path, listed) in &record.lists {
+                let Some(list) = self.text(path)? else {
+                    found.missing.push(path.clone());
+                    continue;
+                };
+                let entries = conflist::of_type(&list, &listed.kind).map_err(|error| format!("{path}: {error}"))?;
+                if !entries.is_empty() {
+                    let list: Value = serde_json::from_str(&list).map_err(|error| format!("{path}: {error}"))?;
+                    let list = json!({"cniVersion": list["cniVersion"], "name": list["name"], "plugins": entries});
+                    found.texts.push((path.clone(), list.to_string()));
+                }
+            }
+            for (path, _) in record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration) {
+                match self.text(path)? {
+                    Some(text) => found.texts.push((path.clone(), text)),
+                    None => found.missing.push(path.clone()),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn text(&self, path: &HostPath) -> Result<Option<String>, String> {
+        let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
+        Ok(file.and_then(|file| file.text))
+    }
+
     /// Returns the path of the node's group file. If it is not mounted, the root directory of the node's first process
     /// has it (proc_pid_root(5)).
     fn group_file(&self, path: PathBuf) -> PathBuf {
@@ -56,5 +101,38 @@ impl NodeFiles {
 
     fn reach_path(&self, path: PathBuf) -> Result<PathBuf, InstallError> {
         HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_path::HostRoot;
+    use std::fs;
+
+    #[test]
+    fn the_configurations_of_all_releases_are_found() {
+        let directory = std::env::temp_dir().join(format!("detour-installed-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("created");
+        let list = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "a"}, {"type": "detour", "log_level": "info"}]}"#;
+        let own = |path: &str| json!({path: {"role": "configuration", "ours": [], "before": "nothing"}});
+        let lists = json!({"/list": {"kind": "detour", "ours": [], "single": null}});
+        let first = json!({"installer": "i", "files": own("/missing"), "lists": lists});
+        let second = json!({"installer": "i", "files": own("/second"), "lists": {}});
+        for (name, text) in [
+            ("list", list),
+            ("second", "{}"),
+            ("install.json", &first.to_string()),
+            ("install.second.json", &second.to_string()),
+        ] {
+            fs::write(directory.join(name), text).expect("written");
+        }
+        let node = NodeFiles::new(HostRoot::new(&directory), HostPath::new("/").expect("a path"));
+        let found = node.installed_texts().expect("readable");
+        let entry = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"detour","log_level":"info"}]}"#;
+        let texts: Vec<_> = found.texts.iter().map(|(path, text)| (path.to_string(), text.as_str())).collect();
+        assert_eq!(texts, [("/list".to_owned(), entry), ("/second".to_owned(), "{}")]);
+        assert_eq!(found.missing.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/missing"]);
+        fs::remove_dir_all(&directory).expect("removed");
     }
 }

@@ -1,0 +1,58 @@
+//! `detour audit`: lists the pods of a node whose traffic bypasses the mesh.
+
+use super::doctor::TargetArguments;
+use super::output::{CommandError, CommandOutput, OutputArguments};
+use clap::Args;
+use detour_cni::inspect::audit::{AuditScope, audit};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  detour audit
+        list the pods of this node whose traffic bypasses the mesh, in whole or in part
+  detour audit -n shop -o json
+        only pods of one namespace, for programs
+  detour audit --all
+        also list pods without bypassing traffic, and exclusions that no traffic has used
+  kubectl exec -n kube-system detour-agent-x7k2p -- /detour audit --root /host
+        run in the agent's pod on the node
+
+The report is about pods with a sidecar, and pods without one in a namespace that requests it. The
+numbers are those of the rules' counters since the pod started. The kernel evaluates most of these
+rules only for the first packet of a connection. Such rules count connections, and their bytes are
+those of the first packets.
+
+The command changes nothing. It requires root, and credentials that can list pods and namespaces:
+the first of --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of the pod in which it
+runs, the plugin's own kubeconfig. The agent's service account has these rights; the plugin's own
+kubeconfig does not.
+
+Exit codes: 0 all pods are redirected by the desired rules, apart from exclusions, 1 a pod bypasses
+the mesh entirely, has other rules than desired or was not examined, 2 invalid arguments or input.";
+
+/// List the pods of this node whose traffic bypasses the mesh, and why
+///
+/// Each line about a pod names traffic that bypasses the sidecar, what requests this, and how much of it the live
+/// rules have counted.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct AuditArguments {
+    /// Only pods of this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// List all pods with a sidecar, and exclusions that no traffic has used
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    node_target: TargetArguments,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+pub(super) fn run(arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
+    let target = arguments.node_target.read()?;
+    let report = audit(&target, AuditScope { namespace: arguments.namespace.as_deref(), all: arguments.all })?;
+    let output = arguments.output.render(&report)?;
+    let code = if report.is_clean() { output.code } else { ExitCode::FAILURE };
+    Ok(CommandOutput { code, ..output })
+}

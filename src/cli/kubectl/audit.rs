@@ -1,0 +1,74 @@
+//! `kubectl detour audit`: lists the pods of all nodes that bypass the mesh.
+
+use super::agents::{is_unknown_to_agent, no_agents, run_in_all};
+use crate::cli::cluster::ConnectionArguments;
+use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
+use crate::cli::print_error;
+use clap::Args;
+use detour_cni::cluster::AgentPod;
+use detour_cni::inspect::NodesAudit;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  kubectl detour audit -A
+  kubectl detour audit -n shop -o json
+
+The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not redirected
+come first, then those with the most bytes. The numbers are those of the rules' counters: most rules
+count only the first packet of each connection (docs/reports.md). The agents need the capabilities
+that the chart value repair.enabled grants.
+
+Exit codes: 0 all pods are redirected and have the desired rules, 1 otherwise or a node could not be
+audited, 2 invalid arguments or input.";
+
+/// The limit for the pods of one node.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// List the pods that bypass the mesh, why, and how many bytes
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct AuditArguments {
+    /// Namespace of the pods [default: the namespace of the kubeconfig's context]
+    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// List the pods of all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) -> Result<CommandOutput, CommandError> {
+    let api = connection.open()?;
+    let namespace = (!arguments.all_namespaces).then(|| arguments.namespace.as_deref().unwrap_or(api.namespace()));
+    let all = connection.agents(&api, None)?;
+    if all.is_empty() {
+        return Err(no_agents().into());
+    }
+    let agents: Vec<&AgentPod> =
+        all.chunk_by(|a, b| a.node == b.node).filter_map(|of_node| AgentPod::choose(of_node)).collect();
+    let outputs = run_in_all(&api, &agents, &["/detour", "audit", "--root", "/host", "-o", "json"], TIMEOUT)?;
+    let mut report = NodesAudit::default();
+    for (agent, output) in agents.iter().zip(&outputs) {
+        let output = match output {
+            Ok(output) if is_unknown_to_agent(output) => {
+                Err(format!("the agent in pod {} is too old for audit; upgrade its release", agent.object))
+            }
+            Ok(output) => Ok((&output.stdout[..], &output.stderr[..])),
+            Err(error) => Err(error.to_string()),
+        };
+        report.add(&agent.node, namespace, output);
+    }
+    let report = report.sorted();
+    let output = arguments.output.render(&report)?;
+    if report.is_clean() {
+        return Ok(output);
+    }
+    if !report.errors.is_empty() {
+        let nodes: Vec<&str> = report.errors.iter().map(|error| error.node.as_str()).collect();
+        print_error(format_args!("nodes not audited: {}", nodes.join(", ")), ExitCode::FAILURE);
+    }
+    Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
+}

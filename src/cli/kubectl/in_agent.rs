@@ -1,0 +1,203 @@
+//! Commands about a pod: they run in the agent's pod on the pod's node, with the same arguments.
+
+use super::agents::is_unknown_to_agent;
+use crate::cli::cluster::ConnectionArguments;
+use crate::cli::output::{CommandError, CommandOutput};
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, Command};
+use detour_cni::cluster::{AgentPod, UserApi};
+use detour_cni::cni::{Code, Error};
+use detour_cni::pod::PodRef;
+use detour_cni::printable::Text;
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The limit for a command, which `doctor --probe` needs most of.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The help of each command about a pod.
+pub(super) const HELP: [(&str, &str); 4] =
+    [("explain", EXPLAIN), ("trace", TRACE), ("rules", RULES), ("doctor", DOCTOR)];
+
+const EXPLAIN: &str = "\
+Examples:
+  kubectl detour explain -n shop web-0
+        use the configuration that is installed on the pod's node; the report names its file
+  kubectl detour explain -n shop web-0 --config new.conf
+        show the effect of another configuration
+  kubectl get pod web-0 -o yaml | kubectl detour explain -f - --config istio-cni.conf
+        need no cluster
+
+Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
+
+const TRACE: &str = "\
+Examples:
+  kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
+        use the configuration that is installed on the pod's node; the report names its file
+  kubectl detour trace --live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp
+        use the live rules of the pod
+  kubectl detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
+        need no cluster
+
+The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
+redirected:PORT (a rule outside of Istio's chains redirects it).
+
+Exit codes: 0 success, 1 invalid pod or unreadable rules, 2 invalid arguments or input.";
+
+const RULES: &str = "\
+Examples:
+  kubectl detour rules -n shop web-0
+  kubectl detour rules web-0 -o json
+        use the namespace of the kubeconfig's context
+
+The agent needs the capabilities that the chart value repair.enabled grants.
+
+Exit codes: 0 rules as desired or no saved state, 1 different or unreadable rules, 2 invalid
+arguments or input.";
+
+const DOCTOR: &str = "\
+Examples:
+  kubectl detour doctor -n shop web-0
+        check the pod's node, and the pod: from its annotations to its rules in the kernel
+  kubectl detour doctor -n shop web-0 --probe
+        also send packets from the pod's network namespace to unused addresses
+
+To check the nodes without a pod, use kubectl detour check. Log files and --bundle require a call on
+the node.
+
+Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
+
+/// Options that select objects or files of the node on which the command runs.
+const OF_NODE: [&str; 13] = [
+    "netns",
+    "pid",
+    "container",
+    "pod_uid",
+    "root",
+    "state_dir",
+    "node",
+    "node_name",
+    "bundle",
+    "conf",
+    "platform",
+    "chained",
+    "bin_dir",
+];
+/// Arguments that this process uses itself.
+const OWN: [&str; 6] = ["place", "pod", "namespace", "kubeconfig", "context", "agent_namespace"];
+
+/// Returns whether an option selects objects or files of the node on which the command runs.
+pub(super) fn is_of_node(option: &str) -> bool {
+    OF_NODE.contains(&option)
+}
+
+/// A command about a pod, and the agent in which it runs.
+pub(super) struct InAgent {
+    api: UserApi,
+    agent: AgentPod,
+    words: Vec<String>,
+}
+
+impl InAgent {
+    /// Finds the agent on the node of the selected pod (namespace and name). `matches` has the name and the arguments
+    /// of the command in the command line `definition`.
+    ///
+    /// # Errors
+    /// No pod is selected, an option needs a call on the node, or pod or agent are not found.
+    pub(super) fn new(
+        connection: &ConnectionArguments,
+        definition: &Command,
+        matches: &ArgMatches,
+        (namespace, pod): (Option<&str>, Option<&str>),
+    ) -> Result<Self, CommandError> {
+        let (name, matches) = matches.subcommand().unwrap_or(("", matches));
+        let options = forwarded(definition.find_subcommand(name), matches)?;
+        let Some(pod) = pod else {
+            return Err(CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()));
+        };
+        let api = connection.open()?;
+        let namespace = namespace.unwrap_or_else(|| api.namespace()).to_owned();
+        let wanted = PodRef { namespace: namespace.clone(), name: pod.to_owned(), uid: None };
+        let found = api.cluster().facts(&wanted, false)?.pod;
+        let failed = |why: String| Error::new(Code::PodUnknown, format!("pod {namespace}/{pod}: {why}"));
+        let Some(node) = found.node_name else {
+            let why = format!("not scheduled to a node; see kubectl describe pod -n {namespace} {pod}");
+            return Err(failed(why).into());
+        };
+        let agents = connection.agents(&api, Some(&node))?;
+        let Some(agent) = AgentPod::choose(&agents).cloned() else {
+            let why = format!("no agent on its node {node}; see kubectl detour check --node {node}");
+            return Err(failed(why).into());
+        };
+        let words = ["/detour", name, "--root", "/host", "-n", &namespace].map(str::to_owned);
+        let words = words.into_iter().chain(options).chain(["--".to_owned(), pod.to_owned()]).collect();
+        Ok(Self { api, agent, words })
+    }
+
+    /// Checks that the agent can enter the network namespaces of pods.
+    ///
+    /// # Errors
+    /// It lacks the capabilities.
+    pub(super) fn needs_netns(self) -> Result<Self, CommandError> {
+        if self.agent.enters_pods {
+            return Ok(self);
+        }
+        let AgentPod { object, node, .. } = &self.agent;
+        let msg = format!(
+            "pod {object}: the agent has no capability to enter pods' network namespaces; set the chart value \
+             repair.enabled=true, or run the command on node {node}"
+        );
+        Err(Error::new(Code::Forbidden, msg).into())
+    }
+
+    /// Like [`Self::run`]; `None` if the agent's version does not read the configuration of the node for this command.
+    pub(super) fn run_unless_too_old(&self) -> Result<Option<CommandOutput>, CommandError> {
+        if self.agent.is_first_version { Ok(None) } else { self.run().map(Some) }
+    }
+
+    /// Runs the command. Its output is escaped again, because the node may be compromised.
+    ///
+    /// # Errors
+    /// The command can't be run.
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let AgentPod { object, node, .. } = &self.agent;
+        let mut results = self.api.exec(&[&self.agent], &self.words, TIMEOUT, |_| {})?;
+        let missing = || Error::new(Code::Internal, format!("pod {object}: no result"));
+        let output = results.pop().ok_or_else(missing)??;
+        let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if is_unknown_to_agent(&output) {
+            stderr += &format!("the agent in pod {object} is older than this program; upgrade its release\n");
+        }
+        for line in stderr.lines() {
+            crate::print(io::stderr(), &Text::line(&format!("{node}: {line}")), ExitCode::SUCCESS);
+        }
+        let text = Text::lines(&String::from_utf8_lossy(&output.stdout));
+        Ok(CommandOutput { text, code: ExitCode::from(output.code) })
+    }
+}
+
+/// Returns the options that were given on the command line, except for those that this process uses.
+///
+/// # Errors
+/// An option requires a call on the node.
+fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<String>, CommandError> {
+    let mut words = Vec::new();
+    for argument in definition.into_iter().flat_map(Command::get_arguments) {
+        let id = argument.get_id().as_str();
+        let is_given =
+            matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
+        let Some(long) = argument.get_long().filter(|_| is_given && !OWN.contains(&id)) else { continue };
+        if is_of_node(id) {
+            return Err(CommandError::Usage(format!("--{long}: available only in calls of detour on the node")));
+        }
+        if matches!(argument.get_action(), ArgAction::SetTrue) {
+            words.push(format!("--{long}"));
+            continue;
+        }
+        for value in matches.get_raw(id).into_iter().flatten() {
+            words.push(format!("--{long}={}", value.to_string_lossy()));
+        }
+    }
+    Ok(words)
+}

@@ -1,0 +1,180 @@
+//! `kubectl detour`: the commands that work from anywhere, with the kubeconfig of a user of kubectl.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `check`, `audit` | commands that ask the agents of all nodes |
+//! | `in_agent` | commands about a pod, which run in the agent on the pod's node |
+//! | `agents` | commands in several agents |
+//! | `complete` | completion of arguments for kubectl |
+
+use super::output::{CommandError, CommandOutput};
+use super::{
+    CompletionArguments, VersionArguments, doctor, explain, print_result, print_usage, rules, trace, validate,
+};
+use crate::cli::cluster::ConnectionArguments;
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use in_agent::InAgent;
+use std::env;
+use std::process::ExitCode;
+
+mod agents;
+mod audit;
+mod check;
+mod complete;
+mod in_agent;
+
+/// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
+///
+/// Commands about a pod run in the agent's pod on its node, by the API server's exec. With -f, explain and trace read
+/// files and need no cluster.
+#[derive(Debug, Parser)]
+#[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    connection: ConnectionArguments,
+    #[command(subcommand)]
+    command: KubectlCommand,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kubectl detour check                                  check the installation on all nodes
+  kubectl detour audit -A                               list the pods that bypass the mesh
+  kubectl detour explain -n shop web-0                  show what happens to the pod's traffic
+  kubectl detour trace -n shop web-0 --from uid=1337 --to 10.96.0.10:53/udp
+                                                        follow one packet through the rules
+  kubectl detour rules -n shop web-0                    compare live rules with desired ones
+  kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
+
+Required rights: list pods; for commands about a pod, get pods and namespaces; to run them in an
+agent's pod, create and get pods/exec in its namespace; for check, also list nodes and
+daemonsets.apps.
+
+Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
+
+/// The programs that run plugins: `NAME-detour` is the command `detour` of NAME.
+const HOSTS: [&str; 2] = ["kubectl", "oc"];
+
+#[derive(Debug, Subcommand)]
+enum KubectlCommand {
+    Check(check::CheckArguments),
+    Audit(audit::AuditArguments),
+    Explain(explain::ExplainArguments),
+    Trace(trace::TraceArguments),
+    Rules(rules::RulesArguments),
+    Doctor(Box<doctor::DoctorArguments>),
+    Validate(validate::ValidateArguments),
+    Version(VersionArguments),
+    Completion(CompletionArguments),
+}
+
+/// Runs the command line as kubectl's or oc's plugin, if `program` is the name of one.
+pub(crate) fn run_as_plugin_of_kubectl(program: &str) -> Option<ExitCode> {
+    if let Some(host) = HOSTS.into_iter().find(|host| program == format!("{host}_complete-detour")) {
+        let words: Vec<String> = env::args().skip(1).collect();
+        return Some(print_result(Ok(CommandOutput::success(complete::candidates(&command(host), &words)))));
+    }
+    let host = HOSTS.into_iter().find(|host| program == format!("{host}-detour"))?;
+    let result = command(host).try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    });
+    Some(match result {
+        Ok((cli, matches)) => print_result(cli.run(host, &matches)),
+        Err(error) => print_usage(&error),
+    })
+}
+
+/// Returns the command line for kubectl or oc: the help texts of shared commands name this command line, and options
+/// that select objects on a node are hidden.
+fn command(host: &str) -> Command {
+    let mut command = Cli::command().bin_name(format!("{host} detour"));
+    for (name, help) in in_agent::HELP {
+        command = command.mut_subcommand(name, |own| own.after_help(help));
+    }
+    for name in ["validate", "version"] {
+        command = command.mut_subcommand(name, |own| {
+            let help = own.get_after_help().map(ToString::to_string).unwrap_or_default();
+            own.after_help(help.replace("  detour ", "  kubectl detour "))
+        });
+    }
+    let hide = |own: Command| {
+        own.mut_args(|argument| match in_agent::is_of_node(argument.get_id().as_str()) {
+            true => argument.hide(true),
+            false => argument,
+        })
+    };
+    command = command.mut_subcommand("completion", |own| own.after_help(complete::EXAMPLES));
+    ["trace", "rules", "doctor"].into_iter().fold(command, |command, name| command.mut_subcommand(name, hide))
+}
+
+impl Cli {
+    fn run(self, host: &str, matches: &ArgMatches) -> Result<CommandOutput, CommandError> {
+        let Self { connection, command: own } = self;
+        let mut definition = command(host);
+        definition.build();
+        let in_agent =
+            |selected: (Option<&str>, Option<&str>)| InAgent::new(&connection, &definition, matches, selected);
+        match own {
+            KubectlCommand::Check(arguments) => check::run(&connection, &arguments),
+            KubectlCommand::Audit(arguments) => audit::run(&connection, &arguments),
+            KubectlCommand::Explain(mut arguments) => {
+                if let Some(selected) = arguments.subject.in_cluster()
+                    && let Some(output) = in_agent(selected)?.run_unless_too_old()?
+                {
+                    return Ok(output);
+                }
+                arguments.subject.use_connection(connection);
+                explain::run(arguments)
+            }
+            KubectlCommand::Trace(mut arguments) => {
+                if let Some(selected) = arguments.subject.in_cluster() {
+                    let command = in_agent(selected)?;
+                    if arguments.live {
+                        return command.needs_netns()?.run();
+                    }
+                    if let Some(output) = command.run_unless_too_old()? {
+                        return Ok(output);
+                    }
+                }
+                arguments.subject.use_connection(connection);
+                trace::run(arguments)
+            }
+            KubectlCommand::Rules(arguments) => in_agent(arguments.selected())?.needs_netns()?.run(),
+            KubectlCommand::Doctor(arguments) => in_agent(arguments.selected())?.run(),
+            KubectlCommand::Validate(arguments) => validate::run(&arguments),
+            KubectlCommand::Version(arguments) => super::run_version(&arguments),
+            KubectlCommand::Completion(arguments) => Ok(complete::script(host, arguments.shell)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_shows_how_to_call_it_as_a_plugin() {
+        for host in HOSTS {
+            let command = command(host);
+            command.clone().debug_assert();
+            for own in command.get_subcommands().chain([&command]) {
+                let footer = own.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(footer.starts_with("Examples:\n"), "{}: {footer}", own.get_name());
+                let example = footer.lines().nth(1).unwrap_or_default();
+                assert!(example.contains("kubectl detour ") || example.contains("_complete-detour"), "{footer}");
+                let codes = footer.replace('\n', " ");
+                assert!(codes.contains(", 2 invalid arguments or input."), "{}: {footer}", own.get_name());
+                assert!(footer.lines().all(|line| line.chars().count() <= 100), "{}: {footer}", own.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn options_that_select_objects_of_a_node_are_hidden() {
+        let command = command("kubectl");
+        let rules = command.find_subcommand("rules").expect("a command");
+        let is_shown = |id: &str| rules.get_arguments().any(|own| own.get_id() == id && !own.is_hide_set());
+        assert!(is_shown("all") && is_shown("namespace") && !is_shown("pid") && !is_shown("root"));
+    }
+}

@@ -1,0 +1,254 @@
+//! The agents' pods and DaemonSets, and the nodes, as the command line finds them in the API.
+
+use super::resources::ObjectRef;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The container of the agent in its pod.
+pub(super) const CONTAINER: &str = "agent";
+/// The directory of the node that each agent mounts. Only privileged namespaces may mount directories of nodes (Pod
+/// Security Standards), so pods of other users can't pretend to be an agent by their labels.
+const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
+/// The capability with which the agent enters the network namespaces of pods.
+const ENTERS_PODS: &str = "SYS_ADMIN";
+
+/// The pod of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentPod {
+    /// Its namespace and name.
+    pub object: ObjectRef,
+    /// The name of its node.
+    pub node: String,
+    /// The name of its release.
+    pub release: String,
+    /// Whether it belongs to version 0.1.0, whose labels do not name the product.
+    pub is_first_version: bool,
+    /// Why no command can run in its container; `None` if the container is running.
+    pub stopped: Option<String>,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// Whether its container has the capabilities to enter the network namespaces of pods.
+    pub enters_pods: bool,
+    /// The arguments of its container, after `agent`.
+    pub arguments: Vec<String>,
+    /// The name of the ConfigMap with its configuration.
+    pub config_map: Option<String>,
+}
+
+impl AgentPod {
+    /// Parses a `Pod`; `None` if it is not an agent's or not scheduled.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
+        let is_first_version = product(metadata)?;
+        let mounts_state = |volume: &Value| volume["hostPath"]["path"] == STATE_DIRECTORY;
+        if !items(&spec["volumes"]).any(mounts_state) {
+            return None;
+        }
+        let container = items(&spec["containers"]).find(|container| container["name"] == CONTAINER)?;
+        let state = items(&status["containerStatuses"]).find(|container| container["name"] == CONTAINER);
+        let state = state.map(|container| &container["state"]);
+        let is_deleted = metadata["deletionTimestamp"].is_string();
+        let stopped = match state {
+            _ if is_deleted => Some("the pod is being deleted".to_owned()),
+            Some(state) if state["running"].is_object() => None,
+            Some(state) => {
+                let reason = ["waiting", "terminated"].iter().find_map(|kind| state[*kind]["reason"].as_str());
+                Some(reason.map_or_else(|| "not started".to_owned(), str::to_owned))
+            }
+            None => Some("not started".to_owned()),
+        };
+        let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+        let added = &container["securityContext"]["capabilities"]["add"];
+        let config_map = items(&spec["volumes"]).find_map(|volume| volume["configMap"]["name"].as_str());
+        Some(Self {
+            object: object(metadata)?,
+            node: spec["nodeName"].as_str()?.to_owned(),
+            release: metadata["labels"][RELEASE].as_str()?.to_owned(),
+            is_first_version,
+            stopped,
+            ready: items(&status["conditions"]).any(is_ready),
+            enters_pods: items(added).any(|name| name == ENTERS_PODS),
+            arguments: items(&container["args"]).filter_map(Value::as_str).map(str::to_owned).collect(),
+            config_map: config_map.map(str::to_owned),
+        })
+    }
+
+    /// Returns the agent in which to run a command about a pod: one whose container is running, if possible one that
+    /// can enter network namespaces and is ready; of several such, the first by release.
+    #[must_use]
+    pub fn choose(agents: &[Self]) -> Option<&Self> {
+        agents
+            .iter()
+            .min_by_key(|agent| (agent.stopped.is_some(), !agent.enters_pods, !agent.ready, agent.release.clone()))
+    }
+}
+
+/// The DaemonSet of agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentDaemonSet {
+    /// Its namespace and name.
+    pub object: ObjectRef,
+    node_selector: BTreeMap<String, String>,
+    has_affinity: bool,
+}
+
+impl AgentDaemonSet {
+    /// Parses a `DaemonSet`; `None` if it is not one of agents.
+    #[must_use]
+    pub fn of(set: &Value) -> Option<Self> {
+        product(&set["metadata"])?;
+        let spec = &set["spec"]["template"]["spec"];
+        Some(Self {
+            object: object(&set["metadata"])?,
+            node_selector: serde_json::from_value(spec["nodeSelector"].clone()).unwrap_or_default(),
+            has_affinity: spec["affinity"]["nodeAffinity"].is_object(),
+        })
+    }
+
+    /// Whether its pods should run on a node; `None` if a node affinity decides, which is not evaluated.
+    #[must_use]
+    pub fn selects(&self, node: &NodeLabels) -> Option<bool> {
+        let is_selected = self.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+        if is_selected && self.has_affinity { None } else { Some(is_selected) }
+    }
+}
+
+/// A node and its labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeLabels {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl NodeLabels {
+    /// Parses the metadata of a `Node`.
+    #[must_use]
+    pub fn of(node: &Value) -> Option<Self> {
+        let metadata = &node["metadata"];
+        let labels = serde_json::from_value(metadata["labels"].clone()).unwrap_or_default();
+        Some(Self { name: metadata["name"].as_str()?.to_owned(), labels })
+    }
+}
+
+const RELEASE: &str = "app.kubernetes.io/name";
+
+/// Returns whether labels are those of version 0.1.0; `None` if they are not those of an agent.
+fn product(metadata: &Value) -> Option<bool> {
+    let label = |name: &str| metadata["labels"][name].as_str();
+    match (label("app.kubernetes.io/component")?, label("app.kubernetes.io/part-of"), label(RELEASE)?) {
+        ("agent", Some("detour"), _) => Some(false),
+        ("agent", None, "detour") => Some(true),
+        _ => None,
+    }
+}
+
+fn object(metadata: &Value) -> Option<ObjectRef> {
+    let text = |key: &str| metadata[key].as_str().map(str::to_owned);
+    Some(ObjectRef { namespace: text("namespace")?, name: text("name")? })
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(name: &str, change: impl FnOnce(&mut Value)) -> Option<AgentPod> {
+        let labels = json!({
+            "app.kubernetes.io/name": "detour", "app.kubernetes.io/component": "agent",
+            "app.kubernetes.io/part-of": "detour",
+        });
+        let mut pod = json!({
+            "metadata": {"name": name, "namespace": "mesh", "labels": labels},
+            "spec": {
+                "nodeName": "n",
+                "containers": [{"name": "agent", "args": ["agent"], "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}],
+                "volumes": [
+                    {"name": "state", "hostPath": {"path": "/var/lib/cni/detour"}},
+                    {"name": "config", "configMap": {"name": "detour-agent"}},
+                ],
+            },
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{"name": "agent", "state": {"running": {}}}],
+            },
+        });
+        change(&mut pod);
+        AgentPod::of(&pod)
+    }
+
+    #[test]
+    fn agents_are_recognized_by_labels_and_by_the_directory_that_they_mount() {
+        let agent = pod("a", |_| {}).expect("an agent");
+        assert_eq!((agent.stopped, agent.ready, agent.enters_pods), (None, true, true));
+        assert_eq!((agent.config_map.as_deref(), agent.is_first_version), (Some("detour-agent"), false));
+        let labels = |pod: &mut Value, key: &str, value: Value| pod["metadata"]["labels"][key] = value;
+        let first = pod("a", |pod| labels(pod, "app.kubernetes.io/part-of", Value::Null)).expect("an agent of 0.1.0");
+        assert!(first.is_first_version);
+        for change in [
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("other"),
+            |pod: &mut Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] = json!("server"),
+            |pod: &mut Value| pod["spec"]["volumes"][0] = json!({"name": "state", "emptyDir": {}}),
+            |pod: &mut Value| pod["spec"]["containers"][0]["name"] = json!("other"),
+            |pod: &mut Value| pod["spec"]["nodeName"] = Value::Null,
+        ] {
+            assert_eq!(pod("a", change), None);
+        }
+        let other_name = |pod: &mut Value| {
+            labels(pod, "app.kubernetes.io/part-of", Value::Null);
+            labels(pod, "app.kubernetes.io/name", json!("other"));
+        };
+        assert_eq!(pod("a", other_name), None);
+        let waiting =
+            pod("a", |pod| pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "X"}}));
+        assert_eq!(waiting.expect("an agent").stopped.as_deref(), Some("X"));
+        let deleted = pod("a", |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+        assert!(deleted.expect("an agent").stopped.is_some_and(|why| why.contains("deleted")));
+    }
+
+    #[test]
+    fn a_running_agent_that_can_enter_pods_is_chosen() {
+        let release = |name: &str, change: fn(&mut AgentPod)| {
+            let mut agent =
+                pod(name, |pod| pod["metadata"]["labels"]["app.kubernetes.io/name"] = json!(name)).expect("one");
+            change(&mut agent);
+            agent
+        };
+        let chosen = |agents: &[AgentPod]| AgentPod::choose(agents).map(|agent| agent.release.clone());
+        let stopped = release("a", |agent| agent.stopped = Some("x".to_owned()));
+        let powerless = release("b", |agent| agent.enters_pods = false);
+        let unready = release("c", |agent| agent.ready = false);
+        let (first, second) = (release("d", |_| {}), release("e", |_| {}));
+        let all = [second, first, unready, powerless, stopped];
+        for (from, expected) in ["d", "d", "c", "b", "a"].into_iter().enumerate() {
+            assert_eq!(chosen(&all[from..]).as_deref(), Some(expected), "{from}");
+        }
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn the_selector_of_a_daemon_set_decides_which_nodes_need_an_agent() {
+        let set = |affinity: Value| {
+            let labels = json!({
+                "app.kubernetes.io/name": "a", "app.kubernetes.io/component": "agent",
+                "app.kubernetes.io/part-of": "detour",
+            });
+            let template = json!({"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}, "affinity": affinity}});
+            let metadata = json!({"name": "a", "namespace": "mesh", "labels": labels});
+            AgentDaemonSet::of(&json!({"metadata": metadata, "spec": {"template": template}})).expect("one")
+        };
+        let node = |os: &str| {
+            NodeLabels::of(&json!({"metadata": {"name": "n", "labels": {"kubernetes.io/os": os}}})).expect("a node")
+        };
+        assert_eq!(set(Value::Null).selects(&node("linux")), Some(true));
+        assert_eq!(set(Value::Null).selects(&node("windows")), Some(false));
+        assert_eq!(set(json!({"nodeAffinity": {}})).selects(&node("linux")), None);
+        assert_eq!(set(json!({"nodeAffinity": {}})).selects(&node("windows")), Some(false));
+    }
+}

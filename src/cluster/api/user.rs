@@ -1,0 +1,196 @@
+//! The API server as a user of kubectl reaches it, and what the command line asks there about agents.
+
+use super::call::causes;
+use super::request::ApiRequest;
+use super::server::{Api, Session};
+use super::service_account::ServiceAccount;
+use crate::cluster::agent_pod::{AgentDaemonSet, AgentPod, NodeLabels};
+use crate::cluster::fact_source::Cluster;
+use crate::cluster::kubeconfig::server_address;
+use crate::cluster::limited_client;
+use crate::cluster::resources::ObjectRef;
+use crate::cni::{Code, Error};
+use kube::Config;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The timeout of a request.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum number of pages of a list: nodes and agents of 10 times the largest supported cluster (kubernetes.io,
+/// "Considerations for large clusters").
+const MAX_PAGES: usize = 100;
+
+/// The API server with a user's credentials.
+pub struct UserApi {
+    pub(super) api: Api,
+    namespace: String,
+}
+
+impl UserApi {
+    /// Opens the API server of a kubeconfig as kubectl does: `kubeconfig`, or the files in `KUBECONFIG` merged, or
+    /// `~/.kube/config`, or the service account of the pod in which this process runs. The user's credential plugin
+    /// runs, and proxy variables apply.
+    ///
+    /// # Errors
+    /// No kubeconfig is found, it is invalid, or it has no context of that name.
+    pub fn open(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Self, Error> {
+        let (source, files) = kubeconfig_files(kubeconfig);
+        let invalid = |why: String| {
+            Error::new(Code::InvalidConfig, format!("kubeconfig {}: can't be used", source.display())).with_details(why)
+        };
+        let mut namespace = String::new();
+        let session = Session::start(async {
+            let config = match files.is_empty() && env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+                true => Config::incluster().map_err(|error| invalid(error.to_string()))?,
+                false => {
+                    let merged = merged(&files).map_err(&invalid)?;
+                    let options =
+                        KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+                    let names: Vec<_> = merged.contexts.iter().map(|context| context.name.clone()).collect();
+                    let config = Config::from_custom_kubeconfig(merged, &options).await;
+                    config.map_err(|error| invalid(format!("{error}; contexts: {}", names.join(", "))))?
+                }
+            };
+            namespace.clone_from(&config.default_namespace);
+            let server = server_address(&config);
+            let client = limited_client::client(config).map_err(|error| invalid(causes(&error)))?;
+            Ok((server, client))
+        })?;
+        Ok(Self { api: Api::with_session(source, session, TIMEOUT), namespace })
+    }
+
+    /// Returns the API server of a kubeconfig that may belong to any user, without running its credential plugins:
+    /// for root on a node.
+    #[must_use]
+    pub fn of_file(kubeconfig: PathBuf, timeout: Duration) -> Self {
+        Self { api: Api::new(kubeconfig, timeout).of_any_owner(), namespace: "default".to_owned() }
+    }
+
+    /// Returns the API server of the plugin's kubeconfig on a node, whose file system is mounted at `root`.
+    #[must_use]
+    pub fn of_node(root: &Path, kubeconfig: PathBuf, timeout: Duration) -> Self {
+        Self { api: Api::new(kubeconfig, timeout).with_root(root), namespace: "default".to_owned() }
+    }
+
+    /// Returns the API as the service account of the pod in which this process runs; `None` outside of pods.
+    #[must_use]
+    pub fn in_cluster(timeout: Duration) -> Option<Self> {
+        ServiceAccount::of_environment()
+            .map(|account| Self { api: account.api(timeout), namespace: "default".to_owned() })
+    }
+
+    /// Returns the namespace of the context.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Returns the kubeconfig, or the directory of the service account.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        self.api.kubeconfig()
+    }
+
+    /// Returns the server as a source of facts.
+    #[must_use]
+    pub fn cluster(&self) -> &dyn Cluster {
+        &self.api
+    }
+
+    /// Returns the agents' pods in one or all namespaces, on one or all nodes, sorted by node, namespace and name.
+    ///
+    /// # Errors
+    /// The request failed.
+    pub fn agents(&self, namespace: Option<&str>, node: Option<&str>) -> Result<Vec<AgentPod>, Error> {
+        let items = self.list(|page| ApiRequest::agents(namespace, node, page))?;
+        let mut agents: Vec<AgentPod> = items.iter().filter_map(AgentPod::of).collect();
+        agents.sort_by(|a, b| (&a.node, &a.object).cmp(&(&b.node, &b.object)));
+        Ok(agents)
+    }
+
+    /// Returns the agents' DaemonSets in one or all namespaces.
+    ///
+    /// # Errors
+    /// The request failed.
+    pub fn agent_daemon_sets(&self, namespace: Option<&str>) -> Result<Vec<AgentDaemonSet>, Error> {
+        let items = self.list(|page| ApiRequest::agent_daemon_sets(namespace, page))?;
+        Ok(items.iter().filter_map(AgentDaemonSet::of).collect())
+    }
+
+    /// Returns the nodes that a label selector selects, sorted by name.
+    ///
+    /// # Errors
+    /// The request failed.
+    pub fn nodes(&self, selector: Option<&str>) -> Result<Vec<NodeLabels>, Error> {
+        let items = self.list(|page| ApiRequest::nodes(selector, page))?;
+        let mut nodes: Vec<NodeLabels> = items.iter().filter_map(NodeLabels::of).collect();
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(nodes)
+    }
+
+    /// Returns the data of a ConfigMap.
+    ///
+    /// # Errors
+    /// The request failed.
+    pub fn config_map(&self, object: &ObjectRef) -> Result<BTreeMap<String, String>, Error> {
+        let object = self.get(&ApiRequest::config_map(object)?)?;
+        Ok(serde_json::from_value(object["data"].clone()).unwrap_or_default())
+    }
+
+    /// Returns the items of all pages of a list.
+    fn list(&self, request: impl Fn(Option<&str>) -> Result<ApiRequest, Error>) -> Result<Vec<Value>, Error> {
+        let (mut items, mut page) = (Vec::new(), None);
+        for _ in 0..MAX_PAGES {
+            let mut list = self.get(&request(page.as_deref())?)?;
+            if let Value::Array(more) = list["items"].take() {
+                items.extend(more);
+            }
+            page = list["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
+            if page.is_none() {
+                break;
+            }
+        }
+        Ok(items)
+    }
+
+    fn get(&self, request: &ApiRequest) -> Result<Value, Error> {
+        let session = self.api.session()?;
+        session.run(self.api.call(session, request).get_once(self.api.timeout))
+    }
+}
+
+/// Returns the name of the kubeconfig in messages, and its files that exist.
+fn kubeconfig_files(flag: Option<&Path>) -> (PathBuf, Vec<PathBuf>) {
+    if let Some(path) = flag {
+        return (path.to_owned(), vec![path.to_owned()]);
+    }
+    let variable = env::var_os("KUBECONFIG").filter(|value| !value.is_empty());
+    let (name, files) = match variable {
+        Some(value) => {
+            let files = env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect();
+            (PathBuf::from(value), files)
+        }
+        None => {
+            let home = env::var_os("HOME").unwrap_or_default();
+            (PathBuf::from("~/.kube/config"), vec![Path::new(&home).join(".kube/config")])
+        }
+    };
+    // kubectl ignores missing files too.
+    (name, files.into_iter().filter(|path| path.exists()).collect())
+}
+
+/// Reads and merges kubeconfigs: for each key, the first file that sets it takes precedence.
+fn merged(files: &[PathBuf]) -> Result<Kubeconfig, String> {
+    if files.is_empty() {
+        return Err("no such file; add --kubeconfig, set KUBECONFIG, or create ~/.kube/config".to_owned());
+    }
+    files.iter().try_fold(Kubeconfig::default(), |merged, file| {
+        let mut next = Kubeconfig::read_from(file).map_err(|error| error.to_string())?;
+        next.current_context = next.current_context.filter(|name| !name.is_empty());
+        merged.merge(next).map_err(|error| error.to_string())
+    })
+}

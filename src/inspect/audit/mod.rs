@@ -1,0 +1,277 @@
+//! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part; why; and what the counters of the
+//! live rules say about it.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `report` | the report and its text |
+//! | `candidate` | which pods the report is about |
+//! | `view` | the live rules of both rule formats in one form |
+//! | `bypass` | the rules that let traffic bypass the sidecar |
+//! | `traffic` | traffic in words |
+//! | `source` | what requests an exclusion |
+
+mod bypass;
+mod candidate;
+mod report;
+mod source;
+mod traffic;
+mod view;
+
+pub use report::{AuditReport, AuditedPod, Bypass, CountedUnit};
+
+use super::doctor::{CheckTarget, node_setup};
+use super::exemptions::application_containers;
+use super::rules::{LiveRules, RuleLine, RulesReport};
+use super::subject::AppliedConf;
+use crate::cluster::{ApiProbe, LabeledNamespace, ScheduledPod};
+use crate::cni::{Code, Error};
+use crate::firewall::Counter;
+use crate::firewall::native::set::Spans;
+use crate::firewall::rule::Family;
+use crate::netns::find::{FoundNetns, NodeSnapshot};
+use crate::pod::{Facts, Pod};
+use crate::state::Store;
+use bypass::{FoundBypass, ProxyIds, scan};
+use candidate::{Candidate, candidate};
+use source::Requests;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Limit for the bypasses of a pod that are listed; the rest is counted.
+const MAX_BYPASSES: usize = 50;
+/// Limit for the differences of a pod that are listed; the rest is counted.
+const MAX_DRIFT: usize = 10;
+
+/// Which pods of a node the report lists.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AuditScope<'a> {
+    /// The namespace; `None` for all.
+    pub namespace: Option<&'a str>,
+    /// Whether to list all pods with a sidecar, and exclusions whose rules have counted nothing.
+    pub all: bool,
+}
+
+/// What is known about the node.
+struct Node<'a> {
+    api: &'a ApiProbe,
+    configurations: Vec<AppliedConf>,
+    namespaces: BTreeMap<String, LabeledNamespace>,
+    snapshot: NodeSnapshot,
+    store: Store,
+}
+
+/// Examines the pods of the node `target`.
+///
+/// # Errors
+/// The node's name or the API server is unknown, the pods can't be listed, or the node's processes can't be read. An
+/// error about one pod is part of the report.
+pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport, Error> {
+    let unknown = |msg: &str| Error::new(Code::Environment, msg);
+    let name =
+        target.node_name.clone().ok_or_else(|| unknown("the name of the Node object is unknown; pass --node-name"))?;
+    let setup = node_setup(target);
+    let api = setup.api.map_err(|why| unknown(&why))?;
+    let pods = api.pods_of_node(&name, scope.namespace)?;
+    let namespaces = api.namespaces(scope.namespace)?;
+    let node = Node {
+        configurations: setup.configurations,
+        namespaces: namespaces.into_iter().map(|one| (one.namespace.name.clone(), one)).collect(),
+        snapshot: NodeSnapshot::take(&target.mount)?,
+        store: setup.store,
+        api: &api,
+    };
+    let mut report = AuditReport { node: name, ..AuditReport::default() };
+    for pod in &pods {
+        if let Some(audited) = node.audit(pod, scope.all) {
+            report.checked += 1;
+            report.pods.extend((scope.all || audited.is_listed()).then_some(audited));
+        }
+    }
+    report.pods.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
+    Ok(report)
+}
+
+impl Node<'_> {
+    /// Examines a pod; `None` if the report is not about it, or it has not started yet.
+    fn audit(&self, scheduled: &ScheduledPod, all: bool) -> Option<AuditedPod> {
+        let pod = &scheduled.pod;
+        let namespace = self.namespaces.get(&pod.namespace);
+        let of = |reason: String| AuditedPod {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            reason,
+            ..AuditedPod::default()
+        };
+        match candidate(scheduled, namespace)? {
+            Candidate::WithoutSidecar(reason) => return Some(of(reason)),
+            Candidate::WithSidecar if pod.host_network => {
+                return Some(of("not redirected: the pod uses the host network (hostNetwork)".to_owned()));
+            }
+            Candidate::WithSidecar => {}
+        }
+        let unread = |error: String| AuditedPod { error: Some(error), ..of("unknown".to_owned()) };
+        let live = match self.netns(pod) {
+            Ok(None) if scheduled.phase == "Pending" => return None,
+            Ok(None) => Err("its network namespace was not found on this node".to_owned()),
+            Ok(Some(found)) => {
+                LiveRules::of_found(&found, &self.store).map(|live| (live, found)).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let facts = Facts { pod: pod.clone(), namespace: namespace.map(|one| one.namespace.clone()) };
+        Some(match live {
+            Err(error) => unread(error),
+            Ok((live, found)) => {
+                let requests = Requests::of(&self.configurations, &facts, self.api.cluster());
+                let report = live.report(&found.netns);
+                PodFindings { pod, live: &live, report: &report, requests: &requests, all }.fill(of(String::new()))
+            }
+        })
+    }
+
+    fn netns(&self, pod: &Pod) -> Result<Option<FoundNetns>, Error> {
+        pod.uid_on_node().map_or(Ok(None), |uid| self.snapshot.of_pod(uid))
+    }
+}
+
+/// What was read about a pod with a sidecar.
+struct PodFindings<'a> {
+    pod: &'a Pod,
+    live: &'a LiveRules,
+    report: &'a RulesReport,
+    requests: &'a Result<Requests, Error>,
+    all: bool,
+}
+
+impl PodFindings<'_> {
+    fn fill(&self, audited: AuditedPod) -> AuditedPod {
+        let tables = view::tables(&self.live.live);
+        let redirect = self.live.desired.as_ref().and_then(|desired| desired.policy.redirect());
+        let proxy = ProxyIds::of(&tables, redirect);
+        let mut scan = scan(&tables, &proxy, redirect);
+        let by_rules = Family::ALL.into_iter().any(|family| scan.redirects(family));
+        let redirected = by_rules || self.unreadable().is_some();
+        if by_rules {
+            scan.add_uncaptured(&self.families());
+        }
+        let found = if redirected { scan.found } else { Vec::new() };
+        let (mut bypasses, left_out) = self.bypasses(found, redirect.is_some());
+        if redirected {
+            bypasses.extend(self.with_proxys_id(&proxy));
+        }
+        AuditedPod { redirected, reason: self.reason(by_rules), bypasses, left_out, drift: self.drift(), ..audited }
+    }
+
+    /// Returns the families of the pod's addresses; both if it has no address.
+    fn families(&self) -> Vec<Family> {
+        let has = |family: &Family| {
+            let is_own = |address: &IpAddr| address.is_ipv4() == (*family == Family::Ip);
+            self.live.addresses.is_empty() || self.live.addresses.iter().any(is_own)
+        };
+        Family::ALL.into_iter().filter(has).collect()
+    }
+
+    /// Returns tables that redirect, and whose rules can't be read.
+    fn unreadable(&self) -> Option<String> {
+        let nat: Vec<&str> = self.live.legacy.iter().map(String::as_str).filter(|name| name.ends_with("nat")).collect();
+        match self.live.live.native_istio {
+            Some(_) => Some("tables inet istio-proxy-*".to_owned()),
+            None if !nat.is_empty() => Some(format!("tables of iptables-legacy ({})", nat.join(", "))),
+            None => None,
+        }
+    }
+
+    /// Returns what redirects the pod, or why nothing does.
+    fn reason(&self, by_rules: bool) -> String {
+        let desired = self.live.desired.as_ref();
+        let networks = || {
+            let mut names: Vec<&str> =
+                desired.iter().flat_map(|d| &d.attachments).map(|a| a.network.as_str()).collect();
+            names.dedup();
+            names.join(", ")
+        };
+        let is_desired = desired.is_some_and(|desired| desired.policy.redirect().is_some());
+        if let (false, Some(tables)) = (by_rules, self.unreadable()) {
+            return format!("redirected by {tables}, whose rules can't be read");
+        }
+        match (by_rules, is_desired) {
+            (true, true) => format!("redirected by detour, for network {}", networks()),
+            (true, false) => "redirected by rules of another tool, such as istio-init or Istio's CNI plugin".to_owned(),
+            (false, true) => format!("not redirected: the rules for network {} are missing", networks()),
+            (false, false) => match self.requests {
+                Err(error) => format!("not redirected: an ADD of this pod would fail: {error}"),
+                Ok(requests) if requests.redirects => {
+                    "not redirected: the plugin did not run for this pod; delete the \
+                     pod, or let the agent repair it (repair.enabled)"
+                        .to_owned()
+                }
+                Ok(requests) => requests.decision.clone(),
+            },
+        }
+    }
+
+    /// Returns the bypasses with their sources, those with the most packets first, and the number of others.
+    fn bypasses(&self, found: Vec<FoundBypass>, by_detour: bool) -> (Vec<Bypass>, usize) {
+        let mut merged: BTreeMap<_, FoundBypass> = BTreeMap::new();
+        for one in found {
+            let key = (one.traffic.clone(), one.cause.clone(), one.note, one.counts);
+            match merged.get_mut(&key) {
+                Some(same) => same.counter = sum(same.counter, one.counter),
+                None => drop(merged.insert(key, one)),
+            }
+        }
+        let mut all: Vec<FoundBypass> = merged.into_values().collect();
+        let packets = |one: &FoundBypass| one.counter.map_or(u64::MAX, |counter| counter.packets);
+        all.retain(|one| self.all || packets(one) > 0);
+        all.sort_by_key(|one| std::cmp::Reverse(packets(one)));
+        let left_out = all.len().saturating_sub(MAX_BYPASSES);
+        all.truncate(MAX_BYPASSES);
+        let unknown = Requests::default();
+        let requests = self.requests.as_ref().unwrap_or(&unknown);
+        let bypass = |one: FoundBypass| Bypass {
+            source: requests.source(&one, self.pod, by_detour),
+            traffic: one.traffic,
+            packets: one.counter.map(|counter| counter.packets),
+            bytes: one.counter.map(|counter| counter.bytes),
+            counts: one.counts,
+            note: one.note.map(str::to_owned),
+        };
+        (all.into_iter().map(bypass).collect(), left_out)
+    }
+
+    /// Returns the containers whose traffic the rules take for the sidecar's own, because they run with its UID or GID.
+    fn with_proxys_id(&self, proxy: &ProxyIds) -> Vec<Bypass> {
+        let is_in = |id: Option<u32>, ids: &Spans| id.is_some_and(|id| !ids.is_disjoint_from(&Spans::one(id)));
+        let mut bypasses = Vec::new();
+        for container in application_containers(self.pod).into_iter().filter(|container| !container.ends_before) {
+            let ids = [("UID", container.uid(), &proxy.uids), ("GID", container.gid(), &proxy.gids)];
+            let Some((kind, Some(id), _)) = ids.into_iter().find(|(_, id, ids)| is_in(*id, ids)) else { continue };
+            bypasses.push(Bypass {
+                traffic: format!("all outbound traffic of container {}", container.name()),
+                source: format!("the container runs with the sidecar's {kind} {id}"),
+                note: Some("counted as the sidecar's own traffic".to_owned()),
+                ..Bypass::default()
+            });
+        }
+        bypasses
+    }
+
+    /// Returns the differences between live and desired rules, one line each.
+    fn drift(&self) -> Vec<String> {
+        let differing = self.report.rules.iter().filter(|rule| rule.is_drift()).map(RuleLine::described);
+        let omitted = self.report.left_out.iter().map(|one| one.rules).sum::<usize>();
+        let absent = self.report.absent.iter().map(|line| format!("missing: {line}"));
+        let mut lines: Vec<String> = differing.chain(absent).collect();
+        let more = lines.len().saturating_sub(MAX_DRIFT);
+        lines.truncate(MAX_DRIFT);
+        if more + omitted > 0 && self.report.as_asked == Some(false) {
+            lines.push(format!("{} more differences; see detour rules", more + omitted));
+        }
+        lines
+    }
+}
+
+fn sum(a: Option<Counter>, b: Option<Counter>) -> Option<Counter> {
+    let (a, b) = (a?, b?);
+    Some(Counter { packets: a.packets.saturating_add(b.packets), bytes: a.bytes.saturating_add(b.bytes) })
+}

@@ -1,0 +1,154 @@
+//! The report of `audit`: the pods of a node whose traffic bypasses the mesh, as values and as text.
+
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use serde::{Deserialize, Serialize};
+
+/// The report about the pods of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditReport {
+    /// The name of the node.
+    pub node: String,
+    /// The number of pods that have a sidecar or should have one.
+    #[serde(default)]
+    pub checked: usize,
+    /// Those of them whose traffic bypasses the mesh or could not be examined; on request, all.
+    pub pods: Vec<AuditedPod>,
+}
+
+/// A pod that has a sidecar or should have one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditedPod {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The name of the pod.
+    pub pod: String,
+    /// Whether rules redirect its traffic to a sidecar, except what `bypasses` lists.
+    pub redirected: bool,
+    /// What redirects it, or why nothing does.
+    pub reason: String,
+    /// The traffic that bypasses the sidecar although the pod is redirected.
+    #[serde(default)]
+    pub bypasses: Vec<Bypass>,
+    /// The number of further bypasses that are not listed.
+    #[serde(default)]
+    pub left_out: usize,
+    /// The differences between live and desired rules, one line each.
+    #[serde(default)]
+    pub drift: Vec<String>,
+    /// Why the pod could not be examined; `redirected` is `false` then.
+    #[serde(default)]
+    pub error: Option<String>,
+}
+
+/// Traffic of a redirected pod that bypasses the sidecar.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bypass {
+    /// The traffic, in words.
+    pub traffic: String,
+    /// What requests the exclusion.
+    pub source: String,
+    /// What the rules counted, in the unit of `counts`; `None` if no rule counts this traffic.
+    pub packets: Option<u64>,
+    /// The bytes of these packets.
+    pub bytes: Option<u64>,
+    /// What `packets` and `bytes` count.
+    #[serde(default)]
+    pub counts: CountedUnit,
+    /// What else the numbers contain, or why there are none.
+    #[serde(default)]
+    pub note: Option<String>,
+}
+
+/// What the counter of a rule counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CountedUnit {
+    /// The first packet of each connection: the kernel evaluates rules in `nat` for these only.
+    #[default]
+    Connections,
+    /// Every packet.
+    Packets,
+}
+
+impl AuditReport {
+    /// Returns whether all pods could be examined, are redirected and have the desired rules.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.pods.iter().all(AuditedPod::is_clean)
+    }
+}
+
+impl AuditedPod {
+    /// Returns whether the pod could be examined, is redirected and has the desired rules.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.redirected && self.drift.is_empty() && self.error.is_none()
+    }
+
+    /// Returns whether the report must list the pod: something bypasses the mesh, or is wrong.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        !self.is_clean() || !self.bypasses.is_empty()
+    }
+
+    fn write(&self, screen: &mut Screen) {
+        screen.heading(&format!("Pod {}/{}", self.namespace, self.pod));
+        if let Some(error) = &self.error {
+            screen.line(&[Cell::of(format!("  not examined: {error}")).tone(Tone::Bad)]);
+            return;
+        }
+        let tone = if self.redirected { Tone::Plain } else { Tone::Bad };
+        screen.line(&[Cell::of(format!("  {}", self.reason)).tone(tone)]);
+        for difference in &self.drift {
+            screen.line(&[Cell::of(format!("  {difference}")).tone(Tone::Bad)]);
+        }
+        if !self.bypasses.is_empty() {
+            let head = ["counted", "bytes", "bypasses the sidecar", "source"];
+            let head = head.map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
+            screen.table(&[head].into_iter().chain(self.bypasses.iter().map(Bypass::row)).collect::<Vec<_>>());
+        }
+        if self.left_out > 0 {
+            screen.line(&[Cell::of(format!("  {} more are not listed", self.left_out)).tone(Tone::Notable)]);
+        }
+    }
+}
+
+impl Bypass {
+    fn row(&self) -> Vec<Cell> {
+        let counted = match (self.packets, self.counts) {
+            (None, _) => "-".to_owned(),
+            (Some(1), CountedUnit::Connections) => "1 connection".to_owned(),
+            (Some(1), CountedUnit::Packets) => "1 packet".to_owned(),
+            (Some(count), CountedUnit::Connections) => format!("{count} connections"),
+            (Some(count), CountedUnit::Packets) => format!("{count} packets"),
+        };
+        let traffic = match &self.note {
+            Some(note) => format!("{} ({note})", self.traffic),
+            None => self.traffic.clone(),
+        };
+        vec![
+            Cell::of(counted).tone(Tone::Strong),
+            Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
+            Cell::of(traffic).tone(Tone::Notable),
+            Cell::of(&self.source).tone(Tone::Faint),
+        ]
+    }
+}
+
+impl TextReport for AuditReport {
+    fn write(&self, screen: &mut Screen) {
+        let listed = self.pods.iter().filter(|pod| pod.is_listed()).count();
+        let wrong = self.pods.iter().filter(|pod| !pod.is_clean()).count();
+        let (verdict, tone) = match (listed, wrong) {
+            (0, _) => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
+            (_, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
+            _ => (format!("{wrong} bypass the mesh, have other rules than desired, or were not examined"), Tone::Bad),
+        };
+        let checked = match self.checked {
+            1 => "1 pod checked".to_owned(),
+            count => format!("{count} pods checked"),
+        };
+        screen.line(&[Cell::of(format!("Node {}: {checked},", self.node)), Cell::of(verdict).tone(tone)]);
+        self.pods.iter().for_each(|pod| pod.write(screen));
+    }
+}

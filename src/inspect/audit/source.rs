@@ -1,0 +1,132 @@
+//! What requests the exclusions of a pod: the configurations of the node and the pod's annotations, as they are now.
+
+use super::bypass::{Cause, FoundBypass};
+use crate::cluster::Cluster;
+use crate::cni::Error;
+use crate::firewall::native::rule::{Condition, Key};
+use crate::firewall::native::set::Spans;
+use crate::firewall::rule::{Family, protocol_number};
+use crate::inspect::evaluation::{evaluate, has_redirect};
+use crate::inspect::subject::{AppliedConf, Subject};
+use crate::pod::{Facts, Pod};
+use crate::policy::{Exclusion, TrafficOwner};
+use crate::sub_plugins::setting_annotations;
+use ipnet::IpNet;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+const OTHER_TOOL: &str = "the rules of another tool, such as istio-init";
+const NO_LONGER: &str =
+    "requested when the pod started; no longer by the pod, its namespace or this node's configuration";
+const UNKNOWN: &str = "unknown";
+
+/// What the node's configurations and the pod's annotations request for a pod.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    /// Whether one of the configurations redirects the pod.
+    pub redirects: bool,
+    /// Whether and why they redirect the pod, in one line.
+    pub decision: String,
+    exclusions: Vec<(Exclusion, String)>,
+    settings: Vec<(&'static str, String)>,
+    is_known: bool,
+}
+
+impl Requests {
+    /// Evaluates all configurations of the node.
+    ///
+    /// # Errors
+    /// An ADD of the pod would fail.
+    pub(super) fn of(configurations: &[AppliedConf], facts: &Facts, cluster: &dyn Cluster) -> Result<Self, Error> {
+        let mut requests = Self { is_known: true, ..Self::default() };
+        let mut decisive = None;
+        for conf in configurations {
+            let subject = Subject::of(conf.clone(), facts.clone(), Some(cluster))?;
+            for evaluation in evaluate(&subject)? {
+                let redirects = evaluation.policy().redirect().is_some();
+                requests.redirects |= redirects;
+                let rank = (redirects, evaluation.result.is_ok(), has_redirect(&evaluation.conf.chain));
+                if decisive.as_ref().is_none_or(|(best, _)| *best < rank) {
+                    decisive = Some((rank, evaluation.decision()));
+                }
+                requests
+                    .exclusions
+                    .extend(evaluation.exclusions().map(|(exclusion, source)| (exclusion.clone(), source)));
+                requests.settings.extend(evaluation.settings());
+            }
+        }
+        requests.decision = decisive.map_or_else(
+            || "not redirected: no configuration on this node calls the plugin".to_owned(),
+            |(_, decision)| decision,
+        );
+        Ok(requests)
+    }
+
+    /// Returns what requests the exclusion, in words. `by_detour`: whether detour's redirection has the rule.
+    pub(super) fn source(&self, found: &FoundBypass, pod: &Pod, by_detour: bool) -> String {
+        let sources: BTreeSet<&str> = match &found.cause {
+            Cause::OtherProgram(rule) => return format!("a rule of another program: {rule}"),
+            Cause::NoRules => return "no redirection rules for this IP family".to_owned(),
+            Cause::Exclusion => {
+                let matching = self.exclusions.iter().filter(|(one, _)| overlaps(one, &found.conditions));
+                matching.map(|(_, source)| source.as_str()).collect()
+            }
+            Cause::Setting(key) if by_detour => {
+                let own = self.settings.iter().filter(|(other, _)| other == key);
+                own.map(|(_, source)| source.as_str()).collect()
+            }
+            Cause::Setting(key) => {
+                let annotation = setting_annotations(key).iter().find(|name| pod.annotations.contains_key(**name));
+                return annotation.map_or_else(|| OTHER_TOOL.to_owned(), |name| format!("pod, {name}"));
+            }
+        };
+        match (sources.is_empty(), self.is_known) {
+            (true, true) => NO_LONGER.to_owned(),
+            (true, false) => UNKNOWN.to_owned(),
+            _ => sources.into_iter().collect::<Vec<_>>().join("; "),
+        }
+    }
+}
+
+/// Returns whether a rule with these conditions applies to traffic of the exclusion. Rules of several exclusions may
+/// be merged into one.
+fn overlaps(exclusion: &Exclusion, conditions: &[Condition]) -> bool {
+    let values = |key: Key| conditions.iter().find(|condition| condition.key == key).map(|condition| &condition.values);
+    let meets = |values: &Spans, first: u128, last: u128| !values.is_disjoint_from(&Spans::of(first, last));
+    let owner = match (exclusion.owner, values(Key::Uid), values(Key::Gid)) {
+        (TrafficOwner::Any, None, None) => true,
+        (TrafficOwner::Uid(range), Some(values), None) | (TrafficOwner::Gid(range), None, Some(values)) => {
+            meets(values, range.first.into(), range.last.into())
+        }
+        _ => false,
+    };
+    let protocol = match (exclusion.protocol, values(Key::Protocol)) {
+        (Some(protocol), Some(values)) => !values.is_disjoint_from(&Spans::one(protocol_number(protocol))),
+        (Some(_), None) => false,
+        (None, _) => true,
+    };
+    let ports = match values(Key::DestinationPort) {
+        // A rule for DNS over lo checks the port even if the exclusion does not.
+        Some(values) if !exclusion.ports.is_empty() => {
+            exclusion.ports.iter().any(|range| meets(values, range.first.into(), range.last.into()))
+        }
+        None => exclusion.ports.is_empty(),
+        Some(_) => true,
+    };
+    let destination =
+        match (exclusion.destination, values(Key::Destination(Family::Ip)), values(Key::Destination(Family::Ip6))) {
+            (None, None, None) => true,
+            (Some(net @ IpNet::V4(_)), Some(values), _) | (Some(net @ IpNet::V6(_)), _, Some(values)) => {
+                meets(values, number(net.network()), number(net.broadcast()))
+            }
+            _ => false,
+        };
+    owner && protocol && ports && destination
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}

@@ -1,0 +1,186 @@
+//! The configurations that are installed on a node, applied to a pod as the runtime and Multus do.
+
+use super::subject::{AppliedConf, ConfigurationOrigin, Subject};
+use crate::cluster::{Cluster, Definition, DefinitionQuery, Event, Lookup};
+use crate::cni::{CniCommand, Error, NetConf, PROGRAM};
+use crate::pod::{Facts, Namespace, Pod, PodRef};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A node where Multus runs the plugin: only the pod's attachments count.
+const MULTUS: &str = r#"{"cniVersion": "1.1.0", "name": "cluster", "type": "detour", "clusterNetwork": "cluster"}"#;
+
+/// An installed configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstalledText {
+    /// Its file or object, for messages.
+    pub place: String,
+    /// Its text: of a plugin list, only the entry of the installation.
+    pub text: String,
+}
+
+impl Subject {
+    /// Returns a pod with the configurations that apply to it. `source` has the definitions of its networks.
+    ///
+    /// # Errors
+    /// A configuration is invalid, or an ADD would fail because of the pod's networks.
+    pub fn installed(
+        texts: &[InstalledText],
+        origin: ConfigurationOrigin,
+        facts: Facts,
+        source: &dyn Cluster,
+    ) -> Result<Self, Error> {
+        let parse = |one: &InstalledText| AppliedConf::parse(Path::new(&one.place), one.text.as_bytes());
+        let mut all = texts.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        if let [_] = all[..] {
+            return Self::of(AppliedConf { origin, ..all.remove(0) }, facts, Some(source));
+        }
+        let names = all.iter().zip(texts).filter(|(conf, _)| conf.as_attachment);
+        let files = Files {
+            texts: names.map(|(applied, one)| (applied.conf.name.clone(), one.text.clone())).collect(),
+            source,
+        };
+        let mut for_every_pod = all.iter().filter(|applied| !applied.as_attachment).map(|applied| applied.conf.clone());
+        let mut multus = NetConf::parse(MULTUS.as_bytes(), CniCommand::Add, PROGRAM)?;
+        let conf = match for_every_pod.next() {
+            Some(mut first) => {
+                first.chain.extend(for_every_pod.flat_map(|other| other.chain));
+                first.primary = first.primary.or(multus.primary);
+                first
+            }
+            None => {
+                if let Some(first) = all.first() {
+                    multus.kubernetes.clone_from(&first.conf.kubernetes);
+                    // The namespaces that one attachment skips do not concern the others.
+                    multus.kubernetes.exclude_namespaces.clear();
+                }
+                multus
+            }
+        };
+        Self::of(AppliedConf { conf, as_attachment: false, origin }, facts, Some(&files))
+    }
+}
+
+/// A source of facts in which definitions without a configuration have the one of the file with their name, as
+/// for Multus.
+struct Files<'a> {
+    texts: BTreeMap<String, String>,
+    source: &'a dyn Cluster,
+}
+
+impl Cluster for Files<'_> {
+    fn facts(&self, wanted: &PodRef, with_namespace: bool) -> Result<Facts, Error> {
+        self.source.facts(wanted, with_namespace)
+    }
+
+    fn namespace(&self, wanted: &PodRef) -> Result<Namespace, Error> {
+        self.source.namespace(wanted)
+    }
+
+    fn definitions(&self, wanted: &[DefinitionQuery]) -> Result<Vec<Lookup>, Error> {
+        let text = |query: &DefinitionQuery| self.texts.get(&query.object.name).cloned();
+        let found = |query: &DefinitionQuery, config| {
+            Lookup::Found(Definition { object: query.object.clone(), config, ..Definition::default() })
+        };
+        match self.source.definitions(wanted) {
+            Ok(lookups) => Ok(wanted
+                .iter()
+                .zip(lookups)
+                .map(|(query, lookup)| match (&lookup, text(query)) {
+                    (Lookup::Found(definition), Some(text)) if definition.config.is_empty() => found(query, text),
+                    _ => lookup,
+                })
+                .collect()),
+            // The user may lack the right to read definitions.
+            Err(error) => wanted
+                .iter()
+                .map(|query| text(query).map(|text| found(query, text)).ok_or_else(|| error.clone()))
+                .collect(),
+        }
+    }
+
+    fn namespaces_with_definition(&self, name: &str) -> Option<Vec<String>> {
+        self.source.namespaces_with_definition(name)
+    }
+
+    fn report(&self, _: &Pod, _: Option<&str>, _: &[Event]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn probe(&self) -> Result<(), Error> {
+        self.source.probe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::objects;
+    use crate::inspect::{ConfigurationSource, explain};
+
+    const SOURCE: &str = r#""kubernetes": {"kubeconfig": "/k", "exclude_namespaces": ["kube-system"]}"#;
+
+    /// Explains a pod that selects these networks; each has a definition without a configuration.
+    fn explained(networks: &str, texts: &[(&str, String)]) -> Result<crate::inspect::Explanation, String> {
+        let mut manifest = format!(
+            "kind: Pod\nmetadata: {{name: web, namespace: shop, annotations: {{sidecar.istio.io/status: '{{}}', \
+             k8s.v1.cni.cncf.io/networks: '{networks}'}}}}\nspec: {{containers: [{{name: app}}, {{name: istio-proxy}}]}}\n"
+        );
+        for name in ["istio-cni", "excludedns"] {
+            manifest += &format!(
+                "---\napiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}, namespace: default}}\n"
+            );
+        }
+        let objects = objects(Path::new("m"), &manifest, "default").expect("objects");
+        let facts = Facts { pod: objects.pods[0].pod.clone(), namespace: None };
+        let texts: Vec<InstalledText> = texts
+            .iter()
+            .map(|(place, text)| InstalledText { place: (*place).to_owned(), text: text.clone() })
+            .collect();
+        let places = texts.iter().map(|one| one.place.clone()).collect();
+        let origin = ConfigurationOrigin { source: ConfigurationSource::Node, places, reason: None };
+        let subject = Subject::installed(&texts, origin, facts, &objects).map_err(|error| error.msg)?;
+        explain(&subject).map(|explained| explained.explanation).map_err(|error| error.msg)
+    }
+
+    fn attachment(name: &str, chain: &str) -> String {
+        format!(r#"{{"cniVersion": "0.3.1", "name": "{name}", "type": "detour", "chain": [{chain}], {SOURCE}}}"#)
+    }
+
+    fn list(chain: &str) -> String {
+        format!(
+            r#"{{"cniVersion": "0.3.1", "name": "ovn", "plugins": [{{"type": "detour", "chain": [{chain}], {SOURCE}}}]}}"#
+        )
+    }
+
+    const REDIRECT: &str = r#"{"type": "istio-redirect"}"#;
+    const EXCLUDE: &str = r#"{"type": "uid-exclude", "uids": ["4711"]}"#;
+
+    #[test]
+    fn each_attachment_that_the_pod_selects_applies() {
+        let both = [("a.conf", attachment("istio-cni", REDIRECT)), ("b.conf", attachment("excludedns", EXCLUDE))];
+        let of = |networks: &str, texts: &[(&str, String)]| {
+            let report = explained(networks, texts).expect("explained");
+            (report.redirected, report.exempt.iter().any(|exempt| exempt.who.contains("4711")))
+        };
+        assert_eq!(of("default/istio-cni, default/excludedns", &both), (true, true));
+        assert_eq!(of("default/istio-cni", &both), (true, false));
+        assert_eq!(of("default/excludedns", &both), (false, true));
+        assert_eq!(of("default/istio-cni", &both[..1]), (true, false));
+        let chained = [("l.conflist", list(REDIRECT)), both[1].clone()];
+        assert_eq!(of("default/excludedns", &chained), (true, true));
+        assert_eq!(of("", &chained), (true, false));
+        assert_eq!(of("", &[("l.conflist", list(EXCLUDE))]), (false, true));
+    }
+
+    #[test]
+    fn the_report_names_the_source_of_the_configuration() {
+        let texts = [("/etc/cni/multus/net.d/istio-cni.conf", attachment("istio-cni", REDIRECT))];
+        let report = explained("default/istio-cni", &texts).expect("explained");
+        let text = crate::inspect::render(&report, crate::inspect::Format::Table { color: false }).expect("text");
+        let line = "Configuration: installed on the node: /etc/cni/multus/net.d/istio-cni.conf\n";
+        assert!(text.as_str().contains(line), "{text}");
+        let json = serde_json::to_value(&report).expect("JSON");
+        assert_eq!(json["configuration"]["source"], "node");
+    }
+}

@@ -1,0 +1,155 @@
+//! `kubectl detour audit`: the pods of all nodes that bypass the mesh.
+
+use super::{MAX_ITEMS, parse};
+use crate::inspect::audit::{AuditReport, AuditedPod};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use serde::Serialize;
+use std::cmp::Reverse;
+
+/// The report about the pods of all nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct NodesAudit {
+    /// The pods that bypass the mesh, in whole or in part, by bytes.
+    pub pods: Vec<PodOfNode>,
+    /// The nodes that could not be audited, with the reason.
+    pub errors: Vec<NodeError>,
+}
+
+/// A node that could not be audited.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeError {
+    /// The name of the node.
+    pub node: String,
+    /// The reason.
+    pub error: String,
+}
+
+/// A pod that bypasses the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodOfNode {
+    /// The name of its node.
+    pub node: String,
+    /// The report of the node's agent about it.
+    #[serde(flatten)]
+    pub pod: AuditedPod,
+}
+
+impl NodesAudit {
+    /// Adds the output of `detour audit -o json` of an agent on a node, limited to the pods of `namespace` if that is
+    /// set.
+    pub fn add(&mut self, node: &str, namespace: Option<&str>, output: Result<(&[u8], &[u8]), String>) {
+        match output.and_then(|(stdout, stderr)| parse::<AuditReport>(stdout, stderr)) {
+            Ok(AuditReport { pods, .. }) => {
+                let is_wanted = |pod: &AuditedPod| namespace.is_none_or(|namespace| pod.namespace == namespace);
+                let listed = pods.into_iter().filter(|pod| is_wanted(pod) && pod.is_listed());
+                self.pods.extend(listed.take(MAX_ITEMS).map(|pod| PodOfNode { node: node.to_owned(), pod }));
+            }
+            Err(error) => self.errors.push(NodeError { node: node.to_owned(), error }),
+        }
+    }
+
+    /// Sorts the pods by bytes, those that are not redirected first.
+    #[must_use]
+    pub fn sorted(mut self) -> Self {
+        self.pods.sort_by_cached_key(|PodOfNode { node, pod }| {
+            let bytes = pod.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add);
+            (pod.redirected, Reverse(bytes), pod.namespace.clone(), pod.pod.clone(), node.clone())
+        });
+        self
+    }
+
+    /// Returns whether all nodes were audited, and all pods are redirected and have the desired rules.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.errors.is_empty() && self.pods.iter().all(|one| one.pod.is_clean())
+    }
+}
+
+impl PodOfNode {
+    /// Returns a line for each problem of the pod and each kind of traffic that bypasses the sidecar.
+    fn rows(&self) -> impl Iterator<Item = Vec<Cell>> {
+        let Self { node, pod } = self;
+        let row = move |counts: [Option<u64>; 2], tone, traffic: &str, source: &str| {
+            let count =
+                |number: Option<u64>| Cell::of(number.map_or_else(|| "-".to_owned(), |number| number.to_string()));
+            let name = Cell::of(format!("{}/{}", pod.namespace, pod.pod)).tone(Tone::Strong);
+            let [packets, bytes] = counts.map(count);
+            vec![name, Cell::of(node), packets, bytes, Cell::of(traffic).tone(tone), Cell::of(source).tone(Tone::Faint)]
+        };
+        let none = [None, None];
+        let problem = match &pod.error {
+            Some(error) => Some(row(none, Tone::Bad, "not examined", error)),
+            None if !pod.redirected => Some(row(none, Tone::Bad, "all traffic", &pod.reason)),
+            None => None,
+        };
+        let drift =
+            pod.drift.iter().map(move |difference| row(none, Tone::Bad, "differs from the desired rules", difference));
+        let bypasses =
+            pod.bypasses.iter().map(move |one| row([one.packets, one.bytes], Tone::Plain, &one.traffic, &one.source));
+        let more = (pod.left_out > 0).then(|| row(none, Tone::Plain, &format!("{} more", pod.left_out), ""));
+        problem.into_iter().chain(drift).chain(bypasses).chain(more)
+    }
+}
+
+impl TextReport for NodesAudit {
+    fn write(&self, screen: &mut Screen) {
+        if self.pods.is_empty() {
+            screen.line(&[Cell::of("No pod bypasses the mesh.")]);
+        } else {
+            let head = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
+            let head = head.map(|title| Cell::of(title).tone(Tone::Faint)).to_vec();
+            let rows = self.pods.iter().flat_map(PodOfNode::rows);
+            screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
+        }
+        if !self.errors.is_empty() {
+            screen.heading("Not audited");
+            let row = |NodeError { node, error }: &NodeError| vec![Cell::of(node).tone(Tone::Strong), Cell::of(error)];
+            screen.table(&self.errors.iter().map(row).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::{Format, render};
+
+    const FIRST: &str = r#"{"node": "x", "pods": [
+        {"namespace": "shop", "pod": "web-0", "redirected": true, "reason": "has a sidecar", "error": null, "bypasses": [
+            {"traffic": "UID 1337", "source": "pod, detour.io/exclude-uids", "packets": 1, "bytes": 60},
+            {"traffic": "DNS", "source": "configuration", "packets": 3, "bytes": 240}]},
+        {"namespace": "shop", "pod": "clean-0", "redirected": true, "reason": "has a sidecar", "bypasses": [], "error": null}]}"#;
+    const SECOND: &str = r#"{"node": "y", "pods": [
+        {"namespace": "shop", "pod": "early\u001b[2J", "redirected": false, "reason": "no rules", "bypasses": []},
+        {"namespace": "bank", "pod": "api-0", "redirected": true, "reason": "r", "drift": ["missing: x"], "left_out": 3, "bypasses": [{"traffic": "a", "source": "b", "packets": 9, "bytes": 900}]},
+        {"namespace": "bank", "pod": "api-1", "redirected": false, "reason": "", "bypasses": [], "error": "can't be read"}]}"#;
+
+    fn audit(namespace: Option<&str>) -> NodesAudit {
+        let mut audit = NodesAudit::default();
+        audit.add("n1", namespace, Ok((FIRST.as_bytes(), b"")));
+        audit.add("n2", namespace, Ok((SECOND.as_bytes(), b"")));
+        audit.add("n3", namespace, Ok((b"", b"error: unrecognized subcommand")));
+        audit.add("n4", namespace, Err("no answer".to_owned()));
+        audit.sorted()
+    }
+
+    #[test]
+    fn pods_that_bypass_the_mesh_are_sorted_by_bytes() {
+        let all = audit(None);
+        let names: Vec<_> = all.pods.iter().map(|pod| (pod.node.as_str(), pod.pod.pod.as_str())).collect();
+        assert_eq!(names, [("n2", "api-1"), ("n2", "early\u{1b}[2J"), ("n2", "api-0"), ("n1", "web-0")]);
+        assert_eq!(all.errors.iter().map(|error| error.node.as_str()).collect::<Vec<_>>(), ["n3", "n4"]);
+        assert!(all.errors[0].error.contains("unrecognized subcommand"));
+        assert_eq!(audit(Some("bank")).pods.len(), 2);
+        let text = render(&all, Format::Table { color: false }).expect("text");
+        let lines: Vec<&str> = text.as_str().lines().collect();
+        assert!(
+            lines[1].contains("shop/early\\u{1b}[2J") && lines[1].contains("NO") && lines[1].ends_with("no rules"),
+            "{text}"
+        );
+        assert!(text.as_str().contains("can't be read") && text.as_str().contains("Not audited\n"), "{text}");
+        let json = serde_json::to_value(&all).expect("JSON");
+        assert_eq!(json["pods"][2]["bypasses"][0]["bytes"], 900);
+        assert_eq!((&json["pods"][2]["node"], &json["pods"][2]["namespace"]), (&"n2".into(), &"bank".into()));
+    }
+}

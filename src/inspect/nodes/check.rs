@@ -1,0 +1,220 @@
+//! `kubectl detour check`: the node checks of the doctor on all nodes.
+
+use super::{MAX_ITEMS, parse, short};
+use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use serde::{Deserialize, Serialize};
+
+/// The report about all nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodesCheck {
+    /// Whether no node has a problem.
+    pub healthy: bool,
+    /// One entry per agent, and one per node without an agent; sorted by node.
+    pub nodes: Vec<NodeCheck>,
+}
+
+/// The checks of one agent, or a node without an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeCheck {
+    /// The name of the node.
+    pub node: String,
+    /// `NAMESPACE/NAME` of the agent's pod; `None` if the node has no agent.
+    pub agent: Option<String>,
+    /// The agent's release.
+    pub release: Option<String>,
+    /// The agent's version, if known.
+    pub version: Option<String>,
+    /// Whether the node has a problem.
+    pub result: NodeResult,
+    /// Why the node could not be checked or was skipped, or what is wrong with its agent.
+    pub reason: Option<String>,
+    /// The checks that failed.
+    pub failed: Vec<FailedCheck>,
+}
+
+/// The result of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeResult {
+    /// No check failed, and the agent is ready.
+    Healthy,
+    /// A check failed, the agent is not ready, or it is missing.
+    Unhealthy,
+    /// No agent should run on the node.
+    Skipped,
+}
+
+/// A failed check of the doctor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedCheck {
+    /// The name of the check.
+    #[serde(deserialize_with = "short")]
+    pub id: String,
+    /// The condition that is not met.
+    #[serde(deserialize_with = "short")]
+    pub checked: String,
+    /// What was found.
+    #[serde(deserialize_with = "short")]
+    pub found: String,
+    /// The next step.
+    #[serde(default, deserialize_with = "short")]
+    pub next: String,
+}
+
+/// The fields of a doctor's report that are used (`doctor::Checklist`).
+#[derive(Deserialize)]
+struct Report {
+    #[serde(deserialize_with = "short")]
+    version: String,
+    healthy: bool,
+    checks: Vec<Check>,
+}
+
+#[derive(Deserialize)]
+struct Check {
+    outcome: String,
+    #[serde(flatten)]
+    check: FailedCheck,
+}
+
+impl NodesCheck {
+    /// Returns the report about these nodes.
+    #[must_use]
+    pub fn of(mut nodes: Vec<NodeCheck>) -> Self {
+        nodes.sort_by(|a, b| (&a.node, &a.release, &a.agent).cmp(&(&b.node, &b.release, &b.agent)));
+        Self { healthy: nodes.iter().all(|node| node.result != NodeResult::Unhealthy), nodes }
+    }
+
+    /// Returns the names of the nodes with problems.
+    #[must_use]
+    pub fn unhealthy(&self) -> Vec<&str> {
+        let unhealthy = self.nodes.iter().filter(|node| node.result == NodeResult::Unhealthy);
+        let mut names: Vec<&str> = unhealthy.map(|node| node.node.as_str()).collect();
+        names.dedup();
+        names
+    }
+}
+
+impl NodeCheck {
+    /// Returns the result of a node without an agent; it is a problem unless it is `expected`.
+    #[must_use]
+    pub fn without_agent(node: &str, expected: bool, reason: String) -> Self {
+        Self {
+            node: node.to_owned(),
+            agent: None,
+            release: None,
+            version: None,
+            result: if expected { NodeResult::Skipped } else { NodeResult::Unhealthy },
+            reason: Some(reason),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why there is none.
+    #[must_use]
+    pub fn of_agent(
+        node: &str,
+        agent: String,
+        release: &str,
+        ready: bool,
+        output: Result<(&[u8], &[u8]), String>,
+    ) -> Self {
+        let report = output.and_then(|(stdout, stderr)| parse::<Report>(stdout, stderr));
+        let not_ready = (!ready).then(|| "the agent is not ready".to_owned());
+        let own = Self {
+            agent: Some(agent),
+            release: Some(release.to_owned()),
+            ..Self::without_agent(node, false, String::new())
+        };
+        match report {
+            Err(why) => Self { reason: Some(why), ..own },
+            Ok(Report { version, healthy, checks }) => {
+                let failed = checks.into_iter().filter(|check| check.outcome == "fail").take(MAX_ITEMS);
+                let failed: Vec<FailedCheck> = failed.map(|check| check.check).collect();
+                let is_healthy = healthy && ready && failed.is_empty();
+                let result = if is_healthy { NodeResult::Healthy } else { NodeResult::Unhealthy };
+                Self { version: Some(version), result, reason: not_ready, failed, ..own }
+            }
+        }
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let (word, tone) = match self.result {
+            NodeResult::Healthy => ("healthy", Tone::Good),
+            NodeResult::Unhealthy => ("UNHEALTHY", Tone::Bad),
+            NodeResult::Skipped => ("skipped", Tone::Faint),
+        };
+        let failed: Vec<&str> = self.failed.iter().map(|check| check.id.as_str()).collect();
+        let failed = (!failed.is_empty()).then(|| format!("failed: {}", failed.join(", ")));
+        let what: Vec<String> = self.reason.iter().cloned().chain(failed).collect();
+        vec![
+            Cell::of(&self.node).tone(Tone::Strong),
+            Cell::of(word).tone(tone),
+            Cell::of(self.version.as_deref().unwrap_or("-")),
+            Cell::of(self.agent.as_deref().unwrap_or("no agent")),
+            Cell::of(what.join("; ")).tone(Tone::Faint),
+        ]
+    }
+}
+
+impl TextReport for NodesCheck {
+    fn write(&self, screen: &mut Screen) {
+        let count = |result| self.nodes.iter().filter(|node| node.result == result).count();
+        let (healthy, unhealthy) = (count(NodeResult::Healthy), count(NodeResult::Unhealthy));
+        let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
+        let tone = if self.healthy { Tone::Good } else { Tone::Bad };
+        screen.line(&[Cell::of("Nodes:"), Cell::of(text).tone(tone)]);
+        screen.table(&self.nodes.iter().map(NodeCheck::row).collect::<Vec<_>>());
+        for node in self.nodes.iter().filter(|node| !node.failed.is_empty()) {
+            screen.heading(&format!("Node {}, agent {}", node.node, node.agent.as_deref().unwrap_or("-")));
+            for FailedCheck { id, checked, found, next } in &node.failed {
+                let check = [Cell::of("  FAIL").tone(Tone::Bad), Cell::of(id).tone(Tone::Strong), Cell::of(checked)];
+                screen.line(&check);
+                screen.line(&[Cell::of(format!("       {found}"))]);
+                if !next.is_empty() {
+                    screen.line(&[Cell::of(format!("       → {next}")).tone(Tone::Faint)]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::{Format, render};
+
+    const REPORT: &str = r#"{"pod": null, "node": "other", "platform": "kubernetes", "version": "0.2.0", "healthy": false, "checks": [
+        {"id": "program-installed", "group": "node", "checked": "a", "outcome": "pass", "found": "b", "next": null},
+        {"id": "token-valid", "group": "cluster", "checked": "c", "outcome": "fail", "found": "d\u001b[2J", "next": "e"}]}"#;
+
+    fn agent(ready: bool, output: Result<&str, &str>) -> NodeCheck {
+        let output = output.map(|stdout| (stdout.as_bytes(), &b"detour: x"[..])).map_err(str::to_owned);
+        NodeCheck::of_agent("n1", "kube-system/a".to_owned(), "detour", ready, output)
+    }
+
+    #[test]
+    fn failed_checks_and_missing_agents_are_problems() {
+        let healthy = r#"{"version": "0.2.0", "healthy": true, "checks": []}"#;
+        let ok = agent(true, Ok(healthy));
+        assert_eq!((ok.result, ok.reason), (NodeResult::Healthy, None));
+        assert_eq!(agent(false, Ok(healthy)).reason.as_deref(), Some("the agent is not ready"));
+        let failed = agent(true, Ok(REPORT));
+        assert_eq!(failed.failed.iter().map(|check| check.id.as_str()).collect::<Vec<_>>(), ["token-valid"]);
+        // A node can't hide a failed check.
+        assert_eq!(
+            agent(true, Ok(&REPORT.replace("\"healthy\": false", "\"healthy\": true"))).result,
+            NodeResult::Unhealthy
+        );
+        assert_eq!(agent(true, Err("why")).reason.as_deref(), Some("why"));
+        let garbage = agent(true, Ok("\u{1b}[2J"));
+        assert!(garbage.reason.expect("why").starts_with("expected a report, got \"detour: x\\u{1b}[2J\" ("));
+        let missing = NodeCheck::without_agent("n2", false, "no agent".to_owned());
+        let skipped = NodeCheck::without_agent("n3", true, "windows".to_owned());
+        let report = NodesCheck::of(vec![skipped, missing, agent(true, Ok(healthy)), failed]);
+        assert_eq!((report.healthy, report.unhealthy()), (false, vec!["n1", "n2"]));
+        let text = render(&report, Format::Table { color: false }).expect("text");
+        assert!(text.as_str().starts_with("Nodes: 1 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
+        assert!(text.as_str().contains("       d\\u{1b}[2J\n       → e\n"), "{text}");
+    }
+}

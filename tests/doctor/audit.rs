@@ -1,0 +1,390 @@
+//! `detour audit`: real packets, real rules, and what the report says about them.
+
+use crate::api::PROXY;
+use crate::golden::compare;
+use crate::pod::Netns;
+use crate::programs::DETOUR;
+use crate::scene::{Plan, Scene, scene};
+use detour_cni::inspect::audit::{AuditReport, AuditedPod, Bypass, CountedUnit};
+use serde_json::{Value, json};
+use std::process::Command;
+
+const APP: u32 = 1_000_650_000;
+const EXCLUDED_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+
+#[track_caller]
+fn audit(scene: &Scene, arguments: &[&str]) -> AuditReport {
+    let output = scene.command("audit", &[arguments, &["-o", "json"]].concat());
+    let report: AuditReport = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert_eq!(output.status.code(), Some(i32::from(!report.is_clean())), "{report:#?}");
+    report
+}
+
+#[track_caller]
+fn only_pod(report: &AuditReport) -> &AuditedPod {
+    assert_eq!(report.pods.len(), 1, "{report:#?}");
+    &report.pods[0]
+}
+
+#[track_caller]
+fn bypass<'a>(pod: &'a AuditedPod, traffic: &str) -> &'a Bypass {
+    let found = pod.bypasses.iter().find(|bypass| bypass.traffic == traffic);
+    found.unwrap_or_else(|| panic!("no {traffic:?} in {pod:#?}"))
+}
+
+#[track_caller]
+fn assert_counted(pod: &AuditedPod, traffic: &str, packets: u64, source: &str) {
+    let found = bypass(pod, traffic);
+    assert_eq!((found.packets, found.source.as_str()), (Some(packets), source), "{pod:#?}");
+    assert!(found.bytes.is_some_and(|bytes| bytes >= 20 * packets), "{found:?}");
+}
+
+/// Returns a copy of the scene's pod under another name, with its own UID.
+fn another(pod: &Value, namespace: &str, name: &str) -> Value {
+    let mut pod = pod.clone();
+    for (key, value) in [("namespace", namespace), ("name", name), ("uid", &format!("uid-of-{name}"))] {
+        pod["metadata"][key] = value.into();
+    }
+    pod
+}
+
+#[test]
+fn exclusions_have_their_source_and_the_connections_that_they_let_pass() {
+    for (dialect, uids) in [("iptables", "2000"), ("nftables", "1337, 2000, 3000")] {
+        let mut plan = Plan::new();
+        plan.config["dialect"] = dialect.into();
+        plan.cluster.annotate(EXCLUDED_PORTS, "3306");
+        plan.cluster.annotate("detour.io/exclude-uids", "2000,3000");
+        scene(plan, |scene| {
+            assert_eq!(audit(scene, &[]), AuditReport { node: "node-1".into(), checked: 1, pods: Vec::new() });
+            for _ in 0..3 {
+                scene.netns.connect(2000, "192.0.2.1:80");
+            }
+            scene.netns.connect(APP, "192.0.2.1:3306");
+            // Captured, and the sidecar's own.
+            scene.netns.connect(APP, "192.0.2.1:80");
+            scene.netns.connect(PROXY, "192.0.2.1:80");
+            let report = audit(scene, &[]);
+            let pod = only_pod(&report);
+            assert_eq!((pod.namespace.as_str(), pod.pod.as_str(), pod.redirected), ("shop", "web-0", true));
+            assert_eq!(pod.reason, "redirected by detour, for network istio-cni");
+            assert_eq!((pod.bypasses.len(), &pod.drift, &pod.error), (2, &Vec::new(), &None), "{pod:#?}");
+            let by_pod = "pod, detour.io/exclude-uids";
+            // One native rule for all UIDs has one counter.
+            let by_uid =
+                if dialect == "iptables" { by_pod.into() } else { format!("configuration, chain[1]; {by_pod}") };
+            assert_counted(pod, &format!("outbound traffic of uid {uids}"), 3, &by_uid);
+            let port =
+                if dialect == "iptables" { "outbound tcp to port 3306" } else { "outbound tcp and udp to port 3306" };
+            assert_counted(pod, port, 1, &format!("pod, {EXCLUDED_PORTS}"));
+            assert!(pod.bypasses.iter().all(|one| one.counts == CountedUnit::Connections && one.note.is_none()));
+            assert_eq!(audit(scene, &["-n", "shop"]), report);
+            let all = audit(scene, &["--all"]);
+            let unused = only_pod(&all).bypasses.iter().filter(|one| one.packets == Some(0)).count();
+            assert!(unused > 0 && only_pod(&all).bypasses.len() == unused + 2, "{all:#?}");
+            if dialect == "iptables" {
+                let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
+                compare("audit.txt", &text);
+            }
+        });
+    }
+}
+
+#[test]
+fn inbound_ports_ranges_groups_and_partial_redirection_are_listed() {
+    let mut plan = Plan::new();
+    plan.config["chain"] = json!([{"type": "istio-redirect", "owner_groups_exclude": ["7"]}, {"type": "dns-exclude"}]);
+    plan.config["dialect"] = "nftables".into();
+    plan.cluster.annotate("detour.io/exclude-dns", "192.0.2.53");
+    plan.cluster.annotate("traffic.sidecar.istio.io/excludeInboundPorts", "8080");
+    plan.cluster.annotate("traffic.sidecar.istio.io/excludeOutboundIPRanges", "198.51.100.0/24");
+    plan.cluster.annotate("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8");
+    scene(plan, |scene| {
+        scene.netns.connect(APP, "198.51.100.1:80");
+        scene.netns.send(APP, "192.0.2.53:53");
+        let report = audit(scene, &["--all"]);
+        let pod = only_pod(&report);
+        let ranges = bypass(pod, "outbound traffic to 198.51.100.0/24");
+        assert_eq!(
+            (ranges.packets, ranges.source.as_str()),
+            (Some(1), "pod, traffic.sidecar.istio.io/excludeOutboundIPRanges")
+        );
+        assert_counted(pod, "outbound tcp and udp to 192.0.2.53 port 53", 1, "pod, detour.io/exclude-dns");
+        // The rules for the sidecar and for the excluded group are one native rule.
+        let group = bypass(pod, "outbound traffic of gid 7");
+        assert_eq!(group.source, "configuration, chain[0].owner_groups_exclude");
+        assert_eq!(group.note.as_deref(), Some("the numbers contain the sidecar's own connections"));
+        let inbound = bypass(pod, "inbound tcp to port 8080");
+        assert_eq!(inbound.source, "pod, traffic.sidecar.istio.io/excludeInboundPorts");
+        assert_eq!(inbound.note.as_deref(), Some("the numbers contain connections to the sidecar's own ports"));
+        let partial = bypass(pod, "outbound IPv4 tcp, except outbound traffic to 10.0.0.0/8");
+        assert_eq!(
+            (partial.packets, partial.source.as_str()),
+            (None, "pod, traffic.sidecar.istio.io/includeOutboundIPRanges")
+        );
+        assert!(pod.bypasses.iter().all(|one| !one.traffic.contains("IPv6")), "it has no IPv6: {pod:#?}");
+    });
+}
+
+#[test]
+fn every_packet_of_inbound_connections_is_counted_under_tproxy() {
+    let mut plan = Plan::new();
+    plan.cluster.annotate("sidecar.istio.io/interceptionMode", "TPROXY");
+    plan.cluster.annotate("traffic.sidecar.istio.io/excludeInboundPorts", "8080");
+    scene(plan, |scene| {
+        let report = audit(scene, &["--all"]);
+        assert_eq!(bypass(only_pod(&report), "inbound tcp to port 8080").counts, CountedUnit::Packets);
+    });
+}
+
+#[test]
+fn a_container_with_the_sidecars_uid_is_named() {
+    let mut plan = Plan::new();
+    plan.cluster.pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = PROXY.into();
+    scene(plan, |scene| {
+        let report = audit(scene, &[]);
+        let found = bypass(only_pod(&report), "all outbound traffic of container web");
+        assert_eq!(found.source, format!("the container runs with the sidecar's UID {PROXY}"));
+        assert_eq!(found.packets, None);
+    });
+}
+
+#[test]
+fn drift_and_rules_of_other_programs_are_listed() {
+    scene(Plan::new(), |scene| {
+        scene.netns.run("iptables -t nat -I OUTPUT -p tcp --dport 9999 -j RETURN");
+        scene.netns.connect(APP, "192.0.2.1:9999");
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(report.is_clean() && pod.drift.is_empty(), "{pod:#?}");
+        let rule = "a rule of another program: OUTPUT -p tcp -m tcp --dport 9999 -j RETURN";
+        assert_counted(pod, "outbound tcp to port 9999", 1, rule);
+
+        scene.netns.run("iptables -t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT");
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(!report.is_clean() && pod.redirected, "inbound connections are redirected: {pod:#?}");
+        assert_eq!(pod.drift, ["missing: ip nat ISTIO_OUTPUT -j ISTIO_REDIRECT"]);
+        bypass(pod, "outbound IPv4 tcp");
+
+        scene.netns.run("iptables -t nat -F");
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(!pod.redirected && pod.drift.len() == 11, "{pod:#?}");
+        assert_eq!(pod.reason, "not redirected: the rules for network istio-cni are missing");
+        assert!(pod.drift[10].ends_with(" more differences; see detour rules"), "{pod:#?}");
+    });
+}
+
+#[test]
+fn a_family_without_rules_bypasses_the_sidecar() {
+    let mut plan = Plan::new();
+    plan.is_dual = true;
+    scene(plan, |scene| {
+        scene.netns.run("ip6tables -t nat -F");
+        let report = audit(scene, &[]);
+        let found = bypass(only_pod(&report), "all IPv6 traffic");
+        assert_eq!((found.packets, found.note.as_deref()), (None, Some("no rule counts it")));
+    });
+}
+
+/// What istio-init makes with its defaults and `-o 3306`, as `iptables-save` prints it.
+const ISTIO_INIT: &str = "*nat
+:ISTIO_INBOUND - [0:0]
+:ISTIO_IN_REDIRECT - [0:0]
+:ISTIO_OUTPUT - [0:0]
+:ISTIO_REDIRECT - [0:0]
+-A PREROUTING -p tcp -j ISTIO_INBOUND
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_INBOUND -p tcp -m tcp --dport 15008 -j RETURN
+-A ISTIO_INBOUND -p tcp -m tcp --dport 15090 -j RETURN
+-A ISTIO_INBOUND -p tcp -m tcp --dport 15021 -j RETURN
+-A ISTIO_INBOUND -p tcp -m tcp --dport 15020 -j RETURN
+-A ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT
+-A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports 15006
+-A ISTIO_OUTPUT -p tcp -m tcp --dport 3306 -j RETURN
+-A ISTIO_OUTPUT -p udp -m udp --dport 3306 -j RETURN
+-A ISTIO_OUTPUT -s 127.0.0.6/32 -o lo -j RETURN
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m tcp ! --dport 15008 -m owner --uid-owner 1337 -j ISTIO_IN_REDIRECT
+-A ISTIO_OUTPUT -o lo -m owner ! --uid-owner 1337 -j RETURN
+-A ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m tcp ! --dport 15008 -m owner --gid-owner 1337 -j ISTIO_IN_REDIRECT
+-A ISTIO_OUTPUT -o lo -m owner ! --gid-owner 1337 -j RETURN
+-A ISTIO_OUTPUT -m owner --gid-owner 1337 -j RETURN
+-A ISTIO_OUTPUT -d 127.0.0.1/32 -j RETURN
+-A ISTIO_OUTPUT -j ISTIO_REDIRECT
+-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
+COMMIT
+";
+
+#[test]
+fn rules_of_istio_init_are_audited_too() {
+    let mut plan = Plan::new();
+    plan.is_added = false;
+    plan.cluster.annotate(EXCLUDED_PORTS, "3306");
+    plan.cluster.pod["spec"]["initContainers"] = json!([{"name": "istio-init"}]);
+    scene(plan, |scene| {
+        scene.write("rules", ISTIO_INIT);
+        scene.netns.run(&format!("iptables-restore {}", scene.path("rules").display()));
+        scene.netns.connect(APP, "192.0.2.1:3306");
+        scene.netns.connect(1337, "192.0.2.1:80");
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(report.is_clean() && pod.bypasses.len() == 1, "{pod:#?}");
+        assert_eq!(pod.reason, "redirected by rules of another tool, such as istio-init or Istio's CNI plugin");
+        assert_counted(pod, "outbound tcp to port 3306", 1, &format!("pod, {EXCLUDED_PORTS}"));
+
+        scene.cluster.lock().expect("unpoisoned").pod["metadata"]["annotations"]
+            .as_object_mut()
+            .expect("an object")
+            .remove(EXCLUDED_PORTS);
+        let report = audit(scene, &[]);
+        assert_counted(
+            only_pod(&report),
+            "outbound tcp to port 3306",
+            1,
+            "the rules of another tool, such as istio-init",
+        );
+    });
+}
+
+#[test]
+fn pods_without_redirection_are_listed_with_the_reason() {
+    scene(Plan::new(), |scene| {
+        let mut namespaces = Vec::new();
+        let mut add = |name: &str, change: &dyn Fn(&mut Value)| {
+            let mut cluster = scene.cluster.lock().expect("unpoisoned");
+            let mut pod = another(&cluster.pod, "shop", name);
+            change(&mut pod);
+            namespaces.push(Netns::new(&scene.path(&format!("run/netns/{name}")), false, 0));
+            scene.keep_result_of(&pod, name);
+            cluster.more_pods.push(pod);
+        };
+        add("late", &|_| ());
+        add("mode-none", &|pod| {
+            pod["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = "NONE".into();
+        });
+        add("not-selected", &|pod| {
+            drop(pod["metadata"]["annotations"].as_object_mut().expect("it").remove("k8s.v1.cni.cncf.io/networks"))
+        });
+        add("excluded", &|pod| pod["metadata"]["namespace"] = "kube-system".into());
+        add("on-host", &|pod| pod["spec"]["hostNetwork"] = true.into());
+        add("invalid", &|pod| pod["metadata"]["annotations"][EXCLUDED_PORTS] = "x".into());
+        add("refused", &|pod| {
+            pod["spec"]["containers"].as_array_mut().expect("a list").pop();
+            pod["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});
+        });
+        add("elsewhere", &|pod| pod["spec"]["nodeName"] = "node-2".into());
+        add("ended", &|pod| pod["status"]["phase"] = "Succeeded".into());
+        let mut gone = another(&scene.cluster.lock().expect("unpoisoned").pod, "shop", "gone");
+        gone["metadata"]["uid"] = "other".into();
+        let mut pending = gone.clone();
+        (pending["metadata"]["name"], pending["status"]["phase"]) = ("pending".into(), "Pending".into());
+        {
+            let mut cluster = scene.cluster.lock().expect("unpoisoned");
+            cluster.more_pods.extend([gone, pending]);
+            cluster.namespace["metadata"]["labels"] = json!({"istio-injection": "enabled"});
+        }
+        let report = audit(scene, &[]);
+        let lines: Vec<String> = report
+            .pods
+            .iter()
+            .map(|pod| format!("{}: {}", pod.pod, pod.error.as_deref().unwrap_or(&pod.reason)))
+            .collect();
+        let expected = [
+            "excluded: not redirected: namespace kube-system is excluded",
+            "gone: its network namespace was not found on this node",
+            "invalid: not redirected: an ADD of this pod would fail: annotation \
+             \"traffic.sidecar.istio.io/excludeOutboundPorts\"",
+            "late: not redirected: the plugin did not run for this pod; delete the pod, or let the agent repair it \
+             (repair.enabled)",
+            "mode-none: not redirected: the interception mode is NONE",
+            "not-selected: not redirected: the pod does not select network istio-cni",
+            "on-host: not redirected: the pod uses the host network (hostNetwork)",
+            "refused: no sidecar: sidecar.istio.io/inject is false; namespace shop has label istio-injection=enabled",
+        ];
+        assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert!(line.starts_with(expected), "{line}\nexpected {expected}");
+        }
+        assert_eq!(report.checked, expected.len() + 1, "and web-0: {report:#?}");
+        assert!(report.pods.iter().all(|pod| !pod.redirected && pod.bypasses.is_empty()));
+    });
+}
+
+/// The process in the pod can add rules; neither their number nor their text affects other pods or the terminal.
+#[test]
+fn a_hostile_pod_does_not_hide_others_or_reach_the_terminal() {
+    scene(Plan::new(), |scene| {
+        let hostile = another(&scene.cluster.lock().expect("unpoisoned").pod, "shop", "hostile");
+        let netns = Netns::new(&scene.path("run/netns/hostile"), false, 0);
+        scene.keep_result_of(&hostile, "hostile");
+        scene.cluster.lock().expect("unpoisoned").more_pods.push(hostile);
+        let flood = format!("*nat\n{}COMMIT\n", "-A OUTPUT -p tcp --dport 1 -j ACCEPT\n".repeat(70_000));
+        scene.write("flood", &flood);
+        netns.run(&format!("iptables-restore {}", scene.path("flood").display()));
+
+        scene.netns.run("iptables -t nat -I OUTPUT -o \u{1b}[31m+ -p tcp -j RETURN");
+        scene.netns.run("iptables -t nat -I OUTPUT -p tcp --dport 9 -j RETURN");
+        scene.netns.connect(APP, "192.0.2.1:9");
+        let report = audit(scene, &["--all"]);
+        let error = report.pods[0].error.as_deref().unwrap_or_default();
+        assert!(report.pods.len() == 2 && error.contains("expected at most"), "{report:#?}");
+        assert_counted(
+            &report.pods[1],
+            "outbound tcp to port 9",
+            1,
+            "a rule of another program: OUTPUT -p tcp -m tcp --dport 9 -j RETURN",
+        );
+        let text = String::from_utf8(scene.command("audit", &["--all"]).stdout).expect("text");
+        assert!(text.contains("\\u{1b}[31m") && !text.contains('\u{1b}'), "{text}");
+    });
+}
+
+#[test]
+fn errors_name_the_missing_right_name_or_server() {
+    let run = |scene: &Scene, arguments: &[&str]| {
+        let output = scene.command("audit", arguments);
+        (output.status.code(), String::from_utf8(output.stderr).expect("text"))
+    };
+    let mut plan = Plan::new();
+    plan.cluster.denied = vec!["list pods"];
+    scene(plan, |scene| {
+        for (arguments, right) in [(&[][..], "list pods"), (&["-n", "shop"], "list pods in namespace shop")] {
+            let (code, error) = run(scene, arguments);
+            assert!(code == Some(1) && error.contains("lack the right to") && error.contains(right), "{error}");
+        }
+    });
+    scene(Plan::new(), |scene| {
+        std::fs::remove_file(scene.path("etc/hostname")).expect("removed");
+        let (code, error) = run(scene, &[]);
+        assert!(code == Some(1) && error.contains("pass --node-name"), "{error}");
+        let (code, error) = run(scene, &["--node-name", "a/b"]);
+        assert!(code == Some(1) && error.contains("invalid object name \"a/b\""), "{error}");
+        std::fs::remove_file(scene.path(crate::scene::KUBECONFIG)).expect("removed");
+        let (code, error) = run(scene, &["--node-name", "node-1"]);
+        assert!(code == Some(1) && error.contains("pass --kubeconfig"), "{error}");
+        for arguments in [&["--kubeconfig", "/no/such"][..], &["pod"], &["--conf", "/no/such"]] {
+            assert_eq!(run(scene, arguments).0, Some(2), "{arguments:?}");
+        }
+    });
+    let help = Command::new(&*DETOUR).args(["audit", "--help"]).output().expect("it starts");
+    assert!(String::from_utf8_lossy(&help.stdout).contains("Exit codes: "), "{help:?}");
+}
+
+#[test]
+fn every_field_is_documented() {
+    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reports.md")).expect("readable");
+    let (_, section) = docs.split_once("\n## `audit`\n").expect("a section");
+    let section = section.split("\n## ").next().expect("one at least");
+    let report = AuditReport {
+        pods: vec![AuditedPod { bypasses: vec![Bypass::default()], ..AuditedPod::default() }],
+        ..AuditReport::default()
+    };
+    let report = serde_json::to_value(report).expect("JSON");
+    for object in [&report, &report["pods"][0], &report["pods"][0]["bypasses"][0]] {
+        for field in object.as_object().expect("an object").keys() {
+            assert!(section.contains(&format!("`{field}`")), "docs/reports.md: {field}");
+        }
+    }
+}
