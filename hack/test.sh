@@ -13,9 +13,11 @@ need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables pat
     nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 # These builds take minutes the first time, so only the tests that use the tools start them.
+if [[ $# -eq 0 || "$*" == *chart* || "$*" == *apiserver* ]]; then
+    need_helm
+fi
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_commands etcd=etcd-server setpriv=util-linux
-    need_helm
     need_apiserver
 fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then

@@ -82,7 +82,7 @@ enum Iteration {
     /// The node has the desired state. The text has the notes of the plan.
     Settled(String),
     /// This plan was applied.
-    Repaired(InstallPlan),
+    Repaired(Box<InstallPlan>),
     /// Something is missing that another tool must provide, described by the text.
     Waits(String),
     /// The named agent, which started later, leads.
@@ -220,11 +220,11 @@ impl Job<'_> {
         if leadership != Leadership::New && *other != desired.installer && self.node.is_present(other) {
             return Ok(Iteration::Yields(other.clone()));
         }
-        let plan = reconcile(desired, &found);
+        let plan = reconcile(desired, &found)?;
         self.node.apply(&plan, self.program, &lock)?;
         let with_notes = |state: String| [vec![state], plan.notes.clone()].concat().join("; ");
         Ok(match &plan.waits_for {
-            _ if !plan.actions.is_empty() => Iteration::Repaired(plan),
+            _ if !plan.actions.is_empty() => Iteration::Repaired(Box::new(plan)),
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
@@ -244,11 +244,9 @@ impl Job<'_> {
         let mut paths = BTreeSet::new();
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().map(|path| path.parent()));
-            paths.extend([&desired.kubeconfig, &desired.node].into_iter().flatten().map(|(path, _)| path.parent()));
-            paths.insert(match &desired.configuration {
-                ConfigurationTarget::Own { path, .. } => path.parent(),
-                ConfigurationTarget::Listed { dir, .. } => dir.clone(),
-            });
+            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.parent()));
+            paths.extend(desired.node.iter().map(|(path, _)| path.parent()));
+            paths.extend(desired.configurations.iter().map(ConfigurationTarget::directory));
         }
         let reached = paths.iter().filter_map(|path| self.node.reach(path).ok());
         reached.chain(self.sources.iter().cloned()).collect()
@@ -410,7 +408,7 @@ mod tests {
     #[test]
     fn the_taint_is_removed_from_a_ready_node_and_added_to_one_that_is_not_ready() {
         let (now, settled) = (Instant::now(), || Iteration::Settled(String::new()));
-        let repaired = || Iteration::Repaired(InstallPlan::default());
+        let repaired = || Iteration::Repaired(Box::default());
         let fresh = &mut Stability::default();
         for iteration in [repaired(), settled()] {
             let (taint, obstacle) = assessed(&iteration, fresh, now);
@@ -424,7 +422,7 @@ mod tests {
             assert_eq!(assessed(&iteration, fresh, now), (Some(false), Some("reason".into())));
         }
         let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
-        assert_eq!(assessed(&Iteration::Repaired(missing), fresh, now), (Some(false), Some("a list".into())));
+        assert_eq!(assessed(&Iteration::Repaired(Box::new(missing)), fresh, now), (Some(false), Some("a list".into())));
         let contested = &mut Stability::default();
         for _ in 0..4 {
             contested.repaired();

@@ -1,7 +1,7 @@
 //! `detour agent`: keeps the plugin installed, serves pod data to the plugin, and repairs pods that bypass the
 //! sidecar.
 
-use super::install::{InstallOptions, PROGRAM_FILE, program_digest};
+use super::install::{GivenKeys, InstallOptions, PROGRAM_FILE, program_digest};
 use super::output::CommandError;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
@@ -33,11 +33,12 @@ Examples:
         serve data about this node's pods to the plugin, and repair pods that bypass the sidecar
 
 Installation: The agent installs the plugin like `detour install`, with the same flags, and again
-when the program, the kubeconfig, the configuration, its token or the file of --config changes. If
-the plugin would refuse a new file of --config, the last valid one stays in use. The agent reports
-the refused file in /readyz, the log, the metric detour_configuration_refused, and an Event of its
-own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents run on a node, as during an
-upgrade, only the newer one is active.
+when the program, the kubeconfig, the configuration, its token or a file of --config or
+--attachments changes. If the plugin would refuse a new file, the last valid ones stay in use. The
+agent reports the refused file in /readyz, the log, the metric detour_configuration_refused, and an
+Event of its own pod (set POD_NAME, POD_UID and POD_NAMESPACE). If two agents of a release run on a
+node, as during an upgrade, only the newer one is active. Agents of other releases (--release) are
+active at the same time.
 
 Pod data: With a node name, the agent watches the pods of the node, all namespaces and all
 NetworkAttachmentDefinitions with its pod's service account. It answers the plugin's requests at
@@ -227,8 +228,8 @@ impl AgentArguments {
             }
         };
         let desired = || {
-            let desired = |given: &_| self.install.desired(&node, &program, given, &token, socket, &warn);
-            let newest = self.install.config_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
+            let desired = |given: &GivenKeys| self.install.desired(&node, &program, given, &token, socket, &warn);
+            let newest = self.install.given_keys().and_then(|given| desired(&given).map(|desired| (desired, given)));
             match newest {
                 Ok((desired, given)) => {
                     accepted.replace(Some(given));

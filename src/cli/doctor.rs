@@ -4,11 +4,14 @@ use super::install::NodeArguments;
 use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{check_exists, kubeconfig_from_environment};
 use clap::{ArgAction, Args};
-use detour_cni::agent::install::{InstallRecord, Platform, Role, changed};
+use detour_cni::agent::install::{
+    FoundState, InstallError, InstallRecord, NodeFiles, Platform, Release, Role, changed,
+};
 use detour_cni::host_path::{HostPath, HostRoot};
 use detour_cni::inspect::doctor::{CheckTarget, Installation, examine};
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -143,11 +146,11 @@ impl TargetArguments {
     fn target(&self) -> CheckTarget {
         let node = self.place.node();
         let platform = self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)));
-        let found = node.look(None);
-        let record = found.as_ref().map(|found| found.record.clone()).unwrap_or_default();
-        let is_empty = record.files.is_empty() && record.lists.is_empty();
+        let found = look(&node);
+        let records: Vec<_> = found.iter().flatten().map(|found| &found.record).collect();
+        let is_listed = records.iter().any(|record| !record.lists.is_empty());
         let platform_dir = |path: &str| HostPath::new(path).into_iter().collect::<Vec<_>>();
-        let programs = programs(&record);
+        let programs = programs(&records);
         let mut bin_dirs: Vec<HostPath> = self.bin_dir.clone().into_iter().collect();
         if bin_dirs.is_empty() {
             bin_dirs = programs.iter().map(HostPath::parent).collect();
@@ -156,18 +159,23 @@ impl TargetArguments {
         if bin_dirs.is_empty() {
             bin_dirs = platform_dir(platform.bin_dir);
         }
-        let conf = self.conf.clone().or_else(|| conf_dir(&record)).or_else(|| platform_dir(platform.conf_dir).pop());
+        let mut confs = self.conf.clone().map_or_else(|| conf_dirs(&records), |conf| vec![conf]);
+        if confs.is_empty() {
+            confs.extend(platform_dir(platform.conf_dir).pop());
+        }
+        let mut confs = confs.into_iter();
         CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
             platform: platform.name.to_owned(),
-            chained: self.chained.unwrap_or(if is_empty { platform.chained } else { !record.lists.is_empty() }),
+            chained: self.chained.unwrap_or(if records.is_empty() { platform.chained } else { is_listed }),
             bin_dirs,
-            conf: conf.unwrap_or_else(|| self.place.record_path().parent()),
+            conf: confs.next().unwrap_or_else(|| self.place.state_dir().clone()),
+            more_confs: confs.collect(),
             installation: Installation {
-                record: self.place.record_path(),
+                records: node.records().unwrap_or_default(),
                 programs,
-                changed: found.map(|found| (!is_empty).then(|| changed(&found))).map_err(|error| error.to_string()),
+                changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
             },
             kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
             pod: None,
@@ -176,14 +184,51 @@ impl TargetArguments {
     }
 }
 
-fn programs(record: &InstallRecord) -> Vec<HostPath> {
-    let programs = record.files.iter().filter(|(_, owned)| owned.role == Role::Program);
-    programs.map(|(path, _)| path.clone()).collect()
+/// Returns the state of each release on the node. If there are several, files in directories that do not exist here are
+/// not expected: an agent's pod mounts only those of its own release.
+fn look(node: &NodeFiles) -> Result<Vec<FoundState>, InstallError> {
+    let releases = node.releases()?;
+    let is_alone = releases.len() == 1;
+    let look = |release: Release| {
+        let mut found = node.of_release(release).look(None)?;
+        let exists = |path: &HostPath| is_alone || node.has(&path.parent());
+        found.record.files.retain(|path, _| exists(path));
+        found.record.lists.retain(|path, _| exists(path));
+        Ok(found)
+    };
+    releases.into_iter().map(look).collect()
 }
 
-fn conf_dir(record: &InstallRecord) -> Option<HostPath> {
-    let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
-    own.map(|(path, _)| path).or(record.lists.keys().next()).map(HostPath::parent)
+/// Returns the differences between the node and the installation records; `None` without a record.
+fn differences(found: &[FoundState]) -> Option<Vec<String>> {
+    let mut lines: Vec<String> = Vec::new();
+    for line in found.iter().flat_map(changed) {
+        // Releases share files.
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    (!found.is_empty()).then_some(lines)
+}
+
+fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
+    let files = records.iter().flat_map(|record| &record.files);
+    let programs: BTreeSet<_> = files.filter(|(_, owned)| owned.role == Role::Program).map(|(path, _)| path).collect();
+    programs.into_iter().cloned().collect()
+}
+
+/// Returns the directories of the plugin's configurations, those of the cluster network first.
+fn conf_dirs(records: &[&InstallRecord]) -> Vec<HostPath> {
+    let lists = records.iter().flat_map(|record| record.lists.keys());
+    let files = records.iter().flat_map(|record| &record.files);
+    let own = files.filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
+    let mut directories: Vec<HostPath> = Vec::new();
+    for directory in lists.chain(own).map(HostPath::parent) {
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
+    directories
 }
 
 /// Returns the Node object's name as the kubelet derives it by default.

@@ -3,12 +3,13 @@
 
 mod govern;
 
-use super::block::Block;
+use super::block::{Block, BlockReader};
 use super::error::{Code, Error};
 use super::list::wrong_type;
 use super::netconf::{Kubernetes, NetConf, SUB_PLUGINS, absolute, delegate_timeout};
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The node configuration file, which the plugin reads in each call. Only root can change it.
@@ -31,6 +32,8 @@ const SOURCES: [&str; 3] = ["kubeconfig", "agent_socket", "manifests_dir"];
 /// The node's keys at the top level.
 const TOP: [&str; 2] = ["log_file", "delegate_timeout_seconds"];
 const EXCLUDED: &str = "exclude_namespaces";
+/// Excluded namespaces of single networks.
+const NETWORKS: &str = "networks";
 const MAY_EXCLUDE: &str = "attachments_may_exclude_namespaces";
 
 /// The keys that the node sets, and those that it leaves to attachments.
@@ -43,6 +46,8 @@ pub struct NodeConf {
     /// The keys of [`KUBERNETES`].
     kubernetes: Map<String, Value>,
     exclude_namespaces: Vec<String>,
+    /// The excluded namespaces of networks for which [`Self::exclude_namespaces`] does not apply.
+    networks: BTreeMap<String, Vec<String>>,
     /// Sub-plugins with `pod_overrides: false` in all attachments.
     pinned: Vec<String>,
     attachments_may_exclude_namespaces: bool,
@@ -81,6 +86,7 @@ impl NodeConf {
             top: present(top),
             kubernetes: present(kubernetes),
             exclude_namespaces: exclude_namespaces.clone(),
+            networks: BTreeMap::new(),
             pinned: SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect(),
             attachments_may_exclude_namespaces: conf.attachments_may_exclude_namespaces,
             primary: conf.primary.as_ref().map(|_| true),
@@ -99,6 +105,7 @@ impl NodeConf {
             top: Map::new(),
             kubernetes,
             exclude_namespaces: Vec::new(),
+            networks: BTreeMap::new(),
             pinned: SUB_PLUGINS.map(str::to_owned).into(),
             attachments_may_exclude_namespaces: false,
             primary: Some(false),
@@ -109,14 +116,24 @@ impl NodeConf {
     /// Returns the text of a node configuration file.
     #[must_use]
     pub fn text(&self) -> String {
+        format!("{:#}\n", self.keys())
+    }
+
+    /// Returns the content of a node configuration file.
+    #[must_use]
+    pub fn keys(&self) -> Value {
         let mut keys = self.top.clone();
         let mut kubernetes = self.kubernetes.clone();
         kubernetes.insert(EXCLUDED.into(), json!(self.exclude_namespaces));
         keys.insert("kubernetes".into(), kubernetes.into());
+        if !self.networks.is_empty() {
+            let network = |(name, excluded): (&String, &Vec<String>)| (name.clone(), json!({ EXCLUDED: excluded }));
+            keys.insert(NETWORKS.into(), Map::from_iter(self.networks.iter().map(network)).into());
+        }
         keys.insert("pinned".into(), json!(self.pinned));
         keys.insert(MAY_EXCLUDE.into(), self.attachments_may_exclude_namespaces.into());
         keys.extend(self.primary.map(|primary| ("primary".to_owned(), primary.into())));
-        format!("{:#}\n", Value::Object(keys))
+        Value::Object(keys)
     }
 
     /// Parses a node configuration file and returns it with its warnings, one line each. Unknown keys are warnings, so
@@ -146,6 +163,7 @@ impl NodeConf {
             top: present(TOP.map(|key| (key, value_of(&block.keys, key)))),
             kubernetes: present(KUBERNETES.map(|(key, _)| (key, value_of(&written, key)))),
             exclude_namespaces: read.exclude_namespaces,
+            networks: networks(&keys, &mut warnings)?,
             pinned: keys.list("pinned")?.map(|list| list.items).unwrap_or_default(),
             attachments_may_exclude_namespaces: keys.boolean(MAY_EXCLUDE)?.unwrap_or(false),
             primary: keys.boolean("primary")?,
@@ -172,6 +190,50 @@ impl NodeConf {
         Ok((node, warnings.into_iter().map(|warning| format!("{place}: {warning}")).collect()))
     }
 
+    /// Composes the node configuration of several configurations of the plugin, each with the name of its network;
+    /// `None` for the cluster network. The first one sets the keys that only one of them can set. The second part of
+    /// the result are warnings. Returns `None` without configurations.
+    #[must_use]
+    pub fn compose(confs: Vec<(Option<String>, Self)>) -> Option<(Self, Vec<String>)> {
+        let mut confs = confs.into_iter();
+        let (_, mut node) = confs.next()?;
+        let mut warnings = Vec::new();
+        for (network, other) in confs {
+            let is_pinned = |kind: &&str| [&node, &other].iter().any(|conf| conf.pinned.iter().any(|own| own == kind));
+            node.pinned = SUB_PLUGINS.iter().copied().filter(is_pinned).map(str::to_owned).collect();
+            node.primary = node.primary.max(other.primary);
+            node.add_agent_prefixes(&other);
+            match network {
+                _ if other.exclude_namespaces == node.exclude_namespaces => {}
+                Some(network) => drop(node.networks.entry(network).or_insert(other.exclude_namespaces)),
+                None => warnings.push(format!(
+                    "{EXCLUDED}: {} is ignored: another release adds the plugin to the cluster network and sets {}",
+                    other.exclude_namespaces.join(","),
+                    node.exclude_namespaces.join(",")
+                )),
+            }
+        }
+        Some((node, warnings))
+    }
+
+    /// Adds the prefixes of the names of `other`'s agent pods, if these are in the same namespace.
+    fn add_agent_prefixes(&mut self, other: &Self) {
+        let [namespace, prefixes] = ["agent_namespace", "agent_pod_prefixes"];
+        if self.kubernetes.get(namespace) != other.kubernetes.get(namespace) {
+            return;
+        }
+        let added = other.kubernetes.get(prefixes).and_then(Value::as_array).cloned().unwrap_or_default();
+        if let Some(own) = self.kubernetes.get_mut(prefixes).and_then(Value::as_array_mut) {
+            let added: Vec<_> = added.into_iter().filter(|prefix| !own.contains(prefix)).collect();
+            own.extend(added);
+        }
+    }
+
+    /// Returns the namespaces whose pods are skipped by configurations of this network.
+    fn excluded(&self, network: Option<&str>) -> &[String] {
+        network.and_then(|network| self.networks.get(network)).unwrap_or(&self.exclude_namespaces)
+    }
+
     /// Returns a summary of the keys that the node sets, for messages.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -183,7 +245,11 @@ impl NodeConf {
             names => format!("; excludes {}", names.join(", ")),
         };
         let pinned = if self.pinned.is_empty() { String::new() } else { format!("; pins {}", self.pinned.join(", ")) };
-        format!("{keys}{excluded}{pinned}")
+        let network = |(name, excluded): (&String, &Vec<String>)| {
+            format!("; excludes {} for network {name}", excluded.join(", "))
+        };
+        let networks: String = self.networks.iter().map(network).collect();
+        format!("{keys}{excluded}{networks}{pinned}")
     }
 
     /// Returns the same with `primary`, unless the configuration already sets it.
@@ -204,6 +270,20 @@ impl NodeConf {
 #[must_use]
 pub fn primary_in_attachment() -> Error {
     Error::new(Code::InvalidConfig, "clusterNetwork, delegates: only the runtime's configuration can set these keys")
+}
+
+/// Reads [`NETWORKS`].
+fn networks(keys: &BlockReader<'_>, warnings: &mut Vec<String>) -> Result<BTreeMap<String, Vec<String>>, Error> {
+    let Some(block) = keys.block(NETWORKS)? else { return Ok(BTreeMap::new()) };
+    let mut networks = BTreeMap::new();
+    for (name, value) in &block.keys {
+        let network = Block::new(format!("{NETWORKS}.{name}"), value)?;
+        let keys = network.reader();
+        let excluded = keys.list(EXCLUDED)?.map(|list| list.items).unwrap_or_default();
+        warnings.extend(keys.unknown().into_iter().map(|key| format!("{NETWORKS}.{name}.{key}: unknown key, ignored")));
+        networks.insert(name.clone(), excluded);
+    }
+    Ok(networks)
 }
 
 fn present<const N: usize>(keys: [(&str, Option<Value>); N]) -> Map<String, Value> {

@@ -40,4 +40,9 @@ fn every_manifest_is_accepted() {
 const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true,podMonitor.enabled=true,\
                           podMonitor.labels.a=b,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
                           nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\
-                          metricsFrom[0].namespaceSelector.matchLabels.a=b";
+                          metricsFrom[0].namespaceSelector.matchLabels.a=b,global.nativeNftables=true,revision=a,\
+                          global.logging.level=cni:debug,updateStrategy.type=OnDelete,daemonSetLabels.a=b,\
+                          terminationGracePeriodSeconds=5,env.KUBERNETES_SERVICE_HOST=a,cniNetnsDir=/var/run/a,\
+                          env.KUBERNETES_SERVICE_PORT=6443,resources.limits.cpu=2,seLinuxOptions.level=s0,\
+                          tolerations[0].key=a,tolerations[0].operator=Equal,tolerations[0].value=b,\
+                          attachments[0].name=a,attachments[0].namespaces={shop}";

@@ -1,6 +1,6 @@
 //! A client for objects of any kind, as JSON.
 
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::AuthInfo;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Config};
@@ -92,6 +92,12 @@ impl Client {
         let api = self.api(object);
         let list = self.answer(api.list(&Default::default()))?;
         Ok(list.items.iter().map(|item| serde_json::to_value(item).expect("JSON")).collect())
+    }
+
+    /// Returns the answer to a GET request for this path.
+    pub(crate) fn get_path(&self, path: &str) -> Result<Value, Refused> {
+        let request = kube::core::Request::new(path).list(&ListParams::default());
+        self.answer(self.client.request(request.expect("a request")))
     }
 
     /// Deletes an object at once.

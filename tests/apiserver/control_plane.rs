@@ -2,7 +2,7 @@
 
 use crate::certificates;
 use crate::client::Client;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// An API server with a store of its own, on loopback.
 pub(crate) struct ControlPlane {
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
     pub(crate) port: u16,
     etcd_port: u16,
     admin: (String, String),
@@ -118,6 +118,25 @@ impl ControlPlane {
     pub(crate) fn admin(&self) -> Client {
         let (certificate, key) = &self.admin;
         Client::with_certificate(&self.server(), &self.authority(), certificate, key)
+    }
+
+    /// Writes a kubeconfig with all rights. Returns its path.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        let (certificate, key) = &self.admin;
+        let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
+        fs::write(&crt, certificate).expect("writable");
+        fs::write(&pem, key).expect("writable");
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+            "clusters": [{"name": "test", "cluster": {
+                "server": self.server(), "certificate-authority": self.directory.join("ca.crt"),
+            }}],
+            "users": [{"name": "admin", "user": {"client-certificate": crt, "client-key": pem}}],
+        });
+        let path = self.directory.join("kubeconfig");
+        fs::write(&path, kubeconfig.to_string()).expect("writable");
+        path
     }
 
     /// Returns a client with this token.

@@ -8,6 +8,7 @@ mod control_plane;
 mod facts;
 mod mounts;
 mod node;
+mod releases;
 mod removal;
 mod repairs;
 mod rights;

@@ -25,9 +25,14 @@ pub(crate) fn base(platform: &str) -> Vec<Value> {
     objects(&fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable"))
 }
 
+/// Returns the path of helm.
+pub(crate) fn helm() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm")
+}
+
 /// Returns the objects of the chart, rendered with these values.
 pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
-    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
+    let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
     command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);

@@ -3,7 +3,7 @@
 use detour_cni::agent::install::plan::undo;
 use detour_cni::agent::install::{
     ConfFile, ConfigurationTarget, DesiredState, Digest, FileAction, FoundFile, FoundState, HostPath, InstallPlan,
-    InstallRecord, reconcile,
+    InstallRecord,
 };
 use detour_cni::state::format;
 use serde_json::json;
@@ -40,11 +40,16 @@ fn desired(file: Option<&str>) -> DesiredState {
     DesiredState {
         installer: "test".into(),
         program: Digest::of(b""),
+        program_version: String::new(),
         programs: Vec::new(),
         kubeconfig: None,
         node: None,
-        configuration,
+        configurations: vec![configuration],
     }
+}
+
+fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
+    detour_cni::agent::install::reconcile(desired, found).expect("a plan")
 }
 
 fn found(name: &str, text: &str) -> FoundState {

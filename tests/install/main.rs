@@ -7,6 +7,7 @@ mod disk;
 mod exposition;
 mod golden;
 mod manifests;
+mod releases;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -5,6 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -27,7 +28,12 @@ impl Agent {
 
     /// Starts an agent with this environment.
     pub(crate) fn spawn_with(environment: &[(&str, &str)], arguments: &[String]) -> Self {
-        let mut process = Command::new(program())
+        Self::spawn_program(program(), environment, arguments)
+    }
+
+    /// Starts an agent of another program.
+    pub(crate) fn spawn_program(program: &Path, environment: &[(&str, &str)], arguments: &[String]) -> Self {
+        let mut process = Command::new(program)
             .args(arguments)
             .env_clear()
             .envs(environment.iter().copied())

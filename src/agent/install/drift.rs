@@ -1,23 +1,24 @@
 //! Drift of a node from its installation record: what `detour install` and the agent would repair.
 
 use super::conflist;
-use super::reconcile::{PRIVATE_MODE, PROGRAM_MODE};
-use super::state::{EditedList, FoundFile, FoundState, Owned, Role};
+use super::state::{EditedList, FoundFile, FoundState, Owned, PRIVATE_MODE, PROGRAM_MODE, Role};
 use crate::host_path::HostPath;
 
 /// Returns the differences between the node and its installation record, one line each.
 #[must_use]
 pub fn changed(found: &FoundState) -> Vec<String> {
-    let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found.files.get(path)));
+    let files = found.record.files.iter().filter_map(|(path, owned)| file(path, owned, found));
     let lists = found.record.lists.iter().filter_map(|(path, listed)| list(path, listed, found.files.get(path)));
     let leftovers = found.leftovers.iter().map(|path| format!("{path}: temporary file of an interrupted installation"));
     files.chain(lists).chain(leftovers).chain(found.notes.iter().cloned()).collect()
 }
 
-fn file(path: &HostPath, owned: &Owned, found: Option<&FoundFile>) -> Option<String> {
-    let Some(found) = found else { return Some(format!("{path}: file not found")) };
+fn file(path: &HostPath, owned: &Owned, state: &FoundState) -> Option<String> {
+    let Some(found) = state.files.get(path) else { return Some(format!("{path}: file not found")) };
     let mode = if owned.role == Role::Program { PROGRAM_MODE } else { PRIVATE_MODE };
-    if owned.ours.last() != Some(&found.digest) {
+    // The last writer of a shared file may be another release.
+    let mut sharers = [owned].into_iter().chain(state.sharers(path).map(|(.., owned)| owned));
+    if !sharers.any(|owned| owned.ours.last() == Some(&found.digest)) {
         Some(format!("{path}: edited after the installation"))
     } else if found.mode != mode {
         Some(format!("{path}: expected mode {mode:04o}, got {:04o}", found.mode))
@@ -73,6 +74,7 @@ mod tests {
             installer: "a".into(),
             files: [(path("/bin/detour"), owned)].into(),
             lists: [(path("/net.d/1.conflist"), listed)].into(),
+            ..InstallRecord::default()
         };
         let files = [(path("/bin/detour"), program), (path("/net.d/1.conflist"), found_file(&list.to_string(), 0o644))];
         FoundState { record, files: files.into(), ..FoundState::default() }
@@ -96,18 +98,20 @@ mod tests {
         let desired = DesiredState {
             installer: "a".into(),
             program: Digest::of(b"program"),
+            program_version: String::new(),
             programs: Vec::new(),
             kubeconfig: None,
             node: None,
-            configuration: ConfigurationTarget::Listed {
+            configurations: vec![ConfigurationTarget::Listed {
                 dir: dir.clone(),
                 file: None,
                 entry: json!({"type": "detour", "log_level": "info", "chain": [{"uids": ["1337"], "type": "uid-exclude"}]}),
-            },
+            }],
         };
         let contents = list(&json!([{"type": "bridge"}])).to_string().into_bytes();
         let cluster_network = ConfFile { name: "1.conflist".into(), contents, mode: 0o600 };
         let plan = reconcile(&desired, &FoundState { configurations: vec![cluster_network], ..FoundState::default() });
+        let plan = plan.expect("a plan");
         let written = plan.actions.iter().find_map(|action| match action {
             FileAction::Write { text, .. } => Some(text.clone()),
             _ => None,
@@ -120,6 +124,18 @@ mod tests {
             let found = FoundState { record: plan.record.clone(), files, ..FoundState::default() };
             assert!(changed(&found).is_empty(), "{:?}", changed(&found));
         }
+    }
+
+    /// The release that wrote last has another program and another node configuration.
+    #[test]
+    fn contents_of_another_release_in_a_shared_file_are_no_drift() {
+        let program = || found_file("another program", 0o755);
+        let mut found = node(program(), &list(&json!([{"type": "bridge"}, {"type": "detour"}])));
+        assert_eq!(changed(&found), ["/bin/detour: edited after the installation"]);
+        let mut other = found.record.clone();
+        other.files.get_mut(&path("/bin/detour")).expect("a program").ours = vec![program().digest];
+        found.others.insert("other".parse().expect("a name"), other);
+        assert!(changed(&found).is_empty(), "{:?}", changed(&found));
     }
 
     #[test]

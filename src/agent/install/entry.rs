@@ -1,7 +1,8 @@
 //! The texts of the plugin's configuration and of the node configuration, from the settings of an installation.
 
 use super::error::InstallError;
-use crate::cni::{CniCommand, NetConf, NodeConf, PROGRAM};
+use super::state::NodePart;
+use crate::cni::{CniCommand, DEFAULT_AGENT_PREFIXES, NetConf, NodeConf, PROGRAM};
 use crate::host_path::HostPath;
 use crate::plugin::validate;
 use serde_json::{Map, Value, json};
@@ -21,6 +22,8 @@ pub struct EntrySettings {
     pub exclude_namespaces: Vec<String>,
     /// `kubernetes.agent_namespace`: the namespace of the agent's own pods, which the plugin skips.
     pub agent_namespace: Option<String>,
+    /// Prefix of the names of the agent's pods, in addition to the default ones of `kubernetes.agent_pod_prefixes`.
+    pub agent_pod_prefix: Option<String>,
     /// `kubernetes.cni_bin_dir`.
     pub bin_dir: HostPath,
     /// Whether the runtime calls the plugin as the primary plugin, by a configuration that another tool installed.
@@ -65,12 +68,29 @@ impl EntrySettings {
         Ok(Value::Object(keys))
     }
 
-    /// Returns the text of the node configuration, which has the node-wide settings of the plugin's configuration.
+    /// Returns the part of the node configuration: the node-wide settings of the plugin's configuration for `network`.
     ///
     /// # Errors
     /// The plugin would refuse that configuration.
-    pub fn node(&self) -> Result<String, InstallError> {
-        Ok(NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false))).text())
+    pub fn node_part(&self, network: Option<String>) -> Result<NodePart, InstallError> {
+        let node = NodeConf::from_configuration(&self.conf()?).with_primary(Some(self.primary.unwrap_or(false)));
+        Ok(NodePart { network, keys: node.keys() })
+    }
+
+    /// Returns the same settings with other keys of the administrator, which override the given ones.
+    #[must_use]
+    pub fn with_keys(&self, keys: &Map<String, Value>) -> Self {
+        let mut given = self.given.clone();
+        override_keys(&mut given, keys);
+        Self { given, ..self.clone() }
+    }
+
+    /// Whether the configuration is that of a primary plugin.
+    ///
+    /// # Errors
+    /// The plugin would refuse the configuration.
+    pub fn is_primary(&self) -> Result<bool, InstallError> {
+        Ok(self.conf()?.primary.is_some())
     }
 
     /// Validates the configuration as `detour validate` does. Returns its warnings.
@@ -118,15 +138,14 @@ impl EntrySettings {
         }
         if let Some(namespace) = &self.agent_namespace {
             kubernetes["agent_namespace"] = namespace.as_str().into();
+            if let Some(prefix) = &self.agent_pod_prefix {
+                let prefixes = [prefix.as_str()].into_iter().chain(DEFAULT_AGENT_PREFIXES);
+                kubernetes["agent_pod_prefixes"] = prefixes.collect();
+            }
         }
         let keys = json!({ "type": PROGRAM, "log_level": self.log_level, "kubernetes": kubernetes });
         let mut keys = keys.as_object().cloned().unwrap_or_default();
-        for (key, value) in &self.given {
-            match (keys.get_mut(key).and_then(Value::as_object_mut), value) {
-                (Some(block), Value::Object(given)) => block.extend(given.clone()),
-                _ => drop(keys.insert(key.clone(), value.clone())),
-            }
-        }
+        override_keys(&mut keys, &self.given);
         if self.uses_default_chain() {
             keys.insert("chain".into(), default_chain());
         }
@@ -150,6 +169,16 @@ pub fn default_chain() -> Value {
         { "type": "uid-exclude", "uids": ["1337"] },
         { "type": "dns-exclude", "uids": ["1337"] },
     ])
+}
+
+/// Replaces keys of a configuration. The keys of an object such as `kubernetes` are replaced one by one.
+fn override_keys(keys: &mut Map<String, Value>, given: &Map<String, Value>) {
+    for (key, value) in given {
+        match (keys.get_mut(key).and_then(Value::as_object_mut), value) {
+            (Some(block), Value::Object(given)) => block.extend(given.clone()),
+            _ => drop(keys.insert(key.clone(), value.clone())),
+        }
+    }
 }
 
 fn parse(conf: &Value) -> Result<NetConf, InstallError> {

@@ -1,5 +1,6 @@
 //! Why a node can't be changed.
 
+use super::release::Release;
 use crate::host_path::HostPath;
 use std::io::{self, ErrorKind};
 
@@ -26,12 +27,27 @@ pub enum InstallError {
         /// The parser's error.
         cause: String,
     },
+    /// A part of the configuration belongs to another release.
+    #[error(
+        "can't install: {what} belongs to release {owner:?} on this node; choose another name, or uninstall that release \
+         with: detour uninstall --release {owner}"
+    )]
+    Owned {
+        /// The file, or the entry in a list.
+        what: String,
+        /// The other release.
+        owner: String,
+    },
     /// The plugin would refuse the configuration.
     #[error("invalid plugin configuration: {0}")]
     Configuration(String),
 }
 
 impl InstallError {
+    pub(super) fn owned(what: String, owner: &Release) -> Self {
+        Self::Owned { what, owner: owner.to_string() }
+    }
+
     pub(super) fn file(operation: &'static str, path: &HostPath, error: &io::Error) -> Self {
         let hint = match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space on the node",

@@ -2,12 +2,13 @@
 //!
 //! [`NodeFiles::look`] reads the [`FoundState`] of the node; [`reconcile()`] compares it with the [`DesiredState`]
 //! and returns an [`InstallPlan`], which is shown or applied ([`NodeFiles::apply`]). [`plan::undo`] returns the plan
-//! that reverts an installation. Only [`NodeFiles`] touches the file system.
+//! that reverts an installation. Several releases can be installed on one node; each has its own installation record. Only [`NodeFiles`] touches the file system.
 //!
 //! | file | content |
 //! |---|---|
-//! | `state` | desired state, found state, and the installation record (`install.json`) |
+//! | `state` | desired state, found state, and the installation record of a release; files that releases share |
 //! | `reconcile` | desired state − found state = plan |
+//! | `release` | the name of a release |
 //! | `plan` | the file operations of a plan, their diffs, and the plan of an uninstallation |
 //! | `drift` | the differences between a node and its installation record |
 //! | `target`, `conflist` | which configuration file gets the plugin's entry; editing a plugin list as text |
@@ -27,6 +28,7 @@ mod node;
 pub mod plan;
 mod platform;
 mod reconcile;
+mod release;
 mod state;
 mod target;
 
@@ -40,7 +42,8 @@ pub use node::{InstallLock, Installed, NodeFiles};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::reconcile;
+pub use release::Release;
 pub use state::{
-    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, Owned,
-    PreviousContent, Role,
+    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodePart, NodeParts,
+    Owned, PreviousContent, Role,
 };

@@ -1,22 +1,25 @@
-//! Reads and changes the node's files: the found state, the plan, the locks of installers, and the installed
-//! configuration.
+//! Reads and changes the node's files: the found state and the plan, the locks of installers (`locks`), and the
+//! installed configurations (`installed`).
+
+mod installed;
+mod locks;
+
+pub use installed::Installed;
+pub use locks::InstallLock;
 
 use super::atomic::{self, FileOwner};
 use super::conflist;
 use super::digest::Digest;
 use super::error::InstallError;
 use super::plan::{FileAction, InstallPlan};
-use super::state::{
-    ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, PreviousContent, Role,
-};
+use super::release::Release;
+use super::state::{ConfFile, ConfigurationTarget, DesiredState, FoundFile, FoundState, InstallRecord, Owned};
 use super::target::is_configuration;
-use crate::cni::{NetConf, configuration};
 use crate::host_path::{HostPath, HostRoot};
 use crate::state::format;
-use crate::sub_plugins::SubPlugin;
-use crate::trusted_file::{self, FileId, create_directories, is_trusted, open_lock, read_nofollow};
-use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use crate::trusted_file::{self, is_trusted, read_nofollow};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -24,39 +27,30 @@ use std::path::{Path, PathBuf};
 /// The maximum size of a configuration; a larger file is a program.
 const MAX_TEXT_SIZE: u64 = 1 << 20;
 /// The maximum size of an installation record, which holds the texts of a few configurations.
-const MAX_LOG_SIZE: u64 = 4 << 20;
-
-/// The suffix of the file that an agent holds locked while it runs.
-const PRESENCE_SUFFIX: &str = ".present";
+const MAX_RECORD_SIZE: u64 = 4 << 20;
 
 /// The file system of a node.
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
     root: HostRoot,
-    /// The directory of the installation record.
+    /// The directory of the installation records.
     state: HostPath,
-}
-
-/// A file lock on the node, released when this value is dropped.
-#[derive(Debug)]
-pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
-
-/// The plugin's configuration as it is installed on a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Installed {
-    /// The configuration without the parts that only the runtime's calls use: executables in the sub-plugin chain,
-    /// which may not tolerate a second ADD, and the networks of a primary plugin.
-    pub conf: NetConf,
-    /// Whether the plugin is called for every pod, not only for pods that select its network.
-    pub for_every_pod: bool,
+    /// The release whose installation this is.
+    release: Release,
 }
 
 impl NodeFiles {
-    /// Creates a view of the node whose file system is mounted at `root`, with its installation record in the directory
-    /// `state`.
+    /// Creates a view of the node whose file system is mounted at `root`, with the installation record of the default
+    /// release in the directory `state`.
     #[must_use]
     pub fn new(root: HostRoot, state: HostPath) -> Self {
-        Self { root, state }
+        Self { root, state, release: Release::default() }
+    }
+
+    /// Returns the same view for another release.
+    #[must_use]
+    pub fn of_release(&self, release: Release) -> Self {
+        Self { release, ..self.clone() }
     }
 
     /// Returns the mount point of the node's file system.
@@ -91,121 +85,67 @@ impl NodeFiles {
         self.root.reach(path).map_err(|error| InstallError::file("resolve", path, &error))
     }
 
-    /// Waits for the lock under which installers change the node.
+    /// Returns the releases that have an installation record, in the order of their names.
     ///
     /// # Errors
-    /// The state directory can't be written.
-    pub fn lock(&self) -> Result<InstallLock, InstallError> {
-        self.lock_at(&self.lock_file())
+    /// The state directory can't be read.
+    pub fn releases(&self) -> Result<BTreeSet<Release>, InstallError> {
+        Ok(self.names(&self.state)?.iter().filter_map(|name| Release::of_record(name)).collect())
     }
 
-    /// Releases the lock, and removes its file if nothing is installed. Another process that waits for the lock
-    /// creates a new file.
-    pub fn forget_lock(&self, lock: InstallLock) {
-        if !self.has(&self.record_path()) {
-            let removed = self.root.reach_entry(&self.lock_file()).and_then(|path| atomic::remove(&path));
-            if let Err(error) = removed {
-                tracing::warn!("can't remove {}: {error}", self.lock_file());
-            }
-        }
-        drop(lock);
-    }
-
-    fn lock_file(&self) -> HostPath {
-        self.state.join("install.lock")
-    }
-
-    fn lock_at(&self, path: &HostPath) -> Result<InstallLock, InstallError> {
-        let lock = || {
-            let reached = self.root.reach_entry(path)?;
-            create_directories(reached.parent().unwrap_or(Path::new("/")))?;
-            loop {
-                let file = open_lock(&reached)?;
-                file.lock()?;
-                // Another process may have removed the file before it was locked, as `forget_absent` does.
-                if is_at(&file, &reached)? {
-                    return Ok(InstallLock(file));
-                }
-            }
-        };
-        lock().map_err(|error| InstallError::file("lock", path, &error))
-    }
-
-    /// Marks `installer` as running until the lock is dropped.
+    /// Returns the paths of the installation records; if nothing is installed, that of this release.
     ///
     /// # Errors
-    /// The state directory can't be written.
-    pub fn be_present(&self, installer: &str) -> Result<InstallLock, InstallError> {
-        self.lock_at(&self.presence(installer))
+    /// The state directory can't be read.
+    pub fn records(&self) -> Result<Vec<HostPath>, InstallError> {
+        let releases = self.releases()?;
+        let own = releases.is_empty().then_some(&self.release);
+        Ok(releases.iter().chain(own).map(|release| self.record_path(release)).collect())
     }
 
-    /// Whether `installer` is running.
-    #[must_use]
-    pub fn is_present(&self, installer: &str) -> bool {
-        let file = self.root.reach_entry(&self.presence(installer)).and_then(|path| open(&path));
-        file.is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
-    }
-
-    /// Removes the file that [`NodeFiles::be_present`] created.
-    pub fn forget_presence(&self, installer: &str) {
-        // A file that could not be removed is empty and unlocked, so it has no effect.
-        let _ = self.root.reach_entry(&self.presence(installer)).and_then(|path| atomic::remove(&path));
-    }
-
-    /// Removes the files that [`NodeFiles::be_present`] created for agents that were killed.
-    pub fn forget_absent(&self) {
-        let forget = |name: &str| -> io::Result<()> {
-            let path = self.root.reach_entry(&self.state.join(name))?;
-            let file = open(&path)?;
-            // The lock is held during the removal: an agent of that name that starts now creates a new file.
-            if file.try_lock().is_ok() && is_at(&file, &path)? {
-                atomic::remove(&path)?;
-            }
-            Ok(())
-        };
-        for name in self.names(&self.state).unwrap_or_default() {
-            if name.ends_with(PRESENCE_SUFFIX)
-                && let Err(error) = forget(&name)
-            {
-                tracing::warn!("can't remove {}: {error}", self.state.join(&name));
-            }
-        }
-    }
-
-    fn presence(&self, installer: &str) -> HostPath {
-        self.state.join(&format!("{}{PRESENCE_SUFFIX}", installer.replace('/', "_")))
-    }
-
-    /// Returns the state of the files that `desired` or the installation record refers to.
+    /// Returns the state of the files that `desired` or the installation record refers to, and the records of the other
+    /// releases.
     ///
     /// # Errors
-    /// A file or directory can't be read, or `desired` is `None` and the record is invalid.
+    /// A file or directory can't be read, or `desired` is `None` and a record is invalid.
     pub fn look(&self, desired: Option<&DesiredState>) -> Result<FoundState, InstallError> {
-        let (record, notes) = match (self.record(), desired) {
-            // The desired state can be installed without the record.
-            (Err(error @ InstallError::Record { .. }), Some(_)) => (InstallRecord::default(), vec![error.to_string()]),
-            (record, _) => (record?, Vec::new()),
-        };
+        let mut found = FoundState { release: self.release.clone(), ..FoundState::default() };
+        let mut releases = self.releases()?;
+        releases.insert(self.release.clone());
+        for one in releases {
+            let record = match (self.record(&one), desired) {
+                // The desired state can be installed without the record.
+                (Err(error @ InstallError::Record { .. }), Some(_)) => {
+                    found.notes.push(error.to_string());
+                    InstallRecord::default()
+                }
+                (record, _) => record?,
+            };
+            if one == self.release {
+                found.record = record;
+            } else {
+                found.others.insert(one, record);
+            }
+        }
+        let record = &found.record;
         let mut paths: BTreeSet<HostPath> = record.files.keys().chain(record.lists.keys()).cloned().collect();
         paths.extend(record.lists.values().filter_map(|listed| Some(listed.single.as_ref()?.0.clone())));
-        paths.extend(record.files.values().filter_map(|owned| match &owned.before {
-            PreviousContent::Aside(aside) => Some(aside.clone()),
-            _ => None,
-        }));
         let mut directories = BTreeSet::from([self.state.clone()]);
-        let mut found = FoundState { record, notes, ..FoundState::default() };
         if let Some(desired) = desired {
             paths.extend(desired.programs.iter().cloned());
-            paths.extend([&desired.kubeconfig, &desired.node].into_iter().flatten().map(|(path, _)| path.clone()));
+            paths.extend(desired.kubeconfig.iter().map(|(path, _)| path.clone()));
+            paths.extend(desired.node.iter().map(|(path, _)| path.clone()));
+            paths.extend(desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned());
             found.notes.extend(self.untrusted(desired));
-            match &desired.configuration {
-                ConfigurationTarget::Own { path, .. } => drop(paths.insert(path.clone())),
-                ConfigurationTarget::Listed { dir, .. } => {
+            for target in &desired.configurations {
+                if let ConfigurationTarget::Listed { dir, .. } = target {
                     directories.insert(dir.clone());
                     found.configurations = self.configurations(dir)?;
                 }
             }
         }
+        let asides: Vec<_> = paths.iter().filter_map(|path| found.recorded(path)).filter_map(Owned::aside).collect();
+        paths.extend(asides.into_iter().cloned().collect::<Vec<_>>());
         directories.extend(paths.iter().map(HostPath::parent));
         for directory in &directories {
             let names = self.names(directory)?.into_iter().filter(|name| atomic::is_leftover(name));
@@ -215,26 +155,37 @@ impl NodeFiles {
             let file = self.file(&path).map_err(|error| InstallError::file("read", &path, &error))?;
             found.files.extend(file.map(|file| (path, file)));
         }
-        self.upgrade_digests(&mut found)?;
+        let FoundState { record, others, files, .. } = &mut found;
+        self.upgrade_digests(record, files)?;
+        for record in others.values_mut() {
+            self.upgrade_digests(record, files)?;
+        }
+        if let Some((path, _)) = desired.and_then(|desired| desired.node.as_ref()) {
+            found.adopt_node_parts(path);
+        }
         Ok(found)
     }
 
     /// Replaces the digests of version 0.1.0 in the record by those of this version, where the contents did not change
     /// since. The others match no content.
-    fn upgrade_digests(&self, found: &mut FoundState) -> Result<(), InstallError> {
+    fn upgrade_digests(
+        &self,
+        record: &mut InstallRecord,
+        files: &BTreeMap<HostPath, FoundFile>,
+    ) -> Result<(), InstallError> {
         let replace = |digests: &mut Vec<Digest>, legacy: &Digest, current: &Digest| {
             digests.iter_mut().filter(|digest| *digest == legacy).for_each(|digest| digest.clone_from(current));
         };
-        for (path, owned) in &mut found.record.files {
-            let Some(file) = found.files.get(path).filter(|_| owned.ours.iter().any(Digest::is_legacy)) else {
+        for (path, owned) in &mut record.files {
+            let Some(file) = files.get(path).filter(|_| owned.ours.iter().any(Digest::is_legacy)) else {
                 continue;
             };
             let legacy = self.root.reach(path).and_then(|reached| Digest::read_legacy(open(&reached)?));
             let legacy = legacy.map_err(|error| InstallError::file("read", path, &error))?;
             replace(&mut owned.ours, &legacy, &file.digest);
         }
-        for (path, listed) in &mut found.record.lists {
-            let text = found.files.get(path).and_then(|file| file.text.as_deref());
+        for (path, listed) in &mut record.lists {
+            let text = files.get(path).and_then(|file| file.text.as_deref());
             let Some(text) = text.filter(|_| listed.ours.iter().any(Digest::is_legacy)) else { continue };
             for entry in conflist::of_type(text, &listed.kind).into_iter().flatten() {
                 replace(&mut listed.ours, &Digest::legacy_of_value(&entry), &Digest::of_value(&entry));
@@ -254,52 +205,17 @@ impl NodeFiles {
         directories.iter().filter_map(warning).collect()
     }
 
-    /// Returns the plugin's installed configuration; `None` if it is not installed.
-    ///
-    /// # Errors
-    /// The installation record or the configuration can't be read or parsed.
-    pub fn installed(&self) -> Result<Option<Installed>, String> {
-        let record = self.record().map_err(|error| error.to_string())?;
-        let own = record.files.iter().find(|(_, owned)| owned.role == Role::Configuration);
-        let listed = record.lists.keys().next();
-        let Some(path) = listed.or(own.map(|(path, _)| path)) else { return Ok(None) };
-        let file = self.file(path).map_err(|error| InstallError::file("read", path, &error).to_string())?;
-        let Some(text) = file.and_then(|file| file.text) else { return Ok(None) };
-        let mut conf = configuration(path.as_path(), text.as_bytes()).map_err(|error| error.to_string())?;
-        let for_every_pod = listed.is_some() || conf.primary.is_some();
-        conf.primary = None;
-        conf.chain.retain(|block| SubPlugin::of(block).is_some());
-        let source = &mut conf.kubernetes;
-        let paths = [&mut source.agent_socket, &mut source.kubeconfig, &mut source.manifests_dir];
-        for path in paths.into_iter().flatten() {
-            *path = self.reach_path(path.clone()).map_err(|error| error.to_string())?;
-        }
-        conf.group_file = self.group_file(conf.group_file);
-        Ok(Some(Installed { conf, for_every_pod }))
-    }
-
-    /// Returns the path of the node's group file. If it is not mounted, the root directory of the node's first process
-    /// has it (proc_pid_root(5)).
-    fn group_file(&self, path: PathBuf) -> PathBuf {
-        let of_first_process = self.root().join("proc/1/root").join(path.strip_prefix("/").unwrap_or(&path));
-        self.reach_path(path).ok().filter(|path| path.exists()).unwrap_or(of_first_process)
-    }
-
-    fn reach_path(&self, path: PathBuf) -> Result<PathBuf, InstallError> {
-        HostPath::new(&path).map_or(Ok(path), |path| self.reach(&path))
-    }
-
-    fn record(&self) -> Result<InstallRecord, InstallError> {
-        let path = self.record_path();
-        match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_LOG_SIZE)) {
+    fn record(&self, release: &Release) -> Result<InstallRecord, InstallError> {
+        let path = self.record_path(release);
+        match self.root.reach(&path).and_then(|path| read_nofollow(&path, MAX_RECORD_SIZE)) {
             Ok(text) => format::parse(&text).map_err(|error| InstallError::Record { path, cause: error.to_string() }),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(InstallRecord::default()),
             Err(error) => Err(InstallError::file("read", &path, &error)),
         }
     }
 
-    fn record_path(&self) -> HostPath {
-        self.state.join("install.json")
+    fn record_path(&self, release: &Release) -> HostPath {
+        self.state.join(&release.record_name())
     }
 
     fn configurations(&self, dir: &HostPath) -> Result<Vec<ConfFile>, InstallError> {
@@ -354,37 +270,40 @@ impl NodeFiles {
         Ok(Some(FoundFile { digest, text, mode, trusted }))
     }
 
-    /// Applies the plan; `program` is the file to copy. The record is written before the first change, and removed after
-    /// the last one if nothing is installed any more.
+    /// Applies the plan; `program` is the file to copy. The records are written before the first change. The release's
+    /// own record is removed after the last one if nothing of it is installed any more.
     ///
     /// # Errors
     /// The file system refuses a change. The changes before it stay, and every configuration is complete.
     pub fn apply(&self, plan: &InstallPlan, program: &Path, _: &InstallLock) -> Result<(), InstallError> {
-        let empty = plan.record.files.is_empty() && plan.record.lists.is_empty();
-        if !empty {
-            self.write_log(&plan.record)?;
+        for (release, record) in &plan.others {
+            self.write_record(release, record)?;
+        }
+        let is_empty = plan.record.is_empty();
+        if !is_empty {
+            self.write_record(&plan.release, &plan.record)?;
         }
         for action in &plan.actions {
             self.act(action, program).map_err(|error| InstallError::file(verb(action), target(action), &error))?;
         }
-        if empty {
-            let removed = self.root.reach_entry(&self.record_path()).and_then(|path| atomic::remove(&path));
-            removed.map_err(|error| InstallError::file("remove", &self.record_path(), &error))?;
+        if is_empty {
+            let path = self.record_path(&plan.release);
+            let removed = self.root.reach_entry(&path).and_then(|path| atomic::remove(&path));
+            removed.map_err(|error| InstallError::file("remove", &path, &error))?;
         }
         Ok(())
     }
 
-    fn write_log(&self, record: &InstallRecord) -> Result<(), InstallError> {
-        if self.record().is_ok_and(|current| current == *record) {
+    fn write_record(&self, release: &Release, record: &InstallRecord) -> Result<(), InstallError> {
+        if self.record(release).is_ok_and(|current| current == *record) {
             return Ok(());
         }
+        let path = self.record_path(release);
         let write = || {
             let text = format::print(record).map_err(io::Error::from)?;
-            atomic::write(&self.root.reach_entry(&self.record_path())?, 0o600, FileOwner::Own, |file| {
-                file.write_all(&text)
-            })
+            atomic::write(&self.root.reach_entry(&path)?, 0o600, FileOwner::Own, |file| file.write_all(&text))
         };
-        write().map_err(|error| InstallError::file("write", &self.record_path(), &error))
+        write().map_err(|error| InstallError::file("write", &path, &error))
     }
 
     fn act(&self, action: &FileAction, program: &Path) -> io::Result<()> {
@@ -409,16 +328,6 @@ impl NodeFiles {
 /// Opens a file for reading; [`HostRoot`] has resolved its path.
 fn open(reached: &Path) -> io::Result<File> {
     trusted_file::open(reached, OpenOptions::new().read(true))
-}
-
-/// Whether `path` still refers to `file`.
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    let own = file.metadata()?;
-    match fs::metadata(path) {
-        Ok(found) => Ok(FileId::of(&found) == FileId::of(&own)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 fn verb(action: &FileAction) -> &'static str {

@@ -2,11 +2,16 @@
 //! installation.
 
 use super::conflist;
-use super::state::{EditedList, FoundFile, FoundState, InstallRecord, Owned, PreviousContent, Role};
+use super::digest::Digest;
+use super::release::Release;
+use super::state::{
+    EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned, PRIVATE_MODE, PreviousContent, Role,
+};
 use crate::host_path::HostPath;
 use similar::algorithms::{Capture, myers};
 use similar::udiff::UnifiedHunkHeader;
 use similar::{DiffOp, DiffTag, group_diff_ops};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// One change of the node's file system. It takes effect as a whole or not at all.
@@ -128,12 +133,34 @@ pub struct InstallPlan {
     /// The changes. The node works after each of them: a configuration never names a program or kubeconfig that is
     /// missing.
     pub actions: Vec<FileAction>,
+    /// The release.
+    pub release: Release,
+    /// The records of other releases that change. They are written first.
+    pub others: BTreeMap<Release, InstallRecord>,
     /// The record to write before the first change.
     pub record: InstallRecord,
     /// Warnings: what was found and left unchanged, and why; one line each.
     pub notes: Vec<String>,
     /// What is missing on the node before the installation can be completed.
     pub waits_for: Option<String>,
+}
+
+impl InstallPlan {
+    /// Returns a plan that changes nothing, with the record as found.
+    pub(super) fn of(found: &FoundState) -> Self {
+        Self {
+            release: found.release.clone(),
+            others: found.changed.clone(),
+            record: found.record.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Appends the changes and notes of a plan for another release.
+    pub fn extend(&mut self, plan: Self) {
+        self.actions.extend(plan.actions);
+        self.notes.extend(plan.notes);
+    }
 }
 
 /// Returns the plan that reverts everything in the installation record and removes temporary files of interrupted
@@ -149,10 +176,10 @@ pub fn undo(found: &FoundState) -> InstallPlan {
 /// Returns the plan that reverts everything in `record`: configurations first, then kubeconfigs, then programs.
 ///
 /// What another process changed stays, with a note, and stays in the plan's record. While such a configuration exists,
-/// the files that it may need stay too.
+/// the files that it may need stay too. What another release needs stays, and the record of that release covers it.
 pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan {
-    let mut plan = InstallPlan::default();
-    plan.record.installer.clone_from(&record.installer);
+    let mut plan = InstallPlan::of(found);
+    plan.record = InstallRecord { files: BTreeMap::new(), lists: BTreeMap::new(), ..record.clone() };
     for (path, listed) in &record.lists {
         match revert_list(path, listed, found) {
             Ok(actions) => plan.actions.extend(actions),
@@ -168,6 +195,8 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     for (path, owned) in files {
         let actions = if is_needed && owned.role != Role::Configuration {
             Err("a configuration that was not reverted needs it".to_owned())
+        } else if found.sharers(path).next().is_some() {
+            Ok(release_shared(path, owned, found, &mut plan))
         } else {
             revert_file(path, owned, found)
         };
@@ -180,7 +209,21 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
             }
         }
     }
+    if plan.record.files.values().all(|owned| owned.role != Role::Node) {
+        plan.record.node.clear();
+    }
     plan
+}
+
+/// Leaves a shared file to the other releases: their program stays, and the node configuration loses this release's part.
+/// If another process changed the file, their agents restore it.
+fn release_shared(path: &HostPath, owned: &Owned, found: &FoundState, plan: &mut InstallPlan) -> Vec<FileAction> {
+    let Some(file) = found.files.get(path).filter(|_| found.is_ours(path)) else { return Vec::new() };
+    let text = if owned.role == Role::Node { found.node_text(&NodeParts::new()).0 } else { None };
+    let contents = text.as_ref().map_or_else(|| file.digest.clone(), |text| Digest::of(text.as_bytes()));
+    found.hand_over(path, &contents, &mut plan.others);
+    let changed = text.filter(|_| contents != file.digest);
+    changed.map(|text| write(path, &text, PRIVATE_MODE, file.text.clone())).into_iter().collect()
 }
 
 const EDITED: &str = "another process changed it after the installation";

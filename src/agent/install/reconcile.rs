@@ -2,75 +2,97 @@
 
 use super::conflist;
 use super::digest::Digest;
+use super::error::InstallError;
 use super::plan::{self, FileAction, InstallPlan};
 use super::state::{
-    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, Owned,
-    PreviousContent, Role, with_newest,
+    ConfFile, ConfigurationTarget, DesiredState, EditedList, FoundFile, FoundState, InstallRecord, NodeParts, Owned,
+    PRIVATE_MODE, PROGRAM_MODE, PreviousContent, Role, with_newest,
 };
 use super::target;
 use crate::cni::PROGRAM;
 use crate::host_path::HostPath;
 use serde_json::Value;
 
-pub(super) const PROGRAM_MODE: u32 = 0o755;
-/// Configurations and kubeconfigs can hold secrets or name them (CIS Kubernetes Benchmark, 1.1.9).
-pub(super) const PRIVATE_MODE: u32 = 0o600;
-
 /// Returns the plan that brings a node from its found to its desired state; it is empty if both are equal.
 ///
 /// The plan reverts what the installation record lists and is no longer desired, as [`plan::undo`] does.
-#[must_use]
-pub fn reconcile(desired: &DesiredState, found: &FoundState) -> InstallPlan {
-    let mut plan = InstallPlan { record: found.record.clone(), notes: found.notes.clone(), ..InstallPlan::default() };
+///
+/// # Errors
+/// A configuration file, or an entry of the same type in a plugin list, belongs to another release.
+pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPlan, InstallError> {
+    let mut plan = InstallPlan::of(found);
+    plan.notes.clone_from(&found.notes);
     plan.record.installer.clone_from(&desired.installer);
+    plan.record.program_version.clone_from(&desired.program_version);
     plan.actions.extend(found.leftovers.iter().map(|path| FileAction::Remove { path: path.clone(), before: None }));
     for path in &desired.programs {
-        add_program(path, &desired.program, found, &mut plan);
+        add_program(path, desired, found, &mut plan);
     }
     if let Some((path, text)) = &desired.kubeconfig {
         add_text(path, Role::Kubeconfig, text, PreviousContent::Nothing, found, &mut plan);
     }
-    if let Some((path, text)) = &desired.node {
-        let before = previous_content(path, text, found, |text| text.to_owned());
-        add_text(path, Role::Node, text, before, found, &mut plan);
+    plan.record.node.clear();
+    if let Some((path, parts)) = &desired.node {
+        add_node(path, parts, found, &mut plan);
     }
     let mut lists = Vec::new();
-    match &desired.configuration {
-        ConfigurationTarget::Own { path, text } => {
-            let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
-            let before = previous_content(path, text, found, kind);
-            add_text(path, Role::Configuration, text, before, found, &mut plan);
-        }
-        ConfigurationTarget::Listed { dir, file, entry } => {
-            lists.extend(add_entry(dir, file.as_deref(), entry, found, &mut plan));
+    for configuration in &desired.configurations {
+        match configuration {
+            ConfigurationTarget::Own { path, text } => {
+                if let Some(owner) = found.owner(path) {
+                    return Err(InstallError::owned(format!("file {path}"), owner));
+                }
+                let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
+                let before = previous_content(path, text, found, kind);
+                add_text(path, Role::Configuration, text, before, found, &mut plan);
+            }
+            ConfigurationTarget::Listed { dir, file, entry } => {
+                lists.extend(add_entry(dir, file.as_deref(), entry, found, &mut plan)?);
+            }
         }
     }
     // While the cluster network's list is missing, the entry in an earlier list stays.
     if plan.waits_for.is_none() {
         revert_undesired(desired, &lists, found, &mut plan);
     }
-    plan
+    Ok(plan)
 }
 
-fn add_program(path: &HostPath, desired: &Digest, found: &FoundState, plan: &mut InstallPlan) {
-    let (file, owned) = (found.files.get(path), found.record.files.get(path));
-    let is_foreign = file.is_some_and(|file| file.digest != *desired) && path.name() != PROGRAM;
-    let before = match owned {
+/// Copies the program, unless a newer one of another release is in place. If none is, the node gets this one until the
+/// agent of the other release restores its own.
+fn add_program(path: &HostPath, state: &DesiredState, found: &FoundState, plan: &mut InstallPlan) {
+    let desired = &state.program;
+    let newer = found.newer_program(path, &state.program_version, desired);
+    let is_accepted = |file: &FoundFile| file.digest == *desired || newer == Some(&file.digest);
+    let file = found.files.get(path);
+    let is_foreign = file.is_some_and(|file| !is_accepted(file)) && path.name() != PROGRAM;
+    let before = match found.recorded(path) {
         Some(owned) => owned.before.clone(),
         None if is_foreign => PreviousContent::Aside(path.sibling(&format!("{}.before-{PROGRAM}", path.name()))),
         None => PreviousContent::Nothing,
     };
     if let PreviousContent::Aside(aside) = &before
         && is_foreign
-        && !is_ours(path, found)
+        && !found.is_ours(path)
         && !found.files.contains_key(aside)
     {
         plan.actions.push(FileAction::SetAside { path: path.clone(), aside: aside.clone() });
     }
-    if file.is_none_or(|file| file.digest != *desired || file.mode != PROGRAM_MODE || !file.trusted) {
+    if file.is_none_or(|file| !is_accepted(file) || file.mode != PROGRAM_MODE || !file.trusted) {
         plan.actions.push(FileAction::CopyProgram { path: path.clone() });
     }
     log_file(path, Role::Program, desired.clone(), before, found, plan);
+}
+
+/// Writes the node configuration, with the parts of all releases.
+fn add_node(path: &HostPath, parts: &NodeParts, found: &FoundState, plan: &mut InstallPlan) {
+    let (text, notes) = found.node_text(parts);
+    plan.notes.extend(notes);
+    plan.record.node.clone_from(parts);
+    if let Some(text) = text {
+        let before = previous_content(path, &text, found, |text| text.to_owned());
+        add_text(path, Role::Node, &text, before, found, plan);
+    }
 }
 
 fn add_text(
@@ -104,19 +126,13 @@ fn previous_content<T: PartialEq>(
     found: &FoundState,
     kind: impl Fn(&str) -> T,
 ) -> PreviousContent {
-    match (found.record.files.get(path), found.files.get(path)) {
+    match (found.recorded(path), found.files.get(path)) {
         (Some(owned), _) => owned.before.clone(),
         (None, Some(FoundFile { text: Some(current), mode, .. })) if kind(current) != kind(text) => {
             PreviousContent::Text(current.clone(), *mode)
         }
         (None, _) => PreviousContent::Nothing,
     }
-}
-
-/// Whether an installation wrote the current contents of the file.
-fn is_ours(path: &HostPath, found: &FoundState) -> bool {
-    let (file, owned) = (found.files.get(path), found.record.files.get(path));
-    file.is_some_and(|file| owned.is_some_and(|owned| owned.ours.contains(&file.digest)))
 }
 
 /// Adds a file to the record, with its desired contents and, if an installation wrote them, its current ones.
@@ -128,19 +144,22 @@ fn log_file(
     found: &FoundState,
     plan: &mut InstallPlan,
 ) {
-    let file = found.files.get(path).filter(|_| is_ours(path, found));
+    let file = found.files.get(path).filter(|_| found.is_ours(path));
     let earlier: Vec<_> = file.map(|file| file.digest.clone()).into_iter().collect();
     plan.record.files.insert(path.clone(), Owned { role, ours: with_newest(&earlier, desired), before });
 }
 
-/// Adds the entry to the cluster network's plugin list. Returns the path of the list.
+/// Adds the entry to the cluster network's plugin list. Returns the path of the list; `None` if there is no list yet.
+///
+/// # Errors
+/// Another release has an entry of the same type in the list.
 fn add_entry(
     dir: &HostPath,
     file: Option<&str>,
     entry: &Value,
     found: &FoundState,
     plan: &mut InstallPlan,
-) -> Option<HostPath> {
+) -> Result<Option<HostPath>, InstallError> {
     let kind = entry["type"].as_str().unwrap_or_default();
     let (target, skipped) = target::choose(&found.configurations, file, kind);
     plan.notes.extend(skipped.iter().map(|(name, reason)| format!("{}: skipped: {reason}", dir.join(name))));
@@ -148,9 +167,13 @@ fn add_entry(
         let name =
             file.map_or_else(|| "the cluster network's configuration".to_owned(), |name| format!("a valid {name}"));
         plan.waits_for = Some(format!("{name} in {dir}, to which the plugin is added"));
-        return None;
+        return Ok(None);
     };
     let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
+    let listed_by = found.others.iter().filter_map(|(release, record)| Some((release, record.lists.get(&path)?)));
+    if let Some((owner, _)) = listed_by.clone().find(|(_, listed)| listed.kind == kind) {
+        return Err(InstallError::owned(format!("the entry of the plugin {kind:?} in {path}"), owner));
+    }
     match conflist::rewrite(&target.list, entry) {
         Ok(text) => write_list(&path, &single, target.file, text, found, plan),
         Err(reason) => plan.notes.push(format!("{single}: skipped: {reason}")),
@@ -164,9 +187,10 @@ fn add_entry(
     let ours = with_newest(&own_entries(earlier, &target.list, kind), Digest::of_value(entry));
     let text = || String::from_utf8_lossy(&target.file.contents).into_owned();
     let converted = (single != path).then(|| (single.clone(), text(), target.file.mode));
-    let single = converted.or_else(|| earlier.and_then(|listed| listed.single.clone()));
+    let earlier = earlier.into_iter().chain(listed_by.map(|(_, listed)| listed));
+    let single = converted.or_else(|| earlier.filter_map(|listed| listed.single.clone()).next());
     plan.record.lists.insert(path.clone(), EditedList { kind: kind.to_owned(), ours, single });
-    Some(path)
+    Ok(Some(path))
 }
 
 /// Writes the list if it differs, and then removes the single-plugin configuration from which it was made. Runtimes use
@@ -212,15 +236,11 @@ fn other_meshes(list: &str, kind: &str) -> Vec<String> {
 
 /// Reverts the parts of earlier installations that are no longer desired.
 fn revert_undesired(desired: &DesiredState, lists: &[HostPath], found: &FoundState, plan: &mut InstallPlan) {
-    let own_conf = match &desired.configuration {
-        ConfigurationTarget::Own { path, .. } => Some(path),
-        ConfigurationTarget::Listed { .. } => None,
-    };
-    let texts = [&desired.kubeconfig, &desired.node];
-    let is_desired = |path: &HostPath| {
-        let is_text = texts.iter().any(|text| text.as_ref().is_some_and(|(own, _)| own == path));
-        desired.programs.contains(path) || own_conf == Some(path) || is_text
-    };
+    let is_own = |path: &HostPath| desired.configurations.iter().any(|target| target.file() == Some(path));
+    let kubeconfig = desired.kubeconfig.as_ref().map(|(path, _)| path);
+    let node = desired.node.as_ref().map(|(path, _)| path);
+    let is_desired =
+        |path: &HostPath| desired.programs.contains(path) || is_own(path) || [kubeconfig, node].contains(&Some(path));
     let mut undesired = InstallRecord::default();
     undesired.files.extend(found.record.files.clone().into_iter().filter(|(path, _)| !is_desired(path)));
     undesired.lists.extend(found.record.lists.clone().into_iter().filter(|(path, _)| !lists.contains(path)));
@@ -229,4 +249,5 @@ fn revert_undesired(desired: &DesiredState, lists: &[HostPath], found: &FoundSta
     plan.record.lists.retain(|path, _| lists.contains(path) || reverted.record.lists.contains_key(path));
     plan.actions.extend(reverted.actions);
     plan.notes.extend(reverted.notes);
+    plan.others.extend(reverted.others);
 }

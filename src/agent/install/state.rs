@@ -1,11 +1,18 @@
 //! The states that an installation compares, as values: what a node should have ([`DesiredState`]), what it has
 //! ([`FoundState`]), and what earlier installations did ([`InstallRecord`]).
 
+mod shared;
+
 use super::digest::Digest;
+use super::release::Release;
 use crate::host_path::HostPath;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+
+pub(super) const PROGRAM_MODE: u32 = 0o755;
+/// Configurations and kubeconfigs can hold secrets or name them (CIS Kubernetes Benchmark, 1.1.9).
+pub(super) const PRIVATE_MODE: u32 = 0o600;
 
 /// What a node should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,17 +21,19 @@ pub struct DesiredState {
     pub installer: String,
     /// The digest of the program.
     pub program: Digest,
+    /// The version of the program.
+    pub program_version: String,
     /// The paths that get a copy of the program.
     pub programs: Vec<HostPath>,
     /// Path and text of the kubeconfig; `None` if the plugin uses another one.
     pub kubeconfig: Option<(HostPath, String)>,
-    /// Path and text of the node configuration; `None` if the plugin would not look there.
-    pub node: Option<(HostPath, String)>,
-    /// The configuration with which runtimes or Multus call the plugin.
-    pub configuration: ConfigurationTarget,
+    /// Path of the node configuration, and the release's part of it; `None` if the plugin would not look there.
+    pub node: Option<(HostPath, NodeParts)>,
+    /// The configurations with which runtimes or Multus call the plugin; at most one of them is an entry in a list.
+    pub configurations: Vec<ConfigurationTarget>,
 }
 
-/// The place of the plugin's configuration.
+/// The place of one of the plugin's configurations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConfigurationTarget {
     /// A file of its own.
@@ -45,11 +54,36 @@ pub enum ConfigurationTarget {
     },
 }
 
+impl ConfigurationTarget {
+    /// Returns the configuration's own file; `None` for an entry in a list.
+    pub(super) fn file(&self) -> Option<&HostPath> {
+        match self {
+            Self::Own { path, .. } => Some(path),
+            Self::Listed { .. } => None,
+        }
+    }
+
+    /// Returns the directory of its file or list.
+    #[must_use]
+    pub fn directory(&self) -> HostPath {
+        match self {
+            Self::Own { path, .. } => path.parent(),
+            Self::Listed { dir, .. } => dir.clone(),
+        }
+    }
+}
+
 /// What a node has, limited to what an installation can change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundState {
-    /// The record of earlier installations; empty if there was none.
+    /// The release.
+    pub release: Release,
+    /// The record of its earlier installations; empty if there was none.
     pub record: InstallRecord,
+    /// The records of the other releases on the node.
+    pub others: BTreeMap<Release, InstallRecord>,
+    /// Those of them that differ from their files, because version 0.1.0 wrote these.
+    pub changed: BTreeMap<Release, InstallRecord>,
     /// The existing files among those that are desired or in the record.
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configuration files in the directory of the cluster network's list.
@@ -90,12 +124,37 @@ pub struct ConfFile {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstallRecord {
-    /// The last writer. If two agents run on a node, as during an upgrade, the earlier one yields to it.
+    /// The last writer. If two agents of the release run on a node, as during an upgrade, the earlier one yields to it.
     pub installer: String,
+    /// The version of the release's program; empty if version 0.1.0 wrote the record.
+    pub program_version: String,
+    /// The release's part of the node configuration.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub node: NodeParts,
     /// Files that belong to the installation as a whole.
     pub files: BTreeMap<HostPath, Owned>,
     /// Plugin lists with an entry of the installation.
     pub lists: BTreeMap<HostPath, EditedList>,
+}
+
+/// A release's part of the node configuration: one element per configuration of the plugin.
+pub type NodeParts = Vec<NodePart>;
+
+/// The part of one configuration in the node configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePart {
+    /// The name of the network; `None` for the entry in the cluster network's list, and for a primary plugin.
+    pub network: Option<String>,
+    /// The node configuration that this configuration alone would have.
+    pub keys: Value,
+}
+
+impl InstallRecord {
+    /// Whether nothing is installed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.lists.is_empty()
+    }
 }
 
 /// A file that belongs to the installation.
@@ -108,6 +167,16 @@ pub struct Owned {
     pub ours: Vec<Digest>,
     /// What was at this path before the first installation.
     pub before: PreviousContent,
+}
+
+impl Owned {
+    /// Returns the path of the program that was moved aside.
+    pub(super) fn aside(&self) -> Option<&HostPath> {
+        match &self.before {
+            PreviousContent::Aside(aside) => Some(aside),
+            PreviousContent::Nothing | PreviousContent::Text(..) => None,
+        }
+    }
 }
 
 /// The purpose of a file, in the order of removal: each file is removed before those that it refers to.

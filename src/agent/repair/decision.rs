@@ -69,22 +69,29 @@ pub struct Suspicion {
     pub redirectable: bool,
 }
 
-/// Returns the evidence in the cluster about a pod. `None` if the pod is never repaired: it has no sidecar or no network
-/// namespace of its own, is ending, is excluded by the configuration or not selected.
+/// Returns the evidence in the cluster about a pod, and the configuration with which it would be redirected; if there is
+/// none, the first one that includes the pod. `None` if the pod is never repaired: it has no sidecar or no network
+/// namespace of its own, is ending, is excluded by every configuration or not selected.
 #[must_use]
-pub fn suspect(criteria: &Criteria, installed: &Installed, observed: &ObservedPod) -> Option<Suspicion> {
+pub fn suspect<'a>(
+    criteria: &Criteria,
+    installed: &'a [Installed],
+    observed: &ObservedPod,
+) -> Option<(&'a Installed, Suspicion)> {
     let pod = &observed.pod;
     let name = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
-    let is_checked = !observed.ending
-        && !pod.host_network
-        && pod.proxy().is_some()
-        && criteria.selector.selects(&pod.labels)
-        && skip_reason(&installed.conf, &name).is_none();
-    is_checked.then(|| Suspicion {
+    let is_checked =
+        !observed.ending && !pod.host_network && pod.proxy().is_some() && criteria.selector.selects(&pod.labels);
+    let mut including =
+        installed.iter().filter(|installed| is_checked && skip_reason(&installed.conf, &name).is_none());
+    let redirecting = including.clone().find(|installed| is_called(installed, pod) && redirects(installed, pod));
+    let installed = redirecting.or_else(|| including.next())?;
+    let suspicion = Suspicion {
         validation_failed: criteria.has_failed(observed),
         settled: !observed.addresses.is_empty(),
-        redirectable: is_called(installed, pod) && redirects(installed, pod),
-    })
+        redirectable: redirecting.is_some(),
+    };
+    Some((installed, suspicion))
 }
 
 /// Returns why the pod needs a repair; `None` if it does not. `status` is the state of its network namespace, `None` if
@@ -171,7 +178,7 @@ mod tests {
     }
 
     fn suspicion(observed: &ObservedPod) -> Option<(bool, bool, bool)> {
-        let suspicion = suspect(&Criteria::default(), &installed(LISTED, true), observed)?;
+        let (_, suspicion) = suspect(&Criteria::default(), &[installed(LISTED, true)], observed)?;
         Some((suspicion.validation_failed, suspicion.settled, suspicion.redirectable))
     }
 
@@ -220,7 +227,10 @@ mod tests {
                 let networks = networks.map(|text| ("k8s.v1.cni.cncf.io/networks".to_owned(), text.to_owned()));
                 observed.pod.annotations.extend(networks);
             });
-            suspect(&Criteria::default(), &own, &observed).expect("it has a sidecar").redirectable
+            suspect(&Criteria::default(), std::slice::from_ref(&own), &observed)
+                .expect("it has a sidecar")
+                .1
+                .redirectable
         };
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
@@ -245,7 +255,8 @@ mod tests {
         ];
         for (criteria, ended, expected) in table {
             let observed = changed(|observed| observed.ended_init_containers.push(ended.clone()));
-            let suspicion = suspect(criteria, &installed(LISTED, true), &observed).expect("it has a sidecar");
+            let installed = [installed(LISTED, true)];
+            let (_, suspicion) = suspect(criteria, &installed, &observed).expect("it has a sidecar");
             assert_eq!(suspicion.validation_failed, expected, "{criteria:?} {ended:?}");
         }
         let bare = changed(|observed| {

@@ -41,7 +41,7 @@ pub(super) struct RepairTools {
 /// A pass over the pods that are due.
 pub(super) struct RepairPass<'a> {
     tools: &'a RepairTools,
-    installed: &'a Installed,
+    installed: &'a [Installed],
     /// The time of the pass for the pods, and the clock at that time.
     started: (Instant, Instant),
     deletions: &'a mut DeletionLimit,
@@ -57,7 +57,7 @@ impl<'a> RepairPass<'a> {
     /// Creates a pass at the time `now`.
     pub(super) fn new(
         tools: &'a RepairTools,
-        installed: &'a Installed,
+        installed: &'a [Installed],
         deletions: &'a mut DeletionLimit,
         now: Instant,
     ) -> Self {
@@ -68,7 +68,7 @@ impl<'a> RepairPass<'a> {
     /// Checks a pod, and repairs it if needed. Returns the result of a repair.
     pub(super) fn check(&mut self, watched: &mut WatchedPod) -> Option<RepairResult> {
         let observed = Arc::clone(&watched.observed);
-        let Some(suspicion) = suspect(&self.tools.settings.criteria, self.installed, &observed) else {
+        let Some((installed, suspicion)) = suspect(&self.tools.settings.criteria, self.installed, &observed) else {
             watched.rest();
             return None;
         };
@@ -94,7 +94,7 @@ impl<'a> RepairPass<'a> {
         }
         let cause = cause?;
         let is_right = status.is_some_and(|status| status.is_right());
-        let case = RepairCase { installed: self.installed, observed: &observed, suspicion, cause, is_right };
+        let case = RepairCase { installed, observed: &observed, suspicion, cause, is_right };
         if case.is_curable()
             && self.may_delete(&watched.retries)
             && let Some(next) = self.deletions.next(now)

@@ -81,10 +81,11 @@ impl RepairWorker {
         if self.queue.is_empty() {
             return results;
         }
-        let Some(installed) = self.installed() else {
+        let installed = self.installed();
+        if installed.is_empty() {
             self.defer_all(now + NOT_INSTALLED_PAUSE);
             return results;
-        };
+        }
         let mut pass = RepairPass::new(&self.tools, &installed, &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
@@ -133,7 +134,8 @@ impl RepairWorker {
         }
     }
 
-    fn installed(&mut self) -> Option<Installed> {
+    /// Returns the installed configurations; none if they can't be used.
+    fn installed(&mut self) -> Vec<Installed> {
         let installed = check_state_directory(&self.tools.node).and_then(|()| self.tools.node.installed());
         if let Err(error) = &installed
             && self.logged.as_ref() != Some(error)
@@ -141,7 +143,7 @@ impl RepairWorker {
             tracing::warn!("can't repair pods: {error}");
         }
         self.logged = installed.as_ref().err().cloned();
-        installed.ok().flatten()
+        installed.unwrap_or_default()
     }
 
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.

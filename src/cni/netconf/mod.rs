@@ -20,7 +20,7 @@ pub use file::configuration;
 pub use keys::LogLevel;
 pub(super) use keys::{absolute, delegate_timeout};
 pub(super) use kubernetes::ISTIO_KUBECONFIG;
-pub use kubernetes::Kubernetes;
+pub use kubernetes::{DEFAULT_AGENT_PREFIXES, Kubernetes};
 pub use net_conf::{NetConf, RuleFormatSetting, ValidAttachment};
 pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};

@@ -12,14 +12,15 @@ use std::path::Path;
 impl Document {
     /// Replaces the node's keys in the configuration, as [`NodeConf::govern`] does.
     pub fn govern(&mut self, node: &NodeConf, program: &str) -> Vec<String> {
-        node.govern(&mut self.block.keys, program)
+        node.govern(&mut self.block.keys, None, program)
     }
 }
 
 impl NodeConf {
     /// Replaces the node's keys in an attachment's configuration. Returns a warning for each value of the attachment
-    /// that is ignored. `program` is the name under which the binary was started.
-    pub fn govern(&self, conf: &mut Map<String, Value>, program: &str) -> Vec<String> {
+    /// that is ignored. `network` is the name of its plugin list, and `program` the name under which the binary was
+    /// started.
+    pub fn govern(&self, conf: &mut Map<String, Value>, network: Option<&str>, program: &str) -> Vec<String> {
         let mut ignored = Vec::new();
         let mut kubernetes = match conf.get("kubernetes") {
             None | Some(Value::Null) => Map::new(),
@@ -47,7 +48,9 @@ impl NodeConf {
             }
             kubernetes.extend(node_value.map(|value| (key.to_owned(), value.clone())));
         }
-        self.exclude(conf, &mut kubernetes, &mut ignored);
+        let name = conf.get("name").and_then(Value::as_str).or(network);
+        let excluded = self.excluded(name).to_vec();
+        self.exclude(conf, &mut kubernetes, excluded, &mut ignored);
         conf.insert("kubernetes".to_owned(), kubernetes.into());
         self.pin(conf, program, &mut ignored);
         ignored
@@ -73,15 +76,21 @@ impl NodeConf {
     }
 
     /// Sets the node's excluded namespaces, and those of the attachment if it may exclude any.
-    fn exclude(&self, conf: &mut Map<String, Value>, kubernetes: &mut Map<String, Value>, ignored: &mut Vec<String>) {
-        let mut names = self.exclude_namespaces.clone();
+    fn exclude(
+        &self,
+        conf: &mut Map<String, Value>,
+        kubernetes: &mut Map<String, Value>,
+        mut names: Vec<String>,
+        ignored: &mut Vec<String>,
+    ) {
+        let excludes_all = names.iter().any(|all| all == "*");
         for keys in [kubernetes as &mut Map<_, _>, conf] {
             let Some(written) = keys.get(EXCLUDED).filter(|value| !value.is_null()) else { continue };
             // The plugin refuses a value that is not a list later.
             let Ok(list) = ItemList::from_json(EXCLUDED, written) else { return };
             keys.shift_remove(EXCLUDED);
             for name in list.items {
-                if names.contains(&name) || self.exclude_namespaces.iter().any(|all| all == "*") {
+                if names.contains(&name) || excludes_all {
                     continue;
                 }
                 if self.attachments_may_exclude_namespaces {
@@ -137,12 +146,13 @@ impl NodeConf {
     /// [`Code::InvalidConfig`](crate::cni::Code::InvalidConfig): a configuration would make this the primary plugin.
     pub fn govern_all(&self, conf: &Value, own: &dyn Fn(&str) -> bool) -> Result<Option<(Value, Vec<String>)>, Error> {
         let (mut conf, mut ignored, mut found) = (conf.clone(), Vec::new(), false);
+        let name = conf.get("name").and_then(Value::as_str).map(str::to_owned);
         let plugins = match conf.get("type") {
             Some(Value::String(kind)) if !kind.is_empty() => vec![&mut conf],
             _ => conf.get_mut("plugins").and_then(Value::as_array_mut).into_iter().flatten().collect(),
         };
         for plugin in plugins {
-            found |= self.govern_nested(plugin, own, &mut ignored)?;
+            found |= self.govern_nested(plugin, name.as_deref(), own, &mut ignored)?;
         }
         Ok(found.then_some((conf, ignored)))
     }
@@ -150,6 +160,7 @@ impl NodeConf {
     fn govern_nested(
         &self,
         plugin: &mut Value,
+        network: Option<&str>,
         own: &dyn Fn(&str) -> bool,
         ignored: &mut Vec<String>,
     ) -> Result<bool, Error> {
@@ -160,10 +171,10 @@ impl NodeConf {
             if is_primary(keys) {
                 return Err(primary_in_attachment());
             }
-            ignored.extend(self.govern(keys, ""));
+            ignored.extend(self.govern(keys, network, ""));
         }
         for nested in keys.get_mut("chain").and_then(Value::as_array_mut).into_iter().flatten() {
-            found |= self.govern_nested(nested, own, ignored)?;
+            found |= self.govern_nested(nested, network, own, ignored)?;
         }
         Ok(found)
     }
@@ -189,7 +200,7 @@ mod tests {
     /// Returns an attachment's configuration after [`NodeConf::govern`], with the warnings.
     fn governed(node: &NodeConf, conf: &Value) -> (Value, Vec<String>) {
         let mut keys = conf.as_object().expect("an object").clone();
-        let ignored = node.govern(&mut keys, "detour");
+        let ignored = node.govern(&mut keys, None, "detour");
         (Value::Object(keys), ignored)
     }
 

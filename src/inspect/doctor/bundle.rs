@@ -63,9 +63,10 @@ impl Examination {
         if let Some((path, _)) = &self.kubeconfig {
             files.push(("kubeconfig".to_owned(), text(path).map_or_else(|why| why, |text| structured(&text))));
         }
-        if let Ok(record) = target.reach(&target.installation.record) {
-            let text = text(&record).map_or_else(|why| why, |text| structured(&text));
-            files.push((named("node", target.installation.record.as_path()), text));
+        for record in &target.installation.records {
+            let Ok(reached) = target.reach(record) else { continue };
+            let text = text(&reached).map_or_else(|why| why, |text| structured(&text));
+            files.push((named("node", record.as_path()), text));
         }
         let kept = HostPath::new(ROOT).and_then(|root| target.reach(&root).ok());
         for path in kept.iter().flat_map(|kept| below(kept)) {

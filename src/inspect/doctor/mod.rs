@@ -119,12 +119,15 @@ pub(super) struct NodeSetup {
 /// Reads the setup of a node, without any request.
 pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let mut results = Results::default();
-    let found = configuration::examine(target, &mut results);
+    let mut found = configuration::examine(target, &mut results);
+    for conf in &target.more_confs {
+        let other = CheckTarget { conf: conf.clone(), ..target.clone() };
+        found.extend(configuration::examine(&other, &mut Results::default()));
+    }
     let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
     let applied = found.into_iter().map(|Configured { path, text, conf }| {
-        let as_attachment =
-            AppliedConf::parse(path.as_path(), text.as_bytes()).is_ok_and(|applied| applied.as_attachment);
-        AppliedConf { as_attachment: as_attachment && !target.chained, conf }
+        let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
+        AppliedConf { as_attachment: parsed.is_ok_and(|applied| applied.as_attachment), conf }
     });
     let api = own_api(target, kubeconfig.as_ref());
     NodeSetup { configurations: applied.collect(), api, store: store(target) }

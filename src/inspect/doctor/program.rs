@@ -269,7 +269,8 @@ pub(super) fn examine_installation(target: &CheckTarget, results: &mut Results) 
     results.add(&INSTALLATION, verdict);
 }
 
-fn installation_verdict(Installation { record, changed, .. }: &Installation) -> CheckVerdict {
+fn installation_verdict(Installation { records, changed, .. }: &Installation) -> CheckVerdict {
+    let record = records.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match changed {
         Ok(None) => {
             CheckVerdict::not_checked(format!("{record} not found: detour was not installed by detour install"))

@@ -276,6 +276,8 @@ pub struct CheckTarget {
     pub bin_dirs: Vec<HostPath>,
     /// A configuration file, or the directory of configuration files.
     pub conf: HostPath,
+    /// The directories of the node's other configurations of the plugin, such as those of attachments.
+    pub more_confs: Vec<HostPath>,
     /// The installation according to its log.
     pub installation: Installation,
     /// The user's kubeconfig, as a path of this process; without it, the plugin's own is used.
@@ -286,11 +288,11 @@ pub struct CheckTarget {
     pub probe: bool,
 }
 
-/// The installation on the node, read from its record.
+/// The installations of all releases on the node, read from their records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
-    /// The path of the record.
-    pub record: HostPath,
+    /// The paths of the records.
+    pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The

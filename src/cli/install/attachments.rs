@@ -1,0 +1,115 @@
+//! The files of `--config` and `--attachments`: keys of the plugin's configuration that the administrator sets.
+
+use anyhow::{Context, Result, bail, ensure};
+use detour_cni::agent::install::{EntrySettings, InstallError};
+use detour_cni::cni::{is_dns_subdomain, primary_in_attachment};
+use detour_cni::trusted_file::read;
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Limit for each file. Its content becomes part of the plugin's configurations.
+const MAX_FILE: u64 = 1 << 20;
+/// Limit for the number of attachments.
+const MAX_ATTACHMENTS: usize = 100;
+
+/// The administrator's keys of the plugin's configurations.
+#[derive(Debug, Clone, Default)]
+pub(in crate::cli) struct GivenKeys {
+    /// The keys of `--config`.
+    pub(super) config: Map<String, Value>,
+    /// The attachments of `--attachments`.
+    pub(super) attachments: Vec<Attachment>,
+}
+
+/// An attachment: a configuration file of its own, for a network that pods select.
+#[derive(Debug, Clone)]
+pub(super) struct Attachment {
+    /// The name of the network and of the NetworkAttachmentDefinition.
+    pub(super) name: String,
+    /// The keys that override those of `--config`.
+    keys: Map<String, Value>,
+}
+
+impl GivenKeys {
+    /// Reads the files. `names` are the names under which the program is installed, which are the valid types.
+    pub(super) fn read(config: Option<&Path>, attachments: Option<&Path>, names: &[&str]) -> Result<Self> {
+        let config = config.map(|path| {
+            let place = format!("--config {}", path.display());
+            let keys = serde_json::from_slice(&contents(path, &place)?);
+            let keys = keys.with_context(|| format!("{place}: expected a JSON object"))?;
+            check_type(&keys, &place, names).map(|()| keys)
+        });
+        let attachments = attachments.map(|path| {
+            let place = format!("--attachments {}", path.display());
+            let all: Vec<Map<String, Value>> = serde_json::from_slice(&contents(path, &place)?)
+                .with_context(|| format!("{place}: expected a JSON array of objects"))?;
+            parse(all, &place, names)
+        });
+        Ok(Self {
+            config: config.transpose()?.unwrap_or_default(),
+            attachments: attachments.transpose()?.unwrap_or_default(),
+        })
+    }
+}
+
+impl GivenKeys {
+    /// Checks that the keys of `--config` name no other network than `network`, the one of the installation.
+    pub(super) fn check_network(self, network: &str) -> Result<Self> {
+        match self.config.get("name") {
+            Some(name) if !name.is_null() && name != network => {
+                bail!("--config: name: expected {network:?}, the value of --network, got {name}; remove the key")
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+impl Attachment {
+    /// Returns the name of its configuration file.
+    pub(super) fn file_name(&self) -> String {
+        format!("{}.conf", self.name)
+    }
+
+    /// Returns the settings of its configuration: those of `--config`, overridden by its own keys.
+    pub(super) fn settings(&self, settings: &EntrySettings) -> Result<EntrySettings, InstallError> {
+        let settings = settings.with_keys(&self.keys);
+        match settings.is_primary()? {
+            true => Err(InstallError::Configuration(primary_in_attachment().to_string())),
+            false => Ok(settings),
+        }
+    }
+}
+
+fn contents(path: &Path, place: &str) -> Result<Vec<u8>> {
+    read(path, MAX_FILE).with_context(|| format!("can't read {place}"))
+}
+
+fn parse(all: Vec<Map<String, Value>>, place: &str, names: &[&str]) -> Result<Vec<Attachment>> {
+    ensure!(all.len() <= MAX_ATTACHMENTS, "{place}: expected at most {MAX_ATTACHMENTS} attachments, got {}", all.len());
+    let (mut attachments, mut known) = (Vec::new(), BTreeSet::new());
+    for (i, mut keys) in all.into_iter().enumerate() {
+        let name = keys.shift_remove("name").unwrap_or_default();
+        let Some(name) = name.as_str().filter(|name| is_dns_subdomain(name)).map(str::to_owned) else {
+            bail!("{place}: [{i}].name: expected the name of a NetworkAttachmentDefinition, got {name}");
+        };
+        ensure!(
+            known.insert(name.clone()),
+            "{place}: [{i}].name: {name:?} occurs twice; each attachment needs its own"
+        );
+        check_type(&keys, &format!("{place}: [{i}]"), names)?;
+        attachments.push(Attachment { name, keys });
+    }
+    Ok(attachments)
+}
+
+/// Checks that the program is installed under the name that a configuration's type requires.
+fn check_type(keys: &Map<String, Value>, place: &str, names: &[&str]) -> Result<()> {
+    match keys.get("type").and_then(Value::as_str) {
+        Some(kind) if !names.contains(&kind) => {
+            let names = names.join(" or ");
+            bail!("{place}: type: expected {names}, got {kind:?}; add --name {kind}, or remove the key")
+        }
+        _ => Ok(()),
+    }
+}

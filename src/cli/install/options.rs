@@ -1,0 +1,322 @@
+//! The flags of an installation, which `detour install` and `detour agent` share, and the desired state that they
+//! describe.
+
+use super::NodeArguments;
+use super::attachments::GivenKeys;
+use crate::cli::output::CommandError;
+use anyhow::{Context, Result, anyhow};
+use clap::{ArgAction, Args};
+use detour_cni::agent::install::kubeconfig::PluginCredentials;
+use detour_cni::agent::install::{
+    ConfigurationTarget, DesiredState, Digest, EntrySettings, HostPath, NodeFiles, NodeParts, PROGRAM, Platform,
+    Release, kubeconfig,
+};
+use detour_cni::cluster::{KubeconfigSummary, ServiceAccount};
+use detour_cni::cni::LogLevel;
+use detour_cni::trusted_file::read_trusted;
+use std::collections::BTreeSet;
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Limit for each credential file. The largest is ca.crt.
+const MAX_CREDENTIAL: u64 = 1 << 20;
+
+/// The desired installation.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct InstallOptions {
+    /// Platform of the node, which determines directories and --chained [default: detected]
+    #[arg(long, value_name = "NAME", value_parser = Platform::named)]
+    platform: Option<&'static Platform>,
+    #[command(flatten)]
+    place: NodeArguments,
+    /// Name of this installation; other releases on the node have their own installation record, configuration files and kubeconfig, and share the program and the node configuration
+    #[arg(long, value_name = "NAME", default_value_t)]
+    release: Release,
+    /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
+    chained: Option<bool>,
+    /// Whether the runtime calls the plugin as the primary plugin; if false, attachments can't make it the primary plugin [default: depends on the installed configuration]
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
+    primary: Option<bool>,
+    /// Configuration file to change or write [default: the first valid plugin list with --chained=true, else istio-cni.conf; with --attachments and --chained=false, it is not used]
+    #[arg(long, value_name = "FILE", value_parser = parse_file_name)]
+    conf_name: Option<String>,
+    /// Directory on the node from which the runtime, or Multus, runs plugins [default: depends on the platform]
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<HostPath>,
+    /// Directory on the node from which the runtime, or Multus, reads configurations [default: depends on the platform]
+    #[arg(long, value_name = "DIR")]
+    conf_dir: Option<HostPath>,
+    /// Install the program also under this name: istio-cni or excludedns; may be repeated
+    #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
+    names: Vec<String>,
+    /// Name of the network in a separate configuration file; attachments refer to it
+    #[arg(long, value_name = "NAME", default_value = "istio-cni")]
+    network: String,
+    /// JSON object with keys of the plugin's configuration, which override flags. Without "chain", the plugin
+    /// redirects traffic, and UID 1337 and its DNS bypass the sidecar
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// JSON array of attachments: objects with a name, and keys of the plugin's configuration that override those of
+    /// --config. Each one becomes the configuration file NAME.conf of the network NAME
+    #[arg(long, value_name = "FILE")]
+    attachments: Option<PathBuf>,
+    /// Directory on the node for the files of --attachments with --chained=true; otherwise they are in --conf-dir
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/multus/net.d")]
+    attachment_conf_dir: HostPath,
+    /// Lowest severity that the plugin logs: none, error, warn, info or debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = parse_log_level)]
+    log_level: String,
+    /// Skip the pods in these namespaces, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "istio-system,kube-system")]
+    exclude_namespaces: Vec<String>,
+    /// Namespace of the agent's pods; the plugin skips these pods [default: $POD_NAMESPACE]
+    #[arg(long, value_name = "NAME")]
+    agent_namespace: Option<String>,
+    /// Kubeconfig on the node for the plugin [default: write one with the service account]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "api_server", "service_account"])]
+    kubeconfig: Option<HostPath>,
+    /// Token file on the node to which the written kubeconfig refers [default: write the service account's token into it]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<HostPath>,
+    /// Install even if a kubeconfig or token file that --kubeconfig, --token-file or --config names is missing on the node (below --root)
+    #[arg(long)]
+    allow_missing_credentials: bool,
+    /// URL of the API server [default: from $KUBERNETES_SERVICE_HOST and $KUBERNETES_SERVICE_PORT]
+    #[arg(long, value_name = "URL")]
+    api_server: Option<String>,
+    /// Directory with ca.crt and token of this pod's service account
+    #[arg(long, value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
+    service_account: PathBuf,
+}
+
+fn parse_file_name(text: &str) -> Result<String, String> {
+    let is_plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
+    is_plain.then(|| text.to_owned()).ok_or_else(|| "expected a file name without a directory".into())
+}
+
+fn parse_log_level(text: &str) -> Result<String, String> {
+    let expected = || "expected none, error, warn, info or debug".to_owned();
+    LogLevel::named(text).map(|_| text.to_owned()).ok_or_else(expected)
+}
+
+impl InstallOptions {
+    /// Returns the node's files.
+    ///
+    /// # Errors
+    /// Those of [`NodeArguments::check_root`].
+    pub(in crate::cli) fn node(&self) -> Result<NodeFiles, CommandError> {
+        self.place.check_root().map(|()| self.place.node().of_release(self.release.clone()))
+    }
+
+    /// Returns the directories of the input files, which the agent watches for changes.
+    pub(in crate::cli) fn source_directories(&self) -> Vec<PathBuf> {
+        let account = self.kubeconfig.is_none().then_some(self.service_account.as_path());
+        let files = [&self.config, &self.attachments].into_iter().flatten();
+        let directories: BTreeSet<_> = account.into_iter().chain(files.filter_map(|file| file.parent())).collect();
+        directories.into_iter().map(Path::to_owned).collect()
+    }
+
+    /// Returns the installation that the flags, the environment and the input files describe.
+    ///
+    /// `given` is the content of `--config` and `--attachments`, `token` returns the token for the kubeconfig, `socket` is the path of the
+    /// agent's socket if an agent serves the plugin, and `warn` receives the configuration's warnings.
+    ///
+    /// # Errors
+    /// The plugin would refuse the configuration, or an input file or a credential on the node is unusable.
+    pub(in crate::cli) fn desired(
+        &self,
+        node: &NodeFiles,
+        program: &Digest,
+        given: &GivenKeys,
+        token: &dyn Fn() -> Result<String>,
+        socket: Option<&HostPath>,
+        warn: &dyn Fn(Vec<String>),
+    ) -> Result<DesiredState> {
+        let platform = self.platform(node);
+        let directory = |flag: &Option<HostPath>, default: &str| match flag {
+            Some(path) => Ok(path.clone()),
+            None => default.parse::<HostPath>().map_err(|why| anyhow!(why)),
+        };
+        let bin_dir = directory(&self.bin_dir, platform.bin_dir)?;
+        let conf_dir = directory(&self.conf_dir, platform.conf_dir)?;
+        let names = self.program_names();
+        let own_kubeconfig = self.own_kubeconfig();
+        let settings = EntrySettings {
+            given: given.config.clone(),
+            log_level: self.log_level.clone(),
+            kubeconfig: self.kubeconfig.clone().unwrap_or_else(|| own_kubeconfig.clone()),
+            agent_socket: socket.cloned(),
+            exclude_namespaces: self.exclude_namespaces.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            agent_namespace: self.agent_namespace(),
+            agent_pod_prefix: self.release.agent_pod_prefix(),
+            bin_dir: bin_dir.clone(),
+            primary: self.primary,
+        };
+        let is_chained = self.chained.unwrap_or(platform.chained);
+        let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
+        let (mut configurations, mut parts, mut warnings) = (Vec::new(), NodeParts::new(), Vec::new());
+        if is_chained || given.attachments.is_empty() {
+            warnings = self.check(node, &settings, &names)?;
+            let network = (!is_chained && !settings.is_primary()?).then(|| self.network.clone());
+            configurations.push(if is_chained {
+                ConfigurationTarget::Listed {
+                    dir: conf_dir.clone(),
+                    file: self.conf_name.clone(),
+                    entry: settings.member()?,
+                }
+            } else {
+                let name = self.conf_name.as_deref().unwrap_or("istio-cni.conf");
+                ConfigurationTarget::Own { path: conf_dir.join(name), text: settings.standalone(&self.network)? }
+            });
+            parts.push(settings.node_part(network)?);
+        }
+        for attachment in &given.attachments {
+            let desired = || {
+                let settings = attachment.settings(&settings)?;
+                let warnings = self.check(node, &settings, &names)?;
+                let text = settings.standalone(&attachment.name)?;
+                Ok::<_, anyhow::Error>((warnings, text, settings.node_part(Some(attachment.name.clone()))?))
+            };
+            let (own_warnings, text, part) =
+                desired().with_context(|| format!("--attachments: attachment {:?}", attachment.name))?;
+            warnings.extend(own_warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)));
+            configurations.push(ConfigurationTarget::Own { path: attachment_dir.join(&attachment.file_name()), text });
+            parts.push(part);
+        }
+        warn(warnings);
+        let kubeconfig = match &self.kubeconfig {
+            Some(_) => None,
+            None => Some((own_kubeconfig, self.kubeconfig_text(token)?)),
+        };
+        Ok(DesiredState {
+            installer: env::var("HOSTNAME").unwrap_or_else(|_| "the command line".into()),
+            program: program.clone(),
+            program_version: env!("CARGO_PKG_VERSION").to_owned(),
+            programs: names.iter().map(|name| bin_dir.join(name)).collect(),
+            kubeconfig,
+            node: self.place.node_configuration().map(|path| (path, parts)),
+            configurations,
+        })
+    }
+
+    /// Checks a configuration of the plugin and the credentials that it names. Returns warnings.
+    fn check(&self, node: &NodeFiles, settings: &EntrySettings, names: &[&str]) -> Result<Vec<String>> {
+        self.check_credentials(node, settings.effective_kubeconfig()?.as_ref())?;
+        let directories = settings.program_directories()?;
+        let is_installed =
+            |kind: &str| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) };
+        Ok(settings.check(&is_installed)?)
+    }
+
+    /// Checks that the plugin can use the credentials on the node, because every ADD needs them.
+    ///
+    /// `kubeconfig` is the one that the whole configuration names.
+    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>) -> Result<()> {
+        if self.allow_missing_credentials {
+            return Ok(());
+        }
+        let root = self.place.root.display();
+        let unusable = |file: String| {
+            format!(
+                "{file}: the plugin can't use this file of the node (below --root {root}); create it first, or add \
+                 --allow-missing-credentials"
+            )
+        };
+        if let Some(path) = &self.token_file {
+            let read = read_trusted(&node.reach(path)?, MAX_CREDENTIAL);
+            read.with_context(|| unusable(format!("--token-file {path}")))?;
+        }
+        let own = self.own_kubeconfig();
+        let is_written = |path: &HostPath| self.kubeconfig.is_none() && *path == own;
+        let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
+        let named = named.map(|path| ("--config: kubernetes.kubeconfig", path));
+        for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig", path)).chain(named) {
+            self.check_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a kubeconfig on the node as the plugin does, with the files to which it refers.
+    fn check_kubeconfig(&self, node: &NodeFiles, path: &HostPath) -> Result<()> {
+        let reached = node.reach(path)?;
+        read_trusted(&reached, MAX_CREDENTIAL)?;
+        KubeconfigSummary::read(&self.place.root, &reached).map(drop).map_err(|error| anyhow!("{error}"))
+    }
+
+    fn platform(&self, node: &NodeFiles) -> &'static Platform {
+        self.platform.unwrap_or_else(|| Platform::detect(|path| node.has(path)))
+    }
+
+    /// Returns the platform and the directories in use, as a note for the user.
+    pub(in crate::cli) fn describe_platform(&self, node: &NodeFiles) -> String {
+        let Platform { name, bin_dir, conf_dir, .. } = self.platform(node);
+        let detected = if self.platform.is_none() { " (detected)" } else { "" };
+        let programs = self.bin_dir.as_ref().map_or_else(|| (*bin_dir).to_owned(), ToString::to_string);
+        let configuration = self.conf_dir.as_ref().map_or_else(|| (*conf_dir).to_owned(), ToString::to_string);
+        format!("platform {name}{detected}: programs in {programs}, configuration in {configuration}")
+    }
+
+    /// Returns the names under which the program is installed.
+    fn program_names(&self) -> Vec<&str> {
+        [PROGRAM].into_iter().chain(self.names.iter().map(String::as_str)).collect()
+    }
+
+    /// Reads the files of `--config` and `--attachments`.
+    pub(in crate::cli) fn given_keys(&self) -> Result<GivenKeys> {
+        GivenKeys::read(self.config.as_deref(), self.attachments.as_deref(), &self.program_names())?
+            .check_network(&self.network)
+    }
+
+    /// Returns the namespace of the agent's pods.
+    pub(in crate::cli) fn agent_namespace(&self) -> Option<String> {
+        self.agent_namespace.clone().or_else(|| env::var("POD_NAMESPACE").ok())
+    }
+
+    /// Returns the path of the kubeconfig that the installation writes.
+    pub(in crate::cli) fn own_kubeconfig(&self) -> HostPath {
+        self.place.state_dir.join(&self.release.kubeconfig_name())
+    }
+
+    /// Returns the token of this pod's service account.
+    pub(in crate::cli) fn token(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.read_credential("token")?).trim().to_owned())
+    }
+
+    /// Returns the URL of the API server, `None` if neither a flag nor the environment of a pod contains it.
+    fn server(&self) -> Option<String> {
+        let in_pod = || {
+            let host = env::var("KUBERNETES_SERVICE_HOST").ok()?;
+            Some(kubeconfig::server(&host, &env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".into())))
+        };
+        self.api_server.clone().or_else(in_pod)
+    }
+
+    /// Returns the service account for this process's own API requests; `purpose` is for the error message.
+    pub(in crate::cli) fn account_for(&self, purpose: &str) -> Result<ServiceAccount> {
+        let server = self.server().with_context(|| {
+            let instead =
+                if self.kubeconfig.is_some() { " and --service-account DIR in place of --kubeconfig" } else { "" };
+            format!("{purpose}: unknown API server; outside of a pod, add --api-server URL{instead}")
+        })?;
+        Ok(ServiceAccount { server, directory: self.service_account.clone() })
+    }
+
+    fn kubeconfig_text(&self, token: &dyn Fn() -> Result<String>) -> Result<String> {
+        let server = self.server().context(
+            "can't write a kubeconfig for the plugin: unknown API server; outside of a pod, add --kubeconfig FILE with \
+             a file on the node, or --api-server URL and --service-account DIR",
+        )?;
+        let ca = self.read_credential("ca.crt")?;
+        let credentials = match &self.token_file {
+            Some(path) => PluginCredentials::TokenFile(path.clone()),
+            None => PluginCredentials::Token(token()?),
+        };
+        Ok(kubeconfig::text(&server, Some(&ca), &credentials))
+    }
+
+    fn read_credential(&self, name: &str) -> Result<Vec<u8>> {
+        let path: &Path = &self.service_account.join(name);
+        read_trusted(path, MAX_CREDENTIAL).with_context(|| format!("can't read --service-account: {}", path.display()))
+    }
+}

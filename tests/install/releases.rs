@@ -1,0 +1,328 @@
+//! Several releases on one node: they share the program and the node configuration, and own everything else.
+
+use crate::scene::{CALICO, Scene, program};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const LIST: &str = "etc/cni/net.d/10-calico.conflist";
+const NODE: &str = "var/lib/cni/detour/node.json";
+const PROGRAM: &str = "opt/cni/bin/detour";
+const OTHER_CONF: &str = "etc/cni/multus/net.d/excludedns.conf";
+const OTHER_KUBECONFIG: &str = "var/lib/cni/detour/kubeconfig.excludedns";
+/// The release with a configuration file of its own.
+const OTHER: [&str; 5] = [
+    "--release=excludedns",
+    "--chained=false",
+    "--conf-dir=/etc/cni/multus/net.d",
+    "--name=excludedns",
+    "--exclude-namespaces=other",
+];
+/// The release `detour`, in the cluster network's plugin list.
+const FIRST: [&str; 2] = ["--chained=true", "--name=excludedns"];
+
+/// A node with a program of another vendor and one attachment for the release `excludedns`.
+fn scene(name: &str) -> Scene {
+    let scene = Scene::with(name, "10-calico.conflist", CALICO);
+    scene.write("opt/cni/bin/excludedns", "another's program");
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
+    scene
+}
+
+fn attach(scene: &Scene, attachments: &Value) {
+    // Atomically, as kubelets do.
+    scene.write("new.json", &attachments.to_string());
+    fs::create_dir_all(scene.path("config")).expect("made");
+    fs::rename(scene.path("new.json"), scene.path("config/attachments.json")).expect("renamed");
+}
+
+fn attachments(scene: &Scene) -> String {
+    format!("--attachments={}", scene.path("config/attachments.json").display())
+}
+
+fn install_other(scene: &Scene) {
+    scene.ok("install", &[&OTHER[..], &[&attachments(scene)]].concat());
+}
+
+/// Writes a copy of the program that has this version. Returns its path.
+fn program_of_version(scene: &Scene, version: &str) -> PathBuf {
+    let own = env!("CARGO_PKG_VERSION");
+    assert_eq!(version.len(), own.len());
+    let mut bytes = fs::read(program()).expect("readable");
+    let mut at = 0;
+    while let Some(found) = bytes[at..].windows(own.len()).position(|bytes| bytes == own.as_bytes()) {
+        at += found;
+        bytes[at..at + own.len()].copy_from_slice(version.as_bytes());
+    }
+    let path = scene.path(&format!("program-{version}"));
+    fs::write(&path, bytes).expect("written");
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("set");
+    path
+}
+
+fn is_same(a: &Path, b: &Path) -> bool {
+    fs::read(a).expect("readable") == fs::read(b).expect("readable")
+}
+
+#[test]
+fn uninstalling_one_release_leaves_what_the_other_needs_in_either_order() {
+    let alone = |name: &str, install: &dyn Fn(&Scene)| {
+        let scene = scene(name);
+        install(&scene);
+        scene.files()
+    };
+    let first_alone = alone("releases-first", &|scene| drop(scene.ok("install", &FIRST)));
+    let other_alone = alone("releases-other", &install_other);
+    for is_reversed in [false, true] {
+        for other_ends_first in [false, true] {
+            let scene = scene(&format!("releases-{is_reversed}-{other_ends_first}"));
+            let before = scene.files();
+            if is_reversed {
+                install_other(&scene);
+                scene.ok("install", &FIRST);
+            } else {
+                scene.ok("install", &FIRST);
+                install_other(&scene);
+            }
+            assert!(scene.json(LIST).to_string().contains("\"detour\"") && scene.path(OTHER_CONF).exists());
+            let (ends, stays) = if other_ends_first { ("excludedns", "detour") } else { ("detour", "excludedns") };
+            scene.ok("uninstall", &[&format!("--release={ends}")]);
+            let mut left = scene.files();
+            // Only the digests of shared files in its record may differ.
+            let mut expected = if other_ends_first { first_alone.clone() } else { other_alone.clone() };
+            for files in [&mut left, &mut expected] {
+                files.retain(|path, _| !path.to_string_lossy().contains("detour/install."));
+            }
+            let normalized = |files: &std::collections::BTreeMap<PathBuf, (String, u32)>| format!("{files:#?}");
+            assert_eq!(normalized(&left), normalized(&expected), "{ends} ended");
+            scene.ok("uninstall", &[&format!("--release={stays}")]);
+            assert_eq!(scene.files(), before);
+            assert!(!scene.has_lock());
+        }
+    }
+}
+
+#[test]
+fn uninstall_without_a_release_reverts_all_and_the_dry_run_shows_it() {
+    let scene = scene("releases-all");
+    let before = scene.files();
+    scene.ok("install", &FIRST);
+    install_other(&scene);
+    let all = scene.files();
+    let shown = scene.ok("uninstall", &["--dry-run"]);
+    for path in [LIST, NODE, PROGRAM, OTHER_CONF, OTHER_KUBECONFIG, "var/lib/cni/detour/kubeconfig"] {
+        assert!(shown.contains(&format!("/{path}")), "{path}: {shown}");
+    }
+    let shown = scene.ok("uninstall", &["--dry-run", "--release=excludedns"]);
+    assert!(shown.contains(OTHER_CONF) && !shown.contains(PROGRAM) && !shown.contains(LIST), "{shown}");
+    assert_eq!(scene.files(), all);
+    assert_eq!(scene.ok("uninstall", &["--release=unknown"]), "nothing to do\n");
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files(), before);
+    assert!(!scene.has_lock());
+}
+
+#[test]
+fn the_node_configuration_has_the_parts_of_all_releases() {
+    let scene = scene("releases-node");
+    scene.write("pinned.json", r#"{"type": "excludedns", "log_file": "/var/log/x", "chain": [{"type": "dns-exclude", "pod_overrides": false}]}"#);
+    let pinned = format!("--config={}", scene.path("pinned.json").display());
+    scene.ok("install", &[&OTHER[..], &[&pinned, &attachments(&scene), "--agent-namespace=mesh"]].concat());
+    let alone = scene.read(NODE);
+    assert_eq!(scene.json(NODE)["kubernetes"]["kubeconfig"], "/var/lib/cni/detour/kubeconfig.excludedns");
+    assert_eq!(
+        scene.json(NODE)["kubernetes"]["agent_pod_prefixes"],
+        json!(["excludedns-agent-", "detour-agent-", "istio-cni-node-"])
+    );
+    scene.ok("install", &[&FIRST[..], &["--agent-namespace=mesh"]].concat());
+    let node = scene.json(NODE);
+    let kubernetes = &node["kubernetes"];
+    assert_eq!(kubernetes["kubeconfig"], "/var/lib/cni/detour/kubeconfig", "the release of the cluster network leads");
+    assert_eq!(kubernetes["exclude_namespaces"], json!(["istio-system", "kube-system"]));
+    assert_eq!(kubernetes["agent_pod_prefixes"], json!(["detour-agent-", "istio-cni-node-", "excludedns-agent-"]));
+    assert_eq!(node["networks"], json!({"excludedns": {"exclude_namespaces": ["other"]}}));
+    assert_eq!((&node["pinned"], &node["primary"]), (&json!(["dns-exclude"]), &json!(false)));
+    assert_eq!(node.get("log_file"), None);
+    // The other release changes its part.
+    let attachments = attachments(&scene);
+    let changed = [&OTHER[..4], &[&attachments, "--agent-namespace=mesh"]].concat();
+    scene.ok("install", &changed);
+    assert_eq!((scene.json(NODE).get("networks"), &scene.json(NODE)["pinned"]), (None, &json!([])));
+    scene.ok("install", &[&OTHER[..], &[&pinned, &attachments, "--agent-namespace=mesh"]].concat());
+    scene.ok("uninstall", &["--release=detour"]);
+    assert_eq!(scene.read(NODE), alone);
+    assert!(scene.path(OTHER_KUBECONFIG).exists());
+}
+
+#[test]
+fn what_belongs_to_another_release_is_refused_and_not_changed() {
+    let scene = scene("releases-owned");
+    scene.ok("install", &FIRST);
+    install_other(&scene);
+    let installed = scene.files();
+    let third = ["--release=third", "--chained=false", "--conf-dir=/etc/cni/multus/net.d", "--name=excludedns"];
+    for (arguments, what) in [
+        (
+            [&third[..], &[&attachments(&scene)]].concat(),
+            "file /etc/cni/multus/net.d/excludedns.conf belongs to release \"excludedns\"",
+        ),
+        (
+            vec!["--release=third", "--chained=true"],
+            "the entry of the plugin \"detour\" in /etc/cni/net.d/10-calico.conflist belongs to release \"detour\"",
+        ),
+    ] {
+        let stderr = scene.fails("install", &arguments);
+        assert!(stderr.contains(what) && stderr.contains("detour uninstall --release"), "{stderr}");
+        assert_eq!(scene.files(), installed);
+    }
+    // An entry of another type has its own place in the list.
+    scene.write("type.json", r#"{"type": "excludedns"}"#);
+    let config = format!("--config={}", scene.path("type.json").display());
+    scene.ok("install", &["--release=third", "--chained=true", "--name=excludedns", &config]);
+    let kinds: Vec<_> =
+        scene.json(LIST)["plugins"].as_array().expect("a list").iter().map(|p| p["type"].clone()).collect();
+    assert_eq!(kinds, ["calico", "portmap", "bandwidth", "detour", "excludedns"]);
+    scene.ok("uninstall", &["--release=detour"]);
+    assert!(scene.read(LIST).contains("excludedns") && !scene.read(LIST).contains("\"detour\""));
+    scene.ok("uninstall", &["--release=third"]);
+    assert_eq!(scene.read(LIST), CALICO);
+}
+
+#[test]
+fn a_converted_configuration_is_restored_by_the_last_release_of_its_list() {
+    let single = "{\n  \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\"\n}\n";
+    let scene = Scene::with("releases-single", "10-weave.conf", single);
+    let before = scene.files();
+    scene.ok("install", &[]);
+    scene.write("type.json", r#"{"type": "excludedns"}"#);
+    let config = format!("--config={}", scene.path("type.json").display());
+    scene.ok("install", &["--release=b", "--name=excludedns", &config]);
+    fs::remove_file(scene.path("type.json")).expect("removed");
+    scene.ok("uninstall", &["--release=detour"]);
+    assert!(scene.read("etc/cni/net.d/10-weave.conflist").contains("excludedns"));
+    scene.ok("uninstall", &["--release=b"]);
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn the_newest_program_stays_and_every_release_accepts_it() {
+    let scene = scene("releases-version");
+    let newer = program_of_version(&scene, "9.9.9");
+    let run = |program: &Path, arguments: &[&str]| {
+        let output = Command::new(program).args(scene.arguments("install", arguments)).env_clear().output();
+        let output = output.expect("it starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    scene.ok("install", &FIRST);
+    let attachments = attachments(&scene);
+    let other = [&OTHER[..], &[&attachments]].concat();
+    run(&newer, &other);
+    assert!(is_same(&scene.path(PROGRAM), &newer));
+    assert_eq!(scene.ok("install", &FIRST), "nothing to do\n", "the newer program is accepted");
+    fs::remove_file(scene.path(PROGRAM)).expect("removed");
+    scene.ok("install", &FIRST);
+    assert!(is_same(&scene.path(PROGRAM), &program()), "any program is better than none");
+    assert_eq!(run(&newer, &other), "copy this program to /opt/cni/bin/detour\n");
+    // The release that stays restores its own program, and recognizes the other one as its own.
+    scene.ok("uninstall", &["--release=excludedns"]);
+    assert!(is_same(&scene.path(PROGRAM), &newer), "no instant without a program");
+    scene.ok("install", &FIRST);
+    assert!(is_same(&scene.path(PROGRAM), &program()));
+    run(&newer, &other);
+    scene.ok("uninstall", &["--release=excludedns"]);
+    scene.ok("uninstall", &[]);
+    assert!(!scene.path(PROGRAM).exists());
+    assert_eq!(scene.read("opt/cni/bin/excludedns"), "another's program");
+}
+
+#[test]
+fn a_release_that_version_0_1_0_installed_is_the_oldest_and_has_its_part_of_the_node_configuration() {
+    let scene = scene("releases-old");
+    let old = program_of_version(&scene, "0.0.0");
+    scene.ok("install", &FIRST);
+    let alone = scene.read(NODE);
+    let mut record = scene.json("var/lib/cni/detour/install.json");
+    for key in ["program_version", "node"] {
+        record.as_object_mut().expect("an object").remove(key).expect("written");
+    }
+    scene.write("var/lib/cni/detour/install.json", &record.to_string());
+    let attachments = attachments(&scene);
+    let other = [&OTHER[..], &[&attachments]].concat();
+    let output = Command::new(&old).args(scene.arguments("install", &other)).env_clear().output().expect("it starts");
+    assert!(output.status.success(), "{output:?}");
+    assert!(is_same(&scene.path(PROGRAM), &old), "any version is newer");
+    assert_eq!(scene.json(NODE)["kubernetes"]["kubeconfig"], "/var/lib/cni/detour/kubeconfig");
+    assert_eq!(scene.json(NODE)["networks"]["excludedns"], json!({"exclude_namespaces": ["other"]}));
+    scene.ok("uninstall", &["--release=excludedns"]);
+    assert_eq!(scene.read(NODE), alone);
+}
+
+#[test]
+fn an_invalid_release_or_list_of_attachments_is_refused() {
+    let scene = scene("releases-invalid");
+    let before = scene.files();
+    for name in ["", "A", "a/b", "..", "-a"] {
+        let stderr = scene.ends(2, "install", &[&format!("--release={name}")]);
+        assert!(stderr.contains("--release"), "{stderr}");
+        scene.ends(2, "uninstall", &[&format!("--release={name}")]);
+    }
+    let list = scene.path("config/attachments.json");
+    for (text, why) in [
+        ("{", "expected a JSON array of objects"),
+        ("{}", "expected a JSON array of objects"),
+        ("[1]", "expected a JSON array of objects"),
+        ("[{}]", "[0].name: expected the name of a NetworkAttachmentDefinition, got null"),
+        (r#"[{"name": "../x"}]"#, "[0].name: expected the name of a NetworkAttachmentDefinition, got \"../x\""),
+        (r#"[{"name": "a"}, {"name": "a"}]"#, "[1].name: \"a\" occurs twice"),
+        (r#"[{"name": "a", "type": "b"}]"#, "[0]: type: expected detour, got \"b\"; add --name b"),
+        (r#"[{"name": "a", "chain": [{"type": "x"}]}]"#, "attachment \"a\": "),
+        (r#"[{"name": "a", "clusterNetwork": "b"}]"#, "attachment \"a\": "),
+    ] {
+        fs::write(&list, text).expect("written");
+        let stderr = scene.ends(2, "install", &["--chained=false", &attachments(&scene)]);
+        assert!(stderr.contains(why) && stderr.contains("--attachments"), "{text}: {stderr}");
+    }
+    fs::write(&list, before[Path::new("config/attachments.json")].0.clone()).expect("written");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn each_attachment_has_a_file_and_a_chained_release_has_both() {
+    let scene = scene("releases-attachments");
+    let before = scene.files();
+    scene.write("etc/cni/multus/net.d/b.conf", r#"{"type": "another"}"#);
+    scene.write("config.json", r#"{"log_level": "warn", "kubernetes": {"timeout_seconds": 3}}"#);
+    let config = format!("--config={}", scene.path("config.json").display());
+    attach(
+        &scene,
+        &json!([
+            {"name": "a", "kubernetes": {"exclude_namespaces": ["x"]}},
+            {"name": "b", "log_level": "debug", "chain": [{"type": "uid-exclude", "uids": ["1"]}]},
+        ]),
+    );
+    let chained = ["--chained=true", &config, &attachments(&scene)];
+    scene.ok("install", &chained);
+    let [a, b] = ["a", "b"].map(|name| scene.json(&format!("etc/cni/multus/net.d/{name}.conf")));
+    assert_eq!((&a["name"], &a["log_level"], &b["log_level"]), (&json!("a"), &json!("warn"), &json!("debug")));
+    assert_eq!(
+        (&a["kubernetes"]["timeout_seconds"], &a["kubernetes"]["exclude_namespaces"]),
+        (&json!(3), &json!(["x"]))
+    );
+    assert_eq!(b["chain"], json!([{"type": "uid-exclude", "uids": ["1"]}]));
+    assert!(scene.read(LIST).contains("\"detour\""));
+    assert_eq!(scene.json(NODE)["networks"], json!({"a": {"exclude_namespaces": ["x"]}}));
+    // With an empty list, only the cluster network's entry is left.
+    attach(&scene, &json!([]));
+    scene.ok("install", &chained);
+    assert_eq!(scene.read("etc/cni/multus/net.d/b.conf"), r#"{"type": "another"}"#);
+    assert!(!scene.path("etc/cni/multus/net.d/a.conf").exists());
+    assert_eq!(scene.json(NODE).get("networks"), None);
+    scene.ok("install", &["--chained=false", "--conf-dir=/etc/cni/multus/net.d", &attachments(&scene)]);
+    assert!(scene.path("etc/cni/multus/net.d/istio-cni.conf").exists(), "as without the flag");
+    assert_eq!(scene.read(LIST), CALICO);
+    scene.ok("uninstall", &[]);
+    assert_eq!(scene.files().len(), before.len() + 2);
+}
