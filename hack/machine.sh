@@ -140,6 +140,27 @@ need_helm() {
     mv "$tools/new/helm" "$tools/helm"
 }
 
+# Istio's charts, in the version of tests/injector/go.mod: the operator of OpenShift Service Mesh installs them.
+need_istio_charts() {
+    local version charts answer
+    charts=$(istio_charts)
+    [[ ! -d $charts ]] || return 0
+    need_go "Istio's charts"
+    version=${charts##*/istio-charts-}
+    say "downloading Istio's charts (12 MB)"
+    answer=$(cd / && go mod download -json "istio.io/istio@$version" </dev/null) || die "downloading Istio's charts: $answer"
+    # Move it into place only when it is complete.
+    rm -rf "$charts.new"
+    mkdir -p "$charts.new"
+    cp -r --no-preserve=mode "$(sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' <<<"$answer")/manifests/charts/." "$charts.new"
+    mv "$charts.new" "$charts"
+}
+
+# Prints the directory of Istio's charts.
+istio_charts() {
+    echo "$(tools_directory)/istio-charts-$(sed -n 's/^\tistio.io\/istio \(v.*\)$/\1/p' tests/injector/go.mod)"
+}
+
 # cnitool calls plugins through libcni, as a runtime does.
 need_cnitool() {
     [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null || return 0
@@ -153,6 +174,18 @@ need_apiserver() {
     local module=tests/apiserver/kube-apiserver
     need_module "$module" "$(sed -n 's/.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' "$module/go.mod")" \
         "about four minutes on two cores" k8s.io/kubernetes/cmd/kube-apiserver k8s.io/component-base/version.gitVersion
+}
+
+# kubectl runs the commands of the guides (as oc), in the version of the API server.
+need_kubectl() {
+    local module=tests/apiserver/kube-apiserver tools
+    tools=$(tools_directory)
+    [[ ! -x $tools/kubectl ]] || return 0
+    need_go kubectl
+    say "building kubectl (about one minute)"
+    mkdir -p "$tools"
+    (cd "$module" && go build -trimpath -o "$tools/kubectl.new" -ldflags '-s -w' k8s.io/kubernetes/cmd/kubectl </dev/null)
+    mv "$tools/kubectl.new" "$tools/kubectl"
 }
 
 # crictl creates pods in containerd, in the version of its go.mod.

@@ -23,7 +23,8 @@ render() {
     local platform=$1
     echo "# Rendered from manifests/chart by hack/manifests.sh for $platform. Do not edit."
     echo "# Chart: $(digest)"
-    "$(tools_directory)/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
+    "$(tools_directory)/helm" template detour manifests/chart --skip-tests --kube-version 1.33.0 --namespace kube-system \
+        --set "global.platform=$platform"
 }
 
 need_helm

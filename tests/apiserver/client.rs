@@ -135,8 +135,8 @@ impl Client {
         let (group, version) = version.split_once('/').unwrap_or(("", &version));
         let plural = match kind.as_str() {
             "NetworkAttachmentDefinition" => "network-attachment-definitions".to_owned(),
-            "NetworkPolicy" => "networkpolicies".to_owned(),
             "SecurityContextConstraints" => kind.to_lowercase(),
+            _ if kind.ends_with('y') => format!("{}ies", &kind.to_lowercase()[..kind.len() - 1]),
             _ if kind.ends_with('s') => format!("{}es", kind.to_lowercase()),
             _ => format!("{}s", kind.to_lowercase()),
         };

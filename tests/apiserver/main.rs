@@ -13,5 +13,6 @@ mod removal;
 mod repairs;
 mod rights;
 mod sandbox;
+mod service_mesh;
 mod shipped;
 mod tokens;

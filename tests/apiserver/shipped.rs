@@ -32,10 +32,18 @@ pub(crate) fn helm() -> PathBuf {
 
 /// Returns the objects of the chart, rendered with these values.
 pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
+    chart_with_files(&[], values)
+}
+
+/// Returns the objects of the chart, rendered with these files of values and single values.
+pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
     let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
     command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
+    for file in files {
+        command.arg("--values").arg(file);
+    }
     for value in values {
         command.args(["--set", value]);
     }

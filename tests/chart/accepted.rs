@@ -57,6 +57,15 @@ fn changes() -> Vec<(&'static str, Value, Value)> {
         ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}}), none()),
         ("podMonitor.enabled", json!(true), none()),
         ("podMonitor.labels", json!({"team": "mesh"}), json!({"podMonitor": {"enabled": true}})),
+        ("prometheusRule.enabled", json!(true), none()),
+        ("prometheusRule.labels", json!({"team": "mesh"}), json!({"prometheusRule": {"enabled": true}})),
+        (
+            "prometheusRule.runbookUrl",
+            json!("https://wiki.example/detour"),
+            json!({"prometheusRule": {"enabled": true}}),
+        ),
+        ("grafanaDashboard.enabled", json!(true), none()),
+        ("grafanaDashboard.labels.grafana_dashboard", json!("yes"), json!({"grafanaDashboard": {"enabled": true}})),
         (
             "metricsFrom",
             json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]),

@@ -3,7 +3,9 @@
 mod accepted;
 mod helm;
 mod istio_cni;
+mod monitoring;
 mod platforms;
 mod plugin_keys;
 mod readme;
 mod refused;
+mod test_pod;

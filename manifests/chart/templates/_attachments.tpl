@@ -66,6 +66,7 @@ if the object has another owner, unless it has the annotation helm.sh/resource-p
 {{- $all := index . 1 -}}
 {{- $own := include "detour.ownDefinitions" $root | fromJsonArray -}}
 {{- $foreign := dict -}}
+{{- if concat $all $own -}}
 {{- range $live := (lookup "k8s.cni.cncf.io/v1" "NetworkAttachmentDefinition" "" "").items -}}
 {{- $namespace := $live.metadata.namespace -}}
 {{- $name := $live.metadata.name -}}
@@ -91,6 +92,7 @@ if the object has another owner, unless it has the annotation helm.sh/resource-p
 {{- fail (printf "NetworkAttachmentDefinition %s: it belongs to another release of detour (%s), and both would write %s.conf on a node; use another name in attachments, or, if the releases run on different nodes (nodeSelector), set definitions=never" $definition $owner $name) -}}
 {{- end -}}
 {{- $_ := set $foreign $definition $owner -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $foreign | toJson -}}

@@ -4,7 +4,7 @@ use super::helm::Helm;
 use super::inventory::objects_of;
 use crate::client::Client;
 use crate::control_plane::ControlPlane;
-use crate::node::{Node, SETTLED, on_a_node, with_release};
+use crate::node::{LIST, Node, SETTLED, on_a_node, with_release};
 use crate::removal::watches;
 use crate::shipped::{NAMESPACE, prepare};
 use serde_json::{Value, json};
@@ -86,6 +86,36 @@ fn the_agent_of_excludedns_leaves_istio_cnis_file_unchanged() {
         let (status, logged) = agent.end();
         assert!(status.success(), "{logged:#?}");
         assert_eq!((installed(node), node.read(&conf)), (vec![conf], ISTIO.to_owned()), "{logged:#?}");
+    });
+}
+
+/// Without Multus, the exclusions are an entry of the plugin list after istio-cni's.
+#[test]
+fn the_agent_of_excludedns_adds_its_entry_to_a_list_with_istio_cni() {
+    let plane = ControlPlane::start("listed-excludedns");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    let values = "global.platform=kubernetes,attachments=null";
+    helm.upgrade("excludedns", &["-f", "manifests/chart/values-excludedns.yaml", "--set", values]);
+    on_a_node(&plane, &objects(&admin, "excludedns"), |node| {
+        let mut list: Value = serde_json::from_str(&node.read(LIST)).expect("JSON");
+        let plugins = list["plugins"].as_array_mut().expect("a list");
+        plugins.push(json!({"type": "istio-cni", "name": "istio-cni"}));
+        let (before, text) = (plugins.clone(), format!("{list:#}\n"));
+        node.write(LIST, &text);
+        let agent = node.start_agent("a");
+        agent.wait_for_log(SETTLED);
+        let mut after: Value = serde_json::from_str(&node.read(LIST)).expect("JSON");
+        let after = after["plugins"].as_array_mut().expect("a list");
+        let own = after.pop().expect("an entry");
+        assert_eq!((&*after, &own["type"]), (&before, &json!("detour")));
+        let types: Vec<_> =
+            own["chain"].as_array().expect("a list").iter().map(|block| block["type"].clone()).collect();
+        assert_eq!(types, ["uid-exclude", "dns-exclude"]);
+        plane.until(|plane| watches(plane) > 0);
+        helm.uninstall("excludedns", NAMESPACE);
+        assert!(agent.end().0.success());
+        assert_eq!(node.read(LIST), text);
     });
 }
 

@@ -3,7 +3,8 @@
 
 mod agents;
 mod documented;
-mod helm;
+pub(crate) mod helm;
+mod hook;
 mod inventory;
 mod notes;
 mod ownership;

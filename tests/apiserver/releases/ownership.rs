@@ -7,6 +7,9 @@ use crate::control_plane::ControlPlane;
 use crate::shipped::{NAMESPACE, prepare};
 use serde_json::{Value, json};
 
+/// Something that a test case does.
+type Action<'a> = &'a dyn Fn();
+
 const OPENSHIFT: [&str; 2] = ["--set", "global.platform=openshift"];
 
 fn cluster(name: &str) -> (ControlPlane, Helm) {
@@ -51,7 +54,7 @@ fn a_definition_of_another_owner_is_used_and_left_unchanged() {
         admin.apply(&object).expect("accepted");
     };
     let remove = || admin.delete(&definition_of("default", "istio-cni")).expect("deleted");
-    let cases: [(&dyn Fn(), &str, &dyn Fn()); 3] = [
+    let cases: [(Action<'_>, &str, Action<'_>); 3] = [
         (&from_istio, "release \"istio-cni\" in namespace \"shop\"", &|| helm.uninstall("istio-cni", "shop")),
         (&from_operator, "\"IstioCNI default\"", &remove),
         (&from_kubectl, "not managed by Helm", &remove),
