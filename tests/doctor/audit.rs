@@ -166,7 +166,7 @@ fn configurations_of_all_releases_are_sources() {
         scene.netns.run("iptables -t nat -I OUTPUT -j DETOUR_OUTPUT");
         scene.netns.connect(1337, "192.0.2.1:80");
         let report = audit(scene, &[]);
-        let source = "configuration, chain[0]";
+        let source = "network excludedns, default chain[0] of type excludedns";
         assert!(only_pod(&report).bypasses.iter().any(|one| one.source == source), "{report:#?}");
     });
 }
