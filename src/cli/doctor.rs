@@ -159,19 +159,22 @@ impl TargetArguments {
         if bin_dirs.is_empty() {
             bin_dirs = platform_dir(platform.bin_dir);
         }
-        let mut confs = self.conf.clone().map_or_else(|| conf_dirs(&records), |conf| vec![conf]);
-        if confs.is_empty() {
-            confs.extend(platform_dir(platform.conf_dir).pop());
-        }
-        let mut confs = confs.into_iter();
+        let conf = self
+            .conf
+            .clone()
+            .or_else(|| conf_dirs(&records).into_iter().next())
+            .or_else(|| platform_dir(platform.conf_dir).pop());
+        let conf = conf.unwrap_or_else(|| self.place.state_dir().clone());
+        let mut other_conf_dirs = if self.conf.is_none() { conf_dirs(&records) } else { Vec::new() };
+        other_conf_dirs.retain(|directory| *directory != conf);
         CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
             platform: platform.name.to_owned(),
             chained: self.chained.unwrap_or(if records.is_empty() { platform.chained } else { is_listed }),
             bin_dirs,
-            conf: confs.next().unwrap_or_else(|| self.place.state_dir().clone()),
-            more_confs: confs.collect(),
+            conf,
+            other_conf_dirs,
             installation: Installation {
                 records: node.records().unwrap_or_default(),
                 programs,
@@ -217,7 +220,7 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     programs.into_iter().cloned().collect()
 }
 
-/// Returns the directories of the plugin's configurations, those of the cluster network first.
+/// Returns the directories of the plugin's configurations, that of the cluster network first.
 fn conf_dirs(records: &[&InstallRecord]) -> Vec<HostPath> {
     let lists = records.iter().flat_map(|record| record.lists.keys());
     let files = records.iter().flat_map(|record| &record.files);

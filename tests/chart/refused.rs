@@ -2,6 +2,7 @@
 
 use crate::helm::{leaves, merged, names_unknown_key, nested, refusals, render, values};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// Asserts that helm refuses each values file, and that its message has the text.
 #[track_caller]
@@ -204,15 +205,11 @@ fn a_value_of_another_type_is_refused_for_each_value() {
     assert_refused(&leaves(&values()).iter().map(case).collect::<Vec<_>>());
 }
 
-/// The values without which the chart can't be rendered. `helm upgrade --reuse-values` leaves out those that the previous
-/// chart did not have.
-const REQUIRED: [&str; 18] = [
+/// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
+/// that the previous chart did not have.
+const REQUIRED: [&str; 15] = [
     "image",
     "global.hub",
-    "global",
-    "global.logging",
-    "logging",
-    "repair",
     "attachmentConfDir",
     "definitions",
     "onExit",
@@ -220,6 +217,7 @@ const REQUIRED: [&str; 18] = [
     "repair.repairPods",
     "repair.brokenPodLabelKey",
     "repair.brokenPodLabelValue",
+    "repair.initContainerName",
     "repair.intervalSeconds",
     "taint.key",
     "terminationGracePeriodSeconds",
@@ -229,14 +227,20 @@ const REQUIRED: [&str; 18] = [
 
 #[test]
 fn a_missing_value_is_refused_or_means_the_empty_value() {
-    for path in REQUIRED {
+    let all = values();
+    let leaves = leaves(&all);
+    let objects: BTreeSet<&str> = leaves.iter().filter_map(|path| Some(path.rsplit_once('.')?.0)).collect();
+    for path in REQUIRED.into_iter().chain(objects) {
+        // The keys of resources and labels are optional.
+        if path.starts_with("global.defaultResources.") || path.ends_with(".labels") {
+            continue;
+        }
         let message = render(&nested(path, Value::Null)).map(drop).expect_err(path);
         assert!(message.contains(&format!(": {path}: missing; expected a value")), "{path}: {message}");
         assert!(message.contains("--reset-then-reuse-values"), "{message}");
     }
     let (mut missing, mut empty) = (json!({}), json!({}));
-    let all = values();
-    for path in leaves(&all).iter().filter(|path| !REQUIRED.contains(&path.as_str())) {
+    for path in leaves.iter().filter(|path| !REQUIRED.contains(&path.as_str())) {
         let value = match all.pointer(&format!("/{}", path.replace('.', "/"))).expect("a value") {
             Value::Array(_) => json!([]),
             Value::Object(_) => json!({}),

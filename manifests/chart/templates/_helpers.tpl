@@ -1,7 +1,7 @@
 {{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
 values. */ -}}
 {{- define "detour.complete" -}}
-{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "logging" "podMonitor" "primaryPlugin" "repair" "resourceQuotas" "taint" -}}
+{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
 {{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
 {{- range $path := concat $objects $others -}}
 {{- $value := $.Values -}}
@@ -136,6 +136,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $_ := set $config "kubernetes" (merge (dict "agent_pod_prefixes" $prefixes) $kubernetes) -}}
 {{- end -}}
 {{- $config | toJson -}}
+{{- end -}}
+
+{{- define "detour.resources" -}}
+{{- mustMergeOverwrite (deepCopy .Values.global.defaultResources) (.Values.resources | default dict) | toYaml -}}
 {{- end -}}
 
 {{- /* Capabilities of the agent's container: for files that root does not own; for pods' network namespaces; for

@@ -119,11 +119,7 @@ pub(super) struct NodeSetup {
 /// Reads the setup of a node, without any request.
 pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let mut results = Results::default();
-    let mut found = configuration::examine(target, &mut results);
-    for conf in &target.more_confs {
-        let other = CheckTarget { conf: conf.clone(), ..target.clone() };
-        found.extend(configuration::examine(&other, &mut Results::default()));
-    }
+    let found = configuration::examine(target, &mut results);
     let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
     let applied = found.into_iter().map(|Configured { path, text, conf }| {
         let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
