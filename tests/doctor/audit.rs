@@ -96,6 +96,8 @@ fn inbound_ports_ranges_groups_and_partial_redirection_are_listed() {
     plan.config["chain"] = json!([{"type": "istio-redirect", "owner_groups_exclude": ["7"]}, {"type": "dns-exclude"}]);
     plan.config["dialect"] = "nftables".into();
     plan.cluster.annotate("detour.io/exclude-dns", "192.0.2.53");
+    plan.cluster.annotate("traffic.sidecar.istio.io/excludeInterfaces", "net7");
+    plan.cluster.annotate("istio.io/reroute-virtual-interfaces", "tap0");
     plan.cluster.annotate("traffic.sidecar.istio.io/excludeInboundPorts", "8080");
     plan.cluster.annotate("traffic.sidecar.istio.io/excludeOutboundIPRanges", "198.51.100.0/24");
     plan.cluster.annotate("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0/8");
@@ -114,6 +116,10 @@ fn inbound_ports_ranges_groups_and_partial_redirection_are_listed() {
         let group = bypass(pod, "outbound traffic of gid 7");
         assert_eq!(group.source, "configuration, chain[0].owner_groups_exclude");
         assert_eq!(group.note.as_deref(), Some("the numbers contain the sidecar's own connections"));
+        let interface = bypass(pod, "outbound traffic over net7");
+        assert_eq!(interface.source, "pod, traffic.sidecar.istio.io/excludeInterfaces");
+        bypass(pod, "inbound traffic over net7");
+        assert!(pod.bypasses.iter().all(|one| !one.traffic.contains("tap0")), "it is redirected: {pod:#?}");
         let inbound = bypass(pod, "inbound tcp to port 8080");
         assert_eq!(inbound.source, "pod, traffic.sidecar.istio.io/excludeInboundPorts");
         assert_eq!(inbound.note.as_deref(), Some("the numbers contain connections to the sidecar's own ports"));
@@ -123,6 +129,45 @@ fn inbound_ports_ranges_groups_and_partial_redirection_are_listed() {
             (None, "pod, traffic.sidecar.istio.io/includeOutboundIPRanges")
         );
         assert!(pod.bypasses.iter().all(|one| !one.traffic.contains("IPv6")), "it has no IPv6: {pod:#?}");
+    });
+}
+
+#[test]
+fn groups_that_are_not_included_are_listed() {
+    let mut plan = Plan::new();
+    plan.config["chain"] = json!([{"type": "istio-redirect", "owner_groups_include": ["7", "8"]}]);
+    plan.config["dialect"] = "nftables".into();
+    scene(plan, |scene| {
+        scene.netns.connect(APP, "192.0.2.1:80");
+        let report = audit(scene, &[]);
+        let source = "configuration, chain[0].owner_groups_include";
+        assert_counted(only_pod(&report), "outbound traffic of any gid except 7-8", 1, source);
+    });
+}
+
+/// As a second release on the node installs it.
+#[test]
+fn configurations_of_all_releases_are_sources() {
+    let mut plan = Plan::new();
+    plan.config["chain"] = json!([{"type": "istio-redirect"}]);
+    plan.cluster.annotate("k8s.v1.cni.cncf.io/networks", "default/istio-cni,default/excludedns");
+    scene(plan, |scene| {
+        let conf = json!({"cniVersion": "1.0.0", "name": "excludedns", "type": "excludedns"});
+        let (directory, file) = ("etc/cni/more.d", "/etc/cni/more.d/excludedns.conf");
+        std::fs::create_dir_all(scene.path(directory)).expect("made");
+        scene.write(&file[1..], &conf.to_string());
+        let mut record = scene.json("var/lib/cni/detour/install.json");
+        let own = record["files"].as_object().expect("files");
+        let (_, owned) = own.iter().find(|(path, _)| path.ends_with(".conf")).expect("its configuration");
+        record["files"][file] = owned.clone();
+        scene.write("var/lib/cni/detour/install.json", &record.to_string());
+        scene.netns.run("iptables -t nat -N DETOUR_OUTPUT");
+        scene.netns.run("iptables -t nat -A DETOUR_OUTPUT ! -o lo -m owner --uid-owner 1337 -j ACCEPT");
+        scene.netns.run("iptables -t nat -I OUTPUT -j DETOUR_OUTPUT");
+        scene.netns.connect(1337, "192.0.2.1:80");
+        let report = audit(scene, &[]);
+        let source = "network excludedns, default chain[0] of type excludedns";
+        assert!(only_pod(&report).bypasses.iter().any(|one| one.source == source), "{report:#?}");
     });
 }
 

@@ -8,6 +8,7 @@ mod confined;
 mod faults;
 mod forms;
 mod golden;
+mod logs;
 mod pod;
 mod programs;
 mod scene;

@@ -12,7 +12,7 @@ use crate::firewall::native::rule::{Condition, Key, NativeAction};
 use crate::firewall::native::set::{Span, Spans};
 use crate::firewall::rule::{Family, Hook, Table};
 use crate::policy::Redirect;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The chain of detour's exclusions.
 const EXCLUSIONS: &str = "DETOUR_OUTPUT";
@@ -175,28 +175,26 @@ impl Scan {
             Hook::Output => (Key::OutInterface, &rules[..jump]),
             Hook::Prerouting => (Key::InInterface, &rules[..jump]),
         };
-        let interfaces = |rule: &RuleView| {
-            let condition = rule.conditions.iter().find(|condition| condition.key == key);
-            condition.map(Condition::value_texts).unwrap_or_default()
-        };
-        let reroutes = |rule: &&RuleView| rule.jump_target().is_some_and(|chain| TO_SIDECAR.contains(&chain));
-        // Rules for interfaces of virtual machines: what is not redirected returns.
-        let rerouted: BTreeSet<Vec<String>> = before.iter().filter(reroutes).map(interfaces).collect();
+        // Interfaces of virtual machines have a rule that returns what their other rules do not redirect.
+        let mut rerouted = Spans::default();
+        for rule in before.iter().filter(|rule| rule.jump_target().is_some_and(|chain| TO_SIDECAR.contains(&chain))) {
+            let interfaces = rule.conditions.iter().filter(|condition| condition.key == key && !condition.not);
+            interfaces.for_each(|condition| rerouted.extend(&condition.values));
+        }
         for rule in before.iter().filter(|rule| !rule.is_local()) {
-            let cause = match &rule.action {
+            let (cause, conditions) = match &rule.action {
                 Some(NativeAction::Return) if rule.conditions.iter().all(|c| c.key == key) && rule.checks(key) => {
-                    if rerouted.contains(&interfaces(rule)) {
-                        continue;
-                    }
-                    Cause::Setting("exclude_interfaces")
+                    let others = rest_of(&rule.conditions, |condition| (condition.key == key).then_some(&rerouted));
+                    let Some((conditions, _)) = others else { continue };
+                    (Cause::Setting("exclude_interfaces"), conditions)
                 }
                 Some(NativeAction::Jump(chain)) if chain.starts_with("ISTIO_") || chain == EXCLUSIONS => continue,
                 Some(
                     NativeAction::Drop | NativeAction::SetMark(_) | NativeAction::SaveMark | NativeAction::RestoreMark,
                 ) => continue,
-                _ => Cause::OtherProgram(format!("{} {}", hook.chain(), rule.text)),
+                _ => (Cause::OtherProgram(rule_in(hook.chain(), rule)), rule.conditions.clone()),
             };
-            self.add(table, cause, direction, rule, rule.conditions.clone(), None);
+            self.add(table, cause, direction, rule, conditions, None);
         }
     }
 

@@ -49,10 +49,13 @@ impl Requests {
                 if decisive.as_ref().is_none_or(|(best, _)| *best < rank) {
                     decisive = Some((rank, evaluation.decision()));
                 }
-                requests
-                    .exclusions
-                    .extend(evaluation.exclusions().map(|(exclusion, source)| (exclusion.clone(), source)));
-                requests.settings.extend(evaluation.settings());
+                let named = |source: String| match source.strip_prefix("configuration, ") {
+                    Some(path) if configurations.len() > 1 => format!("network {}, {path}", conf.conf.name),
+                    _ => source,
+                };
+                let exclusions = evaluation.exclusions();
+                requests.exclusions.extend(exclusions.map(|(exclusion, source)| (exclusion.clone(), named(source))));
+                requests.settings.extend(evaluation.settings().map(|(key, source)| (key, named(source))));
             }
         }
         requests.decision = decisive.map_or_else(

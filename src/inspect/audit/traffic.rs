@@ -51,20 +51,24 @@ pub(super) fn traffic(direction: Direction, conditions: &[Condition]) -> String 
 /// Returns a condition in words; `None` if it says nothing: traffic that leaves the pod is not over `lo`.
 fn phrase(condition: &Condition, has_destination: bool) -> Option<String> {
     let values = values(condition);
-    let kind = match condition.key {
-        Key::Uid => "of uid",
-        Key::Gid => "of gid",
-        Key::Source(_) => "from",
-        Key::Destination(_) => "to",
-        Key::SourcePort => "from port",
-        Key::DestinationPort if has_destination => "port",
-        Key::DestinationPort => "to port",
+    let (preposition, kind) = match condition.key {
+        Key::Uid => ("of", "uid"),
+        Key::Gid => ("of", "gid"),
+        Key::Source(_) => ("from", "address"),
+        Key::Destination(_) => ("to", "address"),
+        Key::SourcePort => ("from", "port"),
+        Key::DestinationPort if has_destination => ("", "port"),
+        Key::DestinationPort => ("to", "port"),
         Key::InInterface | Key::OutInterface if condition.not && values == "lo" => return None,
-        Key::InInterface | Key::OutInterface => "over",
+        Key::InInterface | Key::OutInterface => ("over", "interface"),
         Key::Protocol | Key::CtState | Key::Mark | Key::CtMark => return None,
     };
-    let except = if condition.not { "any except " } else { "" };
-    Some(format!("{kind} {except}{values}"))
+    let text = match (condition.not, kind) {
+        (true, _) => format!("{preposition} any {kind} except {values}"),
+        (false, "uid" | "gid" | "port") => format!("{preposition} {kind} {values}"),
+        (false, _) => format!("{preposition} {values}"),
+    };
+    Some(text.trim_start().to_owned())
 }
 
 fn values(condition: &Condition) -> String {

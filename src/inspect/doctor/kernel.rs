@@ -177,7 +177,8 @@ pub(super) fn output(command: &mut Command) -> Result<String, String> {
     let status = child.wait().map_err(|error| format!("can't wait for the program: {error}"))?;
     match text {
         Err(_) => Err(format!("timeout after {} s", TIMEOUT.as_secs())),
-        Ok(_) if !status.success() => Err(format!("failed ({status})")),
+        // A program whose output is cut ends with SIGPIPE.
+        Ok(text) if !status.success() && (text.len() as u64) < MAX_OUTPUT => Err(format!("failed ({status})")),
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
     }
 }

@@ -14,7 +14,7 @@
 //! | `pod` | the pod's annotation, its definitions, and the decision about it |
 //! | `rules`, `listeners` | the pod's network namespace: rules, routes, the proxy's listeners |
 //! | `probe`, `probe_socket` | real packets in the network namespace |
-//! | `logs` | Events, the runtime's journal and the plugin's log file, with the known error messages |
+//! | `logs` | Events, the logs of runtime and kubelet, and the plugin's log file, with the known error messages |
 //! | `bundle`, `redact`, `scan` | none: the archive of all evidence, without secrets |
 
 mod bundle;
@@ -122,9 +122,9 @@ pub(super) fn node_setup(target: &CheckTarget) -> NodeSetup {
     let found = configuration::examine(target, &mut results);
     let kubeconfig = credentials::examine_kubeconfig(target, foremost(&found), &mut results);
     let applied = found.into_iter().map(|Configured { path, text, conf }| {
-        let as_attachment =
-            AppliedConf::parse(path.as_path(), text.as_bytes()).is_ok_and(|applied| applied.as_attachment);
-        AppliedConf { as_attachment: as_attachment && !target.chained, ..AppliedConf::from(conf) }
+        let parsed = AppliedConf::parse(path.as_path(), text.as_bytes());
+        let as_attachment = parsed.is_ok_and(|applied| applied.as_attachment);
+        AppliedConf { as_attachment, ..AppliedConf::from(conf) }
     });
     let api = own_api(target, kubeconfig.as_ref());
     NodeSetup { configurations: applied.collect(), api, store: store(target) }
@@ -157,7 +157,7 @@ fn check_pod(target: &CheckTarget, pod: &PodRef, seen: &mut Examination, results
     let container = pod_netns.found().and_then(|found| found.container_id.as_deref());
     let uid = facts.as_ref().and_then(|facts| facts.pod.uid.as_deref());
     seen.names = [container, uid].into_iter().flatten().map(str::to_owned).collect();
-    seen.log_lines = logs::journal(target, pod, container, results);
+    seen.log_lines = logs::node(target, pod, container, results);
     seen.log_lines.extend(logs::plugin(target, conf.as_ref(), pod, results));
 }
 

@@ -1,0 +1,178 @@
+//! Checks of what others reported about the pod: Events, the logs of the runtime and of the kubelet, and the plugin's
+//! log file.
+
+mod known_errors;
+mod node_logs;
+
+use super::pod::KNOWN;
+use super::redact::Redactor;
+use super::report::{Check, CheckGroup, CheckTarget, CheckVerdict, Results};
+use crate::cluster::{ApiProbe, ReportedEvent};
+use crate::cni::NetConf;
+use crate::pod::PodRef;
+use crate::{logging, trusted_file};
+use known_errors::next;
+use std::fs::OpenOptions;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+pub(super) const EVENTS: Check = Check::of(CheckGroup::Pod, "events", "no Event reports a failed start");
+const RUNTIME: Check = Check::of(CheckGroup::Logs, "runtime-log", "the runtime logged no error about the pod");
+const PLUGIN: Check = Check::of(CheckGroup::Logs, "plugin-log", "the plugin logged no error about the pod");
+
+/// Reasons of Events that report a failed pod sandbox (kubelet, `pkg/kubelet/events`; Multus).
+const FAILURES: [&str; 3] = ["FailedCreatePodSandBox", "FailedCreatePodContainer", "NoNetworkFound"];
+/// The number of bytes that are read from the end of a log file.
+const TAIL: u64 = 1 << 20;
+const REPLACE_LOG: &str = "set log_file to a path such as /var/log/detour.log";
+/// The maximum length of a line in a finding.
+const MAX_LINE: usize = 1000;
+
+/// Checks the pod's Events. A failure counts only while the pod is not `running`.
+pub(super) fn events(api: Option<&ApiProbe>, pod: &PodRef, running: bool, results: &mut Results) {
+    let PodRef { namespace, name, .. } = pod;
+    let by_hand = format!("run kubectl get events -n {namespace} --field-selector involvedObject.name={name}");
+    results.after(&[&KNOWN], &EVENTS, || match api.map(|api| api.events(pod)) {
+        None => CheckVerdict::NotChecked("no API server is known".to_owned(), Some(by_hand)),
+        Some(Err(error)) => CheckVerdict::NotChecked(error.to_string(), Some(by_hand)),
+        Some(Ok(events)) => events_verdict(&events, running),
+    });
+}
+
+fn events_verdict(events: &[ReportedEvent], running: bool) -> CheckVerdict {
+    let failures: Vec<&ReportedEvent> = events.iter().filter(|event| event.warning && is_failure(event)).collect();
+    let Some(last) = failures.last() else {
+        return CheckVerdict::pass(match events.len() {
+            0 => "no Events".to_owned(),
+            count => format!("{count} Events, none reports a failure"),
+        });
+    };
+    let times: u64 = failures.iter().map(|event| event.count).sum();
+    let found = format!("{}, {times} times: {}", last.reason, shown(&last.message));
+    if running {
+        return CheckVerdict::pass(format!("the pod started since; before that: {found}"));
+    }
+    let next = next(&last.message);
+    CheckVerdict::fail(found, next.unwrap_or("see the reason in the message, and the runtime's log on the node"))
+}
+
+fn is_failure(event: &ReportedEvent) -> bool {
+    FAILURES.contains(&event.reason.as_str()) || next(&event.message).is_some()
+}
+
+/// Checks the logs of the runtime and of the kubelet. Returns the lines about the pod.
+pub(super) fn node(target: &CheckTarget, pod: &PodRef, container: Option<&str>, results: &mut Results) -> Vec<String> {
+    let name = &pod.name;
+    let about = |line: &str| line.contains(name.as_str()) || container.is_some_and(|id| line.contains(id));
+    let logs = node_logs::read(target, &about);
+    let verdict = if logs.read.is_empty() {
+        CheckVerdict::NotChecked(logs.unread.join("; "), Some(node_logs::by_hand(target, name)))
+    } else {
+        let verdicts = logs.read.iter().map(|log| last_line_verdict(&log.lines, &log.place));
+        let (failed, passed): (Vec<_>, Vec<_>) =
+            verdicts.partition(|verdict| matches!(verdict, CheckVerdict::Fail(..)));
+        let texts = passed.into_iter().filter_map(|verdict| match verdict {
+            CheckVerdict::Pass(text) => Some(text),
+            _ => None,
+        });
+        let all = || CheckVerdict::pass(texts.chain(logs.unread.iter().cloned()).collect::<Vec<_>>().join("; "));
+        failed.into_iter().next().unwrap_or_else(all)
+    };
+    results.add(&RUNTIME, verdict);
+    logs.read.into_iter().flat_map(|log| log.lines).collect()
+}
+
+/// Checks the plugin's log file. Returns the lines about the pod.
+pub(super) fn plugin(target: &CheckTarget, conf: Option<&NetConf>, pod: &PodRef, results: &mut Results) -> Vec<String> {
+    let PodRef { namespace, name, .. } = pod;
+    let Some(file) = conf.and_then(|conf| conf.log_file.as_deref()) else {
+        let why = "log_file is not set; the runtime logs the plugin's lines";
+        let next = node_logs::by_hand(target, &format!("pod={namespace}/{name}"));
+        results.add(&PLUGIN, CheckVerdict::NotChecked(why.to_owned(), Some(next)));
+        return Vec::new();
+    };
+    let shown = file.display();
+    if let Err(why) = logging::check_log_file(file) {
+        results
+            .add(&PLUGIN, CheckVerdict::fail(format!("log_file: {why}; the plugin logs to stderr only"), REPLACE_LOG));
+        return Vec::new();
+    }
+    let about = format!("pod={namespace}/{name}");
+    let is_about = |line: &&str| line.split(' ').any(|word| word == about);
+    let text = target.reach_named(file).and_then(|file| tail(&file));
+    let lines = text.map(|text| text.lines().filter(is_about).map(str::to_owned).collect::<Vec<_>>());
+    results.add(
+        &PLUGIN,
+        match &lines {
+            Err(why) => CheckVerdict::not_checked(format!("{shown}: {why}")),
+            Ok(lines) => last_line_verdict(lines, &shown.to_string()),
+        },
+    );
+    lines.unwrap_or_default()
+}
+
+/// Checks whether the last line about the pod reports an error.
+fn last_line_verdict(lines: &[String], place: &str) -> CheckVerdict {
+    let is_error = |line: &&String| line.contains("level=error") || next(line).is_some();
+    let Some(last) = lines.last() else { return CheckVerdict::pass(format!("{place} has no line about this pod")) };
+    match lines.iter().rfind(is_error) {
+        Some(line) if line == last => {
+            CheckVerdict::fail(shown(line), next(line).unwrap_or("see the reason in the message"))
+        }
+        _ => CheckVerdict::pass(format!("log lines in {place}: {}, the last: {}", lines.len(), shown(last))),
+    }
+}
+
+/// Returns text of another program as one line, without secrets, because users share these lists.
+fn shown(text: &str) -> String {
+    let line = Redactor::default().log(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let line = line.trim_end();
+    if line.chars().count() <= MAX_LINE {
+        line.to_owned()
+    } else {
+        line.chars().take(MAX_LINE).chain("…".chars()).collect()
+    }
+}
+
+/// Reads the last part of a file.
+fn tail(file: &Path) -> std::io::Result<String> {
+    let mut file = trusted_file::open(file, OpenOptions::new().read(true))?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    // A cut line is dropped: half of a secret may not be recognized as one.
+    let whole = if length > TAIL { text.split_once('\n').map_or("", |(_, whole)| whole) } else { &text };
+    Ok(whole.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(reason: &str, message: &str) -> ReportedEvent {
+        let (reason, message) = (reason.to_owned(), message.to_owned());
+        ReportedEvent { warning: true, reason, message, by: "kubelet".into(), last: 0, count: 2 }
+    }
+
+    #[test]
+    fn a_failed_start_is_a_failure_until_the_pod_runs() {
+        let events =
+            [event("FailedCreatePodSandBox", "failed to find plugin \"istio-cni\""), event("BackOff", "again")];
+        let CheckVerdict::Fail(found, next) = events_verdict(&events, false) else { panic!("it failed") };
+        assert!(found.starts_with("FailedCreatePodSandBox, 2 times: ") && next.contains("program-present"));
+        assert!(
+            matches!(events_verdict(&events, true), CheckVerdict::Pass(found) if found.starts_with("the pod started since"))
+        );
+        assert!(matches!(events_verdict(&events[1..], false), CheckVerdict::Pass(_)));
+    }
+
+    #[test]
+    fn only_the_last_line_counts() {
+        let (bad, good) = ("level=error msg=no".to_owned(), "level=info msg=yes".to_owned());
+        assert!(matches!(last_line_verdict(&[good.clone(), bad.clone()], "f"), CheckVerdict::Fail(..)));
+        assert!(matches!(last_line_verdict(&[bad, good], "f"), CheckVerdict::Pass(_)));
+        assert!(matches!(last_line_verdict(&[], "f"), CheckVerdict::Pass(_)));
+    }
+}

@@ -1,0 +1,172 @@
+//! The logs of the node: recorded journals of several distributions, behind a program in place of `journalctl`.
+
+use crate::scene::{POD, Plan, Scene, scene};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+const CRIO: &str = "2026-01-01T10:00:00+0000 node-1 crio[901]: time=\"2026-01-01 10:00:00\" level=info msg=\"Adding pod \
+    shop_web-0 to CNI network\"";
+const CONTAINERD: &str = "2026-01-01T10:00:01+0000 node-1 containerd[77]: time=\"2026-01-01T10:00:01Z\" level=error \
+    msg=\"RunPodSandbox for name:\\\"web-0\\\" failed\" error=\"plugin type=\\\"multus\\\" failed (add): failed to find plugin \
+    \\\"istio-cni\\\" in path [/opt/cni/bin]\"";
+const KUBELET: &str = "2026-01-01T10:00:02+0000 node-1 kubelet[42]: I0101 10:00:02.000000 42 kubelet.go:2000] \"SyncLoop \
+    UPDATE\" source=\"api\" pods=[\"shop/web-0\"]";
+const OTHER: &str = "2026-01-01T10:00:03+0000 node-1 crio[901]: level=error msg=\"no such image\" pod=shop/db-0";
+
+/// Puts a program in place of `journalctl`, whose journal has these units and these lines, the oldest first.
+fn record(scene: &Scene, units: &[&str], lines: &[&str]) {
+    fs::create_dir_all(scene.path("var/log/journal")).expect("made");
+    fs::create_dir_all(scene.path("tools")).expect("made");
+    let units: String = units.iter().map(|unit| format!("{unit}.service\n")).collect();
+    scene.write("tools/units", &format!("{units}session-1.scope\nsshd.service\n"));
+    scene.write("tools/lines", &lines.iter().rev().map(|line| format!("{line}\n")).collect::<String>());
+    let tools = scene.path("tools").display().to_string();
+    let program = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*--field=_SYSTEMD_UNIT*) cat {tools}/units ;;\n\
+         *--reverse*) echo \"$*\" >{tools}/arguments; cat {tools}/lines ;;\n*) exit 1 ;;\nesac\n"
+    );
+    scene.write("tools/journalctl", &program);
+    fs::set_permissions(scene.path("tools/journalctl"), fs::Permissions::from_mode(0o755)).expect("changed");
+}
+
+/// The outcome, the text and the next step of `runtime-log`.
+fn checked(scene: &Scene, arguments: &[&str]) -> (String, String, String) {
+    let report = scene.report(&[&POD[..], arguments].concat());
+    let checks = report["checks"].as_array().expect("checks");
+    let line = checks.iter().find(|line| line["id"] == "runtime-log").expect("a line");
+    let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
+    (text("outcome"), text("found"), text("next"))
+}
+
+#[test]
+fn the_units_of_each_distribution_are_read_and_named() {
+    let all: &[&[&str]] = &[
+        &["crio", "kubelet"],
+        &["containerd", "kubelet"],
+        &["docker", "cri-docker", "kubelet"],
+        &["k3s"],
+        &["k3s-agent"],
+        &["rke2-server"],
+        &["rke2-agent"],
+        &["k0scontroller"],
+        &["k0sworker"],
+        &["snap.microk8s.daemon-containerd", "snap.microk8s.daemon-kubelite"],
+        &["crio", "microshift"],
+    ];
+    scene(Plan::new(), |scene| {
+        for units in all {
+            record(scene, units, &[KUBELET, OTHER]);
+            let (outcome, found, _) = checked(scene, &[]);
+            assert_eq!(outcome, "pass", "{found}");
+            assert!(found.starts_with("log lines in the journal of the last day (unit"), "{found}");
+            let arguments = fs::read_to_string(scene.path("tools/arguments")).expect("it ran");
+            let asked: Vec<&str> = arguments.split(" -u ").skip(1).map(str::trim).collect();
+            assert_eq!(asked.len(), units.len(), "{arguments}");
+            for unit in *units {
+                assert!(asked.contains(unit) && found.contains(unit), "{unit}: {arguments} {found}");
+            }
+            assert!(arguments.contains(&format!("--directory {}", scene.path("var/log/journal").display())));
+        }
+    });
+}
+
+#[test]
+fn the_last_line_about_the_pod_decides() {
+    scene(Plan::new(), |scene| {
+        record(scene, &["containerd", "kubelet"], &[CRIO, CONTAINERD, OTHER]);
+        let (outcome, found, next) = checked(scene, &[]);
+        assert!(outcome == "fail" && found.contains("failed to find plugin"), "{found}");
+        assert!(next.starts_with("see program-present"), "{next}");
+        record(scene, &["containerd", "kubelet"], &[CONTAINERD, KUBELET, OTHER]);
+        let (outcome, found, _) = checked(scene, &[]);
+        assert!(outcome == "pass" && found.contains("): 2, the last: ") && found.contains("SyncLoop"), "{found}");
+        record(scene, &["containerd", "kubelet"], &[OTHER]);
+        let (outcome, found, _) = checked(scene, &[]);
+        let expected = "the journal of the last day (units containerd, kubelet) has no line about this pod";
+        assert_eq!((outcome.as_str(), found.as_str()), ("pass", expected));
+    });
+}
+
+#[test]
+fn more_than_the_limit_of_the_journal_is_cut_at_the_oldest_lines() {
+    scene(Plan::new(), |scene| {
+        let old = format!("{CONTAINERD} {}", "x".repeat(1000));
+        let lines: Vec<&str> = std::iter::repeat_n(old.as_str(), 6000).chain([KUBELET]).collect();
+        record(scene, &["containerd"], &lines);
+        let (outcome, found, _) = checked(scene, &[]);
+        assert!(outcome == "pass" && found.contains("SyncLoop"), "{found}");
+    });
+}
+
+#[test]
+fn log_files_of_distributions_are_read_without_a_journal() {
+    const K3S: &str = "var/lib/rancher/k3s/agent/containerd/containerd.log";
+    const KUBELET_LOG: &str = "var/lib/rancher/rke2/agent/logs/kubelet.log";
+    scene(Plan::new(), |scene| {
+        for file in [K3S, KUBELET_LOG] {
+            fs::create_dir_all(scene.path(file).parent().expect("a directory")).expect("made");
+        }
+        scene.write(K3S, &format!("{CONTAINERD}\n{OTHER}\n"));
+        let (outcome, found, _) = checked(scene, &[]);
+        assert!(outcome == "fail" && found.contains("failed to find plugin"), "{found}");
+        scene.write(K3S, &format!("{OTHER}\n"));
+        fs::create_dir(scene.path(KUBELET_LOG)).expect("made");
+        let (outcome, found, _) = checked(scene, &[]);
+        assert_eq!(outcome, "pass", "{found}");
+        for part in [
+            format!("/{K3S} has no line about this pod"),
+            "no journal found in /var/log/journal and /run/log/journal".to_owned(),
+            format!("/{KUBELET_LOG} was not read: "),
+        ] {
+            assert!(found.contains(&part), "{part}: {found}");
+        }
+    });
+}
+
+#[test]
+fn without_journalctl_or_entries_the_line_shows_what_to_run() {
+    scene(Plan::new(), |scene| {
+        record(scene, &[], &[]);
+        let (outcome, found, next) = checked(scene, &[]);
+        assert_eq!(
+            (outcome.as_str(), next.as_str()),
+            ("not-checked", "run on the node: journalctl -u crio -u kubelet | grep web-0")
+        );
+        assert!(found.starts_with("the journal has no entries of the units containerd, crio, "), "{found}");
+        scene.write("tools/journalctl", "#!/bin/sh\nexit 1\n");
+        let (outcome, found, _) = checked(scene, &[]);
+        let expected = "the journal was not read: journalctl: failed (exit status: 1)";
+        assert_eq!((outcome.as_str(), found.as_str()), ("not-checked", expected));
+        for (directory, command) in [
+            ("var/lib/k0s", "journalctl -u k0scontroller -u k0sworker | grep web-0"),
+            ("var/lib/rancher/k3s", "journalctl -u k3s -u k3s-agent | grep web-0; grep -s web-0 /var/lib/rancher/k3s/"),
+        ] {
+            fs::create_dir_all(scene.path(directory)).expect("made");
+            let next = checked(scene, &[]).2;
+            assert!(next.contains(command), "{next}");
+        }
+    });
+}
+
+#[test]
+fn the_documentation_lists_every_unit_and_file() {
+    let read = |path: &str| fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).expect("readable");
+    let docs = read("docs/doctor.md");
+    let (_, section) = docs.split_once("\n## Logs\n").expect("a section");
+    let section = section.split("\n## ").next().expect("one at least");
+    scene(Plan::new(), |scene| {
+        record(scene, &[], &[]);
+        let (_, found, _) = checked(scene, &[]);
+        let (_, units) = found.split_once(" of the units ").expect("units");
+        for unit in units.split(", ") {
+            assert!(section.contains(&format!("`{unit}`")), "docs/doctor.md: {unit}");
+        }
+        fs::create_dir_all(scene.path("var/lib/rancher/rke2")).expect("made");
+        let next = checked(scene, &[]).2;
+        let files: Vec<&str> = next.split(' ').filter(|word| word.starts_with("/var/")).collect();
+        assert_eq!(files.len(), 2, "{next}");
+        for file in files {
+            assert!(section.contains(&format!("`{file}`")), "docs/doctor.md: {file}");
+        }
+    });
+}
