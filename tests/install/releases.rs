@@ -226,13 +226,13 @@ fn the_newest_program_stays_and_every_release_accepts_it() {
     assert_eq!(scene.ok("install", &FIRST), "nothing to do\n", "the newer program is accepted");
     fs::remove_file(scene.path(PROGRAM)).expect("removed");
     scene.ok("install", &FIRST);
-    assert!(is_same(&scene.path(PROGRAM), &program()), "any program is better than none");
+    assert!(is_same(&scene.path(PROGRAM), program()), "any program is better than none");
     assert_eq!(run(&newer, &other), "copy this program to /opt/cni/bin/detour\n");
     // The release that stays restores its own program, and recognizes the other one as its own.
     scene.ok("uninstall", &["--release=excludedns"]);
     assert!(is_same(&scene.path(PROGRAM), &newer), "no instant without a program");
     scene.ok("install", &FIRST);
-    assert!(is_same(&scene.path(PROGRAM), &program()));
+    assert!(is_same(&scene.path(PROGRAM), program()));
     run(&newer, &other);
     scene.ok("uninstall", &["--release=excludedns"]);
     scene.ok("uninstall", &[]);
