@@ -2,13 +2,19 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene, program};
+use crate::server::{Answer, Server};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
+/// Logged when the node becomes ready.
+const READY: &str = "the plugin is ready on this node";
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const NODE: &str = "var/lib/cni/detour/node.json";
 const PROGRAM: &str = "opt/cni/bin/detour";
@@ -226,13 +232,13 @@ fn the_newest_program_stays_and_every_release_accepts_it() {
     assert_eq!(scene.ok("install", &FIRST), "nothing to do\n", "the newer program is accepted");
     fs::remove_file(scene.path(PROGRAM)).expect("removed");
     scene.ok("install", &FIRST);
-    assert!(is_same(&scene.path(PROGRAM), &program()), "any program is better than none");
+    assert!(is_same(&scene.path(PROGRAM), program()), "any program is better than none");
     assert_eq!(run(&newer, &other), "copy this program to /opt/cni/bin/detour\n");
     // The release that stays restores its own program, and recognizes the other one as its own.
     scene.ok("uninstall", &["--release=excludedns"]);
     assert!(is_same(&scene.path(PROGRAM), &newer), "no instant without a program");
     scene.ok("install", &FIRST);
-    assert!(is_same(&scene.path(PROGRAM), &program()));
+    assert!(is_same(&scene.path(PROGRAM), program()));
     run(&newer, &other);
     scene.ok("uninstall", &["--release=excludedns"]);
     scene.ok("uninstall", &[]);
@@ -429,4 +435,58 @@ fn a_node_configuration_that_the_plugin_would_refuse_is_not_written() {
     assert!(stderr.contains("expected at most 100 attachments, got 101"), "{stderr}");
     attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
     assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn the_taint_stays_until_every_running_release_is_ready() {
+    const KEY: &str = "cni.istio.io/not-ready";
+    let changes = Arc::new(Mutex::new(vec![json!([])]));
+    let changed = Arc::clone(&changes);
+    let api = Server::plain(move |request| {
+        let mut changes = changed.lock().expect("unpoisoned");
+        if request.line.starts_with("PATCH /api/v1/nodes/node-1") {
+            let body: Value = serde_json::from_slice(&request.body).expect("JSON");
+            changes.push(body["spec"]["taints"].clone());
+        } else if !request.line.starts_with("GET /api/v1/nodes/node-1") {
+            return Answer::json(404, &json!({"kind": "Status", "message": "no such thing"}));
+        }
+        let metadata = json!({"name": "node-1", "resourceVersion": changes.len().to_string()});
+        Answer::json(200, &json!({"metadata": metadata, "spec": {"taints": changes.last()}}))
+    });
+    let taints = || changes.lock().expect("unpoisoned").clone();
+    let until = |expected: &[Value]| {
+        let start = Instant::now();
+        while taints() != expected {
+            assert!(start.elapsed() < Duration::from_secs(40), "{:?}", taints());
+            thread::yield_now();
+        }
+    };
+    let scene = scene("releases-taint");
+    let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+    scene.write("sa/ca.crt", &authority.cert.pem());
+    let server = format!("--api-server={}", api.http());
+    let common =
+        ["agent", "--node-name=node-1", "--taint=cni.istio.io/not-ready", "--socket=", "--repair=off", &server];
+    let place = [("--root", ""), ("--service-account", "sa")];
+    let place = place.map(|(flag, path)| format!("{flag}={}", scene.path(path).display()));
+    let start = |name: &str, more: &[&str]| {
+        let arguments = common.iter().chain(more).map(ToString::to_string).chain(place.clone());
+        Agent::spawn(name, &arguments.collect::<Vec<_>>())
+    };
+    let first = start("a", &FIRST);
+    first.wait_for_log(READY);
+    // Its entry in the list belongs to the other release.
+    let second = start("b", &["--release=second", "--chained=true"]);
+    second.wait_for_log("belongs to release");
+    let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
+    until(&[json!([]), tainted.clone()]);
+    assert!(first.end(Signal::SIGTERM).success());
+    let first = start("c", &FIRST);
+    first.wait_for_log(READY);
+    fs::remove_file(scene.path(PROGRAM)).expect("removed");
+    first.wait_for_log("copy this program to /opt/cni/bin/detour");
+    first.wait_for_log(SETTLED);
+    assert_eq!(taints(), [json!([]), tainted.clone()], "the other release is not ready");
+    second.end(Signal::SIGKILL);
+    until(&[json!([]), tainted, json!([])]);
 }
