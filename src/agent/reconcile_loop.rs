@@ -141,7 +141,6 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
             presence = job.node.be_present(&desired.installer).ok();
             job.node.forget_absent();
         }
-        let unusable = desired.as_ref().err().cloned();
         let iteration = job.iterate(desired, leadership);
         leadership = match iteration {
             Iteration::Yields(_) => Leadership::Yielded,
@@ -159,7 +158,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         health.report(readiness.obstacle().or_else(|| refused.clone()), delay + ITERATION_TIMEOUT);
         logged.refused(refused.as_deref());
         if let Some(events) = &mut events {
-            events.report(configuration_event(refused.as_deref(), unusable.as_deref()));
+            events.report(installation_event(refused.as_deref(), &iteration));
         }
         logged.iteration(&iteration, &readiness, delay);
         // Its own changes are not distinguishable from those of other processes, so it ignores the events after a
@@ -179,10 +178,13 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
     }
 }
 
-/// Returns the Event for a refused configuration, or for another reason that prevents an installation.
-fn configuration_event(refused: Option<&str>, unusable: Option<&str>) -> Option<Event> {
-    let refused = refused.map(|message| ("DetourConfigurationRefused", message));
-    let (reason, message) = refused.or(unusable.map(|message| ("DetourNotInstalled", message)))?;
+/// Returns the Event for a refused configuration, or for another reason that prevents the installation.
+fn installation_event(refused: Option<&str>, iteration: &Iteration) -> Option<Event> {
+    let (reason, message) = match (refused, iteration) {
+        (Some(message), _) => ("DetourConfigurationRefused", message),
+        (None, Iteration::Failed(message)) => ("DetourNotInstalled", message.as_str()),
+        (None, _) => return None,
+    };
     Some(Event { warning: true, reason: reason.into(), message: message.to_owned() })
 }
 

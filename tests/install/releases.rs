@@ -2,13 +2,19 @@
 
 use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene, program};
+use crate::server::{Answer, Request, Server};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
+/// Logged when the node becomes ready.
+const READY: &str = "the plugin is ready on this node";
 const LIST: &str = "etc/cni/net.d/10-calico.conflist";
 const NODE: &str = "var/lib/cni/detour/node.json";
 const PROGRAM: &str = "opt/cni/bin/detour";
@@ -97,8 +103,7 @@ fn uninstalling_one_release_leaves_what_the_other_needs_in_either_order() {
             for files in [&mut left, &mut expected] {
                 files.retain(|path, _| !path.to_string_lossy().contains("detour/install."));
             }
-            let normalized = |files: &std::collections::BTreeMap<PathBuf, (String, u32)>| format!("{files:#?}");
-            assert_eq!(normalized(&left), normalized(&expected), "{ends} ended");
+            assert_eq!(left, expected, "{ends} ended");
             scene.ok("uninstall", &[&format!("--release={stays}")]);
             assert_eq!(scene.files(), before);
             assert!(!scene.has_lock());
@@ -383,14 +388,11 @@ fn an_agent_follows_the_list_of_attachments_and_keeps_the_last_valid_one() {
     attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}, {"name": "second"}]));
     other.wait_for_log("write /etc/cni/multus/net.d/second.conf");
     other.wait_for_log(SETTLED);
-    let installed = scene.files();
+    let installed = scene.read(OTHER_CONF);
     attach(&scene, &json!([{"name": "second", "chain": [{"type": "uid-exclude", "uids": ["x"]}]}]));
     let line = other.wait_for_log("attachment \\\"second\\\"");
     assert!(line.contains("the last accepted configuration stays in use"), "{line}");
-    let left = |files: std::collections::BTreeMap<PathBuf, (String, u32)>| {
-        files.into_iter().filter(|(path, _)| !path.starts_with("config")).collect::<Vec<_>>()
-    };
-    assert_eq!(left(scene.files()), left(installed));
+    assert_eq!(scene.read(OTHER_CONF), installed);
     attach(&scene, &json!([{"name": "second"}]));
     other.wait_for_log("remove /etc/cni/multus/net.d/excludedns.conf");
     other.wait_for_log(SETTLED);
@@ -429,4 +431,70 @@ fn a_node_configuration_that_the_plugin_would_refuse_is_not_written() {
     assert!(stderr.contains("expected at most 100 attachments, got 101"), "{stderr}");
     attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
     assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn the_taint_stays_until_every_running_release_is_ready() {
+    const KEY: &str = "cni.istio.io/not-ready";
+    let changes = Arc::new(Mutex::new(vec![json!([])]));
+    let changed = Arc::clone(&changes);
+    let api = Server::plain(move |request| {
+        let mut changes = changed.lock().expect("unpoisoned");
+        if request.line.starts_with("PATCH /api/v1/nodes/node-1") {
+            let body: Value = serde_json::from_slice(&request.body).expect("JSON");
+            changes.push(body["spec"]["taints"].clone());
+        } else if !request.line.starts_with("GET /api/v1/nodes/node-1") {
+            return Answer::json(404, &json!({"kind": "Status", "message": "no such thing"}));
+        }
+        let metadata = json!({"name": "node-1", "resourceVersion": changes.len().to_string()});
+        Answer::json(200, &json!({"metadata": metadata, "spec": {"taints": changes.last()}}))
+    });
+    let taints = || changes.lock().expect("unpoisoned").clone();
+    let until = |expected: &[Value]| {
+        let start = Instant::now();
+        while taints() != expected {
+            assert!(start.elapsed() < Duration::from_secs(40), "{:?}", taints());
+            thread::yield_now();
+        }
+    };
+    let scene = scene("releases-taint");
+    let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+    scene.write("sa/ca.crt", &authority.cert.pem());
+    let server = format!("--api-server={}", api.http());
+    let common =
+        ["agent", "--node-name=node-1", "--taint=cni.istio.io/not-ready", "--socket=", "--repair=off", &server];
+    let place = [("--root", ""), ("--service-account", "sa")];
+    let place = place.map(|(flag, path)| format!("{flag}={}", scene.path(path).display()));
+    let start = |name: &str, more: &[&str]| {
+        let arguments = common.iter().chain(more).map(ToString::to_string).chain(place.clone());
+        let pod = [("HOSTNAME", name), ("POD_NAMESPACE", "mesh"), ("POD_NAME", name), ("POD_UID", "uid")];
+        Agent::spawn_with(&pod, &arguments.collect::<Vec<_>>())
+    };
+    let first = start("a", &FIRST);
+    first.wait_for_log(READY);
+    // Its entry in the list belongs to the other release.
+    let second = start("b", &["--release=second", "--chained=true"]);
+    second.wait_for_log("belongs to release");
+    let is_event = |request: &Request| {
+        let text = String::from_utf8_lossy(&request.body);
+        request.line.starts_with("POST /api/v1/namespaces/mesh/events")
+            && text.contains("DetourNotInstalled")
+            && text.contains("belongs to release")
+    };
+    let start_of_wait = Instant::now();
+    while !api.requests().iter().any(is_event) {
+        assert!(start_of_wait.elapsed() < Duration::from_secs(40), "no Event of the agent's pod");
+        thread::yield_now();
+    }
+    let tainted = json!([{"key": KEY, "effect": "NoSchedule"}]);
+    until(&[json!([]), tainted.clone()]);
+    assert!(first.end(Signal::SIGTERM).success());
+    let first = start("c", &FIRST);
+    first.wait_for_log(READY);
+    fs::remove_file(scene.path(PROGRAM)).expect("removed");
+    first.wait_for_log("copy this program to /opt/cni/bin/detour");
+    first.wait_for_log(SETTLED);
+    assert_eq!(taints(), [json!([]), tainted.clone()], "the other release is not ready");
+    second.end(Signal::SIGKILL);
+    until(&[json!([]), tainted, json!([])]);
 }
