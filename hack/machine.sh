@@ -140,6 +140,27 @@ need_helm() {
     mv "$tools/new/helm" "$tools/helm"
 }
 
+# Istio's charts, in the version of tests/injector/go.mod: the operator of OpenShift Service Mesh installs them.
+need_istio_charts() {
+    local version charts answer
+    charts=$(istio_charts)
+    [[ ! -d $charts ]] || return 0
+    need_go "Istio's charts"
+    version=${charts##*/istio-charts-}
+    say "downloading Istio's charts (12 MB)"
+    answer=$(cd / && go mod download -json "istio.io/istio@$version" </dev/null) || die "downloading Istio's charts: $answer"
+    # Move it into place only when it is complete.
+    rm -rf "$charts.new"
+    mkdir -p "$charts.new"
+    cp -r --no-preserve=mode "$(sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' <<<"$answer")/manifests/charts/." "$charts.new"
+    mv "$charts.new" "$charts"
+}
+
+# Prints the directory of Istio's charts.
+istio_charts() {
+    echo "$(tools_directory)/istio-charts-$(sed -n 's/^\tistio.io\/istio \(v.*\)$/\1/p' tests/injector/go.mod)"
+}
+
 # cnitool calls plugins through libcni, as a runtime does.
 need_cnitool() {
     [[ ! -x ~/go/bin/cnitool ]] && ! command -v cnitool >/dev/null || return 0

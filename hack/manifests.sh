@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Renders the chart into the kustomize bases next to it.
+# Writes the chart's README from its values, and renders the chart into the kustomize bases next to it.
 #
-# --check   compare the bases with the chart, and check the chart's configuration with detour validate
+# --check   compare these files with the chart, and check the chart's configuration with detour validate
 # --digest  print the chart's digest, which each base contains; does not need helm
 #
 # Usage: hack/manifests.sh [--check|--digest]
@@ -23,13 +23,20 @@ render() {
     local platform=$1
     echo "# Rendered from manifests/chart by hack/manifests.sh for $platform. Do not edit."
     echo "# Chart: $(digest)"
-    "$(tools_directory)/helm" template detour manifests/chart --kube-version 1.33.0 --namespace kube-system --set "global.platform=$platform"
+    "$(tools_directory)/helm" template detour manifests/chart --skip-tests --kube-version 1.33.0 --namespace kube-system \
+        --set "global.platform=$platform"
 }
 
 need_helm
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 stale=false invalid=false
+readme=(cargo test --locked --quiet --test chart -- --exact readme::the_table_is_written_from_the_values)
+if [[ ${1:-} == --check ]]; then
+    "${readme[@]}" </dev/null >&2 || stale=true
+else
+    UPDATE_GOLDEN=1 "${readme[@]}" </dev/null >/dev/null
+fi
 for platform in kubernetes openshift; do
     render "$platform" >"$work/rendered.yaml"
     if [[ ${1:-} == --check ]]; then
@@ -40,4 +47,4 @@ for platform in kubernetes openshift; do
     fi
 done
 ! "$invalid" || die "the chart's configuration: detour validate refuses it"
-! "$stale" || die "kustomize bases: they differ from the rendered chart; run hack/manifests.sh"
+! "$stale" || die "chart README or kustomize bases: they differ from the chart; run hack/manifests.sh"

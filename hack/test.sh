@@ -13,9 +13,18 @@ need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables pat
     nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
 # These builds take minutes the first time, so only the tests that use the tools start them.
+if [[ $# -eq 0 || "$*" == *chart* || "$*" == *release* || "$*" == *apiserver* ]]; then
+    need_helm
+fi
+if [[ $# -eq 0 || "$*" == *chart* ]]; then
+    need_commands promtool=prometheus
+fi
+if [[ $# -eq 0 || "$*" == *release* ]]; then
+    need_commands git=git jq=jq
+fi
 if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
     need_commands etcd=etcd-server setpriv=util-linux
-    need_helm
+    need_istio_charts
     need_apiserver
 fi
 if [[ $# -eq 0 || "$*" == *containerd* ]]; then

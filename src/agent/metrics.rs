@@ -30,6 +30,7 @@ pub struct Metrics {
     look_failures: Counters<1>,
     ready: Gauge,
     refused: Gauge,
+    token_renewal_failed: Gauge,
     installs: Counters<1>,
     facts: Family<Labels<1>, Gauge>,
 }
@@ -65,6 +66,9 @@ impl Default for Metrics {
         let refused = Gauge::default();
         let help = "1 if the newest configuration is refused and an earlier one is in use, else 0";
         registry.register("configuration_refused", help, refused.clone());
+        let token_renewal_failed = Gauge::default();
+        let help = "1 if the API server grants the plugin no new token, else 0";
+        registry.register("plugin_token_renewal_failed", help, token_renewal_failed.clone());
         let installs = Counters::default();
         registry.register(
             "installs",
@@ -83,6 +87,7 @@ impl Default for Metrics {
             look_failures,
             ready,
             refused,
+            token_renewal_failed,
             installs,
             facts,
         }
@@ -142,6 +147,11 @@ impl Metrics {
         self.refused.set(refused.into());
     }
 
+    /// Sets whether the last request for a token of the plugin failed.
+    pub fn token_renewal_failed(&self, failed: bool) {
+        self.token_renewal_failed.set(failed.into());
+    }
+
     /// Counts an installation.
     pub fn install(&self, result: &'static str) {
         self.installs.get_or_create(&[("result", result)]).inc();
@@ -188,6 +198,7 @@ mod tests {
             ("detour_configuration_refused".into(), 0.0),
             ("detour_drift_total".into(), 0.0),
             ("detour_install_ready".into(), 0.0),
+            ("detour_plugin_token_renewal_failed".into(), 0.0),
             ("detour_repair_queue_overflows_total".into(), 0.0),
         ];
         assert_eq!(samples(&Metrics::default()), BTreeMap::from(expected));
@@ -222,6 +233,7 @@ mod tests {
         metrics.look_failure(Code::ForeignRules.name());
         metrics.installed(true);
         metrics.install("done");
+        metrics.token_renewal_failed(true);
         metrics.facts("pods", 500);
         metrics.facts("pods", 499);
         let samples = samples(&metrics);
@@ -233,6 +245,7 @@ mod tests {
             (r#"detour_look_failures_total{reason="foreign-rules"}"#, 1.0),
             ("detour_install_ready", 1.0),
             (r#"detour_installs_total{result="done"}"#, 1.0),
+            ("detour_plugin_token_renewal_failed", 1.0),
             (r#"detour_facts{kind="pods"}"#, 499.0),
         ] {
             assert_eq!(samples.get(series), Some(&value), "{series}");

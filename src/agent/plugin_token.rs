@@ -1,5 +1,6 @@
 //! The plugin's own token: requested, renewed in time, and reused while the API server is unavailable.
 
+use super::metrics::Metrics;
 use crate::cluster::{ObjectRef, ServiceAccount, Token};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use std::cell::RefCell;
@@ -17,6 +18,7 @@ const RETRY_DELAY: SignedDuration = SignedDuration::from_secs(60);
 pub struct PluginToken {
     account: ServiceAccount,
     plugin_account: ObjectRef,
+    metrics: Metrics,
     granted: RefCell<GrantedToken>,
 }
 
@@ -33,8 +35,8 @@ struct GrantedToken {
 impl PluginToken {
     /// Creates the token of the service account `plugin_account`, which `account` requests.
     #[must_use]
-    pub fn new(account: ServiceAccount, plugin_account: ObjectRef) -> Self {
-        Self { account, plugin_account, granted: RefCell::default() }
+    pub fn new(account: ServiceAccount, plugin_account: ObjectRef, metrics: Metrics) -> Self {
+        Self { account, plugin_account, metrics, granted: RefCell::default() }
     }
 
     /// Returns the current token. `installed` returns the token on the node, which an agent that has just started
@@ -47,7 +49,9 @@ impl PluginToken {
         let was_logged = granted.failure.is_some();
         let request = || self.account.token(&self.plugin_account, LIFETIME).map_err(|error| error.to_string());
         let fallback = || Token::of_account(&installed()?, &self.plugin_account.namespace, &self.plugin_account.name);
-        let token = granted.at(Timestamp::now(), request, fallback)?;
+        let token = granted.at(Timestamp::now(), request, fallback);
+        self.metrics.token_renewal_failed(token.is_err() || granted.failure.is_some());
+        let token = token?;
         if let Some(failure) = granted.failure.as_ref().filter(|_| !was_logged) {
             tracing::warn!("{failure}; the plugin keeps its current token, valid until {}", token.expires);
         }

@@ -3,10 +3,10 @@
 use super::daemon_set::DaemonSet;
 use super::health::Health;
 use super::install::plan::undo;
-use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, reconcile};
+use super::install::{ConfigurationTarget, DesiredState, InstallError, InstallPlan, NodeFiles, Presence, reconcile};
 use super::metrics::Metrics;
 use super::own_pod::OwnPod;
-use super::services::Services;
+use super::services::{Services, TaintDecision};
 use super::stability::{HOLD_TIME, Stability};
 use super::watch::{DirectoryWatch, WakeReason};
 use crate::cluster::Event;
@@ -138,7 +138,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         };
         watch.directories(&job.directories(desired.as_ref().ok()));
         if let (None, Ok(desired)) = (&presence, &desired) {
-            presence = job.node.be_present(&desired.installer).ok().map(|lock| (desired.installer.clone(), lock));
+            presence = job.node.be_present(&desired.installer).ok();
             job.node.forget_absent();
         }
         let unusable = desired.as_ref().err().cloned();
@@ -150,7 +150,7 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         };
         let (readiness, delay, ignore_events) = iteration.assess(&mut stability, Instant::now());
         if let Some(services) = &mut services {
-            services.report(iteration.taint_decision(&readiness));
+            services.report(job.taint_decision(iteration.taint_decision(&readiness), presence.as_ref()));
         }
         job.count(&iteration, &readiness);
         job.metrics.refused(refused.is_some());
@@ -166,11 +166,12 @@ pub fn run(job: &Job<'_>) -> Result<(), String> {
         // repair and compares again.
         if watch.wait(delay, ignore_events).map_err(signal_error)? == WakeReason::Signal {
             let removes = job.on_exit.removes();
-            let result = presence.map_or(Ok(()), |(installer, _)| {
-                job.node.forget_presence(&installer);
-                job.end(&installer, removes)
+            let own = job.taint_decision(TaintDecision::Remove, presence.as_ref());
+            let result = presence.map_or(Ok(()), |presence| {
+                job.node.forget_presence(presence.installer());
+                job.end(presence.installer(), removes)
             });
-            if let Some(services) = services.as_mut().filter(|_| removes) {
+            if let Some(services) = services.as_mut().filter(|_| removes && own == TaintDecision::Remove) {
                 services.remove_taint();
             }
             return result;
@@ -228,6 +229,23 @@ impl Job<'_> {
             Some(missing) => Iteration::Waits(with_notes(format!("missing: {missing}"))),
             None => Iteration::Settled(with_notes("the node has the desired state".to_owned())),
         })
+    }
+
+    /// Coordinates the decision of this release with the other releases on the node that have the same taint: it is
+    /// removed when all are ready. Each one records in its presence file whether it requires the taint.
+    fn taint_decision(&self, own: TaintDecision, presence: Option<&Presence>) -> TaintDecision {
+        let Some(key) = self.services.as_ref().and_then(|services| services.taint.as_deref()) else { return own };
+        let Some(presence) = presence else { return own };
+        if own != TaintDecision::Unchanged
+            && let Err(error) = presence.require_taint((own == TaintDecision::Add).then_some(key))
+        {
+            tracing::warn!("can't coordinate the node's taint with other releases: {error}");
+        }
+        // Written before the other files are read: of two agents that become ready, one sees that both are.
+        match own {
+            TaintDecision::Remove if self.node.is_taint_required(key, presence) => TaintDecision::Leave,
+            own => own,
+        }
     }
 
     fn count(&self, iteration: &Iteration, readiness: &Readiness) {
@@ -309,12 +327,13 @@ impl Iteration {
         }
     }
 
-    /// Whether to remove (`true`) or add the node's taint; `None` to leave it unchanged. The taint belongs to the agent
-    /// that leads, and an agent that has just replaced the program, as in an upgrade, does not change it yet.
-    fn taint_decision(&self, readiness: &Readiness) -> Option<bool> {
+    /// Returns the decision of this release about the node's taint. The taint belongs to the agent that leads, and an
+    /// agent that has just replaced the program, as in an upgrade, does not change it yet.
+    fn taint_decision(&self, readiness: &Readiness) -> TaintDecision {
         match (self, readiness) {
-            (Self::Yields(_), _) | (_, Readiness::Confirming) => None,
-            (_, readiness) => Some(*readiness == Readiness::Ready),
+            (Self::Yields(_), _) | (_, Readiness::Confirming) => TaintDecision::Unchanged,
+            (_, Readiness::Ready) => TaintDecision::Remove,
+            (_, Readiness::Not(_)) => TaintDecision::Add,
         }
     }
 }
@@ -400,7 +419,7 @@ mod tests {
     use super::*;
 
     /// Returns the decision about the taint and the text of `/readyz`.
-    fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (Option<bool>, Option<String>) {
+    fn assessed(iteration: &Iteration, stability: &mut Stability, now: Instant) -> (TaintDecision, Option<String>) {
         let (readiness, ..) = iteration.assess(stability, now);
         (iteration.taint_decision(&readiness), readiness.obstacle())
     }
@@ -413,22 +432,25 @@ mod tests {
         for iteration in [repaired(), settled()] {
             let (taint, obstacle) = assessed(&iteration, fresh, now);
             let is_confirming = obstacle.is_some_and(|obstacle| obstacle.contains("not yet confirmed"));
-            assert!(taint.is_none() && is_confirming, "the taint is unchanged");
+            assert!(taint == TaintDecision::Unchanged && is_confirming, "the taint is unchanged");
         }
-        assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (Some(true), None));
-        assert_eq!(assessed(&repaired(), fresh, now), (Some(true), None), "one repair changes nothing");
-        assert_eq!(assessed(&Iteration::Yields("later".into()), fresh, now), (None, None));
+        assert_eq!(assessed(&settled(), fresh, now + HOLD_TIME), (TaintDecision::Remove, None));
+        assert_eq!(assessed(&repaired(), fresh, now), (TaintDecision::Remove, None), "one repair changes nothing");
+        assert_eq!(assessed(&Iteration::Yields("later".into()), fresh, now), (TaintDecision::Unchanged, None));
         for iteration in [Iteration::Waits("reason".into()), Iteration::Failed("reason".into())] {
-            assert_eq!(assessed(&iteration, fresh, now), (Some(false), Some("reason".into())));
+            assert_eq!(assessed(&iteration, fresh, now), (TaintDecision::Add, Some("reason".into())));
         }
         let missing = InstallPlan { waits_for: Some("a list".into()), ..InstallPlan::default() };
-        assert_eq!(assessed(&Iteration::Repaired(Box::new(missing)), fresh, now), (Some(false), Some("a list".into())));
+        assert_eq!(
+            assessed(&Iteration::Repaired(Box::new(missing)), fresh, now),
+            (TaintDecision::Add, Some("a list".into()))
+        );
         let contested = &mut Stability::default();
         for _ in 0..4 {
             contested.repaired();
         }
         let (taint, obstacle) = assessed(&repaired(), contested, now);
-        assert!(taint == Some(false) && obstacle.is_some_and(|obstacle| obstacle.contains("keeps reverting")));
-        assert_eq!(assessed(&settled(), contested, now).0, None, "it must stay in place first");
+        assert!(taint == TaintDecision::Add && obstacle.is_some_and(|obstacle| obstacle.contains("keeps reverting")));
+        assert_eq!(assessed(&settled(), contested, now).0, TaintDecision::Unchanged, "it must stay in place first");
     }
 }

@@ -38,6 +38,19 @@ pub struct Services {
     pub taint: Option<String>,
 }
 
+/// What an agent does about the node's taint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TaintDecision {
+    /// The plugin is not ready.
+    Add,
+    /// The plugin is ready.
+    Remove,
+    /// The plugin is ready, but the agent of another release, which has the same taint, is not.
+    Leave,
+    /// It is not known yet whether the plugin is ready, or another agent of the release leads.
+    Unchanged,
+}
+
 /// The running services. Dropping them ends the `services` thread.
 pub(super) struct RunningServices {
     end: Option<oneshot::Sender<()>>,
@@ -126,15 +139,17 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut Ope
 }
 
 impl RunningServices {
-    /// Starts the repairs, as the plugin is installed now or can't be, and sets the node's taint: removed if the node is
-    /// ready, unchanged for `None`.
-    pub(super) fn report(&mut self, is_ready: Option<bool>) {
+    /// Starts the repairs, as the plugin is installed now or can't be, and changes the node's taint.
+    pub(super) fn report(&mut self, taint: TaintDecision) {
         if let Some(start) = self.repair.take() {
             // Fails only if the thread has ended.
             let _ = start.send(());
         }
-        if let (Some(taint), Some(is_ready)) = (&self.taint, is_ready) {
-            taint.set_ready(is_ready);
+        match (&self.taint, taint) {
+            (Some(controller), TaintDecision::Add) => controller.set_ready(false),
+            (Some(controller), TaintDecision::Remove) => controller.set_ready(true),
+            (Some(controller), TaintDecision::Leave) => controller.leave(),
+            (None, _) | (_, TaintDecision::Unchanged) => {}
         }
     }
 

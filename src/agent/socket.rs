@@ -11,11 +11,13 @@ use std::future::pending;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout, timeout_at};
 
 /// The limit of connections. At the limit, a new one replaces the oldest that has not sent its request; if all have
 /// sent it, the new one waits in the kernel.
@@ -24,8 +26,10 @@ const MAX_CONNECTIONS: usize = 64;
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout for an answer, if the plugin would wait longer.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
-/// The interval of the checks that the socket still exists.
+/// The interval of the checks that the socket still exists. The end of the agent that serves it is noticed immediately.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The minimum interval of the checks after the serving agent has closed the connection on which another one waits.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause after a connection that could not be accepted.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -52,42 +56,76 @@ struct BoundSocket {
     file: FileId,
 }
 
+/// The agent that serves the socket in place of this one.
+struct Successor {
+    /// An idle connection. The successor closes it after a while, and the kernel when the successor has ended.
+    stream: UnixStream,
+    connected: Instant,
+}
+
+/// The result of a check of the socket.
+enum Claim {
+    /// It was bound.
+    Bound(BoundSocket),
+    /// It is in place.
+    Held,
+    /// Another agent has taken it over.
+    Left(Successor),
+}
+
 /// Answers requests on `path` until the future is dropped. A socket that can't be bound is retried. A socket that a
-/// later agent has taken over is bound again when that agent has ended.
+/// later agent has taken over is bound again as soon as that agent has ended.
 pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connections): &mut OpenConnections) {
-    let (mut bound, mut logged) = (None, String::new());
+    let (mut bound, mut successor, mut logged) = (None, None, String::new());
+    let replaced = Arc::new(Notify::new());
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = check.tick() => match claim(path, bound.as_ref()).await {
-                Ok(Some(fresh)) => {
-                    tracing::info!(socket = %path.display(), "serving the plugin's requests");
-                    logged.clear();
-                    bound = Some(fresh);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    let error = error.to_string();
-                    if logged != error {
-                        tracing::warn!(
-                            socket = %path.display(), error,
-                            "can't listen on the agent socket; until it works, the plugin asks the API server"
-                        );
-                        logged = error;
-                    }
-                }
-            },
+            _ = check.tick() => {}
+            () = closed(successor.as_mut()) => {}
+            () = replaced.notified() => {}
             stream = accept(bound.as_ref(), connections) => {
-                let answers = answers.clone();
+                let (answers, replaced) = (answers.clone(), Arc::clone(&replaced));
                 connections.serve(|busy| async move {
-                    if let Err(error) = handle(stream, &answers, &busy).await {
-                        tracing::debug!(%error, "request from the plugin failed");
+                    match handle(stream, &answers, &busy).await {
+                        Ok(Received::Request) => {}
+                        Ok(Received::Nothing) => replaced.notify_one(),
+                        Err(error) => tracing::debug!(%error, "request from the plugin failed"),
                     }
                 });
+                continue;
+            }
+        }
+        successor = None;
+        match claim(path, bound.as_ref()).await {
+            Ok(Claim::Bound(fresh)) => {
+                tracing::info!(socket = %path.display(), "serving the plugin's requests");
+                logged.clear();
+                bound = Some(fresh);
+            }
+            Ok(Claim::Held) => {}
+            Ok(Claim::Left(other)) => successor = Some(other),
+            Err(error) => {
+                let error = error.to_string();
+                if logged != error {
+                    tracing::warn!(
+                        socket = %path.display(), error,
+                        "can't listen on the agent socket; until it works, the plugin asks the API server"
+                    );
+                    logged = error;
+                }
             }
         }
     }
+}
+
+/// Waits until the connection is closed. Without a successor, it waits until the future is dropped.
+async fn closed(successor: Option<&mut Successor>) {
+    let Some(Successor { stream, connected }) = successor else { return pending().await };
+    // The successor sends nothing without a request.
+    while stream.read(&mut [0; 64]).await.is_ok_and(|length| length > 0) {}
+    sleep_until(*connected + MIN_CHECK_INTERVAL).await;
 }
 
 /// Returns the next connection as soon as it can be served. Without a socket, it waits until the future is dropped.
@@ -107,18 +145,23 @@ async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> U
 }
 
 /// Binds the socket if its file is missing or its process has ended. An agent that has no socket yet takes it over from
-/// a running one.
-async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Option<BoundSocket>> {
+/// a running one, which learns it from a connection that is closed afterwards.
+async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Claim> {
     if let Some(own) = own {
         match identity(path) {
-            Ok(file) if file == own.file => return Ok(None),
-            Ok(_) if timeout(TRANSFER_TIMEOUT, UnixStream::connect(path)).await.is_ok_and(|stream| stream.is_ok()) => {
-                return Ok(None);
+            Ok(file) if file == own.file => return Ok(Claim::Held),
+            Ok(_) => {
+                if let Ok(Ok(stream)) = timeout(TRANSFER_TIMEOUT, UnixStream::connect(path)).await {
+                    return Ok(Claim::Left(Successor { stream, connected: Instant::now() }));
+                }
             }
-            _ => {}
+            Err(_) => {}
         }
     }
-    bind(path).map(Some)
+    let predecessor = timeout(TRANSFER_TIMEOUT, UnixStream::connect(path)).await;
+    let bound = bind(path);
+    drop(predecessor);
+    bound.map(Claim::Bound)
 }
 
 /// Binds the socket in a private directory, and moves it to its path when only root can connect: there is no moment
@@ -193,12 +236,19 @@ fn identity(path: &Path) -> io::Result<FileId> {
     Ok(FileId::of(&fs::symlink_metadata(path)?))
 }
 
+/// What a client sent.
+enum Received {
+    Request,
+    /// Another agent checks whether this one is running, or has taken the socket over.
+    Nothing,
+}
+
 /// Reads one request and answers it.
-async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Result<()> {
+async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::Result<Received> {
     let uid = stream.peer_cred()?.uid();
     if uid != 0 {
         tracing::warn!(uid, "refused a request: only root may use the agent socket");
-        return Ok(());
+        return Ok(Received::Request);
     }
     let received = Instant::now();
     let mut line = Vec::new();
@@ -206,8 +256,7 @@ async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::R
     timeout_at(received + TRANSFER_TIMEOUT, reader.read_until(b'\n', &mut line)).await??;
     busy.begin();
     if line.is_empty() {
-        // Another agent checks whether this one is running.
-        return Ok(());
+        return Ok(Received::Nothing);
     }
     let request = serde_json::from_slice(&line).unwrap_or_else(|error| {
         tracing::warn!(%error, "malformed request");
@@ -216,12 +265,12 @@ async fn handle(mut stream: UnixStream, answers: &Answers, busy: &Busy) -> io::R
     drop(line);
     if let RequestKind::Called(report) = &request.ask {
         answers.record(report);
-        return Ok(());
+        return Ok(Received::Request);
     }
     send(&mut stream, &Hello::own()).await?;
     let wait = Duration::from_millis(request.wait_ms).min(MAX_ANSWER_TIME);
     let answer: AgentAnswer = timeout_at(received + wait, answers.answer(request.ask, received + wait)).await?;
-    send(&mut stream, &answer).await
+    send(&mut stream, &answer).await.map(|()| Received::Request)
 }
 
 async fn send(stream: &mut UnixStream, line: &impl Serialize) -> io::Result<()> {

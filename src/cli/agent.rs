@@ -205,7 +205,8 @@ impl AgentArguments {
         let node = self.install.node()?;
         tracing::info!("{}", self.install.describe_platform(&node));
         let program = program_digest()?;
-        let (plugin_token, on_exit) = (as_usage(self.plugin_token())?, as_usage(self.on_exit())?);
+        let metrics = Metrics::default();
+        let (plugin_token, on_exit) = (as_usage(self.plugin_token(&metrics))?, as_usage(self.on_exit())?);
         let token = || match &plugin_token {
             None => self.install.token(),
             Some(token) => {
@@ -252,7 +253,7 @@ impl AgentArguments {
             sources: self.install.source_directories(),
             on_exit,
             health_address: self.health_address,
-            metrics: Metrics::default(),
+            metrics,
             services: services.clone(),
             own_pod: self.own_pod(),
         };
@@ -260,10 +261,11 @@ impl AgentArguments {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn plugin_token(&self) -> Result<Option<PluginToken>> {
+    fn plugin_token(&self, metrics: &Metrics) -> Result<Option<PluginToken>> {
         let flag = "--plugin-service-account";
         let Some(name) = &self.plugin_service_account else { return Ok(None) };
-        Ok(Some(PluginToken::new(self.install.account_for(flag)?, self.own_object(flag, name)?)))
+        let (account, plugin) = (self.install.account_for(flag)?, self.own_object(flag, name)?);
+        Ok(Some(PluginToken::new(account, plugin, metrics.clone())))
     }
 
     fn on_exit(&self) -> Result<OnExit> {

@@ -167,14 +167,22 @@ impl TargetArguments {
         if bin_dirs.is_empty() {
             bin_dirs = platform_dir(platform.bin_dir);
         }
-        let conf = self.conf.clone().or_else(|| conf_dir(&records)).or_else(|| platform_dir(platform.conf_dir).pop());
+        let conf = self
+            .conf
+            .clone()
+            .or_else(|| conf_dirs(&records).into_iter().next())
+            .or_else(|| platform_dir(platform.conf_dir).pop());
+        let conf = conf.unwrap_or_else(|| self.place.state_dir().clone());
+        let mut other_conf_dirs = if self.conf.is_none() { conf_dirs(&records) } else { Vec::new() };
+        other_conf_dirs.retain(|directory| *directory != conf);
         CheckTarget {
             mount: self.place.root().to_owned(),
             node_name: self.node_name.clone().or_else(|| host_name(self.place.root())),
             platform: platform.name.to_owned(),
             chained: self.chained.unwrap_or(if records.is_empty() { platform.chained } else { is_listed }),
             bin_dirs,
-            conf: conf.unwrap_or_else(|| self.place.state_dir().clone()),
+            conf,
+            other_conf_dirs,
             installation: Installation {
                 records: node.records().unwrap_or_default(),
                 programs,
@@ -220,12 +228,18 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     programs.into_iter().cloned().collect()
 }
 
-/// Returns the directory of the plugin's configuration, that of the cluster network first.
-fn conf_dir(records: &[&InstallRecord]) -> Option<HostPath> {
+/// Returns the directories of the plugin's configurations, that of the cluster network first.
+fn conf_dirs(records: &[&InstallRecord]) -> Vec<HostPath> {
     let lists = records.iter().flat_map(|record| record.lists.keys());
     let files = records.iter().flat_map(|record| &record.files);
     let own = files.filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
-    lists.chain(own).next().map(HostPath::parent)
+    let mut directories: Vec<HostPath> = Vec::new();
+    for directory in lists.chain(own).map(HostPath::parent) {
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
+    directories
 }
 
 /// Returns the Node object's name as the kubelet derives it by default.

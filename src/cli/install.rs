@@ -30,8 +30,9 @@ Examples:
   detour install --release excludedns --name excludedns --attachments attachments.json
         install a second release, with a configuration file for each attachment
 
-Platforms: openshift (separate configuration file, for Multus), gke, k3d, k3s, microk8s, and
-kubernetes (aks, eks, iks, kind, kubeadm, minikube, rke1, rke2).
+Platforms: openshift (aro, crc, ocp, okd, rosa) and microshift, both with a separate configuration
+file for Multus; gke, k3d, k3s, microk8s, bottlerocket, minikube; and kubernetes (aks, default, eks,
+iks, k0s, kind, kubeadm, rke1, rke2, talos).
 
 Several releases can be installed on a node (--release). Each one has its own installation record,
 configuration files and kubeconfig. They share the program, of which the newest version stays, and

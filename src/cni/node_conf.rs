@@ -350,4 +350,66 @@ pub(super) mod tests {
         let wanted = [&unknown("kubernetes.other"), &unknown("kubernetes.cluster_dns"), &misspelled, pinned];
         assert_eq!(warnings, wanted);
     }
+
+    #[test]
+    fn one_part_is_unchanged_and_several_are_composed() {
+        let part = |keys: &Value| node(keys);
+        let first = json!({
+            "log_file": "/var/log/d.log",
+            "kubernetes": {
+                "kubeconfig": "/k", "agent_namespace": "a", "agent_pod_prefixes": ["x-"],
+                "exclude_namespaces": ["one"],
+            },
+            "pinned": ["dns-exclude"], "attachments_may_exclude_namespaces": false, "primary": false,
+        });
+        let (alone, warnings) = NodeConf::compose(vec![(None, part(&first))]).expect("a part");
+        assert_eq!((alone.text(), warnings), (format!("{first:#}\n"), Vec::new()));
+        let second = json!({
+            "kubernetes": {"agent_namespace": "a", "agent_pod_prefixes": ["x-", "y-"], "exclude_namespaces": ["two"]},
+            "pinned": ["istio-redirect"], "attachments_may_exclude_namespaces": true, "primary": true,
+        });
+        let parts = vec![
+            (None, part(&first)),
+            (Some("b".to_owned()), part(&second)),
+            (Some("c".to_owned()), part(&first)),
+            (None, part(&second)),
+        ];
+        let (all, warnings) = NodeConf::compose(parts).expect("parts");
+        let mut expected = first;
+        expected["kubernetes"]["agent_pod_prefixes"] = json!(["x-", "y-"]);
+        expected["networks"] = json!({"b": {"exclude_namespaces": ["two"]}});
+        expected["pinned"] = json!(["istio-redirect", "dns-exclude"]);
+        expected["primary"] = true.into();
+        assert_eq!(all.keys(), expected);
+        assert!(warnings.len() == 1 && warnings[0].contains("two is ignored"), "{warnings:?}");
+        assert_eq!(part(&expected), NodeConf { place: "/node.json".into(), ..all });
+        assert_eq!(NodeConf::compose(Vec::new()), None);
+    }
+
+    #[test]
+    fn networks_with_excluded_namespaces_of_their_own_are_read_and_applied() {
+        let conf = node(&json!({
+            "kubernetes": {"exclude_namespaces": ["one"]}, "networks": {"b": {"exclude_namespaces": ["two"]}, "c": {}},
+        }));
+        let excluded = |conf_of: Value| {
+            let (conf, _) = conf.govern_all(&conf_of, &|kind| kind == "detour").expect("accepted").expect("governed");
+            let plugin = conf.get("plugins").map_or(&conf, |plugins| &plugins[1]);
+            plugin["kubernetes"]["exclude_namespaces"].clone()
+        };
+        for (name, expected) in [("a", json!(["one"])), ("b", json!(["two"])), ("c", json!([]))] {
+            assert_eq!(excluded(json!({"name": name, "type": "detour"})), expected);
+            let plugins = json!([{"type": "x"}, {"type": "detour"}]);
+            assert_eq!(excluded(json!({"name": name, "plugins": plugins})), expected, "in a plugin list");
+        }
+        for (text, wanted) in [
+            (r#"{"networks": []}"#, "/node.json: networks: invalid value []"),
+            (r#"{"networks": {"b": 1}}"#, "/node.json: networks.b: invalid value 1"),
+            (r#"{"networks": {"b": {"exclude_namespaces": {}}}}"#, "/node.json: networks.b.exclude_namespaces: "),
+        ] {
+            let error = NodeConf::parse("/node.json", text.as_bytes()).expect_err(text);
+            assert!(error.msg.starts_with(wanted), "{error}");
+        }
+        let (_, warnings) = NodeConf::parse("/node.json", br#"{"networks": {"b": {"x": 1}}}"#).expect("accepted");
+        assert_eq!(warnings, ["/node.json: networks.b.x: unknown key, ignored"]);
+    }
 }

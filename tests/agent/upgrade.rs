@@ -8,6 +8,8 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -74,4 +76,51 @@ fn a_stale_socket_is_replaced_and_a_removed_one_is_bound_again() {
         assert!(is_private(&scene.socket()));
         assert!(!agent.logged().iter().any(|line| line.contains("level=warn")));
     });
+}
+
+/// Asks the agent again and again. Returns the longest time without an answer, and the number of requests.
+fn longest_gap(scene: &Scene, ended: &AtomicBool) -> (Duration, u32) {
+    let (mut gap, mut requests, mut answered) = (Duration::ZERO, 0, Instant::now());
+    while !ended.load(Ordering::Relaxed) {
+        requests += 1;
+        let asked = Instant::now();
+        let answer = UnixStream::connect(scene.socket()).and_then(|mut stream| {
+            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            stream.write_all(question(UID).as_bytes())?;
+            BufReader::new(stream).lines().nth(1).transpose()
+        });
+        if let Ok(Some(_)) = answer {
+            gap = gap.max(asked.saturating_duration_since(answered));
+            answered = Instant::now();
+        }
+    }
+    (gap, requests)
+}
+
+#[test]
+fn requests_are_answered_while_one_of_two_agents_ends() {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        Scene::run(|scene| {
+            let first = scene.agent();
+            let second = scene.agent_that_starts("second");
+            second.wait_for_logs(&["watching pods", "watching namespaces", "serving the plugin's"]);
+            let conf = scene.conf();
+            let is_ended = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let gap = scope.spawn(|| longest_gap(scene, &is_ended));
+                // The plugin asks the API server if neither agent answers.
+                scene.done("ADD", &conf, Some(UID));
+                let call = scene.start("ADD", &conf, Some(UID));
+                second.end(signal);
+                assert!(call.ended().success);
+                scene.done("ADD", &conf, Some(UID));
+                first.wait_for_log("serving the plugin's");
+                scene.done("DEL", &scene.conf_of_agent_alone(), Some(UID));
+                is_ended.store(true, Ordering::Relaxed);
+                let (gap, requests) = gap.join().expect("it ends");
+                println!("{signal}: {requests} requests, longest time without an answer {gap:?}");
+                assert!(gap < Duration::from_secs(2), "not only the periodic check: {gap:?}");
+            });
+        });
+    }
 }

@@ -3,7 +3,7 @@
 use crate::node::{self, Node};
 use crate::pod::Pod;
 use crate::server::{Answer, Request, Server};
-use detour_cni::agent::install::{self, EditedList, HostPath, HostRoot, InstallRecord};
+use detour_cni::agent::install::{EditedList, HostPath, HostRoot, InstallRecord, NodeFiles};
 use detour_cni::agent::repair::{Criteria, RepairMode, RepairResult, RepairSettings, RepairWorker};
 use detour_cni::agent::{Metrics, ObservedPod};
 use detour_cni::cluster::ServiceAccount;
@@ -69,6 +69,17 @@ impl Scene<'_> {
         fs::create_dir_all(self.manifests()).expect("made");
     }
 
+    /// Adds another release, with this entry in a plugin list of its own.
+    pub(crate) fn install_release(&self, release: &str, entry: &Value) {
+        let path = format!("/etc/cni/{release}/10-cluster.conflist");
+        self.write(&path, &json!({"cniVersion": "1.0.0", "name": "cluster", "plugins": [entry]}).to_string());
+        let listed = EditedList { kind: "detour".into(), ours: Vec::new(), single: None };
+        let installer = release.to_owned();
+        let record = InstallRecord { installer, lists: [(host(&path), listed)].into(), ..InstallRecord::default() };
+        let path = format!("/var/lib/cni/detour/install.{release}.json");
+        self.write(&path, &serde_json::to_string(&record).expect("a record"));
+    }
+
     fn manifests(&self) -> PathBuf {
         self.node.root.join("manifests")
     }
@@ -98,8 +109,11 @@ impl Scene<'_> {
     }
 
     pub(crate) fn repair_by(&self, settings: &RepairSettings) -> RepairWorker {
-        let node = install::NodeFiles::new(HostRoot::new(&self.node.root), host("/var/lib/cni/detour"));
-        RepairWorker::new(settings.clone(), node, self.account(), self.metrics.clone())
+        RepairWorker::new(settings.clone(), self.files(), self.account(), self.metrics.clone())
+    }
+
+    pub(crate) fn files(&self) -> NodeFiles {
+        NodeFiles::new(HostRoot::new(&self.node.root), host("/var/lib/cni/detour"))
     }
 
     /// Returns the agent's account.

@@ -6,7 +6,8 @@ use detour_cni::agent::taint::{Taint, TaintController};
 use serde_json::{Value, json};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const KEY: &str = "cni.istio.io/not-ready";
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -99,5 +100,22 @@ fn a_refused_request_is_retried() {
         taint.set_ready(false);
         let wanted = Ok(json!([{"key": KEY, "effect": "NoSchedule"}]));
         assert_eq!(changes.lock().expect("unpoisoned").recv_timeout(DEADLINE), wanted);
+    });
+}
+
+#[test]
+fn the_node_is_read_again_after_the_agent_of_another_release_has_changed_the_taint() {
+    let (script, _changes) = node(&Value::Null, 0);
+    scene_with(script, |scene| {
+        let taint = start(scene, "node-1");
+        taint.set_ready(true);
+        let start = Instant::now();
+        while scene.api.lines().is_empty() {
+            assert!(start.elapsed() < DEADLINE);
+            thread::yield_now();
+        }
+        taint.leave();
+        taint.remove();
+        assert_eq!(scene.api.lines(), ["GET /api/v1/nodes/node-1 HTTP/1.1"; 2]);
     });
 }

@@ -1,7 +1,7 @@
 //! The API server accepts every field of the shipped manifests.
 
 use crate::control_plane::ControlPlane;
-use crate::shipped::{apply, base, chart, manifests, objects, of_kind, prepare};
+use crate::shipped::{apply, base, chart, chart_with_files, manifests, objects, of_kind, prepare};
 use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
@@ -27,6 +27,12 @@ fn every_manifest_is_accepted() {
             apply(&admin, &[object]);
         }
     }
+    let sample = manifests().join("samples/monitoring-values.yaml");
+    let monitored = chart_with_files(&[&sample], &["global.platform=openshift"]);
+    for kind in ["NetworkPolicy", "PodMonitor", "PrometheusRule"] {
+        of_kind(&monitored, kind);
+    }
+    apply(&admin, &monitored);
     // Wrong fields are refused.
     let mut wrong = of_kind(&base("openshift"), "DaemonSet").clone();
     wrong["spec"]["template"]["spec"]["containers"][0]["privileged"] = json!(true);
@@ -38,6 +44,12 @@ fn every_manifest_is_accepted() {
 
 /// Enables every optional part of the chart.
 const EVERYTHING: &str = "primaryPlugin.enabled=true,resourceQuotas.enabled=true,podMonitor.enabled=true,\
-                          podMonitor.labels.a=b,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
+                          podMonitor.labels.a=b,prometheusRule.enabled=true,prometheusRule.labels.a=b,\
+                          grafanaDashboard.enabled=true,seLinuxOptions.type=spc_t,podLabels.a=b,podAnnotations.a=b,\
                           nodeSelector.a=b,global.imagePullSecrets={a},global.networkPolicy.enabled=true,\
-                          metricsFrom[0].namespaceSelector.matchLabels.a=b";
+                          metricsFrom[0].namespaceSelector.matchLabels.a=b,global.nativeNftables=true,revision=a,\
+                          global.logging.level=cni:debug,updateStrategy.type=OnDelete,daemonSetLabels.a=b,\
+                          terminationGracePeriodSeconds=5,env.KUBERNETES_SERVICE_HOST=a,cniNetnsDir=/var/run/a,\
+                          env.KUBERNETES_SERVICE_PORT=6443,resources.limits.cpu=2,seLinuxOptions.level=s0,\
+                          tolerations[0].key=a,tolerations[0].operator=Equal,tolerations[0].value=b,\
+                          attachments[0].name=a,attachments[0].namespaces={shop}";

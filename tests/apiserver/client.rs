@@ -1,6 +1,6 @@
 //! A client for objects of any kind, as JSON.
 
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::AuthInfo;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Config};
@@ -94,6 +94,12 @@ impl Client {
         Ok(list.items.iter().map(|item| serde_json::to_value(item).expect("JSON")).collect())
     }
 
+    /// Returns the answer to a GET request for this path.
+    pub(crate) fn get_path(&self, path: &str) -> Result<Value, Refused> {
+        let request = kube::core::Request::new(path).list(&ListParams::default());
+        self.answer(self.client.request(request.expect("a request")))
+    }
+
     /// Deletes an object at once.
     pub(crate) fn delete(&self, object: &Value) -> Result<(), Refused> {
         let name = object["metadata"]["name"].as_str().expect("a name");
@@ -129,8 +135,8 @@ impl Client {
         let (group, version) = version.split_once('/').unwrap_or(("", &version));
         let plural = match kind.as_str() {
             "NetworkAttachmentDefinition" => "network-attachment-definitions".to_owned(),
-            "NetworkPolicy" => "networkpolicies".to_owned(),
             "SecurityContextConstraints" => kind.to_lowercase(),
+            _ if kind.ends_with('y') => format!("{}ies", &kind.to_lowercase()[..kind.len() - 1]),
             _ if kind.ends_with('s') => format!("{}es", kind.to_lowercase()),
             _ => format!("{}s", kind.to_lowercase()),
         };

@@ -26,7 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// An API server with a store of its own, on loopback.
 pub(crate) struct ControlPlane {
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
     pub(crate) port: u16,
     etcd_port: u16,
     admin: (String, String),
@@ -121,7 +121,7 @@ impl ControlPlane {
     }
 
     /// Returns a kubeconfig with all rights, whose context has the namespace `shop`.
-    pub(crate) fn kubeconfig(&self) -> Value {
+    pub(crate) fn admin_kubeconfig(&self) -> Value {
         let (certificate, key) = &self.admin;
         let user = json!({"client-certificate-data": base64(certificate), "client-key-data": base64(key)});
         self.kubeconfig_of(&user)
@@ -135,6 +135,25 @@ impl ControlPlane {
             "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}],
             "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "shop"}}],
         })
+    }
+
+    /// Writes a kubeconfig with all rights. Returns its path.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        let (certificate, key) = &self.admin;
+        let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
+        fs::write(&crt, certificate).expect("writable");
+        fs::write(&pem, key).expect("writable");
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+            "clusters": [{"name": "test", "cluster": {
+                "server": self.server(), "certificate-authority": self.directory.join("ca.crt"),
+            }}],
+            "users": [{"name": "admin", "user": {"client-certificate": crt, "client-key": pem}}],
+        });
+        let path = self.directory.join("kubeconfig");
+        fs::write(&path, kubeconfig.to_string()).expect("writable");
+        path
     }
 
     /// Returns a client with this token.

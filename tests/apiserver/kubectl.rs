@@ -88,7 +88,7 @@ fn scene(name: &str, values: &[&str], work: impl FnOnce(&Scene<'_>) + Send) {
     let objects = chart(values);
     let plane = cluster_with(name, &objects);
     on_a_node(&plane, &objects, |node| {
-        let machine = Machine::new(name, &plane.kubeconfig());
+        let machine = Machine::new(name, &plane.admin_kubeconfig());
         work(&Scene { plane: &plane, admin: plane.admin(), objects: &objects, node, machine });
     });
 }

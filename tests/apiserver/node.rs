@@ -59,6 +59,24 @@ pub(crate) fn on_a_node<T: Send>(
     thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
+/// Runs `work` with the pod of another release on the same node: in a container of its own, with its own service account.
+pub(crate) fn with_release<T: Send>(
+    plane: &ControlPlane,
+    objects: &[Value],
+    work: impl FnOnce(&Node<'_>) -> T + Send,
+) -> T {
+    let pod = &of_kind(objects, "DaemonSet")["spec"]["template"]["spec"];
+    let node = Node { pod, objects, port: plane.port, authority: plane.authority() };
+    let admin = plane.admin();
+    let on_thread = || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("needs CAP_SYS_ADMIN");
+        mount(Some("tmpfs"), ACCOUNT, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+        node.renew_account(&admin);
+        work(&node)
+    };
+    thread::scope(|scope| scope.spawn(on_thread).join()).unwrap_or_else(|panic| resume_unwind(panic))
+}
+
 pub(crate) struct Node<'a> {
     /// The agent's, as it is shipped.
     pod: &'a Value,
@@ -159,14 +177,17 @@ impl Node<'_> {
     /// Starts the agent with the arguments and the environment that its pod has.
     pub(crate) fn start_agent(&self, name: &str) -> Agent {
         let container = &self.pod["containers"][0];
-        fs::create_dir_all("/run/config").expect("a tmpfs");
-        let config = of_kind(self.objects, "ConfigMap")["data"]["config.json"].as_str().expect("text");
-        fs::write("/run/config/config.json", config).expect("a tmpfs");
+        let config = of_kind(self.objects, "ConfigMap");
+        let directory = format!("/run/config-{}/", config["metadata"]["name"].as_str().expect("a name"));
+        fs::create_dir_all(&directory).expect("a tmpfs");
+        for (file, text) in config["data"].as_object().expect("files") {
+            fs::write(format!("{directory}{file}"), text.as_str().expect("text")).expect("a tmpfs");
+        }
         let arguments = container["args"].as_array().expect("arguments").iter().map(|argument| {
             let argument = argument.as_str().expect("text");
             argument
                 .replace("=/host", &format!("={ROOT}"))
-                .replace("=/etc/detour/", "=/run/config/")
+                .replace("=/etc/detour/", &format!("={directory}"))
                 .replace(":8000", ":0")
         });
         let mut command = self.in_container(name, Path::new(env!("CARGO_BIN_EXE_detour")));

@@ -116,8 +116,8 @@ fn until_watched(plane: &ControlPlane) {
     plane.until(|plane| watches(plane) > 0);
 }
 
-/// How many watches of the DaemonSet were granted.
-fn watches(plane: &ControlPlane) -> usize {
+/// Returns how many watches of DaemonSets were granted.
+pub(crate) fn watches(plane: &ControlPlane) -> usize {
     let of_daemon_set = |event: &&Value| event["objectRef"]["resource"] == "daemonsets" && event["verb"] == "watch";
     let granted = |event: &Value| event["stage"] == "ResponseStarted" && event["responseStatus"]["code"] == 200;
     plane.audit().iter().filter(of_daemon_set).filter(|event| granted(event)).count()

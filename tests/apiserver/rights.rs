@@ -169,7 +169,7 @@ fn an_agent_without_repairs_may_create_events_of_its_own_pod() {
     on_a_node(&plane, &objects, |node| {
         let agent = node.start_agent("detour-agent-x");
         agent.wait_for_logs(&[SETTLED]);
-        fs::write("/run/config/config.json", r#"{"log_level": "verbose"}"#).expect("a tmpfs");
+        fs::write("/run/config-detour-agent/config.json", r#"{"log_level": "verbose"}"#).expect("a tmpfs");
         let kind = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"namespace": NAMESPACE}});
         let is_refusal = |event: &Value| {
             let message = event["message"].as_str().expect("text");

@@ -25,12 +25,25 @@ pub(crate) fn base(platform: &str) -> Vec<Value> {
     objects(&fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable"))
 }
 
+/// Returns the path of helm.
+pub(crate) fn helm() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm")
+}
+
 /// Returns the objects of the chart, rendered with these values.
 pub(crate) fn chart(values: &[&str]) -> Vec<Value> {
-    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
+    chart_with_files(&[], values)
+}
+
+/// Returns the objects of the chart, rendered with these files of values and single values.
+pub(crate) fn chart_with_files(files: &[&Path], values: &[&str]) -> Vec<Value> {
+    let helm = helm();
     let mut command = Command::new(&helm);
     command.args(["template", "detour"]).arg(manifests().join("chart"));
     command.args(["--kube-version", "1.33.0", "--namespace", NAMESPACE]);
+    for file in files {
+        command.arg("--values").arg(file);
+    }
     for value in values {
         command.args(["--set", value]);
     }
@@ -49,6 +62,10 @@ pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 #[track_caller]
 pub(crate) fn apply(client: &Client, objects: &[Value]) {
     for object in objects {
+        // helm deletes the pod of the last test first; most fields of a pod can't change.
+        if object["kind"] == "Pod" && client.get(object).is_ok() {
+            client.delete(object).expect("deleted");
+        }
         if let Err(refused) = client.apply(object) {
             panic!("{} {}: {refused:?}", object["kind"], object["metadata"]["name"]);
         }

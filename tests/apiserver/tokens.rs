@@ -6,6 +6,17 @@ use crate::shipped::{NAMESPACE, base, cluster};
 use detour_cni::cluster::Token;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{Ipv6Addr, TcpStream};
+
+/// Returns the metrics that the agent serves on this port.
+fn metrics(port: u16) -> String {
+    let mut stream = TcpStream::connect((Ipv6Addr::LOCALHOST, port)).expect("the agent listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").expect("written");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
 
 #[test]
 fn the_plugin_works_with_a_token_of_its_own() {
@@ -77,10 +88,14 @@ fn while_the_api_server_is_down_the_token_on_the_node_stays() {
 
         // An agent that starts now reuses the token, and logs its expiry.
         let started = node.start_agent("b");
+        let serving = started.wait_for_log("serving /healthz");
         let warning = started.wait_for_log("valid until 20");
         assert!(warning.contains("ServiceAccount kube-system/detour-plugin: POST https://127.0.0.1:"), "{warning}");
         started.wait_for_log(SETTLED);
         assert_eq!(node.plugin_token(), token);
+        let (_, port) = serving.rsplit_once(':').expect("an address");
+        let metrics = metrics(port.trim().parse().expect("a port"));
+        assert!(metrics.contains("\ndetour_plugin_token_renewal_failed 1\n"), "{metrics}");
         let sandbox = Sandbox::new();
         let refused = node.call("ADD", &sandbox, &pod).expect_err("neither agent nor API server answers");
         assert_eq!(refused["code"], 11, "{refused}");

@@ -400,6 +400,21 @@ fn an_unusable_kubeconfig_is_refused_from_flag_and_configuration() {
 }
 
 #[test]
+fn a_configuration_that_names_another_network_is_refused() {
+    let scene = openshift("network");
+    let config = format!("--config={}", scene.path("config.json").display());
+    scene.write("config.json", r#"{"name": "mine"}"#);
+    let output = scene.run("install", &[&config, "--dry-run"]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let wanted = r#"--config: name: expected "istio-cni", the value of --network, got "mine"; remove the key"#;
+    assert!(stderr.contains(wanted), "{stderr}");
+    scene.ok("install", &[&config, "--network=mine", "--dry-run"]);
+    scene.write("config.json", r#"{"name": "istio-cni"}"#);
+    scene.ok("install", &[&config, "--dry-run"]);
+}
+
+#[test]
 fn errors_of_add_are_refused_and_ignored_keys_cause_a_warning() {
     let scene = Scene::with("refused", "10-calico.conflist", CALICO);
     let config = format!("--config={}", scene.path("config.json").display());

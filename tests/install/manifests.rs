@@ -1,6 +1,5 @@
 //! Consistency of the files in `manifests/`. `tests/apiserver` tests that they work.
 
-use detour_cni::agent::install::PLATFORMS;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,16 +60,4 @@ fn the_kustomize_bases_are_rendered_from_this_chart() {
         let text = fs::read_to_string(manifests().join(platform).join("rendered.yaml")).expect("readable");
         assert!(text.contains(&line), "{platform}: run hack/manifests.sh");
     }
-}
-
-#[test]
-fn the_platforms_of_the_chart_and_the_program_are_equal() {
-    let table = documents(&manifests().join("chart/platforms.yaml")).remove(0);
-    let known = PLATFORMS.iter().map(|platform| {
-        let row = json!({
-            "cniBinDir": platform.bin_dir, "cniConfDir": platform.conf_dir, "chained": platform.chained,
-        });
-        (platform.name.to_owned(), row)
-    });
-    assert_eq!(table, Value::Object(known.collect()));
 }

@@ -1,6 +1,8 @@
 //! Several releases on one node: they share the program and the node configuration, and own everything else.
 
+use crate::agent_process::{Agent, SETTLED};
 use crate::scene::{CALICO, Scene, program};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -325,4 +327,106 @@ fn each_attachment_has_a_file_and_a_chained_release_has_both() {
     assert_eq!(scene.read(LIST), CALICO);
     scene.ok("uninstall", &[]);
     assert_eq!(scene.files().len(), before.len() + 2);
+}
+
+/// Starts the agent of the release `excludedns`.
+fn start_other(scene: &Scene, name: &str, program: &Path, more: &[&str]) -> Agent {
+    let attachments = attachments(scene);
+    let arguments = scene.arguments("agent", &[&OTHER[..], &[&attachments], more].concat());
+    Agent::spawn_program(program, &[("HOSTNAME", name)], &arguments)
+}
+
+#[test]
+fn two_agents_keep_their_releases_installed_and_the_newest_program_in_place() {
+    let scene = scene("releases-agents");
+    let before = scene.files();
+    let newer = program_of_version(&scene, "9.9.9");
+    let first = Agent::start(&scene, "a", &[&FIRST[..], &["--on-exit=remove"]].concat());
+    first.wait_for_log(SETTLED);
+    let other = start_other(&scene, "other", program(), &["--on-exit=remove"]);
+    other.wait_for_log(SETTLED);
+    // Each agent restores its own files, and either one restores shared files.
+    fs::remove_file(scene.path(OTHER_CONF)).expect("removed");
+    other.wait_for_log("write /etc/cni/multus/net.d/excludedns.conf");
+    scene.write(LIST, CALICO);
+    first.wait_for_log("write /etc/cni/net.d/10-calico.conflist");
+    // An upgrade of one release; the agent of the other one accepts its program.
+    let upgraded = start_other(&scene, "upgraded", &newer, &["--on-exit=remove"]);
+    upgraded.wait_for_log(SETTLED);
+    assert!(is_same(&scene.path(PROGRAM), &newer));
+    scene.write("sa/token", "second-token\n");
+    first.wait_for_log("write /var/lib/cni/detour/kubeconfig");
+    first.wait_for_log(SETTLED);
+    assert!(is_same(&scene.path(PROGRAM), &newer));
+    assert!(other.end(Signal::SIGTERM).success());
+    // The agent that stays replaces the program of the release that ends.
+    assert!(upgraded.end(Signal::SIGTERM).success());
+    assert!(!scene.path(OTHER_CONF).exists() && !scene.path(OTHER_KUBECONFIG).exists());
+    first.wait_for_log("copy this program to /opt/cni/bin/detour");
+    first.wait_for_log(SETTLED);
+    assert!(is_same(&scene.path(PROGRAM), program()));
+    assert!(!first.logged().iter().any(|line| line.contains("keeps reverting") || line.contains("taken over")));
+    assert!(first.end(Signal::SIGTERM).success());
+    fs::remove_file(&newer).expect("removed");
+    scene.write("sa/token", "first-token\n");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn an_agent_follows_the_list_of_attachments_and_keeps_the_last_valid_one() {
+    let scene = scene("releases-follow");
+    let other = start_other(&scene, "other", program(), &["--config=/dev/null", "--health-address=127.0.0.1:0"]);
+    other.wait_for_log("--config");
+    drop(other);
+    let other = start_other(&scene, "other", program(), &["--health-address=127.0.0.1:0"]);
+    other.wait_for_log(SETTLED);
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}, {"name": "second"}]));
+    other.wait_for_log("write /etc/cni/multus/net.d/second.conf");
+    other.wait_for_log(SETTLED);
+    let installed = scene.files();
+    attach(&scene, &json!([{"name": "second", "chain": [{"type": "uid-exclude", "uids": ["x"]}]}]));
+    let line = other.wait_for_log("attachment \\\"second\\\"");
+    assert!(line.contains("the last accepted configuration stays in use"), "{line}");
+    let left = |files: std::collections::BTreeMap<PathBuf, (String, u32)>| {
+        files.into_iter().filter(|(path, _)| !path.starts_with("config")).collect::<Vec<_>>()
+    };
+    assert_eq!(left(scene.files()), left(installed));
+    attach(&scene, &json!([{"name": "second"}]));
+    other.wait_for_log("remove /etc/cni/multus/net.d/excludedns.conf");
+    other.wait_for_log(SETTLED);
+    assert!(scene.path("etc/cni/multus/net.d/second.conf").exists());
+}
+
+#[test]
+fn an_agent_whose_configuration_file_belongs_to_another_release_is_not_ready_until_that_is_gone() {
+    let scene = scene("releases-wait");
+    install_other(&scene);
+    let installed = scene.files();
+    let attachments = attachments(&scene);
+    let third = ["--release=third", "--chained=false", "--conf-dir=/etc/cni/multus/net.d", "--name=excludedns"];
+    let agent = Agent::start(&scene, "a", &[&third[..], &[&attachments]].concat());
+    agent.wait_for_log("belongs to release");
+    let mut left = scene.files();
+    left.retain(|path, _| path.extension().is_none_or(|extension| extension != "present"));
+    assert_eq!(left, installed);
+    scene.ok("uninstall", &["--release=excludedns"]);
+    agent.wait_for_log("write /etc/cni/multus/net.d/excludedns.conf");
+    agent.wait_for_log(SETTLED);
+}
+
+#[test]
+fn a_node_configuration_that_the_plugin_would_refuse_is_not_written() {
+    let scene = scene("releases-large");
+    let before = scene.files();
+    let excluded = |i: usize| (0..40).map(|n| format!("namespace-with-a-long-name-{i}-{n}")).collect::<Vec<_>>();
+    let list = (0..99).map(|i| json!({"name": format!("n{i}"), "kubernetes": {"exclude_namespaces": excluded(i)}}));
+    attach(&scene, &list.collect());
+    let stderr = scene.fails("install", &["--chained=true", &attachments(&scene)]);
+    assert!(stderr.contains("node.json: expected at most 65536 bytes"), "{stderr}");
+    let list = (0..101).map(|i| json!({"name": format!("n{i}")}));
+    attach(&scene, &list.collect());
+    let stderr = scene.ends(2, "install", &["--chained=true", &attachments(&scene)]);
+    assert!(stderr.contains("expected at most 100 attachments, got 101"), "{stderr}");
+    attach(&scene, &json!([{"name": "excludedns", "type": "excludedns"}]));
+    assert_eq!(scene.files(), before);
 }

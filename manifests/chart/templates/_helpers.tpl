@@ -1,24 +1,68 @@
-{{- define "detour.platform" -}}
-{{- $name := .Values.global.platform | default "kubernetes" -}}
-{{- $platforms := .Files.Get "platforms.yaml" | fromYaml -}}
-{{- if not (hasKey $platforms $name) -}}
-{{- fail (printf "global.platform: expected %s, or no value; got %q" (keys $platforms | sortAlpha | join ", ") $name) -}}
+{{- /* Fails if a value is missing, because it is null, or because "helm upgrade --reuse-values" keeps the previous chart's
+values. */ -}}
+{{- define "detour.complete" -}}
+{{- $objects := list "config" "global" "global.defaultResources" "global.logging" "global.networkPolicy" "grafanaDashboard" "logging" "podMonitor" "primaryPlugin" "prometheusRule" "repair" "resourceQuotas" "taint" -}}
+{{- $others := list "image" "global.hub" "attachmentConfDir" "definitions" "onExit" "repair.enabled" "repair.repairPods" "repair.brokenPodLabelKey" "repair.brokenPodLabelValue" "repair.initContainerName" "repair.intervalSeconds" "taint.key" "terminationGracePeriodSeconds" "priorityClassName" "resourceQuotas.pods" -}}
+{{- range $path := concat $objects $others -}}
+{{- $value := $.Values -}}
+{{- range splitList "." $path -}}
+{{- if kindIs "map" $value -}}
+{{- $value = ternary (get $value .) nil (hasKey $value .) -}}
 {{- end -}}
-{{- $platform := get $platforms $name -}}
-{{- $chained := ternary $platform.chained .Values.chained (kindIs "invalid" .Values.chained) -}}
+{{- end -}}
+{{- if kindIs "invalid" $value -}}
+{{- fail (printf "%s: missing; expected a value; if you use helm upgrade --reuse-values, use --reset-then-reuse-values" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The platform's row in platforms.yaml, as YAML, with the directories of the values. The schema lists its names. */ -}}
+{{- define "detour.platform" -}}
+{{- include "detour.complete" . -}}
+{{- $given := .Values.global.platform | default "kubernetes" -}}
+{{- $row := dict -}}
+{{- range $name, $facts := .Files.Get "platforms.yaml" | fromYaml -}}
+{{- if or (eq $name $given) (has $given $facts.aliases) -}}
+{{- $row = merge (dict "name" $name) $facts -}}
+{{- end -}}
+{{- end -}}
+{{- $chained := ternary $row.chained .Values.chained (kindIs "invalid" .Values.chained) -}}
+{{- $provider := .Values.provider | default (ternary "default" "multus" $row.chained) -}}
+{{- $onlyMultus := and $row.chained (not $chained) (eq $provider "multus") -}}
 {{- dict
-  "name" $name
-  "binDir" (.Values.cniBinDir | default $platform.cniBinDir)
-  "confDir" (.Values.cniConfDir | default $platform.cniConfDir)
+  "name" $row.name
+  "binDir" (.Values.cniBinDir | default $row.cniBinDir)
+  "confDir" (.Values.cniConfDir | default (ternary .Values.attachmentConfDir $row.cniConfDir $onlyMultus))
+  "netnsDir" (.Values.cniNetnsDir | default $row.netnsDir | default "/run/netns" | replace "/var/run/" "/run/")
   "chained" $chained
-  "provider" (.Values.provider | default (ternary "multus" "default" (eq $name "openshift")))
+  "provider" $provider
+  "scc" ($row.scc | default false)
+  "seLinuxOptions" (merge (dict) (.Values.seLinuxOptions | default dict) (ternary (dict "type" $row.seLinuxType) dict (hasKey $row "seLinuxType")))
+  "resourceQuota" (ternary ($row.resourceQuota | default false) .Values.resourceQuotas.enabled (kindIs "invalid" .Values.resourceQuotas.enabled))
   | toYaml -}}
 {{- end -}}
 
 {{- /* The prefix of all object names; for the release "detour": detour. It identifies the release on a node. */ -}}
 {{- define "detour.fullname" -}}
+{{- include "detour.complete" . -}}
 {{- $name := ternary .Release.Name (printf "%s-detour" .Release.Name) (contains "detour" .Release.Name) -}}
 {{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* Refuses an upgrade that would rename the objects: the old agents would remove the plugin from the nodes while the
+new ones install it. */ -}}
+{{- define "detour.keepsName" -}}
+{{- $fullname := include "detour.fullname" . -}}
+{{- if .Release.IsUpgrade -}}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $isOwn := eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" .) $.Release.Name -}}
+{{- $name := get $labels "app.kubernetes.io/name" -}}
+{{- if and $isOwn (eq (get $labels "app.kubernetes.io/component") "agent") (ne $name $fullname) -}}
+{{- fail (printf "release %s: its objects have the prefix %q, expected %q; set fullnameOverride=%s" $.Release.Name $name $fullname $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* These labels never change, because the selector of a DaemonSet is immutable. */ -}}
@@ -35,13 +79,67 @@ app.kubernetes.io/part-of: detour
 
 {{- define "detour.labels" -}}
 {{ include "detour.podLabels" . }}
+{{- with .Values.revision }}
+istio.io/rev: {{ . | quote }}
+{{- end }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- /* The image. Fails with all values that name an image of Istio: a values file of istio-cni may contain them. */ -}}
 {{- define "detour.image" -}}
-{{- if contains "/" .Values.image }}{{ .Values.image }}{{ else }}{{ .Values.hub }}/{{ .Values.image }}:{{ .Values.tag }}{{ end -}}
+{{- $default := "ghcr.io/detour-cni" -}}
+{{- $hub := .Values.hub | default .Values.global.hub -}}
+{{- $tag := .Values.tag | default .Values.global.tag | default "" -}}
+{{- $complete := contains "/" .Values.image -}}
+{{- $istioHub := regexMatch "^(docker\\.io/istio|istio|gcr\\.io/istio-(release|testing)|registry\\.istio\\.io/.*)$" $hub -}}
+{{- $wrong := list -}}
+{{- if regexMatch "(^|/)(install-cni|istio-cni[^/]*|proxyv2)([:@][^/]*)?$" .Values.image -}}
+{{- $wrong = append $wrong (printf "image: %q is Istio's; expected an image of detour, such as %q" .Values.image "detour") -}}
+{{- end -}}
+{{- if and (not $complete) $istioHub -}}
+{{- $wrong = append $wrong (printf "%s: %q has only Istio's images; expected a registry with images of detour, such as %q" (ternary "hub" "global.hub" (not (empty .Values.hub))) $hub $default) -}}
+{{- end -}}
+{{- if and (not $complete) (or $istioHub (eq $hub $default)) (regexMatch "^v?[0-9]+\\.[0-9]+([.-]|$)" $tag) -}}
+{{- if ne (semver $tag).Major (semver .Chart.AppVersion).Major -}}
+{{- $wrong = append $wrong (printf "%s: %q is not a version of detour; expected a tag such as %q, or no value" (ternary "tag" "global.tag" (not (empty .Values.tag))) $tag .Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+{{- if $wrong -}}
+{{- fail (printf "the image is not detour's:\n- %s" (join "\n- " $wrong)) -}}
+{{- end -}}
+{{- if $complete }}{{ .Values.image }}{{ else }}{{ $hub }}/{{ .Values.image }}:{{ $tag | default .Chart.AppVersion }}{{ end -}}
+{{- end -}}
+
+{{- /* The plugin's log level. Istio's form is a list of SCOPE:LEVEL; the plugin's scopes take precedence. */ -}}
+{{- define "detour.logLevel" -}}
+{{- $levels := dict -}}
+{{- range splitList "," (.Values.logging.level | default .Values.global.logging.level | default "") -}}
+{{- $parts := splitList ":" . -}}
+{{- $_ := set $levels (ternary "default" (first $parts) (eq (len $parts) 1)) (last $parts) -}}
+{{- end -}}
+{{- coalesce .Values.logLevel (get $levels "cni-plugin") (get $levels "cni") (get $levels "default") (get $levels "all") "info" -}}
+{{- end -}}
+
+{{- /* The plugin's configuration, as JSON. */ -}}
+{{- define "detour.config" -}}
+{{- $config := merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
+{{- $fullname := include "detour.fullname" . -}}
+{{- if ne $fullname "detour" -}}
+{{- $kubernetes := $config.kubernetes | default dict -}}
+{{- $prefixes := $kubernetes.agent_pod_prefixes | default (list "detour-agent-" "istio-cni-node-") -}}
+{{- if kindIs "string" $prefixes -}}
+{{- $prefixes = splitList "," $prefixes -}}
+{{- end -}}
+{{- $prefixes = append $prefixes (printf "%s-agent-" $fullname) | uniq -}}
+{{- $_ := set $config "kubernetes" (merge (dict "agent_pod_prefixes" $prefixes) $kubernetes) -}}
+{{- end -}}
+{{- $config | toJson -}}
+{{- end -}}
+
+{{- define "detour.resources" -}}
+{{- mustMergeOverwrite (deepCopy .Values.global.defaultResources) (.Values.resources | default dict) | toYaml -}}
 {{- end -}}
 
 {{- /* Capabilities of the agent's container: for files that root does not own; for pods' network namespaces; for

@@ -38,7 +38,7 @@ pub use digest::Digest;
 pub use drift::changed;
 pub use entry::{EntrySettings, default_chain};
 pub use error::InstallError;
-pub use node::{InstallLock, Installed, InstalledTexts, NodeFiles};
+pub use node::{InstallLock, Installed, InstalledTexts, NodeFiles, Presence};
 pub use plan::{FileAction, InstallPlan};
 pub use platform::{PLATFORMS, Platform};
 pub use reconcile::reconcile;

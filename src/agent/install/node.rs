@@ -5,7 +5,7 @@ mod installed;
 mod locks;
 
 pub use installed::{Installed, InstalledTexts};
-pub use locks::InstallLock;
+pub use locks::{InstallLock, Presence};
 
 use super::atomic::{self, FileOwner};
 use super::conflist;
@@ -51,6 +51,12 @@ impl NodeFiles {
     #[must_use]
     pub fn of_release(&self, release: Release) -> Self {
         Self { release, ..self.clone() }
+    }
+
+    /// Returns the release whose installation this is.
+    #[must_use]
+    pub fn release(&self) -> &Release {
+        &self.release
     }
 
     /// Returns the mount point of the node's file system.

@@ -16,22 +16,32 @@ pub struct Platform {
     /// Whether the plugin is added to the cluster network's plugin list. Otherwise it has a configuration file of its
     /// own, which pods select as an attachment.
     pub chained: bool,
-    /// Paths that exist on every node of this platform and on no other, for detection.
+    /// Paths that exist on every node of this platform and on no other, for detection. If empty, the platform is not
+    /// detected; it has the same directories as the default.
     evidence: &'static [&'static str],
 }
 
-/// The platforms. Detection takes the first one whose evidence exists; the last one has no evidence and is the default.
+/// The platforms. Detection takes the first one whose evidence exists; the last one is the default.
 ///
-/// Directories are from Istio's platform profiles (`manifests/helm-profiles`). Evidence is written by the platforms'
-/// own components: OpenShift's machine-config daemon, k3s's server and agent.
-pub const PLATFORMS: [Platform; 6] = [
+/// Directories are from Istio's platform profiles (`manifests/helm-profiles`), from MicroShift's Multus and CRI-O
+/// configuration, and from Bottlerocket's mount units. Evidence is written by the platforms' own components: OpenShift's
+/// machine-config daemon, MicroShift, k3s's server and agent. `manifests/chart/platforms.yaml` has the same rows.
+pub const PLATFORMS: [Platform; 9] = [
     Platform {
         name: "openshift",
-        aliases: &["ocp", "okd", "rosa", "aro"],
+        aliases: &["aro", "crc", "ocp", "okd", "rosa"],
         bin_dir: "/var/lib/cni/bin",
         conf_dir: "/etc/cni/multus/net.d",
         chained: false,
         evidence: &["/etc/machine-config-daemon"],
+    },
+    Platform {
+        name: "microshift",
+        aliases: &[],
+        bin_dir: "/run/cni/bin",
+        conf_dir: "/etc/cni/multus/net.d",
+        chained: false,
+        evidence: &["/var/lib/microshift"],
     },
     Platform {
         name: "gke",
@@ -66,8 +76,24 @@ pub const PLATFORMS: [Platform; 6] = [
         evidence: &["/var/snap/microk8s/current"],
     },
     Platform {
+        name: "bottlerocket",
+        aliases: &[],
+        bin_dir: "/opt/cni/bin",
+        conf_dir: "/etc/cni/net.d",
+        chained: true,
+        evidence: &[],
+    },
+    Platform {
+        name: "minikube",
+        aliases: &[],
+        bin_dir: "/opt/cni/bin",
+        conf_dir: "/etc/cni/net.d",
+        chained: true,
+        evidence: &[],
+    },
+    Platform {
         name: "kubernetes",
-        aliases: &["aks", "default", "eks", "iks", "kind", "kubeadm", "minikube", "rke1", "rke2"],
+        aliases: &["aks", "default", "eks", "iks", "k0s", "kind", "kubeadm", "rke1", "rke2", "talos"],
         bin_dir: "/opt/cni/bin",
         conf_dir: "/etc/cni/net.d",
         chained: true,
@@ -82,10 +108,18 @@ impl Platform {
     /// Unknown name; the text lists all names.
     pub fn named(name: &str) -> Result<&'static Self, String> {
         let known = |platform: &&Self| platform.name == name || platform.aliases.contains(&name);
-        PLATFORMS.iter().find(known).ok_or_else(|| {
-            let names: Vec<_> = PLATFORMS.iter().flat_map(|p| [p.name].into_iter().chain(p.aliases.to_vec())).collect();
-            format!("invalid value {name:?}; expected {}", names.join(", "))
-        })
+        PLATFORMS
+            .iter()
+            .find(known)
+            .ok_or_else(|| format!("invalid value {name:?}; expected {}", Self::names().join(", ")))
+    }
+
+    /// Returns all names and aliases, sorted.
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        let mut names: Vec<_> = PLATFORMS.iter().flat_map(|p| [p.name].into_iter().chain(p.aliases.to_vec())).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Detects the platform of a node; `exists` tells whether a path exists there.
@@ -93,7 +127,9 @@ impl Platform {
     pub fn detect(exists: impl Fn(&HostPath) -> bool) -> &'static Self {
         let path_exists = |path: &str| HostPath::new(path).is_some_and(|path| exists(&path));
         let [others @ .., default] = &PLATFORMS;
-        others.iter().find(|platform| platform.evidence.iter().all(|path| path_exists(path))).unwrap_or(default)
+        let is_detected =
+            |platform: &&Self| !platform.evidence.is_empty() && platform.evidence.iter().all(|path| path_exists(path));
+        others.iter().find(is_detected).unwrap_or(default)
     }
 }
 
@@ -107,8 +143,11 @@ mod tests {
 
     #[test]
     fn each_platform_is_detected_by_its_evidence() {
-        for platform in &PLATFORMS {
-            assert_eq!(detected(platform.evidence), platform.name);
+        let [others @ .., default] = &PLATFORMS;
+        for platform in others {
+            let wanted = if platform.evidence.is_empty() { default } else { platform };
+            assert_eq!(detected(platform.evidence), wanted.name);
+            assert_eq!((wanted.bin_dir, wanted.conf_dir), (platform.bin_dir, platform.conf_dir), "{}", platform.name);
         }
         // Nodes that have directories of other platforms.
         assert_eq!(detected(&["/opt/cni/bin", "/etc/cni/net.d"]), "kubernetes");

@@ -9,7 +9,7 @@ use super::state::{
     PRIVATE_MODE, PROGRAM_MODE, PreviousContent, Role, with_newest,
 };
 use super::target;
-use crate::cni::PROGRAM;
+use crate::cni::{NODE_CONFIGURATION_LIMIT, PROGRAM};
 use crate::host_path::HostPath;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     }
     plan.record.node.clear();
     if let Some((path, parts)) = &desired.node {
-        add_node(path, parts, found, &mut plan);
+        add_node(path, parts, found, &mut plan)?;
     }
     let mut lists = Vec::new();
     for configuration in &desired.configurations {
@@ -85,14 +85,29 @@ fn add_program(path: &HostPath, state: &DesiredState, found: &FoundState, plan: 
 }
 
 /// Writes the node configuration, with the parts of all releases.
-fn add_node(path: &HostPath, parts: &NodeParts, found: &FoundState, plan: &mut InstallPlan) {
+///
+/// # Errors
+/// It would be larger than the plugin accepts.
+fn add_node(
+    path: &HostPath,
+    parts: &NodeParts,
+    found: &FoundState,
+    plan: &mut InstallPlan,
+) -> Result<(), InstallError> {
     let (text, notes) = found.node_text(parts);
     plan.notes.extend(notes);
     plan.record.node.clone_from(parts);
-    if let Some(text) = text {
-        let before = previous_content(path, &text, found, |text| text.to_owned());
-        add_text(path, Role::Node, &text, before, found, plan);
+    let Some(text) = text else { return Ok(()) };
+    if text.len() as u64 > NODE_CONFIGURATION_LIMIT {
+        return Err(InstallError::Configuration(format!(
+            "{path}: expected at most {NODE_CONFIGURATION_LIMIT} bytes, got {}; shorten the lists exclude_namespaces of \
+             the attachments",
+            text.len()
+        )));
     }
+    let before = previous_content(path, &text, found, |text| text.to_owned());
+    add_text(path, Role::Node, &text, before, found, plan);
+    Ok(())
 }
 
 fn add_text(

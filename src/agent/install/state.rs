@@ -146,6 +146,7 @@ pub struct NodePart {
     /// The name of the network; `None` for the entry in the cluster network's list, and for a primary plugin.
     pub network: Option<String>,
     /// The node configuration that this configuration alone would have.
+    #[serde(rename = "node_configuration")]
     pub keys: Value,
 }
 

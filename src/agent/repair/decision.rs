@@ -94,6 +94,32 @@ pub fn suspect<'a>(
     Some((installed, suspicion))
 }
 
+/// Another release on the node, whose agent is running.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OtherRelease {
+    /// Whether its name sorts before that of this release.
+    pub(super) precedes: bool,
+    /// Its installed configurations.
+    pub(super) installed: Vec<Installed>,
+}
+
+/// Whether the pod is left to the agent of another release, so that only one of them repairs or deletes it: the first
+/// release by name whose configuration would redirect the pod; if none would, the first whose configuration includes
+/// it. `own` is the evidence for this release.
+#[must_use]
+pub(super) fn is_left_to_other(
+    others: &[OtherRelease],
+    criteria: &Criteria,
+    observed: &ObservedPod,
+    own: Suspicion,
+) -> bool {
+    let takes = |other: &OtherRelease| {
+        let theirs = suspect(criteria, &other.installed, observed).map(|(_, suspicion)| suspicion.redirectable);
+        theirs.is_some_and(|theirs| (theirs, other.precedes) > (own.redirectable, false))
+    };
+    others.iter().any(takes)
+}
+
 /// Returns why the pod needs a repair; `None` if it does not. `status` is the state of its network namespace, `None` if
 /// that is not found on this node.
 #[must_use]
@@ -235,6 +261,33 @@ mod tests {
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
         assert_eq!(answers, [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn one_release_repairs_a_pod_and_the_one_that_redirects_it_takes_precedence() {
+        let other = |precedes, text: &str, for_every_pod| OtherRelease {
+            precedes,
+            installed: vec![installed(text, for_every_pod)],
+        };
+        let excluding = LISTED.replace("kube-system", "shop");
+        let criteria = Criteria::default();
+        let left = |others: &[OtherRelease], own: bool| {
+            let own = [installed(LISTED, own)];
+            let (_, own) = suspect(&criteria, &own, &meshed()).expect("it has a sidecar");
+            is_left_to_other(others, &criteria, &meshed(), own)
+        };
+        // Both would redirect the pod, or neither.
+        for both in [true, false] {
+            assert!(left(&[other(true, LISTED, both)], both));
+            assert!(!left(&[other(false, LISTED, both)], both));
+        }
+        for precedes in [true, false] {
+            assert!(left(&[other(precedes, LISTED, true)], false));
+            assert!(!left(&[other(precedes, LISTED, false)], true));
+            assert!(!left(&[other(precedes, &excluding, true)], false), "it never repairs this pod");
+        }
+        assert!(!left(&[], false));
+        assert!(left(&[other(true, LISTED, false), other(false, LISTED, true)], false));
     }
 
     #[test]

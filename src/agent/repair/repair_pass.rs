@@ -3,7 +3,7 @@
 use super::action::{
     RepairCase, RepairMode, RepairOutcome, RepairResult, RepairSettings, delete, label, outcome_event, unreadable_event,
 };
-use super::decision::{Cause, diagnose, suspect};
+use super::decision::{Cause, OtherRelease, diagnose, is_left_to_other, suspect};
 use super::in_place;
 use super::retry_budget::{DELETION_PERIOD, DeletionLimit, MAX_DELETIONS, RetryBudget};
 use super::watched::{NetnsLocation, WatchedPod};
@@ -42,6 +42,7 @@ pub(super) struct RepairTools {
 pub(super) struct RepairPass<'a> {
     tools: &'a RepairTools,
     installed: &'a [Installed],
+    others: &'a [OtherRelease],
     /// The time of the pass for the pods, and the clock at that time.
     started: (Instant, Instant),
     deletions: &'a mut DeletionLimit,
@@ -57,12 +58,12 @@ impl<'a> RepairPass<'a> {
     /// Creates a pass at the time `now`.
     pub(super) fn new(
         tools: &'a RepairTools,
-        installed: &'a [Installed],
+        (installed, others): (&'a [Installed], &'a [OtherRelease]),
         deletions: &'a mut DeletionLimit,
         now: Instant,
     ) -> Self {
         let started = (now, Instant::now());
-        Self { tools, installed, started, deletions, netns_snapshot: None, events: Vec::new(), deferred: 0 }
+        Self { tools, installed, others, started, deletions, netns_snapshot: None, events: Vec::new(), deferred: 0 }
     }
 
     /// Checks a pod, and repairs it if needed. Returns the result of a repair.
@@ -72,6 +73,10 @@ impl<'a> RepairPass<'a> {
             watched.rest();
             return None;
         };
+        if is_left_to_other(self.others, &self.tools.settings.criteria, &observed, suspicion) {
+            watched.record_check(None, self.interval(&observed), GRACE, self.started.0 + self.started.1.elapsed());
+            return None;
+        }
         let reads_rules = suspicion.settled || suspicion.validation_failed;
         let status = if reads_rules { self.container_status(watched) } else { Ok(None) };
         // This check and those of the pods before it may have taken long.

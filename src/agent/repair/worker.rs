@@ -1,11 +1,12 @@
 //! The repair thread: keeps the state of all pods, and runs a pass over those that are due.
 
 use super::action::{RepairResult, RepairSettings};
+use super::decision::OtherRelease;
 use super::repair_pass::{RepairPass, RepairTools};
 use super::retry_budget::{DeletionLimit, MAX_QUEUE_LENGTH, RepairQueue};
 use super::watched::WatchedPod;
 use crate::agent::facts::ObservedPod;
-use crate::agent::install::{Installed, NodeFiles};
+use crate::agent::install::{Installed, NodeFiles, Release};
 use crate::agent::metrics::Metrics;
 use crate::cluster::ServiceAccount;
 use crate::host_path::HostPath;
@@ -86,7 +87,8 @@ impl RepairWorker {
             self.defer_all(now + NOT_INSTALLED_PAUSE);
             return results;
         }
-        let mut pass = RepairPass::new(&self.tools, &installed, &mut self.deletions, now);
+        let others = self.others();
+        let mut pass = RepairPass::new(&self.tools, (&installed, &others), &mut self.deletions, now);
         while let Some(uid) = self.queue.pop() {
             if let Some(watched) = self.watched.get_mut(&uid) {
                 results.extend(pass.check(watched));
@@ -144,6 +146,21 @@ impl RepairWorker {
         }
         self.logged = installed.as_ref().err().cloned();
         installed.unwrap_or_default()
+    }
+
+    /// Returns the other releases on the node whose agents are running. A release whose files this process does not see
+    /// has no configurations, so that it takes no pods.
+    fn others(&self) -> Vec<OtherRelease> {
+        let node = &self.tools.node;
+        let present = node.present_releases().unwrap_or_else(|error| {
+            tracing::warn!("can't determine the other releases on this node: {error}");
+            Vec::new()
+        });
+        let other = |release: Release| OtherRelease {
+            precedes: release < *node.release(),
+            installed: node.of_release(release).installed().unwrap_or_default(),
+        };
+        present.into_iter().map(other).collect()
     }
 
     /// Removes the saved state of pods that have ended. The runtime calls no DEL for an attachment that a repair added.

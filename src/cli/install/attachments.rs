@@ -64,6 +64,18 @@ impl GivenKeys {
     }
 }
 
+impl GivenKeys {
+    /// Checks that the keys of `--config` name no other network than `network`, the one of the installation.
+    pub(super) fn check_network(self, network: &str) -> Result<Self> {
+        match self.config.get("name") {
+            Some(name) if !name.is_null() && name != network => {
+                bail!("--config: name: expected {network:?}, the value of --network, got {name}; remove the key")
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
 impl Attachment {
     /// Returns the name of its configuration file.
     pub(super) fn file_name(&self) -> String {

@@ -305,7 +305,8 @@ impl InstallOptions {
 
     /// Reads the files of `--config` and `--attachments`.
     pub(in crate::cli) fn given_keys(&self) -> Result<GivenKeys> {
-        GivenKeys::read(self.config.as_deref(), self.attachments.as_deref(), &self.program_names())
+        GivenKeys::read(self.config.as_deref(), self.attachments.as_deref(), &self.program_names())?
+            .check_network(&self.network)
     }
 
     /// Returns the namespace of the agent's pods.

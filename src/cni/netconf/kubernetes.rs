@@ -55,27 +55,31 @@ impl Kubernetes {
         let absent = || Block { path: "kubernetes".to_owned(), keys: Map::new() };
         let block = top.block("kubernetes")?.unwrap_or_else(absent);
         let own = block.reader();
+        let read = Self::read_keys(&own, top)?;
+        warnings.extend(unknown::in_kubernetes(&own.unknown(), &own.known()));
+        Ok(read)
+    }
+
+    fn read_keys(own: &BlockReader<'_>, top: &BlockReader<'_>) -> Result<Self, Error> {
         let run_dir = absolute(top, "cni_agent_run_dir")?;
         let mut exclude_namespaces = items(own.list("exclude_namespaces")?);
         exclude_namespaces.extend(items(top.list("exclude_namespaces")?));
         let pod_namespace = text(top, "pod_namespace")?;
         let seconds = own.number("timeout_seconds", 1, 300)?.unwrap_or(TIMEOUT);
-        let read = Self {
-            kubeconfig: absolute(&own, "kubeconfig")?.or_else(|| run_dir.map(|dir| dir.join(ISTIO_KUBECONFIG))),
-            agent_socket: absolute(&own, "agent_socket")?,
-            manifests_dir: absolute(&own, "manifests_dir")?,
+        Ok(Self {
+            kubeconfig: absolute(own, "kubeconfig")?.or_else(|| run_dir.map(|dir| dir.join(ISTIO_KUBECONFIG))),
+            agent_socket: absolute(own, "agent_socket")?,
+            manifests_dir: absolute(own, "manifests_dir")?,
             exclude_namespaces,
-            cni_bin_dir: absolute(&own, "cni_bin_dir")?,
+            cni_bin_dir: absolute(own, "cni_bin_dir")?,
             timeout: Duration::from_secs(seconds.into()),
-            agent_namespace: text(&own, "agent_namespace")?.or(pod_namespace).map(Into::into),
+            agent_namespace: text(own, "agent_namespace")?.or(pod_namespace).map(Into::into),
             agent_pod_prefixes: match own.list("agent_pod_prefixes")? {
                 Some(list) => list.items,
                 None => DEFAULT_AGENT_PREFIXES.map(Into::into).into(),
             },
             cluster_dns: addresses(own.list("cluster_dns")?)?,
-        };
-        warnings.extend(unknown::in_kubernetes(&own.unknown(), &own.known()));
-        Ok(read)
+        })
     }
 }
 
@@ -98,6 +102,22 @@ mod tests {
         let mut warnings = Vec::new();
         let top = Block::new("", conf).expect("an object");
         Kubernetes::read(&top.reader(), &mut warnings).map(|read| (read, warnings))
+    }
+
+    #[test]
+    fn the_schema_of_the_chart_has_every_key_that_the_chart_does_not_set() {
+        let text = include_str!("../../../manifests/chart/values.schema.json");
+        let schema: Value = serde_json::from_str(text).expect("JSON");
+        let properties = &schema["definitions"]["config"]["properties"]["kubernetes"]["properties"];
+        let block = Block::new("", &json!({})).expect("an object");
+        let reader = block.reader();
+        Kubernetes::read_keys(&reader, &block.reader()).expect("accepted");
+        // The agent writes these, or a value of the chart sets them.
+        let set = ["agent_namespace", "agent_socket", "exclude_namespaces", "kubeconfig", "manifests_dir"];
+        let wanted: Vec<&str> = reader.known().into_iter().filter(|key| !set.contains(key)).collect();
+        let mut found: Vec<&str> = properties.as_object().expect("an object").keys().map(String::as_str).collect();
+        found.sort_unstable();
+        assert_eq!(found, wanted);
     }
 
     #[test]

@@ -80,6 +80,28 @@ mod tests {
     }
 
     #[test]
+    fn the_schema_of_the_chart_has_every_key_that_the_chart_can_apply() {
+        let text = include_str!("../../../manifests/chart/values.schema.json");
+        let schema: Value = serde_json::from_str(text).expect("JSON");
+        let properties = |definition: &str| {
+            let keys = schema["definitions"][definition]["properties"].as_object().expect("an object");
+            keys.keys().cloned().collect::<std::collections::BTreeSet<String>>()
+        };
+        let words = |keys: &str| keys.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        // The chart's logLevel sets log_level. kubernetes has a list of its own.
+        let own = words(OWN).into_iter().filter(|key| key != "log_level");
+        // Of Multus's keys, those that have an effect, except those for which detour has keys of its own.
+        let multus = words(
+            "binDir clusterNetwork cniDir confDir defaultNetworks delegates globalNamespaces multusNamespace \
+            namespaceIsolation readinessindicatorfile retryDeleteOnError systemNamespaces",
+        );
+        let wanted = own.chain(multus).chain(words("capabilities")).collect();
+        assert_eq!(properties("config"), wanted);
+        let of_attachment = words("capabilities chain dialect log_level name namespace namespaces");
+        assert_eq!(properties("attachment"), of_attachment.into_iter().collect());
+    }
+
+    #[test]
     fn keys_of_runtimes_and_other_plugins_cause_no_warnings() {
         for keys in [OWN, ISTIO, MULTUS, CNI, "cni.dev/valid-attachments cni.dev/attachments"] {
             let keys: Map<String, Value> = keys.split_whitespace().map(|key| (key.to_owned(), Value::Null)).collect();

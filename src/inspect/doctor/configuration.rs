@@ -60,7 +60,7 @@ impl RuntimeFile {
 
 /// Runs the checks. Returns the valid configurations of this plugin.
 pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Configured> {
-    let files = match files(target) {
+    let files = match files(target, &target.conf) {
         Ok(files) => files,
         Err(why) => {
             results.add(&PRESENT, CheckVerdict::fail(format!("can't read {}: {why}", target.conf), INSTALL));
@@ -70,7 +70,8 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
             return Vec::new();
         }
     };
-    let ours: Vec<&RuntimeFile> = files.iter().filter(|file| file.is_ours()).collect();
+    let elsewhere: Vec<_> = target.other_conf_dirs.iter().flat_map(|dir| files_in(target, dir)).collect();
+    let ours: Vec<&RuntimeFile> = files.iter().chain(&elsewhere).filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
     for RuntimeFile { path, text, .. } in &ours {
         let effective = effective(target, path.as_path(), text);
@@ -155,21 +156,26 @@ fn picked(target: &CheckTarget, files: &[RuntimeFile], ours: &[Configured]) -> C
 
 /// Returns the files that runtimes read (libcni, `ConfFiles`), in the order of their names, or the one that the user
 /// named.
-fn files(target: &CheckTarget) -> Result<Vec<RuntimeFile>, String> {
-    let reached = target.reach(&target.conf).map_err(|why| why.to_string())?;
+fn files(target: &CheckTarget, conf: &HostPath) -> Result<Vec<RuntimeFile>, String> {
+    let reached = target.reach(conf).map_err(|why| why.to_string())?;
     if reached.is_file() {
-        return Ok(vec![read(target.conf.clone(), &reached)]);
+        return Ok(vec![read(conf.clone(), &reached)]);
     }
     let entries = fs::read_dir(&reached).map_err(|why| why.to_string())?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.retain(|name| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)));
     names.sort();
     let file = |name: &String| {
-        let path = target.conf.join(name);
+        let path = conf.join(name);
         let reached = target.reach(&path).map_err(|why| format!("{path}: {why}"))?;
         Ok(read(path, &reached))
     };
     names.iter().map(file).collect()
+}
+
+/// Returns the files in another directory; none if it does not exist here, as in the agent's pod of another release.
+fn files_in(target: &CheckTarget, directory: &HostPath) -> Vec<RuntimeFile> {
+    files(target, directory).unwrap_or_default()
 }
 
 /// Reads a file. Runtimes skip a file that can't be read, or is not JSON.

@@ -206,10 +206,10 @@ const OPEN: [&str; 6] = [
     tls-server-name tokenFile client-certificate client-key exec command apiVersion kind interactiveMode env
     auth-provider",
     // The installation's record.
-    "installer role ours before aside",
+    "installer role ours before aside program_version node network node_configuration",
 ];
 /// Keys of objects whose members have arbitrary names, such as paths.
-const MAPS: [&str; 2] = ["files", "lists"];
+const MAPS: [&str; 3] = ["files", "lists", "networks"];
 
 /// Removes the values of all keys that are not known to be harmless. Keys, `true`, `false`, `null` and the number of
 /// items stay.

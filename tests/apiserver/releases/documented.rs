@@ -1,0 +1,147 @@
+//! The commands of manifests/README.md, in their order.
+
+use super::helm::{Helm, definition_of, istio_chart};
+use super::inventory::{difference, inventory, objects_of};
+use crate::client::Client;
+use crate::control_plane::ControlPlane;
+use crate::shipped::{NAMESPACE, apply, manifests, prepare};
+use serde_json::{Value, json};
+use std::fs;
+
+const OPENSHIFT: [&str; 2] = ["--set", "global.platform=openshift"];
+
+/// A cluster in which documented commands run.
+struct Scene {
+    plane: ControlPlane,
+    admin: Client,
+    helm: Helm,
+}
+
+impl Scene {
+    fn new(name: &str) -> Self {
+        let plane = ControlPlane::start(name);
+        let admin = plane.admin();
+        prepare(&admin);
+        apply(&admin, &[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-cni"}})]);
+        let helm = Helm::new(&plane);
+        Self { plane, admin, helm }
+    }
+
+    /// Runs a block of commands of helm and `kubectl annotate`. `after` is called after each one.
+    fn run(&self, block: &str, after: impl Fn(&str)) {
+        let istio = istio_chart(&self.plane.directory, "istio-cni");
+        for line in block.lines() {
+            let words: Vec<_> = line.split(' ').map(|word| if word == "istio/cni" { &istio } else { word }).collect();
+            match words[..] {
+                ["helm", ..] => drop(self.helm.run(&words[1..]).unwrap_or_else(|error| panic!("{line}: {error}"))),
+                ["kubectl", "annotate", "net-attach-def", "-n", namespace, name, annotation] => {
+                    let (key, value) = match annotation.split_once('=') {
+                        Some((key, value)) => (key, json!(value)),
+                        None => (annotation.strip_suffix('-').expect("a removal"), Value::Null),
+                    };
+                    let change = json!({"metadata": {"annotations": {key: value}}});
+                    self.admin.merge(&definition_of(namespace, name), &change).expect(line);
+                }
+                _ => panic!("{line}: unknown command"),
+            }
+            after(line);
+        }
+    }
+
+    fn definition(&self) -> Option<Value> {
+        self.admin.get(&definition_of("default", "istio-cni")).ok()
+    }
+}
+
+/// Returns the blocks of commands in a section.
+fn blocks(heading: &str) -> Vec<String> {
+    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
+    let section = section.split("\n## ").next().and_then(|section| section.split("\n### ").next()).expect("text");
+    let blocks = section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().expect("text").to_owned());
+    blocks.collect()
+}
+
+fn owner(definition: Option<Value>) -> String {
+    let definition = definition.expect("it exists");
+    definition["metadata"]["annotations"]["meta.helm.sh/release-name"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Returns the options in the second column of a section's table.
+fn options(heading: &str) -> Vec<Vec<String>> {
+    let text = fs::read_to_string(manifests().join("README.md")).expect("readable");
+    let (_, section) = text.split_once(&format!("### {heading}\n")).expect("a section");
+    let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let cells = rows.take_while(|line| line.starts_with('|')).map(|line| line.split('`').nth(1).expect("options"));
+    cells.map(|cell| cell.split(' ').map(str::to_owned).collect()).collect()
+}
+
+#[test]
+fn the_documented_commands_move_definitions_between_owners() {
+    let [hand_over, take_over, adopt] = &blocks("Owners of definitions")[..] else { panic!("three blocks") };
+    let scene = Scene::new("moved-definitions");
+    let uid = |definition: Option<Value>| definition.expect("it exists")["metadata"]["uid"].clone();
+
+    scene.helm.upgrade("detour", &OPENSHIFT);
+    let created = uid(scene.definition());
+    scene.run(hand_over, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
+    assert_eq!(owner(scene.definition()), "istio-cni");
+    assert!(objects_of(&scene.admin, "detour", NAMESPACE).is_empty());
+
+    scene.helm.upgrade("detour", &OPENSHIFT);
+    assert_eq!(owner(scene.definition()), "istio-cni");
+    scene.run(take_over, |_| ());
+    assert_eq!(owner(scene.definition()), "detour");
+    scene.helm.uninstall("detour", NAMESPACE);
+    assert_eq!(scene.definition(), None);
+
+    apply(&scene.admin, &[definition_of("default", "istio-cni")]);
+    let created = uid(scene.definition());
+    scene.helm.upgrade("detour", &OPENSHIFT);
+    scene.run(adopt, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
+    assert_eq!(owner(scene.definition()), "detour");
+    scene.helm.uninstall("detour", NAMESPACE);
+    assert_eq!(scene.definition(), None);
+}
+
+#[test]
+fn the_documented_release_for_exclusions_leaves_istios_objects_unchanged() {
+    let scene = Scene::new("documented-excludedns");
+    let istio = istio_chart(&scene.plane.directory, "istio-cni");
+    scene.helm.run(&["install", "istio-cni", &istio, "-n", "istio-cni"]).expect("installed");
+    let before = inventory(&scene.admin);
+    scene.run(&blocks("Exclusions beside istio-cni")[0], |_| ());
+    let after = inventory(&scene.admin);
+    assert!(before.iter().all(|(name, object)| after.get(name) == Some(object)));
+    assert!(after.contains_key("NetworkAttachmentDefinition default/excludedns"));
+    let config = &after["ConfigMap kube-system/excludedns-detour-agent"]["data"];
+    let json = |key: &str| serde_json::from_str::<Value>(config[key].as_str().expect("text")).expect("JSON");
+    assert_eq!(json("attachments.json"), json!([{"name": "excludedns"}]));
+    let types: Vec<_> =
+        json("config.json")["chain"].as_array().expect("a list").iter().map(|one| one["type"].clone()).collect();
+    assert_eq!(types, ["uid-exclude", "dns-exclude"]);
+    let notes = scene.helm.run(&["get", "notes", "excludedns", "-n", NAMESPACE]).expect("installed");
+    for part in ["default/excludedns", "rollout status daemonset/excludedns-detour-agent", "kubectl detour check"] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+    assert!(!notes.contains("istio-cni"), "{notes}");
+    scene.helm.uninstall("excludedns", NAMESPACE);
+    assert_eq!(difference(&before, &inventory(&scene.admin)), [""; 0]);
+    // Other platforms.
+    let [with_multus, without] = &options("Exclusions beside istio-cni")[..] else { panic!("two rows") };
+    for (options, definitions, arguments) in [
+        (with_multus, 1, ["--chained=false", "--conf-dir=/etc/cni/multus/net.d"]),
+        (without, 0, ["--chained=true", "--conf-dir=/etc/cni/net.d"]),
+    ] {
+        let mut all = vec!["-f", "manifests/chart/values-excludedns.yaml"];
+        all.extend(options.iter().map(String::as_str));
+        scene.helm.upgrade("excludedns", &all);
+        let objects = objects_of(&scene.admin, "excludedns", NAMESPACE);
+        let found = objects.keys().filter(|name| name.starts_with("NetworkAttachmentDefinition")).count();
+        assert_eq!(found, definitions, "{options:?}");
+        let agent = &objects["DaemonSet kube-system/excludedns-detour-agent"]["spec"]["template"]["spec"];
+        let given = agent["containers"][0]["args"].as_array().expect("arguments");
+        assert!(arguments.iter().all(|argument| given.contains(&json!(argument))), "{options:?}: {given:?}");
+        scene.helm.uninstall("excludedns", NAMESPACE);
+    }
+}

@@ -1,0 +1,12 @@
+//! Releases of the chart, installed with the real helm: upgrades, several releases in one cluster, and
+//! NetworkAttachmentDefinitions that other owners have.
+
+mod agents;
+mod documented;
+pub(crate) mod helm;
+mod hook;
+mod inventory;
+mod notes;
+mod ownership;
+mod side_by_side;
+mod upgrade;

@@ -1,0 +1,54 @@
+//! What helm prints after an installation.
+
+use super::helm::{Helm, definition_of};
+use crate::control_plane::ControlPlane;
+use crate::shipped::{apply, prepare};
+
+const HEAD: &str = concat!("detour ", env!("CARGO_PKG_VERSION"), " for the platform ");
+const STEPS: &str = "
+Next steps:
+  kubectl -n kube-system rollout status daemonset/detour-agent
+  helm test detour -n kube-system
+  kubectl detour check
+  kubectl -n NAMESPACE rollout restart deployment    # running pods keep their rules until they are recreated
+";
+
+#[test]
+fn the_notes_name_affected_pods_and_the_next_steps() {
+    let plane = ControlPlane::start("notes");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    let notes = |values: &str| {
+        let notes = helm.upgrade("detour", &["--reset-values", "--set", values]);
+        notes.split_once("NOTES:\n").expect("notes").1.to_owned()
+    };
+    assert_eq!(
+        notes("definitions=auto"),
+        format!(
+            "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
+             The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n{STEPS}"
+        )
+    );
+    assert_eq!(
+        notes("global.platform=openshift,excludeNamespaces=null"),
+        format!(
+            "{HEAD}openshift: DaemonSet kube-system/detour-agent\n\n\
+             The plugin runs for new pods that have a sidecar,\n\
+             if they select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
+             default/istio-cni\n{STEPS}"
+        )
+    );
+    apply(&admin, &[definition_of("shop", "a")]);
+    assert_eq!(
+        notes("attachments[0].name=a,attachments[0].namespaces={shop},definitions=never"),
+        format!(
+            "{HEAD}kubernetes: DaemonSet kube-system/detour-agent\n\n\
+             The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n\
+             Pods can also select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
+             default/a\n  shop/a\n{STEPS}\n\
+             Warning: this release does not create NetworkAttachmentDefinition default/a (definitions=never).\n\n\
+             Warning: NetworkAttachmentDefinition shop/a belongs to another owner (not managed by Helm).\n\
+             This release uses it, and does not change or delete it. If its owner deletes it, run helm upgrade.\n"
+        )
+    );
+}

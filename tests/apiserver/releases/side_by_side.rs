@@ -1,0 +1,52 @@
+//! Several releases in one cluster.
+
+use super::helm::Helm;
+use super::inventory::{difference, inventory, objects_of};
+use crate::control_plane::ControlPlane;
+use crate::shipped::{NAMESPACE, manifests, prepare};
+
+#[test]
+fn two_releases_are_independent_in_each_order() {
+    let plane = ControlPlane::start("two-releases");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    let empty = inventory(&admin);
+    let openshift = ["--set", "global.platform=openshift"];
+    let excludedns = ["-f", "manifests/chart/values-excludedns.yaml"];
+    for (first, second) in [("detour", "excludedns"), ("excludedns", "detour")] {
+        helm.upgrade("detour", &openshift);
+        helm.upgrade("excludedns", &excludedns);
+        let stays = objects_of(&admin, second, NAMESPACE);
+        assert!(stays.len() > 8, "{stays:#?}");
+        helm.upgrade(first, &["--reuse-values", "--set", "logLevel=debug"]);
+        helm.uninstall(first, NAMESPACE);
+        assert_eq!(objects_of(&admin, second, NAMESPACE), stays);
+        helm.uninstall(second, NAMESPACE);
+        assert_eq!(difference(&empty, &inventory(&admin)), [""; 0]);
+    }
+}
+
+#[test]
+fn releases_of_one_name_in_two_namespaces_need_different_object_names() {
+    let plane = ControlPlane::start("one-name");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    let chart = manifests().join("chart").display().to_string();
+    helm.upgrade("detour", &[]);
+    let before = inventory(&admin);
+    let install = ["install", "detour", chart.as_str(), "-n", "shop"];
+    let refused = helm.run(&install).expect_err("a ClusterRole of that name exists");
+    assert!(
+        refused.contains("ClusterRole \"detour-plugin\"") || refused.contains("ClusterRole \"detour-agent\""),
+        "{refused}"
+    );
+    assert!(refused.contains("must equal \"shop\": current value is \"kube-system\""), "{refused}");
+    let refused = helm.try_upgrade("other", &["--set", "fullnameOverride=detour"]).expect_err("the same names");
+    assert!(refused.contains("must equal \"other\": current value is \"detour\""), "{refused}");
+    assert_eq!(inventory(&admin), before);
+    helm.run(&[&install[..], &["--set", "fullnameOverride=shop-detour"]].concat()).expect("installed");
+    let both = inventory(&admin);
+    assert!(before.iter().all(|(name, object)| both.get(name) == Some(object)));
+    helm.uninstall("detour", "shop");
+    assert_eq!(inventory(&admin), before);
+}

@@ -1,0 +1,376 @@
+//! docs/openshift-service-mesh.md: its commands, run with the real helm and kubectl (as oc), while a simulated operator
+//! applies Istio's own chart as the Sail operator does.
+
+use crate::client::Client;
+use crate::control_plane::ControlPlane;
+use crate::releases::helm::{Helm, definition_of};
+use crate::shipped::{apply, established, objects, prepare};
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const GUIDE: &str = include_str!("../../docs/openshift-service-mesh.md");
+const CRDS: &str = include_str!("service-mesh-crds.yaml");
+
+/// A cluster with the operator's types, tools for the guide's commands, and a simulated operator.
+struct Cluster {
+    admin: Client,
+    helm: Helm,
+    kubeconfig: PathBuf,
+    programs: PathBuf,
+    /// Keeps the processes running.
+    _plane: ControlPlane,
+}
+
+impl Cluster {
+    fn start(name: &str) -> Self {
+        let plane = ControlPlane::start(name);
+        let admin = plane.admin();
+        prepare(&admin);
+        let types = objects(CRDS);
+        apply(&admin, &types);
+        established(&admin, &types);
+        apply(&admin, &[json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-0"}})]);
+        let programs = plane.directory.join("programs");
+        fs::create_dir_all(&programs).expect("writable");
+        let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
+        for (name, program) in [
+            ("oc", tools.join("kubectl")),
+            ("helm", tools.join("helm")),
+            ("detour", env!("CARGO_BIN_EXE_detour").into()),
+        ] {
+            assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
+            symlink(program, programs.join(name)).expect("writable");
+        }
+        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, _plane: plane }
+    }
+
+    /// Runs a shell command. Returns whether it succeeded, and its output.
+    fn run(&self, command: &str) -> (bool, String) {
+        let path = format!("{}:/usr/bin:/bin", self.programs.display());
+        let output = Command::new("sh")
+            .args(["-c", command])
+            .env_clear()
+            .envs([("PATH", path.as_str()), ("HOME", self.programs.to_str().expect("UTF-8"))])
+            .env("KUBECONFIG", &self.kubeconfig)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("sh starts");
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        (output.status.success(), text(output.stdout) + &text(output.stderr))
+    }
+
+    /// Runs the commands of a code block of the guide, with the operator after each. Returns the output of the last one.
+    #[track_caller]
+    fn follow(&self, block: &str) -> String {
+        let mut last = String::new();
+        for command in block.lines() {
+            let (succeeded, output) = self.run(command);
+            assert!(succeeded, "{command}: {output}");
+            self.reconcile().unwrap_or_else(|error| panic!("the operator, after {command}: {error}"));
+            last = output;
+        }
+        last
+    }
+
+    /// Does what the operator does for the resource IstioCNI: upgrade the release istio-cni of Istio's chart, with an
+    /// owner reference on each object, or uninstall it. Then deletes the definitions whose owner is gone, as the garbage
+    /// collector of Kubernetes does.
+    fn reconcile(&self) -> Result<(), String> {
+        let owner = self.admin.get(&istio_cni());
+        if let Ok(resource) = &owner {
+            let reference = json!([{
+                "apiVersion": "sailoperator.io/v1", "kind": "IstioCNI", "name": "default",
+                "uid": resource["metadata"]["uid"], "controller": true, "blockOwnerDeletion": true,
+            }]);
+            let script = format!(
+                "#!/bin/sh\nexec awk '{{print}} /^metadata:/ {{print \"  ownerReferences: {}\"}}'\n",
+                reference.to_string().replace('"', "\\\"")
+            );
+            let renderer = self.programs.join("post-renderer");
+            fs::write(&renderer, script).expect("writable");
+            fs::set_permissions(&renderer, fs::Permissions::from_mode(0o755)).expect("writable");
+            let values = self.programs.join("values.json");
+            fs::write(&values, resource["spec"]["values"].to_string()).expect("writable");
+            let text = |path: &PathBuf| path.to_str().expect("UTF-8").to_owned();
+            let (chart, renderer, values) = (text(&istio_chart()), text(&renderer), text(&values));
+            self.helm.run(&[
+                "upgrade",
+                "--install",
+                "istio-cni",
+                &chart,
+                "-n",
+                "istio-cni",
+                "--history-max",
+                "1",
+                "--set",
+                "global.platform=openshift",
+                "-f",
+                &values,
+                "--post-renderer",
+                &renderer,
+            ])?;
+        } else if self.helm.run(&["status", "istio-cni", "-n", "istio-cni"]).is_ok() {
+            self.helm.run(&["uninstall", "istio-cni", "-n", "istio-cni"])?;
+        }
+        if let Some(definition) = self.definition() {
+            let mut owners = definition["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+            let is_gone =
+                |reference: &Value| owner.as_ref().map_or(true, |owner| owner["metadata"]["uid"] != reference["uid"]);
+            if owners.any(is_gone) {
+                self.admin.delete(&definition).expect("deleted");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns `default/istio-cni`.
+    fn definition(&self) -> Option<Value> {
+        self.admin.get(&definition_of("default", "istio-cni")).ok()
+    }
+
+    /// Returns the release that owns `default/istio-cni`, and the definition's UID.
+    #[track_caller]
+    fn owner(&self) -> (String, String) {
+        let metadata = self.definition().expect("default/istio-cni exists")["metadata"].clone();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        (text(&metadata["annotations"]["meta.helm.sh/release-name"]), text(&metadata["uid"]))
+    }
+}
+
+fn istio_cni() -> Value {
+    json!({"apiVersion": "sailoperator.io/v1", "kind": "IstioCNI", "metadata": {"name": "default"},
+           "spec": {"namespace": "istio-cni"}})
+}
+
+/// hack/test.sh downloads it.
+fn istio_chart() -> PathBuf {
+    let go_mod = include_str!("../injector/go.mod");
+    let version = go_mod.lines().find_map(|line| line.trim().strip_prefix("istio.io/istio ")).expect("required");
+    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools");
+    let chart = tools.join(format!("istio-charts-{version}/istio-cni"));
+    assert!(chart.exists(), "{} is needed: hack/test.sh --test apiserver downloads it", chart.display());
+    chart
+}
+
+/// Returns the code blocks in a language below a heading, up to the next heading, without the indentation of lists.
+fn blocks(heading: &str, language: &str) -> Vec<String> {
+    let (_, section) = GUIDE.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}"));
+    let (mut found, mut open) = (Vec::new(), None);
+    for line in section.lines().map(str::trim) {
+        match (line.strip_prefix("```"), &mut open) {
+            (None, None) if line.starts_with('#') => break,
+            (None, None) => (),
+            (Some(of), None) => open = Some((of, Vec::new())),
+            (None, Some((_, lines))) => lines.push(line),
+            (Some(_), Some(_)) => found.extend(open.take()),
+        }
+    }
+    found.retain(|(of, _)| *of == language);
+    found.into_iter().map(|(_, lines)| lines.join("\n")).collect()
+}
+
+/// Returns a pod as Istio's injector stores it (tests/golden/injected), with another name.
+fn injected(name: &str, new_name: &str) -> Value {
+    let pods = objects(include_str!("../golden/injected/excludedns.yaml"));
+    let mut pod = pods.into_iter().find(|pod| pod["metadata"]["name"] == name).expect("recorded");
+    pod["metadata"]["name"] = json!(new_name);
+    pod
+}
+
+#[test]
+fn the_guide_beside_the_operator_migrates_and_goes_back() {
+    let cluster = Cluster::start("service-mesh");
+    let [create, install, patch, restart] = &blocks("## Beside IstioCNI", "sh")[..] else { panic!("four blocks") };
+    cluster.follow(create);
+    let (owner, uid) = cluster.owner();
+    assert_eq!(owner, "istio-cni");
+
+    // Beside the operator: its definition does not change.
+    let before = cluster.definition();
+    cluster.follow(install);
+    assert_eq!(cluster.definition(), before);
+    assert!(cluster.admin.get(&definition_of("default", "excludedns")).is_ok());
+    cluster.follow(patch);
+    let istio = json!({"apiVersion": "sailoperator.io/v1", "kind": "Istio", "metadata": {"name": "default"}});
+    let injector = &cluster.admin.get(&istio).expect("created")["spec"]["values"]["sidecarInjectorWebhook"];
+    assert_eq!(injector["defaultTemplates"], json!(["sidecar", "excludedns"]));
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "shop"}});
+    let labels = json!({"app": "web"});
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels}, "spec": {"containers": [{"name": "web", "image": "web"}]},
+        }},
+    });
+    apply(&cluster.admin, &[account, deployment, injected("no-networks", "web-0")]);
+    let networks = cluster.follow(restart);
+    assert_eq!([networks], blocks("## Beside IstioCNI", "console")[..]);
+
+    // Definitions of tenants.
+    let bank = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "bank"}});
+    apply(&cluster.admin, &[bank]);
+    let [tenants, sample, explain] = &blocks("## Definitions in tenant namespaces", "sh")[..] else {
+        panic!("three blocks")
+    };
+    cluster.follow(tenants);
+    cluster.follow(sample);
+    for (namespace, name) in
+        [("shop", "excludedns"), ("bank", "excludedns"), ("default", "excludedns"), ("shop", "istio-cni")]
+    {
+        assert!(cluster.admin.get(&definition_of(namespace, name)).is_ok(), "{namespace}/{name}");
+    }
+    let report = cluster.follow(explain);
+    let shown = &blocks("## Definitions in tenant namespaces", "console")[0];
+    for line in shown.lines().filter(|line| *line != "…") {
+        assert!(report.lines().any(|found| found.trim() == line), "{line}: {report}");
+    }
+
+    let [remove] = &blocks("### Remove the attachment", "sh")[..] else { panic!("one block") };
+    cluster.follow(remove);
+    let injector = &cluster.admin.get(&istio).expect("created")["spec"]["values"]["sidecarInjectorWebhook"];
+    assert_eq!(*injector, json!({"defaultTemplates": ["sidecar"], "templates": {}}));
+    assert!(cluster.admin.get(&definition_of("default", "excludedns")).is_err());
+
+    // To detour: the definition keeps its UID, so it was never missing.
+    let [keep, check, disown, take, label, finish] = &blocks("### Migrate from IstioCNI", "sh")[..] else {
+        panic!("six blocks")
+    };
+    assert!(cluster.run(check).0, "the operator's release contains the definition");
+    cluster.follow(keep);
+    assert_eq!(cluster.run(check), (false, String::new()));
+    cluster.follow(disown);
+    cluster.follow(take);
+    assert_eq!(cluster.owner(), ("detour".to_owned(), uid.clone()));
+    cluster.follow(label);
+    cluster.follow(finish);
+    assert_eq!(cluster.owner(), ("detour".to_owned(), uid.clone()));
+    assert!(cluster.helm.run(&["status", "istio-cni", "-n", "istio-cni"]).is_err(), "uninstalled");
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-0"}});
+    let labels = cluster.admin.get(&node).expect("there")["metadata"]["labels"].to_string();
+    assert!(!labels.contains("detour.io"), "{labels}");
+
+    // And back to the operator.
+    for block in blocks("### Go back", "sh") {
+        cluster.follow(&block);
+    }
+    assert_eq!(cluster.owner(), ("istio-cni".to_owned(), uid));
+    cluster.follow("oc delete istiocni default");
+    assert_eq!(cluster.definition(), None, "the operator owns it again");
+}
+
+#[test]
+fn the_guide_instead_of_the_operators_plugin_provides_the_definition() {
+    let cluster = Cluster::start("service-mesh-instead");
+    let [commands] = &blocks("## Instead of IstioCNI", "sh")[..] else { panic!("one block") };
+    cluster.follow(commands);
+    assert_eq!(cluster.owner().0, "detour");
+}
+
+/// The guide takes three steps before it deletes IstioCNI. Without one of them, the definition is deleted.
+#[test]
+fn each_step_that_takes_over_the_definition_is_needed() {
+    let cluster = Cluster::start("service-mesh-steps");
+    let create = &blocks("## Beside IstioCNI", "sh")[0];
+    let blocks = blocks("### Migrate from IstioCNI", "sh");
+    let [annotate, patch] = blocks[0].lines().collect::<Vec<_>>()[..] else { panic!("two commands") };
+    let steps = [annotate, patch, &blocks[2]];
+    cluster.follow(create);
+    for omitted in 0..=steps.len() {
+        cluster.follow("oc apply -f manifests/openshift-service-mesh/istio-cni.yaml");
+        assert_eq!(cluster.owner().0, "istio-cni");
+        for (index, step) in steps.iter().enumerate() {
+            // Without the annotation, the operator has deleted the definition before the last step.
+            if index != omitted && cluster.definition().is_some() {
+                cluster.follow(step);
+            }
+        }
+        cluster.follow("oc delete istiocni default");
+        assert_eq!(cluster.definition().is_some(), omitted == steps.len(), "without step {omitted}");
+    }
+}
+
+#[test]
+fn an_existing_release_takes_over_the_definition_in_the_second_upgrade() {
+    let cluster = Cluster::start("service-mesh-existing");
+    cluster.follow(&blocks("## Beside IstioCNI", "sh")[0]);
+    cluster.helm.upgrade("detour", &["--set", "global.platform=openshift"]);
+    let [keep, _, disown, take, ..] = &blocks("### Migrate from IstioCNI", "sh")[..] else { panic!("four blocks") };
+    cluster.follow(keep);
+    cluster.follow(disown);
+    for owner in ["istio-cni", "detour"] {
+        cluster.follow(take);
+        assert_eq!(cluster.owner().0, owner);
+    }
+}
+
+#[test]
+fn the_operator_reverts_its_daemon_set_but_not_the_definition() {
+    let cluster = Cluster::start("service-mesh-reverts");
+    cluster.follow(&blocks("## Beside IstioCNI", "sh")[0]);
+    let daemon_set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
+                            "metadata": {"name": "istio-cni-node", "namespace": "istio-cni"}});
+    let strategy =
+        |cluster: &Cluster| cluster.admin.get(&daemon_set).expect("there")["spec"]["updateStrategy"]["type"].clone();
+    let edit = json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
+    cluster.admin.merge(&daemon_set, &edit).expect("edited");
+    assert_eq!(strategy(&cluster), "OnDelete");
+    let edited = cluster.admin.merge(&definition_of("default", "istio-cni"), &json!({"spec": {"config": "{}"}}));
+    assert_eq!(edited.expect("edited")["spec"]["config"], "{}");
+    cluster.reconcile().expect("upgraded");
+    assert_eq!(strategy(&cluster), "RollingUpdate", "reverted");
+    assert_eq!(cluster.definition().expect("there")["spec"]["config"], "{}", "not reverted");
+    cluster.admin.delete(&definition_of("default", "istio-cni")).expect("deleted");
+    let (_, restore) = GUIDE.split_once("to restore it, change the resource: `").expect("in the table");
+    cluster.follow(restore.split('`').next().expect("a command"));
+    assert!(cluster.definition().is_some(), "restored when the operator applies the chart");
+}
+
+/// The admission policy of some versions of OpenShift 4.19 and 4.20 (cluster-network-operator issue 2771) fails for
+/// definitions without a spec.
+#[test]
+fn definitions_of_the_chart_can_be_changed_where_openshift_refuses_a_change_without_a_spec() {
+    let plane = ControlPlane::start("service-mesh-spec");
+    let (admin, helm) = (plane.admin(), Helm::new(&plane));
+    prepare(&admin);
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "definitions"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": ["k8s.cni.cncf.io"], "apiVersions": ["v1"], "operations": ["UPDATE"],
+                "resources": ["network-attachment-definitions"],
+            }]},
+            "matchConditions": [{
+                "name": "changed",
+                "expression": "oldObject == null || object == null || object.spec != oldObject.spec",
+            }],
+            "validations": [{"expression": "false"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "definitions"},
+        "spec": {"policyName": "definitions", "validationActions": ["Deny"]},
+    });
+    apply(&admin, &[definition_of("shop", "no-spec"), policy, binding]);
+    let number = Cell::new(0);
+    let annotate = |definition: &Value| {
+        number.set(number.get() + 1);
+        admin.merge(definition, &json!({"metadata": {"annotations": {"number": number.get().to_string()}}}))
+    };
+    plane.until(|_| annotate(&definition_of("shop", "no-spec")).is_err());
+    let refused = annotate(&definition_of("shop", "no-spec")).expect_err("refused");
+    assert!(refused.message.contains("no such key: spec"), "{refused:?}");
+
+    helm.upgrade("detour", &["--set", "global.platform=openshift"]);
+    annotate(&definition_of("default", "istio-cni")).expect("changed");
+    let mut sample = objects(include_str!("../../manifests/samples/namespace-attachment.yaml")).remove(0);
+    sample["metadata"]["namespace"] = json!("shop");
+    apply(&admin, &[sample.clone()]);
+    annotate(&sample).expect("changed");
+}

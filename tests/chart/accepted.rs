@@ -1,0 +1,193 @@
+//! Values that the chart accepts. Each value of `values.yaml` has an effect.
+
+use crate::helm::{DEFAULT, agent, leaves, merged, nested, objects, of_kind, render, values};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// A value that differs from the default, and the other values without which it has no effect.
+fn changes() -> Vec<(&'static str, Value, Value)> {
+    let none = || json!({});
+    let quota = || json!({"resourceQuotas": {"enabled": true}});
+    let multus = || json!({"global": {"platform": "openshift"}});
+    vec![
+        ("fullnameOverride", json!("mesh"), none()),
+        ("hub", json!("registry.example:5000/mesh"), none()),
+        ("image", json!("registry.example:5000/detour:1"), none()),
+        ("tag", json!("0.1.0"), none()),
+        ("pullPolicy", json!("Always"), none()),
+        ("global.platform", json!("eks"), json!({"cniBinDir": "/x"})),
+        ("global.hub", json!("registry.example"), none()),
+        ("global.tag", json!("latest"), none()),
+        ("global.imagePullPolicy", json!("Never"), none()),
+        ("global.imagePullSecrets", json!(["registry"]), none()),
+        ("global.logging.level", json!("default:warn"), none()),
+        ("global.nativeNftables", json!(true), none()),
+        ("global.networkPolicy.enabled", json!(true), none()),
+        ("global.defaultResources.requests.cpu", json!("20m"), none()),
+        ("global.defaultResources.requests.memory", json!("32Mi"), none()),
+        ("global.defaultResources.limits.memory", json!("1Gi"), none()),
+        ("logLevel", json!("debug"), none()),
+        ("logging.level", json!("default:info,cni:debug"), none()),
+        ("excludeNamespaces", json!(["*"]), none()),
+        ("cniBinDir", json!("/srv/cni/bin"), none()),
+        ("cniConfDir", json!("/srv/cni/net.d"), none()),
+        ("cniConfFileName", json!("10-calico.conflist"), none()),
+        ("cniNetnsDir", json!("/var/run/docker/netns"), none()),
+        ("chained", json!(false), none()),
+        ("provider", json!("multus"), none()),
+        ("programNames", json!(["istio-cni", "excludedns"]), none()),
+        ("config.chain", json!([{"type": "uid-exclude", "uids": "1000-1999"}]), none()),
+        ("attachments", json!([{"name": "excludedns", "namespaces": ["shop"]}]), multus()),
+        ("attachmentConfDir", json!("/etc/multus"), json!({"attachments": [{"name": "a"}]})),
+        ("definitions", json!("never"), multus()),
+        ("onExit", json!("leave"), none()),
+        ("repair.enabled", json!(false), none()),
+        ("repair.repairPods", json!(false), none()),
+        ("repair.deletePods", json!(true), none()),
+        ("repair.labelPods", json!(true), none()),
+        ("repair.brokenPodLabelKey", json!("example.com/broken"), none()),
+        ("repair.brokenPodLabelValue", json!("yes"), none()),
+        ("repair.initContainerName", json!("check"), none()),
+        ("repair.selector", json!("app in (web,db)"), none()),
+        ("repair.intervalSeconds", json!(86_400), none()),
+        ("taint.enabled", json!(true), none()),
+        ("taint.key", json!("example.com/not-ready"), json!({"taint": {"enabled": true}})),
+        ("primaryPlugin.enabled", json!(true), none()),
+        ("seLinuxOptions", json!({"level": "s0:c1"}), none()),
+        ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}}), none()),
+        ("podMonitor.enabled", json!(true), none()),
+        ("podMonitor.labels", json!({"team": "mesh"}), json!({"podMonitor": {"enabled": true}})),
+        ("prometheusRule.enabled", json!(true), none()),
+        ("prometheusRule.labels", json!({"team": "mesh"}), json!({"prometheusRule": {"enabled": true}})),
+        (
+            "prometheusRule.runbookUrl",
+            json!("https://wiki.example/detour"),
+            json!({"prometheusRule": {"enabled": true}}),
+        ),
+        ("grafanaDashboard.enabled", json!(true), none()),
+        ("grafanaDashboard.labels.grafana_dashboard", json!("yes"), json!({"grafanaDashboard": {"enabled": true}})),
+        (
+            "metricsFrom",
+            json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]),
+            json!({"global": {"networkPolicy": {"enabled": true}}}),
+        ),
+        ("env", json!({"KUBERNETES_SERVICE_HOST": "api.example", "KUBERNETES_SERVICE_PORT": 6443}), none()),
+        ("revision", json!("canary"), none()),
+        ("daemonSetLabels", json!({"team": "mesh"}), none()),
+        ("updateStrategy", json!({"type": "OnDelete"}), none()),
+        ("terminationGracePeriodSeconds", json!(60), none()),
+        ("podAnnotations", json!({"prometheus.io/scrape": "false"}), none()),
+        ("podLabels", json!({"team": "mesh"}), none()),
+        ("nodeSelector", json!({"detour.io/canary": "true"}), none()),
+        (
+            "affinity",
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}]}}}),
+            none(),
+        ),
+        ("tolerations", json!([{"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}]), none()),
+        ("priorityClassName", json!("system-cluster-critical"), none()),
+        ("resourceQuotas.enabled", json!(true), none()),
+        ("resourceQuotas.pods", json!(5_000_000), quota()),
+    ]
+}
+
+#[test]
+fn each_value_changes_the_objects() {
+    for (path, value, context) in changes() {
+        let without = match &context {
+            Value::Object(keys) if keys.is_empty() => DEFAULT.clone(),
+            _ => render(&context).unwrap_or_else(|error| panic!("{context}: {error}")),
+        };
+        let values = merged(&context, &nested(path, value));
+        let with = render(&values).unwrap_or_else(|error| panic!("{values}: {error}"));
+        // All names of a platform with the same directories differ only in the given name.
+        let same = path == "global.platform";
+        assert_eq!(with == without, same, "{path}");
+    }
+}
+
+#[test]
+fn each_value_of_the_chart_is_tested() {
+    let tested: BTreeSet<String> = changes().into_iter().map(|(path, ..)| path.to_owned()).collect();
+    let all: BTreeSet<String> = leaves(&values()).into_iter().collect();
+    assert_eq!(tested, all, "add a row to changes() for each value of values.yaml");
+}
+
+#[test]
+fn the_value_outside_global_takes_precedence() {
+    let image = |values: &Value| agent(values)["image"].as_str().expect("text").to_owned();
+    let global = json!({"global": {"hub": "g.example", "tag": "1", "imagePullPolicy": "Never"}});
+    assert_eq!(image(&global), "g.example/detour:1");
+    let local = merged(&global, &json!({"hub": "l.example", "tag": "2", "pullPolicy": "Always"}));
+    assert_eq!(image(&local), "l.example/detour:2");
+    assert_eq!(agent(&global)["imagePullPolicy"], "Never");
+    assert_eq!(agent(&local)["imagePullPolicy"], "Always");
+    assert_eq!(image(&json!({"image": "r.example/a/detour:3", "hub": "l.example"})), "r.example/a/detour:3");
+}
+
+#[test]
+fn each_form_of_istios_log_level_sets_the_level_of_the_plugin() {
+    let level = |values: &Value| {
+        let agent = agent(values);
+        let flags = agent["args"].as_array().expect("a list").iter().filter_map(Value::as_str);
+        flags.filter_map(|flag| flag.strip_prefix("--log-level=")).collect::<Vec<_>>().join(" ")
+    };
+    for (given, wanted) in [
+        ("debug", "debug"),
+        ("default:warn", "warn"),
+        ("default:warn,cni:debug", "debug"),
+        ("cni:error,cni-plugin:debug", "debug"),
+        ("all:none", "none"),
+        ("", "info"),
+    ] {
+        assert_eq!(level(&nested("global.logging.level", json!(given))), wanted, "{given:?}");
+        let over = json!({"global": {"logging": {"level": "error"}}});
+        let wanted = if given.is_empty() { "error" } else { wanted };
+        assert_eq!(level(&merged(&over, &nested("logging.level", json!(given)))), wanted, "{given:?}");
+    }
+    let all = json!({"logLevel": "none", "logging": {"level": "debug"}});
+    assert_eq!(level(&all), "none");
+}
+
+#[test]
+fn the_dialect_of_the_configuration_overrides_istios_value() {
+    let config = |values: &Value| {
+        let objects = objects(values);
+        let text = of_kind(&objects, "ConfigMap")["data"]["config.json"].as_str().expect("text").to_owned();
+        serde_json::from_str::<Value>(&text).expect("JSON")
+    };
+    let native = json!({"global": {"nativeNftables": true}});
+    assert_eq!(config(&native)["dialect"], "nftables");
+    assert_eq!(config(&merged(&native, &nested("config.dialect", json!("iptables"))))["dialect"], "iptables");
+    assert_eq!(config(&json!({})).get("dialect"), None);
+}
+
+#[test]
+fn resources_override_the_defaults_key_by_key() {
+    let given = json!({"resources": {"limits": {"memory": "1Gi"}}});
+    let wanted = json!({"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "1Gi"}});
+    assert_eq!(agent(&given)["resources"], wanted);
+}
+
+#[test]
+fn every_key_of_the_plugin_can_be_given() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/full.conf");
+    let mut full: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON");
+    let keys = full.as_object_mut().expect("an object");
+    // The chart sets these keys.
+    for key in ["cniVersion", "name", "type", "log_level"] {
+        keys.remove(key);
+    }
+    let kubernetes = keys["kubernetes"].as_object_mut().expect("an object");
+    kubernetes.retain(|key, _| ["agent_pod_prefixes", "timeout_seconds", "cluster_dns"].contains(&key.as_str()));
+    let text = render(&json!({"config": full})).expect("rendered");
+    assert_ne!(text, *DEFAULT);
+    let primary = json!({
+        "primaryPlugin": {"enabled": true}, "chained": false, "cniConfFileName": "00-detour.conf",
+        "config": {"clusterNetwork": "/etc/cni/net.d/10-x.conflist", "network_status": "always", "chain": []},
+    });
+    render(&primary).expect("rendered");
+    let executable = json!({"config": {"chain": [{"type": "exclude-ldap", "servers": ["ldap"], "nested": {"a": 1}}]}});
+    render(&executable).expect("rendered");
+}

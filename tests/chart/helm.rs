@@ -1,0 +1,139 @@
+//! Renders the chart with helm.
+
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+/// The chart's objects with its default values.
+pub(crate) static DEFAULT: LazyLock<String> =
+    LazyLock::new(|| render(&json!({})).expect("helm renders the chart with its defaults"));
+
+pub(crate) fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
+}
+
+pub(crate) fn chart_file(name: &str) -> String {
+    let path = manifests().join("chart").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+pub(crate) fn schema() -> Value {
+    serde_json::from_str(&chart_file("values.schema.json")).expect("JSON")
+}
+
+/// Returns the default values.
+pub(crate) fn values() -> Value {
+    serde_saphyr::from_str(&chart_file("values.yaml")).expect("YAML")
+}
+
+/// Renders the chart with a values file. The error is the text that helm prints.
+pub(crate) fn render(values: &Value) -> Result<String, String> {
+    let helm = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools").join("helm");
+    let mut command = Command::new(&helm);
+    command.args(["template", "detour"]).arg(manifests().join("chart"));
+    command.args(["--kube-version", "1.33.0", "--namespace", "kube-system", "--values", "-"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {error}: hack/test.sh --test chart builds it", helm.display()));
+    child.stdin.take().expect("a pipe").write_all(values.to_string().as_bytes()).expect("helm reads its stdin");
+    let output = child.wait_with_output().expect("helm ends");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+/// Returns helm's message for each values file, none of which renders. Helm names all wrong values, so one call checks
+/// several files if none of them sets a value of another.
+#[track_caller]
+pub(crate) fn refusals(cases: &[Value]) -> Vec<String> {
+    let mut groups: Vec<(Value, Vec<usize>)> = Vec::new();
+    for (i, case) in cases.iter().enumerate() {
+        match groups.iter_mut().find(|(values, _)| !overlap(values, case)) {
+            Some((values, members)) => {
+                *values = merged(values, case);
+                members.push(i);
+            }
+            None => groups.push((case.clone(), vec![i])),
+        }
+    }
+    let mut messages = vec![String::new(); cases.len()];
+    for (values, members) in groups {
+        let Err(message) = render(&values) else { panic!("{values} renders") };
+        members.into_iter().for_each(|i| messages[i].clone_from(&message));
+    }
+    messages
+}
+
+/// Reports whether both set the same value.
+fn overlap(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            a.iter().any(|(key, value)| b.get(key).is_some_and(|other| overlap(value, other)))
+        }
+        _ => true,
+    }
+}
+
+/// Reports whether helm's message refuses `key` in the object at `pointer` as unknown.
+pub(crate) fn names_unknown_key(message: &str, pointer: &str, key: &str) -> bool {
+    let start = format!("at '{pointer}': additional propert");
+    message.lines().any(|line| line.contains(&start) && line.contains(&format!("'{key}'")))
+}
+
+/// Renders the chart and returns its objects.
+#[track_caller]
+pub(crate) fn objects(values: &Value) -> Vec<Value> {
+    let text = render(values).unwrap_or_else(|error| panic!("{values}: {error}"));
+    let all: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
+    all.into_iter().filter(|object| !object.is_null()).collect()
+}
+
+#[track_caller]
+pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("{kind} not found"))
+}
+
+/// Returns the agent's container.
+#[track_caller]
+pub(crate) fn agent(values: &Value) -> Value {
+    of_kind(&objects(values), "DaemonSet")["spec"]["template"]["spec"]["containers"][0].clone()
+}
+
+/// Returns values with only the value at `path`, such as `global.hub`.
+pub(crate) fn nested(path: &str, value: Value) -> Value {
+    path.rsplit('.').fold(value, |value, key| json!({ key: value }))
+}
+
+/// Returns `values` with those of `over`, as helm merges values files.
+pub(crate) fn merged(values: &Value, over: &Value) -> Value {
+    let (Value::Object(values), Value::Object(over)) = (values, over) else { return over.clone() };
+    let mut all: Map<String, Value> = values.clone();
+    for (key, value) in over {
+        let value = values.get(key).map_or_else(|| value.clone(), |below| merged(below, value));
+        all.insert(key.clone(), value);
+    }
+    Value::Object(all)
+}
+
+/// Returns the paths of all leaves below an object: values that are not objects with keys.
+pub(crate) fn leaves(value: &Value) -> Vec<String> {
+    let below = |(key, value): (&String, &Value)| {
+        let inner = leaves(value);
+        if inner.is_empty() { vec![key.clone()] } else { inner.iter().map(|leaf| format!("{key}.{leaf}")).collect() }
+    };
+    value.as_object().into_iter().flatten().flat_map(below).collect()
+}
+
+/// Returns the part of the schema for the value at `path`, which may go through definitions.
+pub(crate) fn schema_of(schema: &Value, path: &str) -> Option<Value> {
+    let resolve = |node: &Value| match node["$ref"].as_str().and_then(|name| name.strip_prefix('#')) {
+        Some(pointer) => schema.pointer(pointer).cloned(),
+        None => Some(node.clone()),
+    };
+    path.split('.').try_fold(schema.clone(), |node, key| resolve(node["properties"].get(key)?))
+}

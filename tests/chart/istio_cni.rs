@@ -1,0 +1,173 @@
+//! The values of Istio's chart istio-cni: each one has an effect, is harmless, or is refused.
+
+use crate::helm::{DEFAULT, manifests, merged, names_unknown_key, nested, refusals, render};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+const NAMES: &str = include_str!("istio-cni-values.txt");
+
+/// Returns the names and defaults of the sections of `NAMES` whose heading begins with `section`.
+fn published(section: &str) -> Vec<(&'static str, Value)> {
+    let mut heading = "";
+    let mut found = Vec::new();
+    for line in NAMES.lines() {
+        match line.strip_prefix("# ") {
+            Some(title) => heading = title,
+            None if heading.starts_with(section) => {
+                let (name, default) = line.split_once(' ').expect("a name and a default");
+                found.push((name, serde_json::from_str(default).expect("JSON")));
+            }
+            None => {}
+        }
+    }
+    found
+}
+
+/// Returns the second column of the documentation by name.
+fn documented() -> BTreeMap<String, String> {
+    let text = fs::read_to_string(manifests().join("istio-cni-values.md")).expect("readable");
+    let sections = text.split_once("\n## ").expect("sections").1;
+    let mut found = BTreeMap::new();
+    for line in sections.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        for name in cells[1].split(", ") {
+            let name = name.trim_matches('`').to_owned();
+            assert_eq!(found.insert(name.clone(), cells[2].to_owned()), None, "{name}: listed twice");
+        }
+    }
+    found
+}
+
+/// A value with an effect for each name that is documented as "same"; and the values without which it has none.
+fn effective(name: &str) -> (Value, Value) {
+    let none = json!({});
+    match name {
+        "hub" | "global.hub" => (json!("registry.example/mesh"), none),
+        "tag" | "global.tag" => (json!("0.1.0"), none),
+        "image" => (json!("detour-debug"), none),
+        "pullPolicy" | "global.imagePullPolicy" => (json!("Always"), none),
+        "logging.level" | "global.logging.level" => (json!("default:info,cni:debug"), none),
+        "logLevel" => (json!("debug"), none),
+        "cniBinDir" | "cniConfDir" | "cniNetnsDir" => (json!("/srv/cni"), none),
+        "cniConfFileName" => (json!("10-calico.conflist"), none),
+        "excludeNamespaces" => (json!(["kube-system"]), none),
+        "affinity" => (json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}), none),
+        "podAnnotations" | "daemonSetLabels" | "podLabels" => (json!({"team": "mesh"}), none),
+        "tolerations" => (published("1.27").into_iter().find(|(own, _)| *own == name).expect("listed").1, none),
+        "chained" => (json!(false), none),
+        "provider" => (json!("multus"), none),
+        "repair.enabled" | "repair.repairPods" => (json!(false), none),
+        "repair.deletePods" | "repair.labelPods" => (json!(true), none),
+        "repair.initContainerName" | "repair.brokenPodLabelValue" => (json!("other"), none),
+        "repair.brokenPodLabelKey" => (json!("example.com/broken"), none),
+        "seLinuxOptions" => (json!({"type": "spc_t"}), none),
+        "resources" | "global.defaultResources" => (json!({"requests": {"cpu": "100m", "memory": "100Mi"}}), none),
+        "resourceQuotas.enabled" => (json!(true), none),
+        "resourceQuotas.pods" => (json!(100), json!({"resourceQuotas": {"enabled": true}})),
+        "updateStrategy" => (json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}), none),
+        "revision" => (json!("canary"), none),
+        "global.imagePullSecrets" => (json!(["registry"]), none),
+        "global.nativeNftables" | "global.networkPolicy.enabled" => (json!(true), none),
+        "global.platform" => (json!("openshift"), none),
+        "env" => (json!({"KUBERNETES_SERVICE_HOST": "api.example"}), none),
+        "terminationGracePeriodSeconds" => (json!(5), none),
+        _ => panic!("{name}: no test value; add one to effective()"),
+    }
+}
+
+#[test]
+fn the_documentation_lists_every_published_value() {
+    let listed: BTreeSet<String> = documented().into_keys().collect();
+    let names: BTreeSet<String> = published("").into_iter().map(|(name, _)| name.to_owned()).collect();
+    assert_eq!(listed, names);
+}
+
+#[test]
+fn each_value_that_is_documented_as_the_same_has_an_effect() {
+    let documented = documented();
+    for (name, _) in published("").into_iter().filter(|(name, _)| documented[*name] == "same") {
+        let (value, context) = effective(name);
+        let without = if context == json!({}) { DEFAULT.clone() } else { render(&context).expect("rendered") };
+        let with = render(&merged(&context, &nested(name, value))).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_ne!(with, without, "{name}: no effect");
+    }
+}
+
+#[test]
+fn other_values_are_accepted_only_if_they_are_harmless() {
+    let documented = documented();
+    let (mut defaults, mut accepted, mut refused) = (json!({}), vec![json!({}); 2], Vec::new());
+    for (name, default) in published("") {
+        let here = documented[name].as_str();
+        let wrong = if let Some(values) = here.strip_prefix("only ") {
+            defaults = merged(&defaults, &nested(name, default));
+            for (i, value) in values.split('`').skip(1).step_by(2).enumerate() {
+                let value: Value = serde_saphyr::from_str(value).expect("YAML");
+                accepted[i] = merged(&accepted[i], &nested(name, value));
+            }
+            vec![json!("other"), json!(true), json!({"type": "Unconfined"})]
+        } else if here == "inactive" {
+            defaults = merged(&defaults, &nested(name, default));
+            vec![json!(7)]
+        } else if here == "refused" {
+            vec![default]
+        } else {
+            assert_eq!(here, "same", "{name}");
+            continue;
+        };
+        refused.extend(wrong.into_iter().map(|value| (name, nested(name, value))));
+    }
+    for values in [vec![defaults], accepted].concat() {
+        assert!(render(&values).as_ref() == Ok(&*DEFAULT), "{values} has an effect");
+    }
+    let values: Vec<Value> = refused.iter().map(|(_, values)| values.clone()).collect();
+    for ((name, values), message) in refused.iter().zip(refusals(&values)) {
+        let pointer = format!("/{}", name.replace('.', "/"));
+        let (parent, key) = pointer.rsplit_once('/').expect("a key");
+        let is_named = message.contains(&format!("at '{pointer}")) || names_unknown_key(&message, parent, key);
+        assert!(is_named, "{values}: {message}");
+    }
+}
+
+/// The defaults of istio-cni 1.27, as a user's values file has them.
+fn defaults() -> Value {
+    published("1.27").into_iter().fold(json!({}), |all, (name, value)| merged(&all, &nested(name, value)))
+}
+
+#[test]
+fn of_istio_cnis_defaults_only_the_image_is_refused() {
+    let error = render(&defaults()).expect_err("refused");
+    let refused: Vec<&str> = error.lines().filter_map(|line| line.strip_prefix("- ")).collect();
+    let names: Vec<&str> = refused.iter().filter_map(|line| line.split(':').next()).collect();
+    assert_eq!(names, ["image", "global.hub", "global.tag"], "{error}");
+
+    let mut values = merged(&defaults(), &json!({"image": "detour", "global": {"hub": "registry.example", "tag": ""}}));
+    let text = render(&values).expect("rendered");
+    for expected in ["registry.example/detour:", "cpu: 100m", "maxUnavailable: 1", "--exclude-namespaces=kube-system\n"]
+    {
+        assert!(text.contains(expected), "{expected}");
+    }
+    values["ambient"]["enabled"] = json!(true);
+    values["ownerName"] = json!("IstioOperator");
+    let error = render(&values).expect_err("refused");
+    assert!(error.contains("at '/ambient/enabled'") && error.contains("at '/ownerName'"), "{error}");
+}
+
+#[test]
+fn istios_registries_images_and_versions_are_refused() {
+    for (values, path) in [
+        (json!({"hub": "docker.io/istio"}), "hub"),
+        (json!({"hub": "gcr.io/istio-release"}), "hub"),
+        (json!({"global": {"hub": "registry.istio.io/release"}}), "global.hub"),
+        (json!({"image": "docker.io/istio/install-cni:1.27.0"}), "image"),
+        (json!({"image": "registry.redhat.io/openshift-service-mesh/istio-cni-rhel9:1.27"}), "image"),
+        (json!({"tag": "1.27.0-distroless"}), "tag"),
+        (json!({"global": {"tag": "1.27"}}), "global.tag"),
+    ] {
+        let error = render(&values).expect_err(&format!("{values} renders"));
+        assert!(error.contains(&format!("\n- {path}: \"")), "{values}: {error}");
+    }
+    // A mirror may use any tag.
+    assert!(render(&json!({"hub": "registry.example/mesh", "tag": "1.27.0"})).is_ok());
+}

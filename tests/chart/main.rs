@@ -1,0 +1,11 @@
+//! The Helm chart, rendered by helm: which values it accepts, which it refuses, and what it documents.
+
+mod accepted;
+mod helm;
+mod istio_cni;
+mod monitoring;
+mod platforms;
+mod plugin_keys;
+mod readme;
+mod refused;
+mod test_pod;

@@ -1,0 +1,109 @@
+//! The chart's README: its table is written from the comments of `values.yaml`.
+
+use crate::helm::{chart_file, manifests, schema, schema_of, values};
+use serde_json::Value;
+use std::{env, fs};
+
+const HEAD: &str = "\
+# Chart detour
+
+Installs the [detour](../../README.md) CNI plugin on every Linux node and keeps it installed.
+
+```sh
+helm upgrade --install detour manifests/chart -n kube-system --set global.platform=openshift
+```
+
+Helm refuses unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart is
+a dependency of another chart, that chart's global values must be values of this chart too. The values have the names of
+Istio's chart where the meaning is the same: [values of istio-cni](../istio-cni-values.md). For operation, see [Deploying
+to a cluster](../README.md).
+
+<!-- hack/manifests.sh writes the table from values.yaml. Do not edit it. -->
+| value | type | default | meaning |
+|---|---|---|---|
+";
+
+/// A key of `values.yaml` and the comment above it.
+struct Entry {
+    path: String,
+    comment: String,
+}
+
+/// Returns the keys of `values.yaml` that have a comment. Keys below them belong to their value.
+fn entries(text: &str) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let (mut parents, mut comment): (Vec<(usize, &str)>, Vec<&str>) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        let trimmed = line.trim_start();
+        let indent = line.len() - trimmed.len();
+        match (trimmed.strip_prefix("# "), trimmed.split_once(':')) {
+            // Indented lines are an example.
+            (Some(text), _) if text.starts_with(' ') => {}
+            (Some(text), _) => comment.push(text),
+            (None, Some((key, _))) if !trimmed.starts_with('-') => {
+                parents.retain(|(column, _)| *column < indent);
+                parents.push((indent, key));
+                if !comment.is_empty() {
+                    let path: Vec<&str> = parents.iter().map(|(_, key)| *key).collect();
+                    entries.push(Entry { path: path.join("."), comment: comment.join(" ") });
+                }
+                comment.clear();
+            }
+            _ => comment.clear(),
+        }
+    }
+    entries
+}
+
+/// Returns the accepted types or words of a part of the schema.
+fn kind(node: &Value) -> String {
+    let words = |list: &Vec<Value>| {
+        let words = list.iter().filter(|word| *word != "").map(|word| format!("`{}`", text(word)));
+        words.collect::<Vec<_>>().join(", ")
+    };
+    match (&node["enum"], &node["type"], &node["anyOf"]) {
+        (Value::Array(list), ..) => words(list),
+        (_, Value::Array(list), _) => list.iter().map(text).collect::<Vec<_>>().join(" or "),
+        (_, Value::String(kind), _) => match &node["items"]["enum"] {
+            Value::Array(list) => format!("array of {}", words(list)),
+            _ => kind.clone(),
+        },
+        (.., Value::Array(_)) => "string".to_owned(),
+        _ => panic!("a part of the schema without a type: {node}"),
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn table() -> String {
+    let (schema, values) = (schema(), values());
+    let row = |entry: Entry| {
+        let node = schema_of(&schema, &entry.path).unwrap_or_else(|| panic!("{}: not in the schema", entry.path));
+        let value = values.pointer(&format!("/{}", entry.path.replace('.', "/"))).expect("a value");
+        let default = if entry.path == "repair" { String::new() } else { format!("`{value}`") };
+        format!("| `{}` | {} | {default} | {} |\n", entry.path, kind(&node), entry.comment.replace('|', "\\|"))
+    };
+    entries(&chart_file("values.yaml")).into_iter().map(row).collect()
+}
+
+#[test]
+fn the_table_is_written_from_the_values() {
+    let wanted = format!("{HEAD}{}", table());
+    let path = manifests().join("chart/README.md");
+    if env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &wanted).expect("writable");
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == wanted, "{}: it differs from the comments of values.yaml; run hack/manifests.sh", path.display());
+}
+
+#[test]
+fn each_value_has_a_comment() {
+    let commented: Vec<String> = entries(&chart_file("values.yaml")).into_iter().map(|entry| entry.path).collect();
+    for leaf in crate::helm::leaves(&values()) {
+        let is_covered = commented.iter().any(|path| leaf == *path || leaf.starts_with(&format!("{path}.")));
+        assert!(is_covered, "{leaf}: no comment in values.yaml");
+    }
+}

@@ -1,0 +1,267 @@
+//! Values that the chart refuses, with the path of the key.
+
+use crate::helm::{leaves, merged, names_unknown_key, nested, refusals, render, values};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Asserts that helm refuses each values file, and that its message has the text.
+#[track_caller]
+fn assert_refused(cases: &[(String, Value)]) {
+    let values: Vec<Value> = cases.iter().map(|(_, values)| values.clone()).collect();
+    for ((text, values), message) in cases.iter().zip(refusals(&values)) {
+        assert!(message.contains(text), "{values}: expected {text:?}, got {message}");
+    }
+}
+
+#[test]
+fn an_unknown_key_at_each_level_is_refused() {
+    let cases = [
+        ("", "repiar", json!({"repiar": {"enabled": false}})),
+        ("", "nodeSelectors", json!({"nodeSelectors": {"a": "b"}})),
+        ("", "platform", json!({"platform": "gke"})),
+        ("/global", "platfrom", json!({"global": {"platfrom": "gke"}})),
+        ("/global/networkPolicy", "enable", json!({"global": {"networkPolicy": {"enable": true}}})),
+        ("/global/logging", "levels", json!({"global": {"logging": {"levels": "info"}}})),
+        ("/global/defaultResources", "request", json!({"global": {"defaultResources": {"request": {}}}})),
+        ("/logging", "lvl", json!({"logging": {"lvl": "info"}})),
+        ("/repair", "repairPod", json!({"repair": {"repairPod": false}})),
+        ("/taint", "effect", json!({"taint": {"effect": "NoExecute"}})),
+        ("/primaryPlugin", "enable", json!({"primaryPlugin": {"enable": true}})),
+        ("/seLinuxOptions", "kind", json!({"seLinuxOptions": {"kind": "spc_t"}})),
+        ("/resources", "limit", json!({"resources": {"limit": {"cpu": 1}}})),
+        ("/resources/requests", "mem", json!({"resources": {"requests": {"mem": "1Gi"}}})),
+        ("/podLabels", "my team", json!({"podLabels": {"my team": "a"}})),
+        ("/daemonSetLabels", "", json!({"daemonSetLabels": {"": "a"}})),
+        ("/podAnnotations", "-a", json!({"podAnnotations": {"-a": "b"}})),
+        ("/podMonitor", "label", json!({"podMonitor": {"label": {}}})),
+        ("/resourceQuotas", "pod", json!({"resourceQuotas": {"pod": 1}})),
+        ("/updateStrategy", "rolling", json!({"updateStrategy": {"rolling": {}}})),
+        ("/updateStrategy/rollingUpdate", "max", json!({"updateStrategy": {"rollingUpdate": {"max": 1}}})),
+        ("/affinity", "podaffinity", json!({"affinity": {"podaffinity": {}}})),
+        ("/affinity/nodeAffinity", "required", json!({"affinity": {"nodeAffinity": {"required": {}}}})),
+        ("/tolerations/0", "keys", json!({"tolerations": [{"operator": "Exists", "keys": "a"}]})),
+        ("/metricsFrom/0", "namespace", json!({"metricsFrom": [{"namespace": "monitoring"}]})),
+        ("/env", "EXCLUDED_NAMESPACES", json!({"env": {"EXCLUDED_NAMESPACES": "shop"}})),
+        ("/config", "chian", json!({"config": {"chian": []}})),
+        ("/config", "name", json!({"config": {"name": "mine"}})),
+        ("/config", "cniVersion", json!({"config": {"cniVersion": "1.1.0"}})),
+        ("/config", "type", json!({"config": {"type": "istio-cni"}})),
+        ("/config", "log_level", json!({"config": {"log_level": "debug"}})),
+        ("/config", "prevResult", json!({"config": {"prevResult": {}}})),
+        ("/config", "native_nftables", json!({"config": {"native_nftables": true}})),
+        ("/config/kubernetes", "kubeconfig", json!({"config": {"kubernetes": {"kubeconfig": "/k"}}})),
+        ("/config/kubernetes", "agent_socket", json!({"config": {"kubernetes": {"agent_socket": "/s"}}})),
+        ("/config/kubernetes", "exclude_namespaces", json!({"config": {"kubernetes": {"exclude_namespaces": ["a"]}}})),
+        ("/config/kubernetes", "timeout", json!({"config": {"kubernetes": {"timeout": 3}}})),
+        (
+            "/config/chain/0",
+            "proxy_uids",
+            json!({"config": {"chain": [{"type": "istio-redirect", "proxy_uids": [1]}]}}),
+        ),
+        ("/config/chain/0", "uid", json!({"config": {"chain": [{"type": "uid-exclude", "uid": [1]}]}})),
+        (
+            "/config/chain/1",
+            "resolver",
+            json!({"config": {"chain": [{"type": "uid-exclude"}, {"type": "dns-exclude", "resolver": []}]}}),
+        ),
+        ("/attachments/0", "chian", json!({"attachments": [{"name": "a", "chian": []}]})),
+        ("/attachments/0", "cniVersion", json!({"attachments": [{"name": "a", "cniVersion": "1.1.0"}]})),
+        ("/attachments/0", "clusterNetwork", json!({"attachments": [{"name": "a", "clusterNetwork": "ovn"}]})),
+        (
+            "/attachments/0/chain/0",
+            "gid",
+            json!({"attachments": [{"name": "a", "chain": [{"type": "uid-exclude", "gid": 1}]}]}),
+        ),
+    ];
+    let messages = refusals(&cases.each_ref().map(|(.., values)| values.clone()));
+    for ((pointer, key, values), message) in cases.iter().zip(messages) {
+        assert!(names_unknown_key(&message, pointer, key), "{values}: {message}");
+    }
+}
+
+#[test]
+fn a_wrong_value_is_refused() {
+    let cases = [
+        ("fullnameOverride", json!("Detour")),
+        ("fullnameOverride", json!("d".repeat(41))),
+        ("hub", json!("registry example")),
+        ("image", json!("")),
+        ("image", json!("detour:0.2.0")),
+        ("image", json!("registry.example/detour@0.2.0")),
+        ("global.hub", json!("")),
+        ("tag", json!(1.27)),
+        ("tag", json!("a b")),
+        ("pullPolicy", json!("always")),
+        ("global.platform", json!("openshit")),
+        ("global.imagePullPolicy", json!("Sometimes")),
+        ("global.imagePullSecrets", json!(["Secret_A"])),
+        ("global.imagePullSecrets", json!([{"name": "secret"}])),
+        ("global.nativeNftables", json!("true")),
+        ("global.networkPolicy.enabled", json!("yes")),
+        ("global.logging.level", json!("verbose")),
+        ("logging.level", json!("cni-agent:debug")),
+        ("logLevel", json!("trace")),
+        ("excludeNamespaces", json!("kube-system")),
+        ("excludeNamespaces", json!(["Kube"])),
+        ("cniBinDir", json!("opt/cni/bin")),
+        ("cniConfDir", json!("/etc/cni net.d")),
+        ("cniConfFileName", json!("dir/10.conf")),
+        ("cniNetnsDir", json!("netns")),
+        ("chained", json!("false")),
+        ("provider", json!("multus-cni")),
+        ("programNames", json!(["other"])),
+        ("config.dialect", json!("nft")),
+        ("config.log_file", json!("/tmp/detour.log")),
+        ("config.delegate_timeout_seconds", json!(301)),
+        ("config.kubernetes.timeout_seconds", json!(0)),
+        ("config.kubernetes.cni_bin_dir", json!("bin")),
+        ("config.chain", json!("istio-redirect")),
+        ("definitions", json!("yes")),
+        ("attachmentConfDir", json!("")),
+        ("onExit", json!("keep")),
+        ("repair.intervalSeconds", json!(-1)),
+        ("repair.intervalSeconds", json!("60s")),
+        ("repair.brokenPodLabelKey", json!("a b")),
+        ("repair.brokenPodLabelValue", json!(true)),
+        ("repair.initContainerName", json!("")),
+        ("repair.selector", json!("app: web")),
+        ("taint.key", json!("not ready")),
+        ("seLinuxOptions.type", json!(1)),
+        ("resources.limits.memory", json!("128MB")),
+        ("podMonitor.labels.a", json!("b c")),
+        ("env.KUBERNETES_SERVICE_PORT", json!(65536)),
+        ("revision", json!("1.27")),
+        ("daemonSetLabels.a", json!(1)),
+        ("podLabels.a", json!(true)),
+        ("nodeSelector.a", json!(true)),
+        ("nodeSelector", json!({"kubernetes.io/os": "windows"})),
+        ("podLabels", json!({"app.kubernetes.io/name": "mine"})),
+        ("podLabels", json!({"sidecar.istio.io/inject": "true"})),
+        ("daemonSetLabels", json!({"helm.sh/chart": "mine"})),
+        ("updateStrategy.type", json!("Recreate")),
+        ("updateStrategy.rollingUpdate.maxUnavailable", json!("half")),
+        ("updateStrategy.rollingUpdate.maxUnavailable", json!(-1)),
+        ("terminationGracePeriodSeconds", json!(0)),
+        ("terminationGracePeriodSeconds", json!("30s")),
+        ("priorityClassName", json!("")),
+        ("resourceQuotas.pods", json!(0)),
+        ("resourceQuotas.pods", json!("many")),
+    ];
+    let case = |(path, value): (&str, Value)| (format!("at '/{}", path.replace('.', "/")), nested(path, value));
+    assert_refused(&cases.map(case));
+}
+
+#[test]
+fn a_wrong_value_in_a_list_is_refused() {
+    let entry = |key: &str, value: Value| json!({"config": {"chain": [{"type": "istio-redirect", key: value}]}});
+    let cases = [
+        ("/config/chain/0", json!({"config": {"chain": [{"uids": [1]}]}})),
+        ("/config/chain/0/type", json!({"config": {"chain": [{"type": "../sh"}]}})),
+        ("/config/chain/0/proxy_port", entry("proxy_port", json!(70000))),
+        ("/config/chain/0/inbound_interception_mode", entry("inbound_interception_mode", json!("tproxy"))),
+        ("/config/chain/0/redirect_dns", entry("redirect_dns", json!("yes"))),
+        ("/config/chain/0/outbound_ports_exclude/0", entry("outbound_ports_exclude", json!(["http"]))),
+        ("/config/chain/0/inbound_tproxy_mark", entry("inbound_tproxy_mark", json!(0))),
+        ("/config/chain/0/host_ipv4_loopback_cidr", entry("host_ipv4_loopback_cidr", json!("::1"))),
+        ("/config/chain/0/pod_overrides", json!({"config": {"chain": [{"type": "uid-exclude", "pod_overrides": 1}]}})),
+        ("/config/chain/0/protocols/0", json!({"config": {"chain": [{"type": "dns-exclude", "protocols": ["sctp"]}]}})),
+        ("/attachments/0", json!({"attachments": [{"namespace": "default"}]})),
+        ("/attachments/0/name", json!({"attachments": [{"name": "Exclude_DNS"}]})),
+        ("/attachments/0/name", json!({"attachments": [{"name": "a".repeat(64)}]})),
+        ("/attachments/0/namespaces/0", json!({"attachments": [{"name": "a", "namespaces": ["*"]}]})),
+        ("/attachments/0/log_level", json!({"attachments": [{"name": "a", "log_level": "loud"}]})),
+        ("/tolerations/0/effect", json!({"tolerations": [{"effect": "NoRun"}]})),
+        ("/tolerations/0/operator", json!({"tolerations": [{"operator": "Is"}]})),
+        ("/metricsFrom/0/ipBlock/cidr", json!({"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0"}}]})),
+        ("/excludeNamespaces", json!({"excludeNamespaces": ["a", "a"]})),
+    ];
+    assert_refused(&cases.map(|(pointer, values)| (format!("at '{pointer}'"), values)));
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused() {
+    let rolling = |values: Value| json!({"updateStrategy": values});
+    let cases = [
+        ("at '/primaryPlugin/enabled': value must be true", json!({"config": {"clusterNetwork": "ovn"}})),
+        (
+            "at '/updateStrategy/rollingUpdate/maxUnavailable'",
+            rolling(json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}})),
+        ),
+        (
+            "at '/updateStrategy/rollingUpdate'",
+            rolling(json!({"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 1}})),
+        ),
+    ];
+    assert_refused(&cases.map(|(text, values)| (text.to_owned(), values)));
+    let both = json!({"repair": {"deletePods": true, "labelPods": true}});
+    let text = "repair: expected at most one of deletePods and labelPods, got both";
+    assert_refused(&[(text.to_owned(), both)]);
+}
+
+#[test]
+fn a_value_of_another_type_is_refused_for_each_value() {
+    let wrong = json!([{"wrong": []}]);
+    let case = |leaf: &String| (format!("'/{}", leaf.replace('.', "/")), nested(leaf, wrong.clone()));
+    assert_refused(&leaves(&values()).iter().map(case).collect::<Vec<_>>());
+}
+
+/// The values without which the chart can't be rendered, besides objects. `helm upgrade --reuse-values` leaves out those
+/// that the previous chart did not have.
+const REQUIRED: [&str; 15] = [
+    "image",
+    "global.hub",
+    "attachmentConfDir",
+    "definitions",
+    "onExit",
+    "repair.enabled",
+    "repair.repairPods",
+    "repair.brokenPodLabelKey",
+    "repair.brokenPodLabelValue",
+    "repair.initContainerName",
+    "repair.intervalSeconds",
+    "taint.key",
+    "terminationGracePeriodSeconds",
+    "priorityClassName",
+    "resourceQuotas.pods",
+];
+
+#[test]
+fn a_missing_value_is_refused_or_means_the_empty_value() {
+    let all = values();
+    let leaves = leaves(&all);
+    let objects: BTreeSet<&str> = leaves.iter().filter_map(|path| Some(path.rsplit_once('.')?.0)).collect();
+    for path in REQUIRED.into_iter().chain(objects) {
+        // The keys of resources and labels are optional.
+        if path.starts_with("global.defaultResources.") || path.ends_with(".labels") {
+            continue;
+        }
+        let message = render(&nested(path, Value::Null)).map(drop).expect_err(path);
+        assert!(message.contains(&format!(": {path}: missing; expected a value")), "{path}: {message}");
+        assert!(message.contains("--reset-then-reuse-values"), "{message}");
+    }
+    let (mut missing, mut empty) = (json!({}), json!({}));
+    for path in leaves.iter().filter(|path| !REQUIRED.contains(&path.as_str())) {
+        let value = match all.pointer(&format!("/{}", path.replace('.', "/"))).expect("a value") {
+            Value::Array(_) => json!([]),
+            Value::Object(_) => json!({}),
+            Value::Bool(false) => json!(false),
+            Value::String(text) if text.is_empty() => json!(""),
+            _ => continue,
+        };
+        // Without chain, the agent adds the default sub-plugins.
+        if path != "config.chain" {
+            missing = merged(&missing, &nested(path, Value::Null));
+            empty = merged(&empty, &nested(path, value));
+        }
+    }
+    assert_eq!(render(&missing).expect("rendered"), render(&empty).expect("rendered"));
+}
+
+#[test]
+fn all_wrong_values_are_named_at_once() {
+    let values = json!({"tgg": "1", "repair": {"on": true}, "logLevel": "x"});
+    let message = render(&values).map(drop).expect_err("refused");
+    for path in ["'tgg'", "'/repair'", "'/logLevel'"] {
+        assert!(message.contains(path), "{message}");
+    }
+}
