@@ -15,10 +15,10 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not redirected
-come first, then those with the most bytes. The numbers are those of the rules' counters: most rules
-count only the first packet of each connection (docs/reports.md). The agents need the capabilities
-that the chart value repair.enabled grants.
+The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not
+redirected come first, then those with the most bytes. The numbers are those of the rules' counters:
+most rules count only the first packet of each connection (docs/reports.md). The agents need the
+capabilities that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 otherwise or a node could not be
 audited, 2 invalid arguments or input.";
