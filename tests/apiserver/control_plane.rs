@@ -120,8 +120,6 @@ impl ControlPlane {
         Client::with_certificate(&self.server(), &self.authority(), certificate, key)
     }
 
-<<<<<<< HEAD
-=======
     /// Returns a kubeconfig with all rights, whose context has the namespace `shop`.
     pub(crate) fn admin_kubeconfig(&self) -> Value {
         let (certificate, key) = &self.admin;
@@ -139,9 +137,8 @@ impl ControlPlane {
         })
     }
 
->>>>>>> kubectl
     /// Writes a kubeconfig with all rights. Returns its path.
-    pub(crate) fn kubeconfig_file(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         let (certificate, key) = &self.admin;
         let (crt, pem) = (self.directory.join("admin.crt"), self.directory.join("admin.key"));
         fs::write(&crt, certificate).expect("writable");
@@ -157,26 +154,6 @@ impl ControlPlane {
         let path = self.directory.join("kubeconfig");
         fs::write(&path, kubeconfig.to_string()).expect("writable");
         path
-<<<<<<< HEAD
-    }
-
-    /// Returns a kubeconfig with all rights, whose context has the namespace `shop`.
-    pub(crate) fn kubeconfig(&self) -> Value {
-        let (certificate, key) = &self.admin;
-        let user = json!({"client-certificate-data": base64(certificate), "client-key-data": base64(key)});
-        self.kubeconfig_of(&user)
-    }
-
-    /// Returns the kubeconfig of a user.
-    pub(crate) fn kubeconfig_of(&self, user: &Value) -> Value {
-        let cluster = json!({"server": self.server(), "certificate-authority-data": base64(&self.authority())});
-        json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
-            "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}],
-            "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "shop"}}],
-        })
-=======
->>>>>>> kubectl
     }
 
     /// Returns a client with this token.

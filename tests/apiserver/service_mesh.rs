@@ -45,7 +45,7 @@ impl Cluster {
             assert!(program.exists(), "{} is needed: hack/test.sh --test apiserver builds it", program.display());
             symlink(program, programs.join(name)).expect("writable");
         }
-        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig_file(), programs, _plane: plane }
+        Self { admin, helm: Helm::new(&plane), kubeconfig: plane.kubeconfig(), programs, _plane: plane }
     }
 
     /// Runs a shell command. Returns whether it succeeded, and its output.

@@ -14,7 +14,7 @@ pub(crate) struct Helm {
 
 impl Helm {
     pub(crate) fn new(plane: &ControlPlane) -> Self {
-        Self { kubeconfig: plane.kubeconfig_file() }
+        Self { kubeconfig: plane.kubeconfig() }
     }
 
     /// Runs helm. Returns its stdout, or its stderr if it fails.
