@@ -4,8 +4,9 @@ use crate::control_plane::ControlPlane;
 use crate::node::{Node, SETTLED, meshed_pod, on_a_node};
 use crate::sandbox::Sandbox;
 use crate::shipped::{self, NAMESPACE, apply, base, cluster};
-use detour_cni::cluster::{DefinitionQuery, Lookup, ObjectRef};
+use detour_cni::cluster::{ApiProbe, DefinitionQuery, Lookup, ObjectRef};
 use serde_json::json;
+use std::fs;
 
 /// Returns the number of a service account's requests.
 fn asked(plane: &ControlPlane, account: &str) -> usize {
@@ -72,4 +73,50 @@ fn a_resource_type_that_is_created_later_is_watched() {
         assert!(matches!(&found[..], [Lookup::Found(definition)] if definition.config == "{}"), "{found:?}");
         assert_eq!(asked(&plane, "detour-plugin"), 0);
     });
+}
+
+/// What `detour audit` asks, with the rights of the agent and with those of the plugin.
+#[test]
+fn the_agent_can_list_the_pods_of_a_node_and_all_namespaces() {
+    let plane = cluster("audit", "kubernetes");
+    let admin = plane.admin();
+    let pod = meshed_pod(&admin, "web-0");
+    // More than a page.
+    let mut names: Vec<String> = (1..45).map(|number| format!("web-{number}")).collect();
+    for name in &names {
+        let mut more = json!({"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]});
+        more["metadata"] = json!({"namespace": "shop", "name": name});
+        admin.apply(&more).expect("accepted");
+    }
+    let mut elsewhere = json!({"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]});
+    elsewhere["metadata"] = json!({"namespace": "shop", "name": "elsewhere"});
+    elsewhere["spec"]["nodeName"] = "another".into();
+    admin.apply(&elsewhere).expect("accepted");
+    let probe = |account: &str| {
+        let path = plane.kubeconfig();
+        let mut kubeconfig: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).expect("readable")).expect("JSON");
+        kubeconfig["users"][0]["user"] = json!({"token": admin.token(NAMESPACE, account)});
+        let path = path.with_file_name(account);
+        fs::write(&path, kubeconfig.to_string()).expect("writable");
+        ApiProbe::of_user(path)
+    };
+    let agent = probe("detour-agent");
+    let node = pod["spec"]["nodeName"].as_str().expect("a node");
+    names.push("web-0".into());
+    names.sort();
+    for namespace in [None, Some("shop")] {
+        let pods = agent.pods_of_node(node, namespace).expect("listed");
+        let mut found: Vec<String> = pods.iter().map(|one| one.pod.name.clone()).collect();
+        found.sort();
+        assert_eq!(found, names);
+        assert!(pods.iter().all(|one| one.phase == "Pending" && !one.is_ending && one.pod.proxy().is_some()));
+    }
+    assert!(agent.pods_of_node(node, Some("default")).expect("listed").is_empty());
+    let namespaces = agent.namespaces(None).expect("listed");
+    let shop = namespaces.iter().find(|one| one.namespace.name == "shop").expect("it exists");
+    assert_eq!(shop.labels["kubernetes.io/metadata.name"], "shop");
+    assert_eq!(agent.namespaces(Some("shop")).expect("found"), [shop.clone()]);
+    let refused = probe("detour-plugin").pods_of_node(node, None).expect_err("it may only get pods");
+    assert!(refused.msg.contains("lack the right to list pods"), "{refused}");
 }
