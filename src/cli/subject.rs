@@ -57,7 +57,7 @@ impl SubjectArguments {
     /// Returns namespace and name of a pod in the cluster; `None` if files of this machine take part.
     pub(super) fn in_cluster(&self) -> Option<(Option<&str>, Option<&str>)> {
         let uses_files = self.file.is_some() || self.cluster.config.is_some();
-        (!uses_files).then(|| (self.cluster.namespace.as_deref(), self.pod.as_deref()))
+        (!uses_files).then_some((self.cluster.namespace.as_deref(), self.pod.as_deref()))
     }
 
     /// Reads a pod of the cluster, for commands that do not use its configuration.
