@@ -123,3 +123,40 @@ fn of_agent(api: &UserApi, agent: &AgentPod) -> anyhow::Result<Vec<InstalledText
     let place = format!("ConfigMap {config_map}");
     Ok(texts.into_iter().map(|text| InstalledText { place: place.clone(), text }).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Returns the configurations of an agent with these arguments and this ConfigMap.
+    fn texts(arguments: &[&str], data: &[(&str, &str)]) -> Result<Vec<serde_json::Value>, String> {
+        let words = ["detour", "agent", "--root=/host", "--config=/etc/detour/config.json"];
+        let cli = Cli::try_parse_from(words.iter().chain(arguments)).map_err(|error| error.to_string())?;
+        let Command::Agent(agent) = cli.command else { return Err("expected agent".to_owned()) };
+        let data: BTreeMap<_, _> = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
+        let texts = agent.install.texts(&data, "mesh").map_err(|error| format!("{error:#}"))?;
+        Ok(texts.iter().map(|text| serde_json::from_str(text).expect("JSON")).collect())
+    }
+
+    #[test]
+    fn the_configurations_of_an_agent_follow_from_its_arguments_and_its_config_map() {
+        let config = ("config.json", r#"{"chain": [{"type": "istio-redirect"}]}"#);
+        let attachments =
+            ("attachments.json", r#"[{"name": "excludedns", "chain": [{"type": "dns-exclude", "uids": ["7"]}]}]"#);
+        let chained = texts(&["--chained=true", "--exclude-namespaces=a,b"], &[config]).expect("texts");
+        assert_eq!(chained.len(), 1);
+        let entry = &chained[0]["plugins"][0];
+        assert_eq!(entry["kubernetes"]["exclude_namespaces"], serde_json::json!(["a", "b"]));
+        assert_eq!(entry["kubernetes"]["agent_namespace"], "mesh");
+        let file = "--attachments=/etc/detour/attachments.json";
+        let names = |texts: &[serde_json::Value]| texts.iter().map(|text| text["name"].to_string()).collect::<Vec<_>>();
+        assert_eq!(names(&texts(&["--chained=false"], &[config]).expect("texts")), ["\"istio-cni\""]);
+        let own = texts(&["--chained=false", file], &[config, attachments]).expect("texts");
+        assert_eq!((names(&own), &own[0]["chain"][0]["uids"][0]), (vec!["\"excludedns\"".to_owned()], &"7".into()));
+        assert_eq!(texts(&["--chained=true", file], &[config, attachments]).expect("texts").len(), 2);
+        assert!(
+            texts(&["--chained=true"], &[("config.json", "[")]).is_err_and(|why| why.contains("config.json: expected"))
+        );
+    }
+}

@@ -12,6 +12,7 @@ use super::{
     CompletionArguments, VersionArguments, doctor, explain, print_result, print_usage, rules, trace, validate,
 };
 use crate::cli::cluster::ConnectionArguments;
+use clap::builder::Resettable;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use in_agent::InAgent;
 use std::env;
@@ -105,6 +106,23 @@ fn command(host: &str) -> Command {
         })
     };
     command = command.mut_subcommand("completion", |own| own.after_help(complete::EXAMPLES));
+    let place = |own: Command| {
+        let usage = format!("{host} detour rules [OPTIONS] POD");
+        let own = own.override_usage(usage).mut_arg("config", |argument| argument.hide(true));
+        own.mut_arg("place", |argument| argument.value_name("POD").help("Name of the pod"))
+    };
+    command = command.mut_subcommand("rules", place);
+    for (name, _) in in_agent::HELP {
+        command = command.mut_subcommand(name, |own| {
+            let own = own.mut_arg("namespace", |argument| {
+                let help = "Namespace of the pod [default: the namespace of the kubeconfig's context]";
+                argument.help(help).long_help(Resettable::Reset)
+            });
+            own.mut_arg("kubeconfig", |argument| {
+                argument.help("Kubeconfig [default: the files in $KUBECONFIG, else ~/.kube/config]")
+            })
+        });
+    }
     ["trace", "rules", "doctor"].into_iter().fold(command, |command, name| command.mut_subcommand(name, hide))
 }
 
