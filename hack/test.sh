@@ -12,26 +12,36 @@ need_root
 need_commands gcc=build-essential ip=iproute2 iptables=iptables nft=nftables patch=patch strace=strace \
     nsenter=util-linux strip=binutils /usr/lib/cni/bridge=containernetworking-plugins
 need_rust
-# These builds take minutes the first time, so only the tests that use the tools start them.
-if [[ $# -eq 0 || "$*" == *chart* || "$*" == *release* || "$*" == *apiserver* ]]; then
+# needed_for TEST…: whether the arguments select one of these test programs, or no program. Tools that take minutes to
+# build are built only for the tests that use them.
+arguments="$*"
+needed_for() {
+    local test
+    [[ $arguments != *--test* && $arguments != *--lib* && $arguments != *--bin* ]] && return
+    for test in "$@"; do
+        [[ $arguments != *"$test"* ]] || return 0
+    done
+    return 1
+}
+if needed_for chart release apiserver; then
     need_helm
 fi
-if [[ $# -eq 0 || "$*" == *chart* ]]; then
+if needed_for chart; then
     need_commands promtool=prometheus
 fi
-if [[ $# -eq 0 || "$*" == *release* ]]; then
+if needed_for release; then
     need_commands git=git jq=jq
 fi
-if [[ $# -eq 0 || "$*" == *apiserver* ]]; then
+if needed_for apiserver; then
     need_commands etcd=etcd-server setpriv=util-linux
     need_istio_charts
     need_apiserver
 fi
-if [[ $# -eq 0 || "$*" == *containerd* ]]; then
+if needed_for containerd; then
     need_commands containerd=containerd runc=runc
     need_crictl
 fi
-if [[ $# -eq 0 || "$*" == *primary* ]]; then
+if needed_for primary; then
     need_cnitool
 fi
 say "building the traffic tool"
