@@ -289,7 +289,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         );
         scene.set_status(&agent, &json!({"running": {}}), true);
 
-        // A user who may read pods, but run nothing.
+        // A user who may read pods, but not run commands.
         let role = |verbs: &[&str], resources: &[&str]| {
             json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "user"},

@@ -233,7 +233,7 @@ fn a_family_without_rules_bypasses_the_sidecar() {
     });
 }
 
-/// What istio-init makes with its defaults and `-o 3306`, as `iptables-save` prints it.
+/// The rules of istio-init with its defaults and `-o 3306`, as `iptables-save` prints them.
 const ISTIO_INIT: &str = "*nat
 :ISTIO_INBOUND - [0:0]
 :ISTIO_IN_REDIRECT - [0:0]

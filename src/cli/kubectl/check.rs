@@ -25,7 +25,7 @@ affinity, nodes without an agent are skipped.
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
 
-/// The limit for the checks of one node.
+/// Time limit for the checks of one node.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Check the installation, API access and the kernel on all nodes

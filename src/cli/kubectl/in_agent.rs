@@ -13,7 +13,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// The limit for a command, which `doctor --probe` needs most of.
+/// Time limit of a command. `doctor --probe` uses most of it.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The help of each command about a pod.
@@ -27,7 +27,7 @@ Examples:
   kubectl detour explain -n shop web-0 --config new.conf
         show the effect of another configuration
   kubectl get pod web-0 -o yaml | kubectl detour explain -f - --config istio-cni.conf
-        need no cluster
+        explain a manifest without a cluster
 
 Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
 
@@ -38,7 +38,7 @@ Examples:
   kubectl detour trace --live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp
         use the live rules of the pod
   kubectl detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
-        need no cluster
+        follow the packet in a manifest, without a cluster
 
 The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
 redirected:PORT (a rule outside of Istio's chains redirects it).

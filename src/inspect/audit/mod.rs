@@ -1,5 +1,5 @@
-//! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part; why; and what the counters of the
-//! live rules say about it.
+//! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part, with the reason and the counters of
+//! the live rules.
 //!
 //! | file | contents |
 //! |---|---|
@@ -51,7 +51,7 @@ pub struct AuditScope<'a> {
     pub all: bool,
 }
 
-/// What is known about the node.
+/// The data about the node.
 struct Node<'a> {
     api: &'a ApiProbe,
     configurations: Vec<AppliedConf>,
@@ -134,7 +134,7 @@ impl Node<'_> {
     }
 }
 
-/// What was read about a pod with a sidecar.
+/// The data about a pod with a sidecar.
 struct PodFindings<'a> {
     pod: &'a Pod,
     live: &'a LiveRules,
@@ -239,7 +239,7 @@ impl PodFindings<'_> {
         (all.into_iter().map(bypass).collect(), left_out)
     }
 
-    /// Returns the containers whose traffic the rules take for the sidecar's own, because they run with its UID or GID.
+    /// Returns the containers whose traffic the rules treat as the sidecar's own, because they run with its UID or GID.
     fn with_proxys_id(&self, proxy: &ProxyIds) -> Vec<Bypass> {
         let is_in = |id: Option<u32>, ids: &Spans| id.is_some_and(|id| !ids.is_disjoint_from(&Spans::one(id)));
         let mut bypasses = Vec::new();
