@@ -67,7 +67,9 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) 
     let outputs = run_in_all(&api, &agents, &command, TIMEOUT)?;
     let of_agents = agents.iter().zip(&outputs).map(|(agent, output)| {
         let output = match output {
-            Ok(output) if is_unknown_to_agent(output) => Err("the agent is too old for this check".to_owned()),
+            Ok(output) if is_unknown_to_agent(output) => {
+                Err("the agent is too old for this check; upgrade its release".to_owned())
+            }
             Ok(output) => Ok((&output.stdout[..], &output.stderr[..])),
             Err(error) => Err(error.to_string()),
         };

@@ -67,8 +67,7 @@ struct Node<'a> {
 /// error about one pod is part of the report.
 pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport, Error> {
     let unknown = |msg: &str| Error::new(Code::Environment, msg);
-    let name =
-        target.node_name.clone().ok_or_else(|| unknown("the name of the Node object is unknown; pass --node-name"))?;
+    let name = target.node_name.clone().ok_or_else(|| unknown("unknown name of the Node object; add --node-name"))?;
     let setup = node_setup(target);
     let api = setup.api.map_err(|why| unknown(&why))?;
     let pods = api.pods_of_node(&name, scope.namespace)?;
@@ -112,7 +111,7 @@ impl Node<'_> {
         let unread = |error: String| AuditedPod { error: Some(error), ..of("unknown".to_owned()) };
         let live = match self.netns(pod) {
             Ok(None) if scheduled.phase == "Pending" => return None,
-            Ok(None) => Err("its network namespace was not found on this node".to_owned()),
+            Ok(None) => Err("network namespace not found on this node".to_owned()),
             Ok(Some(found)) => {
                 LiveRules::of_found(&found, &self.store).map(|live| (live, found)).map_err(|error| error.to_string())
             }
