@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Records in tests/golden/injected/excludedns.yaml what Istio's injector makes of tests/golden/injected/pods.yaml on
-# OpenShift, with the injection template of manifests/openshift-service-mesh. The injector is the webhook of istiod, in
+# Records the pods of tests/golden/injected/pods.yaml after injection by Istio's injector on OpenShift, in
+# tests/golden/injected/excludedns.yaml, with the injection template of manifests/openshift-service-mesh. The injector is the webhook of istiod, in
 # the version of tests/injector/go.mod. Run this script only after a change of the template or of the pods. It needs
 # Go 1.26 and takes about four minutes on two cores.
 set -euo pipefail

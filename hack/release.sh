@@ -49,7 +49,7 @@ notes() {
         sed '/./,$!d'
 }
 
-# Checks that all files agree on the version, and that git has them.
+# Checks that all files have this version and are committed.
 check_sources() {
     problems=()
     local platform digest tagged
@@ -74,7 +74,7 @@ check_sources() {
     [[ -z $(git status --porcelain) ]] ||
         problems+=("git: the working tree has changes; commit them")
     if tagged=$(git rev-parse --quiet --verify "refs/tags/v$version^{commit}") && [[ $tagged != "$(git rev-parse HEAD)" ]]; then
-        problems+=("git: tag v$version exists and is another commit than HEAD; choose a new version")
+        problems+=("git: tag v$version exists at another commit than HEAD; choose a new version")
     fi
 }
 
@@ -132,7 +132,7 @@ done
 
 say "chart and manifests"
 "$helm" lint --strict --quiet manifests/chart
-# helm stores the current time in the package, so that it is packed again.
+# helm stores the current time in the package. Therefore the script packs it again.
 "$helm" package manifests/chart --destination "$work" >/dev/null
 mkdir "$work/chart"
 tar -xzmf "$work/detour-$version.tgz" --directory "$work/chart"

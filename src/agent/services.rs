@@ -139,7 +139,7 @@ async fn serve(socket: Option<PathBuf>, answers: &Answers, connections: &mut Ope
 }
 
 impl RunningServices {
-    /// Starts the repairs, as the plugin is installed now or can't be, and changes the node's taint.
+    /// Starts the repairs after the first attempt to install the plugin, and changes the node's taint.
     pub(super) fn report(&mut self, taint: TaintDecision) {
         if let Some(start) = self.repair.take() {
             // Fails only if the thread has ended.

@@ -26,7 +26,7 @@ const MAX_CONNECTIONS: usize = 64;
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout for an answer, if the plugin would wait longer.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
-/// The interval of the checks that the socket still exists. The end of the agent that serves it is noticed immediately.
+/// The interval of the checks that the socket still exists. The end of the agent that serves it is detected at once.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The minimum interval of the checks after the serving agent has closed the connection on which another one waits.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -73,8 +73,8 @@ enum Claim {
     Left(Successor),
 }
 
-/// Answers requests on `path` until the future is dropped. A socket that can't be bound is retried. A socket that a
-/// later agent has taken over is bound again as soon as that agent has ended.
+/// Answers requests on `path` until the future is dropped. If the socket can't be bound, it retries. If a later agent
+/// has taken over the socket, it binds the socket again as soon as that agent has ended.
 pub(super) async fn serve(path: &Path, answers: &Answers, OpenConnections(connections): &mut OpenConnections) {
     let (mut bound, mut successor, mut logged) = (None, None, String::new());
     let replaced = Arc::new(Notify::new());
@@ -145,7 +145,7 @@ async fn accept(bound: Option<&BoundSocket>, connections: &mut Connections) -> U
 }
 
 /// Binds the socket if its file is missing or its process has ended. An agent that has no socket yet takes it over from
-/// a running one, which learns it from a connection that is closed afterwards.
+/// a running one. The running agent detects this by a connection that is then closed.
 async fn claim(path: &Path, own: Option<&BoundSocket>) -> io::Result<Claim> {
     if let Some(own) = own {
         match identity(path) {

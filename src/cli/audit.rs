@@ -11,16 +11,16 @@ Examples:
   detour audit
         list the pods of this node whose traffic bypasses the mesh, in whole or in part
   detour audit -n shop -o json
-        only pods of one namespace, for programs
+        list only pods of one namespace, as JSON
   detour audit --all
         also list pods without bypassing traffic, and exclusions that no traffic has used
   kubectl exec -n kube-system detour-agent-x7k2p -- /detour audit --root /host
         run in the agent's pod on the node
 
 The report is about pods with a sidecar, and pods without one in a namespace that requests it. The
-numbers are those of the rules' counters since the pod started. The kernel evaluates most of these
-rules only for the first packet of a connection. Such rules count connections, and their bytes are
-those of the first packets.
+numbers are those of the rules' counters since ADD or the last repair. The kernel evaluates most of
+these rules only for the first packet of a connection. Such rules count connections, and their bytes
+are those of the first packets.
 
 The command changes nothing. It requires root, and credentials that can list pods and namespaces:
 the first of --kubeconfig, KUBECONFIG, ~/.kube/config, the service account of the pod in which it
@@ -37,7 +37,7 @@ the mesh entirely, has other rules than desired or was not examined, 2 invalid a
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AuditArguments {
-    /// Only pods of this namespace
+    /// List only the pods of this namespace
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// List all pods with a sidecar, and exclusions that no traffic has used

@@ -80,7 +80,7 @@ pub(super) struct TargetArguments {
     /// The plugin's configuration on the node, or its directory [default: from the installation record, else from the platform]
     #[arg(long, value_name = "FILE|DIR")]
     conf: Option<HostPath>,
-    /// Kubeconfig for reading the pod [default: see below]
+    /// Kubeconfig for reading pods [default: see below]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Platform of the node [default: detected]

@@ -53,7 +53,7 @@ Examples:
   detour uninstall --root /host
         uninstall from a pod that mounts the node's file system at /host
   detour uninstall --release excludedns
-        revert only this installation, and keep what the other releases on the node need
+        revert only this release, and keep what the other releases on the node need
 
 Pods keep their rules. The command first removes the configuration, then the node configuration, the
 kubeconfig and the program. It keeps files that were edited after the installation and the files
@@ -84,7 +84,7 @@ pub(super) struct InstallArguments {
 pub(super) struct UninstallArguments {
     #[command(flatten)]
     place: NodeArguments,
-    /// Revert only this installation [default: all on the node]
+    /// Revert only this release [default: all releases on the node]
     #[arg(long, value_name = "NAME")]
     release: Option<Release>,
     /// Print the changes as a unified diff, without making them

@@ -92,8 +92,8 @@ fn installed(pod: &Pod, root: &Path) -> Result<Live, String> {
     Ok(Live { source: ConfigurationSource::Node, texts: texts.into_iter().map(text).collect(), reason })
 }
 
-/// Returns the configurations in the ConfigMaps of the agents on the pod's node; otherwise the reason why there are
-/// none, after the reason `why` the node's files are not used.
+/// Returns the configurations in the ConfigMaps of the agents on the pod's node. The error starts with `why`, the reason
+/// for which the node's files are not used.
 fn in_config_maps(api: &UserApi, agent_namespace: Option<&str>, pod: &Pod, why: &str) -> Result<Live, String> {
     let Some(node) = pod.node_name.as_deref() else { return Err(why.to_owned()) };
     let found = || {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// The container of the agent in its pod.
 pub(super) const CONTAINER: &str = "agent";
 /// The directory of the node that each agent mounts. Only privileged namespaces may mount directories of nodes (Pod
-/// Security Standards), so pods of other users can't pretend to be an agent by their labels.
+/// Security Standards), so labels alone do not make a pod of another user an agent.
 const STATE_DIRECTORY: &str = "/var/lib/cni/detour";
 /// The capability with which the agent enters the network namespaces of pods.
 const ENTERS_PODS: &str = "SYS_ADMIN";
@@ -74,8 +74,8 @@ impl AgentPod {
         })
     }
 
-    /// Returns the agent in which to run a command about a pod: one whose container is running, if possible one that
-    /// can enter network namespaces and is ready; of several such, the first by release.
+    /// Returns the agent in which to run a command about a pod. It prefers, in this order, an agent whose container is
+    /// running, one that can enter network namespaces, one that is ready, and the first by release.
     #[must_use]
     pub fn choose(agents: &[Self]) -> Option<&Self> {
         agents

@@ -78,7 +78,7 @@ fn a_stale_socket_is_replaced_and_a_removed_one_is_bound_again() {
     });
 }
 
-/// Asks the agent again and again. Returns the longest time without an answer, and the number of requests.
+/// Asks the agent repeatedly. Returns the longest time without an answer, and the number of requests.
 fn longest_gap(scene: &Scene, ended: &AtomicBool) -> (Duration, u32) {
     let (mut gap, mut requests, mut answered) = (Duration::ZERO, 0, Instant::now());
     while !ended.load(Ordering::Relaxed) {

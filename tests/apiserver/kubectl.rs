@@ -270,12 +270,16 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         fails(
             &["rules", "web-0"],
             1,
-            "pod kube-system/detour-agent-x: the agent has no capability to enter pods' network namespaces; set the chart value repair.enabled=true",
+            "pod kube-system/detour-agent-x: the agent lacks the capabilities to enter pods' network namespaces; set the chart value repair.enabled=true",
         );
-        fails(&["trace", "--live", "web-0", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], 1, "no capability");
+        fails(&["trace", "--live", "web-0", "--from", "uid=1", "--to", "1.2.3.4:5/tcp"], 1, "lacks the capabilities");
         fails(&["doctor"], 2, "expected a pod: [-n NAMESPACE] POD; see --help");
-        fails(&["rules", "--pid", "1"], 2, "--pid: available only in calls of detour on the node");
-        fails(&["doctor", "web-0", "--bundle", "a.tar"], 2, "--bundle: available only in calls of detour on the node");
+        fails(&["rules", "--pid", "1"], 2, "--pid: not supported by kubectl detour; run detour on the node");
+        fails(
+            &["doctor", "web-0", "--bundle", "a.tar"],
+            2,
+            "--bundle: not supported by kubectl detour; run detour on the node",
+        );
         fails(&["doctor", "web-0", "--context", "other"], 2, "contexts: test");
         fails(&["doctor", "web-0", "--kubeconfig", "/no/such/file"], 2, "--kubeconfig /no/such/file: No such file");
         fails(&["install"], 2, "unrecognized subcommand 'install'");
@@ -289,7 +293,7 @@ fn a_command_that_cannot_run_fails_with_the_reason() {
         );
         scene.set_status(&agent, &json!({"running": {}}), true);
 
-        // A user who may read pods, but run nothing.
+        // A user who may read pods, but not run commands.
         let role = |verbs: &[&str], resources: &[&str]| {
             json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "user"},

@@ -233,7 +233,7 @@ fn a_family_without_rules_bypasses_the_sidecar() {
     });
 }
 
-/// What istio-init makes with its defaults and `-o 3306`, as `iptables-save` prints it.
+/// The rules of istio-init with its defaults and `-o 3306`, as `iptables-save` prints them.
 const ISTIO_INIT: &str = "*nat
 :ISTIO_INBOUND - [0:0]
 :ISTIO_IN_REDIRECT - [0:0]
@@ -338,7 +338,7 @@ fn pods_without_redirection_are_listed_with_the_reason() {
             .collect();
         let expected = [
             "excluded: not redirected: namespace kube-system is excluded",
-            "gone: its network namespace was not found on this node",
+            "gone: network namespace not found on this node",
             "invalid: not redirected: an ADD of this pod would fail: annotation \
              \"traffic.sidecar.istio.io/excludeOutboundPorts\"",
             "late: not redirected: the plugin did not run for this pod; delete the pod, or let the agent repair it \
@@ -403,12 +403,12 @@ fn errors_name_the_missing_right_name_or_server() {
     scene(Plan::new(), |scene| {
         std::fs::remove_file(scene.path("etc/hostname")).expect("removed");
         let (code, error) = run(scene, &[]);
-        assert!(code == Some(1) && error.contains("pass --node-name"), "{error}");
+        assert!(code == Some(1) && error.contains("add --node-name"), "{error}");
         let (code, error) = run(scene, &["--node-name", "a/b"]);
         assert!(code == Some(1) && error.contains("invalid object name \"a/b\""), "{error}");
         std::fs::remove_file(scene.path(crate::scene::KUBECONFIG)).expect("removed");
         let (code, error) = run(scene, &["--node-name", "node-1"]);
-        assert!(code == Some(1) && error.contains("pass --kubeconfig"), "{error}");
+        assert!(code == Some(1) && error.contains("add --kubeconfig"), "{error}");
         for arguments in [&["--kubeconfig", "/no/such"][..], &["pod"], &["--conf", "/no/such"]] {
             assert_eq!(run(scene, arguments).0, Some(2), "{arguments:?}");
         }

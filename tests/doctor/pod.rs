@@ -80,7 +80,7 @@ impl Netns {
         assert!(status.success(), "{command}");
     }
 
-    /// Starts a TCP connection as a user; what becomes of it does not matter.
+    /// Starts a TCP connection as a user; its outcome does not matter.
     pub(crate) fn connect(&self, uid: u32, to: &str) {
         self.within(|| {
             setfsuid(Uid::from_raw(self.root + uid));

@@ -196,7 +196,7 @@ impl Scene {
         self.write(&format!("var/lib/cni/results/cluster-{CONTAINER}-eth0"), &text.to_string());
     }
 
-    /// Keeps the result of another pod's ADD, whose network namespace has the name `netns`.
+    /// Saves the result of another pod's ADD, whose network namespace has the name `netns`.
     pub(crate) fn keep_result_of(&self, pod: &Value, netns: &str) {
         let text = |key: &str| pod["metadata"][key].as_str().expect("text").to_owned();
         let (container, network) = (format!("{netns}0000"), "cluster");
@@ -279,7 +279,7 @@ impl Scene {
         let text = String::from_utf8(output.stdout).expect("text");
         assert!(output.stderr.is_empty() && !text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = text.replace(&self.root.display().to_string(), "").replace(&self.api, "https://10.96.0.1:443");
-        // The golden files outlive releases.
+        // The golden files do not depend on the version.
         let text = text.replace(concat!(env!("CARGO_PKG_VERSION"), ", but another"), "VERSION, but another");
         let text = text.replace(concat!("expected version ", env!("CARGO_PKG_VERSION")), "expected version VERSION");
         let text = match text.split_once(" attempts within ") {

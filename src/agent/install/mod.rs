@@ -2,7 +2,8 @@
 //!
 //! [`NodeFiles::look`] reads the [`FoundState`] of the node; [`reconcile()`] compares it with the [`DesiredState`]
 //! and returns an [`InstallPlan`], which is shown or applied ([`NodeFiles::apply`]). [`plan::undo`] returns the plan
-//! that reverts an installation. Several releases can be installed on one node; each has its own installation record. Only [`NodeFiles`] touches the file system.
+//! that reverts an installation. Several releases can be installed on one node; each has its own installation record.
+//! Only [`NodeFiles`] accesses the file system.
 //!
 //! | file | content |
 //! |---|---|

@@ -215,8 +215,8 @@ pub(super) fn revert(record: &InstallRecord, found: &FoundState) -> InstallPlan 
     plan
 }
 
-/// Leaves a shared file to the other releases: their program stays, and the node configuration loses this release's part.
-/// If another process changed the file, their agents restore it.
+/// Keeps a shared file for the other releases: the program stays, and the node configuration loses this release's part.
+/// If another process changed the file, the agents of the other releases restore it.
 fn release_shared(path: &HostPath, owned: &Owned, found: &FoundState, plan: &mut InstallPlan) -> Vec<FileAction> {
     let Some(file) = found.files.get(path).filter(|_| found.is_ours(path)) else { return Vec::new() };
     let text = if owned.role == Role::Node { found.node_text(&NodeParts::new()).0 } else { None };

@@ -4,7 +4,7 @@ use crate::cni::is_dns_subdomain;
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of a release: an installation of the plugin that other installations on the same node do not change.
+/// The name of a release: one of several independent installations of the plugin on a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release(String);
 

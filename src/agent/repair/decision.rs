@@ -69,9 +69,9 @@ pub struct Suspicion {
     pub redirectable: bool,
 }
 
-/// Returns the evidence in the cluster about a pod, and the configuration with which it would be redirected; if there is
-/// none, the first one that includes the pod. `None` if the pod is never repaired: it has no sidecar or no network
-/// namespace of its own, is ending, is excluded by every configuration or not selected.
+/// Returns the evidence in the cluster about a pod, and the configuration that would redirect it. If no configuration
+/// would, it is the first one that includes the pod. Returns `None` if the pod is never repaired: it has no sidecar or no
+/// network namespace of its own, is ending, is excluded by every configuration, or is not selected.
 #[must_use]
 pub fn suspect<'a>(
     criteria: &Criteria,
@@ -103,9 +103,9 @@ pub(super) struct OtherRelease {
     pub(super) installed: Vec<Installed>,
 }
 
-/// Whether the pod is left to the agent of another release, so that only one of them repairs or deletes it: the first
-/// release by name whose configuration would redirect the pod; if none would, the first whose configuration includes
-/// it. `own` is the evidence for this release.
+/// Whether the agent of another release is responsible for the pod, so that only one agent repairs or deletes it.
+/// Responsible is the first release by name whose configuration would redirect the pod. If none would, it is the first
+/// release whose configuration includes the pod. `own` is the evidence for this release.
 #[must_use]
 pub(super) fn is_left_to_other(
     others: &[OtherRelease],

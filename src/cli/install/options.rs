@@ -30,7 +30,7 @@ pub(in crate::cli) struct InstallOptions {
     platform: Option<&'static Platform>,
     #[command(flatten)]
     place: NodeArguments,
-    /// Name of this installation; other releases on the node have their own installation record, configuration files and kubeconfig, and share the program and the node configuration
+    /// Name of the release. Each release on the node has its own installation record, configuration files and kubeconfig; all share the program and the node configuration
     #[arg(long, value_name = "NAME", default_value_t)]
     release: Release,
     /// Add the plugin to the cluster network's plugin list (true), or write a separate configuration file (false) [default: depends on the platform]
@@ -120,8 +120,9 @@ impl InstallOptions {
 
     /// Returns the installation that the flags, the environment and the input files describe.
     ///
-    /// `given` is the content of `--config` and `--attachments`, `token` returns the token for the kubeconfig, `socket` is the path of the
-    /// agent's socket if an agent serves the plugin, and `warn` receives the configuration's warnings.
+    /// `given` is the content of `--config` and `--attachments`, and `token` returns the token for the kubeconfig.
+    /// `socket` is the path of the agent's socket if an agent serves the plugin. `warn` receives the configuration's
+    /// warnings.
     ///
     /// # Errors
     /// The plugin would refuse the configuration, or an input file or a credential on the node is unusable.

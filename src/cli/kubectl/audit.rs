@@ -20,13 +20,13 @@ redirected come first, then those with the most bytes. The numbers are those of 
 most rules count only the first packet of each connection (docs/reports.md). The agents need the
 capabilities that the chart value repair.enabled grants.
 
-Exit codes: 0 all pods are redirected and have the desired rules, 1 otherwise or a node could not be
-audited, 2 invalid arguments or input.";
+Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
+other rules or was not examined, or a node could not be audited, 2 invalid arguments or input.";
 
-/// The limit for the pods of one node.
+/// Time limit for the pods of one node.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// List the pods that bypass the mesh, why, and how many bytes
+/// List the pods of all nodes whose traffic bypasses the mesh, and why
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct AuditArguments {

@@ -25,7 +25,7 @@ affinity, nodes without an agent are skipped.
 Exit codes: 0 all nodes are healthy or skipped, 1 a node is unhealthy or the cluster can't be read,
 2 invalid arguments or input.";
 
-/// The limit for the checks of one node.
+/// Time limit for the checks of one node.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Check the installation, API access and the kernel on all nodes
@@ -67,7 +67,9 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &CheckArguments) 
     let outputs = run_in_all(&api, &agents, &command, TIMEOUT)?;
     let of_agents = agents.iter().zip(&outputs).map(|(agent, output)| {
         let output = match output {
-            Ok(output) if is_unknown_to_agent(output) => Err("the agent is too old for this check".to_owned()),
+            Ok(output) if is_unknown_to_agent(output) => {
+                Err("the agent is too old for this check; upgrade its release".to_owned())
+            }
             Ok(output) => Ok((&output.stdout[..], &output.stderr[..])),
             Err(error) => Err(error.to_string()),
         };

@@ -13,7 +13,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// The limit for a command, which `doctor --probe` needs most of.
+/// Time limit of a command. `doctor --probe` uses most of it.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The help of each command about a pod.
@@ -27,7 +27,7 @@ Examples:
   kubectl detour explain -n shop web-0 --config new.conf
         show the effect of another configuration
   kubectl get pod web-0 -o yaml | kubectl detour explain -f - --config istio-cni.conf
-        need no cluster
+        explain a manifest without a cluster
 
 Exit codes: 0 success, 1 an ADD of this pod would fail, 2 invalid arguments or input.";
 
@@ -38,7 +38,7 @@ Examples:
   kubectl detour trace --live -n shop web-0 --from inbound --to 10.88.0.2:8080/tcp
         use the live rules of the pod
   kubectl detour trace -f pod.yaml --from container=web --to 10.88.0.2:8080/tcp
-        need no cluster
+        follow the packet in a manifest, without a cluster
 
 The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
 redirected:PORT (a rule outside of Istio's chains redirects it).
@@ -63,8 +63,8 @@ Examples:
   kubectl detour doctor -n shop web-0 --probe
         also send packets from the pod's network namespace to unused addresses
 
-To check the nodes without a pod, use kubectl detour check. Log files and --bundle require a call on
-the node.
+To check the nodes without a pod, use kubectl detour check. For log files and
+--bundle, run detour on the node.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 invalid arguments or input.";
 
@@ -104,7 +104,7 @@ impl InAgent {
     /// of the command in the command line `definition`.
     ///
     /// # Errors
-    /// No pod is selected, an option needs a call on the node, or pod or agent are not found.
+    /// No pod is selected, an option is supported only on the node, or the pod or the agent is not found.
     pub(super) fn new(
         connection: &ConnectionArguments,
         definition: &Command,
@@ -145,7 +145,7 @@ impl InAgent {
         }
         let AgentPod { object, node, .. } = &self.agent;
         let msg = format!(
-            "pod {object}: the agent has no capability to enter pods' network namespaces; set the chart value \
+            "pod {object}: the agent lacks the capabilities to enter pods' network namespaces; set the chart value \
              repair.enabled=true, or run the command on node {node}"
         );
         Err(Error::new(Code::Forbidden, msg).into())
@@ -180,7 +180,7 @@ impl InAgent {
 /// Returns the options that were given on the command line, except for those that this process uses.
 ///
 /// # Errors
-/// An option requires a call on the node.
+/// An option is supported only on the node.
 fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<String>, CommandError> {
     let mut words = Vec::new();
     for argument in definition.into_iter().flat_map(Command::get_arguments) {
@@ -189,7 +189,9 @@ fn forwarded(definition: Option<&Command>, matches: &ArgMatches) -> Result<Vec<S
             matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine);
         let Some(long) = argument.get_long().filter(|_| is_given && !OWN.contains(&id)) else { continue };
         if is_of_node(id) {
-            return Err(CommandError::Usage(format!("--{long}: available only in calls of detour on the node")));
+            return Err(CommandError::Usage(format!(
+                "--{long}: not supported by kubectl detour; run detour on the node"
+            )));
         }
         if matches!(argument.get_action(), ArgAction::SetTrue) {
             words.push(format!("--{long}"));

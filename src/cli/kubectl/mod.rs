@@ -1,4 +1,4 @@
-//! `kubectl detour`: the commands that work from anywhere, with the kubeconfig of a user of kubectl.
+//! `kubectl detour`: the commands that work from any machine, with the kubeconfig of a user of kubectl.
 //!
 //! | file | contents |
 //! |---|---|
@@ -26,8 +26,8 @@ mod in_agent;
 
 /// Check how meshed pods bypass or reach their Istio sidecars, on all nodes
 ///
-/// Commands about a pod run in the agent's pod on its node, by the API server's exec. With -f, explain and trace read
-/// files and need no cluster.
+/// Commands about a pod run in the agent's pod on the pod's node, through the API server (pods/exec). With -f, explain
+/// and trace read files and need no cluster.
 #[derive(Debug, Parser)]
 #[command(name = "detour", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {

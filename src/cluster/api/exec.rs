@@ -100,7 +100,7 @@ impl UserApi {
     }
 }
 
-/// Reads to the end.
+/// Reads a stream to its end.
 async fn read(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {

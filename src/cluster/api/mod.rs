@@ -12,7 +12,7 @@
 //! | `daemon_set` | getting and watching the agent's DaemonSet |
 //! | `service_account` | [`ServiceAccount`]: the agent's requests |
 //! | `probe` | [`ApiProbe`]: what the doctor asks |
-//! | `user` | [`UserApi`]: what the command line asks about agents, with the kubeconfig of a user |
+//! | `user` | [`UserApi`]: requests of the command line about agents, with the kubeconfig of a user |
 //! | `exec` | commands in the containers of agents |
 
 mod call;

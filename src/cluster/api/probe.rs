@@ -1,5 +1,5 @@
-//! What `doctor` and `audit` ask an API server besides facts: its version, permissions, Events, pods and namespaces,
-//! with one attempt each.
+//! Requests of `doctor` and `audit` besides those for facts: the API server's version, permissions, Events, pods and
+//! namespaces, with one attempt each.
 
 use super::request::ApiRequest;
 use super::server::Api;

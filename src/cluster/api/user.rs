@@ -1,4 +1,4 @@
-//! The API server as a user of kubectl reaches it, and what the command line asks there about agents.
+//! The API server as a user of kubectl reaches it, and the requests of the command line about agents.
 
 use super::call::causes;
 use super::request::ApiRequest;

@@ -1,7 +1,7 @@
 //! Finds the live rules that let traffic bypass the sidecar, with their counters: those of detour, and those of
 //! istio-init and Istio's CNI plugin, which have the same netfilter chains.
 //!
-//! Traffic that the sidecar would not handle anyway is not part of it: the sidecar's own connections, its status ports
+//! Traffic that the sidecar never handles is not part of it: the sidecar's own connections, its status ports
 //! and HBONE, and what a pod sends to itself over `lo`.
 
 use super::report::CountedUnit;
@@ -128,7 +128,8 @@ impl Scan {
         self.captured.get(&(family, direction)).unwrap_or(&Capture::Nothing)
     }
 
-    /// Adds what no rule redirects, for the families of the pod's addresses. Call it for redirected pods only.
+    /// Adds the traffic that no rule redirects, for the families of the pod's addresses. Call it for redirected pods
+    /// only.
     pub(super) fn add_uncaptured(&mut self, families: &[Family]) {
         let uncounted = |cause, traffic| FoundBypass {
             cause,
@@ -325,8 +326,8 @@ fn rule_in(chain: &str, rule: &RuleView) -> String {
     format!("{chain} {}", rule.text)
 }
 
-/// Returns the conditions without the values that don't bypass the sidecar, and whether any were removed; `None` if
-/// nothing else is left. `removed` returns the values to remove from a condition that is not negated.
+/// Returns the conditions without the values that do not bypass the sidecar, and whether any were removed. Returns
+/// `None` if no value is left. `removed` returns the values to remove from a condition that is not negated.
 fn rest_of<'a>(
     conditions: &[Condition],
     removed: impl Fn(&Condition) -> Option<&'a Spans>,

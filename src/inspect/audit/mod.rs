@@ -1,5 +1,5 @@
-//! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part; why; and what the counters of the
-//! live rules say about it.
+//! `audit`: the pods of a node whose traffic bypasses the mesh, in whole or in part, with the reason and the counters of
+//! the live rules.
 //!
 //! | file | contents |
 //! |---|---|
@@ -51,7 +51,7 @@ pub struct AuditScope<'a> {
     pub all: bool,
 }
 
-/// What is known about the node.
+/// The data about the node.
 struct Node<'a> {
     api: &'a ApiProbe,
     configurations: Vec<AppliedConf>,
@@ -67,8 +67,7 @@ struct Node<'a> {
 /// error about one pod is part of the report.
 pub fn audit(target: &CheckTarget, scope: AuditScope<'_>) -> Result<AuditReport, Error> {
     let unknown = |msg: &str| Error::new(Code::Environment, msg);
-    let name =
-        target.node_name.clone().ok_or_else(|| unknown("the name of the Node object is unknown; pass --node-name"))?;
+    let name = target.node_name.clone().ok_or_else(|| unknown("unknown name of the Node object; add --node-name"))?;
     let setup = node_setup(target);
     let api = setup.api.map_err(|why| unknown(&why))?;
     let pods = api.pods_of_node(&name, scope.namespace)?;
@@ -112,7 +111,7 @@ impl Node<'_> {
         let unread = |error: String| AuditedPod { error: Some(error), ..of("unknown".to_owned()) };
         let live = match self.netns(pod) {
             Ok(None) if scheduled.phase == "Pending" => return None,
-            Ok(None) => Err("its network namespace was not found on this node".to_owned()),
+            Ok(None) => Err("network namespace not found on this node".to_owned()),
             Ok(Some(found)) => {
                 LiveRules::of_found(&found, &self.store).map(|live| (live, found)).map_err(|error| error.to_string())
             }
@@ -134,7 +133,7 @@ impl Node<'_> {
     }
 }
 
-/// What was read about a pod with a sidecar.
+/// The data about a pod with a sidecar.
 struct PodFindings<'a> {
     pod: &'a Pod,
     live: &'a LiveRules,
@@ -239,7 +238,7 @@ impl PodFindings<'_> {
         (all.into_iter().map(bypass).collect(), left_out)
     }
 
-    /// Returns the containers whose traffic the rules take for the sidecar's own, because they run with its UID or GID.
+    /// Returns the containers whose traffic the rules treat as the sidecar's own, because they run with its UID or GID.
     fn with_proxys_id(&self, proxy: &ProxyIds) -> Vec<Bypass> {
         let is_in = |id: Option<u32>, ids: &Spans| id.is_some_and(|id| !ids.is_disjoint_from(&Spans::one(id)));
         let mut bypasses = Vec::new();

@@ -85,7 +85,7 @@ impl AuditedPod {
         self.redirected && self.drift.is_empty() && self.error.is_none()
     }
 
-    /// Returns whether the report must list the pod: something bypasses the mesh, or is wrong.
+    /// Returns whether the report must list the pod: traffic bypasses the mesh, rules differ, or there was an error.
     #[must_use]
     pub fn is_listed(&self) -> bool {
         !self.is_clean() || !self.bypasses.is_empty()

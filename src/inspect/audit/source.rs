@@ -17,7 +17,7 @@ use std::net::IpAddr;
 
 const OTHER_TOOL: &str = "the rules of another tool, such as istio-init";
 const NO_LONGER: &str =
-    "requested when the pod started; no longer by the pod, its namespace or this node's configuration";
+    "requested when the pod started, but no longer by the pod, its namespace or this node's configuration";
 const UNKNOWN: &str = "unknown";
 
 /// What the node's configurations and the pod's annotations request for a pod.

@@ -48,7 +48,7 @@ pub(super) fn traffic(direction: Direction, conditions: &[Condition]) -> String 
     words.join(" ")
 }
 
-/// Returns a condition in words; `None` if it says nothing: traffic that leaves the pod is not over `lo`.
+/// Returns a condition in words; `None` if it is redundant: traffic that leaves the pod is not over `lo`.
 fn phrase(condition: &Condition, has_destination: bool) -> Option<String> {
     let values = values(condition);
     let (preposition, kind) = match condition.key {

@@ -224,7 +224,7 @@ fn own_api(target: &CheckTarget, kubeconfig: Option<&(PathBuf, KubeconfigSummary
     let of_user = target.kubeconfig.as_ref().map(|path| ApiProbe::of_user(path.clone()));
     let of_plugin = || kubeconfig.map(|(path, _)| ApiProbe::new(&target.mount, path.clone()));
     let api = of_user.or_else(ApiProbe::in_cluster).or_else(of_plugin);
-    api.ok_or_else(|| "no API server is known; pass --kubeconfig".to_owned())
+    api.ok_or_else(|| "no API server is known; add --kubeconfig".to_owned())
 }
 
 /// Returns the manifests directory as the source of facts, unless the user names an API server.

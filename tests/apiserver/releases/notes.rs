@@ -46,7 +46,8 @@ fn the_notes_name_affected_pods_and_the_next_steps() {
              The plugin runs for new pods that have a sidecar, except in the namespaces istio-system, kube-system.\n\
              Pods can also select one of these attachments in the annotation k8s.v1.cni.cncf.io/networks:\n  \
              default/a\n  shop/a\n{STEPS}\n\
-             Warning: this release does not create NetworkAttachmentDefinition default/a (definitions=never).\n\n\
+             Warning: this release does not create NetworkAttachmentDefinition default/a (definitions=never).\n\
+             Pods can select it only if another owner creates it.\n\n\
              Warning: NetworkAttachmentDefinition shop/a belongs to another owner (not managed by Helm).\n\
              This release uses it, and does not change or delete it. If its owner deletes it, run helm upgrade.\n"
         )

@@ -7,7 +7,7 @@ use crate::control_plane::ControlPlane;
 use crate::shipped::{NAMESPACE, prepare};
 use serde_json::{Value, json};
 
-/// Something that a test case does.
+/// A step of a test case.
 type Action<'a> = &'a dyn Fn();
 
 const OPENSHIFT: [&str; 2] = ["--set", "global.platform=openshift"];

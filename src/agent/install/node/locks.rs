@@ -17,7 +17,7 @@ const PRESENCE_SUFFIX: &str = ".present";
 #[derive(Debug)]
 pub struct InstallLock(#[expect(dead_code, reason = "held, never read")] File);
 
-/// The presence of a running agent: a file that it holds locked. Other agents see in it whether this one requires the
+/// The presence of a running agent: a file that it keeps locked. Other agents read from it whether this one requires the
 /// node's taint.
 #[derive(Debug)]
 pub struct Presence {
@@ -45,7 +45,7 @@ impl Presence {
     pub fn require_taint(&self, key: Option<&str>) -> io::Result<()> {
         let key = key.unwrap_or_default();
         if required_taint(&open(&self.path)?)? != key {
-            // Closing it wakes the other agents, which watch the directory.
+            // Closing the file wakes the other agents, which watch the directory.
             trusted_file::open(&self.path, OpenOptions::new().write(true).truncate(true))?.write_all(key.as_bytes())?;
         }
         Ok(())

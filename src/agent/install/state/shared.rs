@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::slice::from_ref;
 
 impl FoundState {
-    /// Returns the other releases whose records list the file, with what they recorded.
+    /// Returns the other releases whose records list the file, with their records of it.
     pub(in crate::agent::install) fn sharers(
         &self,
         path: &HostPath,
@@ -29,12 +29,12 @@ impl FoundState {
         self.others.iter().find(|(_, record)| owns(record)).map(|(release, _)| release)
     }
 
-    /// Returns what was recorded about the file: by this release, or else by another one.
+    /// Returns the record of the file: that of this release, or else that of another one.
     pub(in crate::agent::install) fn recorded(&self, path: &HostPath) -> Option<&Owned> {
         self.record.files.get(path).or_else(|| self.sharers(path).next().map(|(.., owned)| owned))
     }
 
-    /// Whether an installation wrote the current contents of the file, or one that was killed may have.
+    /// Whether an installation wrote the current contents of the file, or may have written them before it was killed.
     pub(in crate::agent::install) fn is_ours(&self, path: &HostPath) -> bool {
         let Some(file) = self.files.get(path) else { return false };
         let own = self.record.files.get(path).into_iter();
@@ -76,8 +76,8 @@ impl FoundState {
         (composed.map(|(conf, _)| conf.text()), notes)
     }
 
-    /// Adds `contents` of the shared file `path` to the records of the other releases in `changed`, so that they
-    /// recognize the file as their own after this release stops listing it.
+    /// Adds `contents` of the shared file `path` to the records of the other releases in `changed`. The other releases
+    /// then recognize the file as their own when the record of this release no longer lists it.
     pub(in crate::agent::install) fn hand_over(
         &self,
         path: &HostPath,
@@ -86,7 +86,7 @@ impl FoundState {
     ) {
         for (release, record, owned) in self.sharers(path) {
             let ours = match (owned.role, owned.ours.last()) {
-                // Its own program stays the last one, which its agent writes again.
+                // The other release's own program stays last in the list, because its agent restores that one.
                 (Role::Program, Some(own)) => with_newest(from_ref(contents), own.clone()),
                 _ => with_newest(&owned.ours, contents.clone()),
             };
@@ -97,8 +97,8 @@ impl FoundState {
         }
     }
 
-    /// Takes the node configuration at `path` for the part of the releases that wrote it and have stored no part, as
-    /// version 0.1.0.
+    /// Records the node configuration at `path` as the part of each release that wrote it without recording a part.
+    /// Version 0.1.0 records no parts.
     pub(in crate::agent::install) fn adopt_node_parts(&mut self, path: &HostPath) {
         let Some(file) = self.files.get(path) else { return };
         let Some(Ok(keys)) = file.text.as_deref().map(serde_json::from_str::<Value>) else { return };

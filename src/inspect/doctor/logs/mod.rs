@@ -1,5 +1,4 @@
-//! Checks of what others reported about the pod: Events, the logs of the runtime and of the kubelet, and the plugin's
-//! log file.
+//! Checks of the reports about the pod: Events, the logs of the runtime and of the kubelet, and the plugin's log file.
 
 mod known_errors;
 mod node_logs;
