@@ -29,12 +29,14 @@ pub enum InstallError {
     },
     /// A part of the configuration belongs to another release.
     #[error(
-        "can't install: {what} belongs to release {owner:?} on this node; choose another name, or uninstall that release \
-         with: detour uninstall --release {owner}"
+        "can't install: {what} belongs to release {owner:?} on this node; {hint}, or uninstall that release with: \
+         detour uninstall --release {owner}"
     )]
     Owned {
         /// The file, or the entry in a list.
         what: String,
+        /// How the two releases can coexist.
+        hint: &'static str,
         /// The other release.
         owner: String,
     },
@@ -44,8 +46,14 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    pub(super) fn owned(what: String, owner: &Release) -> Self {
-        Self::Owned { what, owner: owner.to_string() }
+    pub(super) fn owned_file(path: &HostPath, owner: &Release) -> Self {
+        let hint = "give the attachment another name (attachments in the chart, --conf-name and --network)";
+        Self::Owned { what: format!("file {path}"), hint, owner: owner.to_string() }
+    }
+
+    pub(super) fn owned_entry(kind: &str, path: &HostPath, owner: &Release) -> Self {
+        let hint = "add the entries of chain to the configuration of that release";
+        Self::Owned { what: format!("the entry of the plugin {kind:?} in {path}"), hint, owner: owner.to_string() }
     }
 
     pub(super) fn file(operation: &'static str, path: &HostPath, error: &io::Error) -> Self {

@@ -40,7 +40,7 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         match configuration {
             ConfigurationTarget::Own { path, text } => {
                 if let Some(owner) = found.owner(path) {
-                    return Err(InstallError::owned(format!("file {path}"), owner));
+                    return Err(InstallError::owned_file(path, owner));
                 }
                 let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
                 let before = previous_content(path, text, found, kind);
@@ -187,7 +187,7 @@ fn add_entry(
     let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
     let listed_by = found.others.iter().filter_map(|(release, record)| Some((release, record.lists.get(&path)?)));
     if let Some((owner, _)) = listed_by.clone().find(|(_, listed)| listed.kind == kind) {
-        return Err(InstallError::owned(format!("the entry of the plugin {kind:?} in {path}"), owner));
+        return Err(InstallError::owned_entry(kind, &path, owner));
     }
     match conflist::rewrite(&target.list, entry) {
         Ok(text) => write_list(&path, &single, target.file, text, found, plan),
