@@ -59,8 +59,8 @@ enum ConfKind {
 /// Checks every configuration in `text`, the content of the file `place`.
 ///
 /// The text is a configuration, a plugin list, the keys for `detour install --config`, a node configuration, or
-/// manifests, of which only NetworkAttachmentDefinitions and ConfigMaps with `config.json` are checked. `is_installed`
-/// is passed to [`validate`].
+/// manifests. Only NetworkAttachmentDefinitions and the chart's ConfigMap are checked. `is_installed` is passed to
+/// [`validate`].
 ///
 /// # Errors
 /// The text is neither JSON nor YAML, or contains no configuration.
@@ -111,14 +111,29 @@ fn configurations_in(document: &Value) -> Result<Vec<(String, ConfKind, String)>
                 .into_iter()
                 .collect()
         }
-        Some("ConfigMap") => {
-            let config = text(&document["data"]["config.json"]);
-            let place = format!(": ConfigMap {name}: data[\"config.json\"]");
-            config.map(|text| (place, ConfKind::Keys, text)).into_iter().collect()
-        }
+        Some("ConfigMap") => configurations_of_chart(name, &document["data"])?,
         Some(_) => Vec::new(),
         None => vec![(String::new(), kind(keys), document.to_string())],
     })
+}
+
+/// Returns the configurations in the data of the chart's ConfigMap: `config.json`, and each attachment, whose keys
+/// override those of `config.json`.
+fn configurations_of_chart(name: &str, data: &Value) -> Result<Vec<(String, ConfKind, String)>, String> {
+    let Some(config) = data["config.json"].as_str() else { return Ok(Vec::new()) };
+    let place = |key: &str| format!("ConfigMap {name}: data[\"{key}\"]");
+    let mut found = vec![(format!(": {}", place("config.json")), ConfKind::Keys, config.to_owned())];
+    // Only the file's own entry reports that it is invalid.
+    let shared: Map<String, Value> = serde_json::from_str(config).unwrap_or_default();
+    let place = place("attachments.json");
+    let attachments: Vec<Map<String, Value>> = serde_json::from_str(data["attachments.json"].as_str().unwrap_or("[]"))
+        .map_err(|error| format!("{place}: expected a JSON array of objects: {error}"))?;
+    for (i, attachment) in attachments.into_iter().enumerate() {
+        let mut keys = shared.clone();
+        keys.extend(attachment);
+        found.push((format!(": {place}[{i}]"), ConfKind::Keys, Value::Object(keys).to_string()));
+    }
+    Ok(found)
 }
 
 /// Returns whether a definition is for this plugin. Text that is not JSON counts, so that the check refuses it.
@@ -208,5 +223,29 @@ mod tests {
         let others = definition(r#"{"name": "n", "type": "macvlan"}"#);
         assert_eq!(report(&others), Err("f: expected a configuration, got none".into()));
         assert!(report("{").expect_err("broken").starts_with("f: expected JSON or YAML: invalid JSON: "));
+    }
+
+    #[test]
+    fn each_attachment_of_the_charts_config_map_is_checked_with_the_keys_of_its_configuration() {
+        let map = |config: &str, attachments: &str| {
+            let data = json!({"config.json": config, "attachments.json": attachments});
+            report(
+                &json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": data}).to_string(),
+            )
+        };
+        let refused = |report: ValidationReport| -> Vec<_> {
+            let refused = report.configurations.into_iter().filter(|checked| !checked.valid);
+            refused.map(|checked| checked.place).collect()
+        };
+        let good = r#"{"chain": [{"type": "uid-exclude", "uids": [1]}]}"#;
+        let bad = r#"{"chain": [{"type": "uid-exclude", "uids": ["x"]}]}"#;
+        let both = r#"[{"name": "a"}, {"name": "b", "chain": [{"type": "uid-exclud"}]}]"#;
+        let second = "f: ConfigMap m: data[\"attachments.json\"][1]";
+        assert_eq!(map(good, r#"[{"name": "a"}]"#).map(|report| report.configurations.len()), Ok(2));
+        assert_eq!(map(good, both).map(refused), Ok(vec![second.to_owned()]));
+        let first = ["f: ConfigMap m: data[\"config.json\"]", "f: ConfigMap m: data[\"attachments.json\"][0]", second];
+        assert_eq!(map(bad, both).map(refused), Ok(first.map(str::to_owned).to_vec()));
+        let place = "f: ConfigMap m: data[\"attachments.json\"]: expected a JSON array of objects: ";
+        assert!(map(good, "{}").expect_err("no array").starts_with(place));
     }
 }

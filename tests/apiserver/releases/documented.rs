@@ -84,6 +84,9 @@ fn the_documented_commands_move_definitions_between_owners() {
 
     scene.helm.upgrade("detour", &OPENSHIFT);
     let created = uid(scene.definition());
+    // A release of Istio's chart that does not contain the definition yet.
+    let istio = istio_chart(&scene.plane.directory, "other");
+    scene.helm.run(&["install", "istio-cni", &istio, "-n", "istio-cni"]).expect("installed");
     scene.run(hand_over, |line| assert_eq!(uid(scene.definition()), created, "{line}: not interrupted"));
     assert_eq!(owner(scene.definition()), "istio-cni");
     assert!(objects_of(&scene.admin, "detour", NAMESPACE).is_empty());
