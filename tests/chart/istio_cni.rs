@@ -102,11 +102,14 @@ fn other_values_are_accepted_only_if_they_are_harmless() {
         let here = documented[name].as_str();
         let wrong = if let Some(values) = here.strip_prefix("only ") {
             defaults = merged(&defaults, &nested(name, default));
-            for (i, value) in values.split('`').skip(1).step_by(2).enumerate() {
-                let value: Value = serde_saphyr::from_str(value).expect("YAML");
-                accepted[i] = merged(&accepted[i], &nested(name, value));
+            let right = values.split('`').skip(1).step_by(2).map(|value| serde_saphyr::from_str(value).expect("YAML"));
+            let right: Vec<Value> = right.collect();
+            for (i, value) in right.iter().enumerate() {
+                accepted[i] = merged(&accepted[i], &nested(name, value.clone()));
             }
-            vec![json!("other"), json!(true), json!({"type": "Unconfined"})]
+            let mut wrong = vec![json!("other"), json!(true), json!({"type": "Unconfined"})];
+            wrong.retain(|value| !right.contains(value));
+            wrong
         } else if here == "inactive" {
             defaults = merged(&defaults, &nested(name, default));
             vec![json!(7)]

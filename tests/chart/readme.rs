@@ -14,9 +14,15 @@ helm upgrade --install detour manifests/chart -n kube-system --set global.platfo
 ```
 
 Helm refuses unknown and mistyped values and names the path of each one. This includes keys of `global`: if this chart is
-a dependency of another chart, that chart's global values must be values of this chart too. The values have the names of
-Istio's chart where the meaning is the same: [values of istio-cni](../istio-cni-values.md). For operation, see [Deploying
-to a cluster](../README.md).
+a dependency of another chart, that chart's global values must be values of this chart too. If it is a dependency twice,
+set `fullnameOverride` for each alias. The values have the names of Istio's chart where the meaning is the same: [values
+of istio-cni](../istio-cni-values.md). For operation, see [Deploying to a cluster](../README.md).
+
+Helm can't check everything in `config` and `attachments`. The plugin's own parser checks the rendered configuration:
+
+```sh
+helm template detour manifests/chart -n kube-system -f values.yaml | detour validate -
+```
 
 <!-- hack/manifests.sh writes the table from values.yaml. Do not edit it. -->
 | value | type | default | meaning |

@@ -106,6 +106,10 @@ fn a_wrong_value_is_refused() {
         ("cniBinDir", json!("opt/cni/bin")),
         ("cniConfDir", json!("/etc/cni net.d")),
         ("cniConfFileName", json!("dir/10.conf")),
+        ("cniConfFileName", json!("10-calico.txt")),
+        ("enabled", json!(false)),
+        ("config.kubernetes.agent_pod_prefixes", json!(7)),
+        ("prometheusRule.labels", json!({"app.kubernetes.io/name": "mine"})),
         ("cniNetnsDir", json!("netns")),
         ("chained", json!("false")),
         ("provider", json!("multus-cni")),
@@ -145,6 +149,7 @@ fn a_wrong_value_is_refused() {
         ("terminationGracePeriodSeconds", json!("30s")),
         ("priorityClassName", json!("")),
         ("resourceQuotas.pods", json!(0)),
+        ("resourceQuotas.pods", json!(1e20)),
         ("resourceQuotas.pods", json!("many")),
     ];
     let case = |(path, value): (&str, Value)| (format!("at '/{}", path.replace('.', "/")), nested(path, value));
@@ -183,6 +188,11 @@ fn values_that_contradict_each_other_are_refused() {
     let rolling = |values: Value| json!({"updateStrategy": values});
     let cases = [
         ("at '/primaryPlugin/enabled': value must be true", json!({"config": {"clusterNetwork": "ovn"}})),
+        ("at '/primaryPlugin/enabled': value must be true", json!({"config": {"network_status": "always"}})),
+        (
+            "at '/global/networkPolicy/enabled': value must be true",
+            json!({"metricsFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]}),
+        ),
         (
             "at '/updateStrategy/rollingUpdate/maxUnavailable'",
             rolling(json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}})),
@@ -193,9 +203,23 @@ fn values_that_contradict_each_other_are_refused() {
         ),
     ];
     assert_refused(&cases.map(|(text, values)| (text.to_owned(), values)));
-    let both = json!({"repair": {"deletePods": true, "labelPods": true}});
-    let text = "repair: expected at most one of deletePods and labelPods, got both";
-    assert_refused(&[(text.to_owned(), both)]);
+    // The templates refuse these values, one at a time.
+    let cases = [
+        (
+            "repair: expected at most one of deletePods and labelPods, got both",
+            json!({"repair": {"deletePods": true, "labelPods": true}}),
+        ),
+        ("cniBinDir, cniConfDir: both are \"/opt/cni\"", json!({"cniBinDir": "/opt/cni", "cniConfDir": "/opt/cni"})),
+        ("chained: with true", json!({"chained": true, "global": {"platform": "openshift"}})),
+        ("provider: \"default\"", json!({"provider": "default", "global": {"platform": "openshift"}})),
+        (
+            "cniConfFileName: has no effect with attachments",
+            json!({"chained": false, "cniConfFileName": "a.conf", "attachments": [{"name": "a"}]}),
+        ),
+    ];
+    for (text, values) in cases {
+        assert_refused(&[(text.to_owned(), values)]);
+    }
 }
 
 #[test]

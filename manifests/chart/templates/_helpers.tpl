@@ -29,10 +29,24 @@ values. */ -}}
 {{- $chained := ternary $row.chained .Values.chained (kindIs "invalid" .Values.chained) -}}
 {{- $provider := .Values.provider | default (ternary "default" "multus" $row.chained) -}}
 {{- $onlyMultus := and $row.chained (not $chained) (eq $provider "multus") -}}
+{{- $binDir := .Values.cniBinDir | default $row.cniBinDir -}}
+{{- $confDir := .Values.cniConfDir | default (ternary .Values.attachmentConfDir $row.cniConfDir $onlyMultus) -}}
+{{- if eq $binDir $confDir -}}
+{{- fail (printf "cniBinDir, cniConfDir: both are %q; expected two directories" $binDir) -}}
+{{- end -}}
+{{- if and $chained (eq $confDir .Values.attachmentConfDir) -}}
+{{- fail (printf "chained: with true, the plugin is an entry of the cluster network's plugin list, but %q is Multus's directory; set cniConfDir to the cluster network's, or chained to false" $confDir) -}}
+{{- end -}}
+{{- if and (not $chained) (eq $provider "default") (eq $confDir .Values.attachmentConfDir) (not .Values.attachments) (not .Values.primaryPlugin.enabled) -}}
+{{- fail (printf "provider: %q means that the plugin runs for every pod, but a configuration in Multus's directory %q runs only for pods that select it; expected multus, or no value" $provider $confDir) -}}
+{{- end -}}
+{{- if and (not $chained) .Values.cniConfFileName .Values.attachments -}}
+{{- fail "cniConfFileName: has no effect with attachments, because each attachment has the file NAME.conf; remove one of the two values" -}}
+{{- end -}}
 {{- dict
   "name" $row.name
-  "binDir" (.Values.cniBinDir | default $row.cniBinDir)
-  "confDir" (.Values.cniConfDir | default (ternary .Values.attachmentConfDir $row.cniConfDir $onlyMultus))
+  "binDir" $binDir
+  "confDir" $confDir
   "netnsDir" (.Values.cniNetnsDir | default $row.netnsDir | default "/run/netns" | replace "/var/run/" "/run/")
   "chained" $chained
   "provider" $provider
@@ -67,13 +81,13 @@ new ones install it. */ -}}
 
 {{- /* These labels never change, because the selector of a DaemonSet is immutable. */ -}}
 {{- define "detour.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "detour.fullname" . }}
+app.kubernetes.io/name: {{ include "detour.fullname" . | quote }}
 app.kubernetes.io/component: agent
 {{- end -}}
 
 {{- define "detour.podLabels" -}}
 {{ include "detour.selectorLabels" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: detour
 {{- end -}}
 
@@ -126,11 +140,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "detour.config" -}}
 {{- $config := merge (dict) .Values.config (ternary (dict "dialect" "nftables") dict (.Values.global.nativeNftables | default false)) -}}
 {{- $fullname := include "detour.fullname" . -}}
-{{- if ne $fullname "detour" -}}
 {{- $kubernetes := $config.kubernetes | default dict -}}
+{{- if or (ne $fullname "detour") $kubernetes.agent_pod_prefixes -}}
 {{- $prefixes := $kubernetes.agent_pod_prefixes | default (list "detour-agent-" "istio-cni-node-") -}}
 {{- if kindIs "string" $prefixes -}}
-{{- $prefixes = splitList "," $prefixes -}}
+{{- $prefixes = splitList "," (nospace $prefixes) -}}
 {{- end -}}
 {{- $prefixes = append $prefixes (printf "%s-agent-" $fullname) | uniq -}}
 {{- $_ := set $config "kubernetes" (merge (dict "agent_pod_prefixes" $prefixes) $kubernetes) -}}
