@@ -47,6 +47,20 @@ fn flushed_rules_are_restored() {
     });
 }
 
+/// As beside Istio's CNI plugin in the cluster network's plugin list.
+#[test]
+fn another_tools_entry_of_a_known_type_in_the_list_does_not_prevent_repairs() {
+    scene(|scene| {
+        scene.add_entry(&json!({"type": "istio-cni", "kubernetes": {"exclude_namespaces": ["kube-system"]}}));
+        let pod = scene.pod();
+        let (mut repair, observed, start) = (scene.repair(), Arc::new(pod.observed()), Instant::now());
+        repair.run_pass(&[Arc::clone(&observed)], start);
+        let done = one(repair.run_pass(&[Arc::clone(&observed)], start + 5 * SECOND));
+        assert_eq!(done.outcome, RepairOutcome::Repaired);
+        is_as_plain_until_deleted(scene, &pod);
+    });
+}
+
 #[test]
 fn tproxy_rules_and_routes_are_restored_in_the_same_dialect() {
     scene(|scene| {

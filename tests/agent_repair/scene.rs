@@ -69,6 +69,14 @@ impl Scene<'_> {
         fs::create_dir_all(self.manifests()).expect("made");
     }
 
+    /// Adds an entry of another tool to the cluster network's list.
+    pub(crate) fn add_entry(&self, entry: &Value) {
+        let path = self.node.root.join(LIST.trim_start_matches('/'));
+        let mut list: Value = serde_json::from_slice(&fs::read(path).expect("installed")).expect("JSON");
+        list["plugins"].as_array_mut().expect("a list").insert(1, entry.clone());
+        self.write(LIST, &list.to_string());
+    }
+
     /// Adds another release, with this entry in a plugin list of its own.
     pub(crate) fn install_release(&self, release: &str, entry: &Value) {
         let path = format!("/etc/cni/{release}/10-cluster.conflist");

@@ -222,6 +222,20 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         assert_eq!((&found["node"], &found["pod"], audit.code), (&json!(NAME), &json!("web-0"), Some(1)), "{audit:?}");
         assert_eq!((&found["redirected"], &found["error"]), (&json!(false), &Value::Null), "{audit:?}");
         assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh.\n");
+        // A node without an agent: its pods with a sidecar are not examined.
+        scene.add_node("node-2", 1, &json!({}));
+        let containers = json!([{"name": "istio-proxy", "image": "proxy"}]);
+        let spec = json!({"nodeName": "node-2", "automountServiceAccountToken": false, "containers": containers});
+        let metadata = json!({"namespace": "shop", "name": "web-9"});
+        scene
+            .admin
+            .apply(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
+            .expect("accepted");
+        let audit = machine.detour(&["audit", "-o", "json"]);
+        let error = &audit.json()["errors"][0];
+        assert_eq!((&error["node"], audit.code), (&json!("node-2"), Some(1)), "{audit:?}");
+        assert!(error["error"].to_string().contains("no agent; pods with a sidecar, not examined: 1 (shop/web-9)"));
+        assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh.\n");
 
         // The label that version 0.1.0 lacks.
         scene

@@ -5,7 +5,8 @@ use crate::cli::cluster::ConnectionArguments;
 use crate::cli::output::{CommandError, CommandOutput, OutputArguments};
 use crate::cli::print_error;
 use clap::Args;
-use detour_cni::cluster::AgentPod;
+use detour_cni::cluster::{AgentPod, NodeLabels, UserApi};
+use detour_cni::cni::Error;
 use detour_cni::inspect::NodesAudit;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,7 +16,8 @@ Examples:
   kubectl detour audit -A
   kubectl detour audit -n shop -o json
 
-The command runs `detour audit` in one agent of each node, 16 at a time. Pods that are not
+The command runs `detour audit` in one agent of each node, 16 at a time. A node without an agent is
+reported if it has pods with a sidecar. Pods that are not
 redirected come first, then those with the most bytes. The numbers are those of the rules' counters:
 most rules count only the first packet of each connection (docs/reports.md). The agents need the
 capabilities that the chart value repair.enabled grants.
@@ -25,6 +27,8 @@ other rules or was not examined, or a node could not be audited, 2 invalid argum
 
 /// Time limit for the pods of one node.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// The maximum number of names of pods in the reason for a node.
+const MAX_NAMES: usize = 5;
 
 /// List the pods of all nodes whose traffic bypasses the mesh, and why
 #[derive(Debug, Args)]
@@ -61,6 +65,10 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) 
         };
         report.add(&agent.node, namespace, output);
     }
+    match without_agent(&api, namespace, &agents) {
+        Ok(nodes) => nodes.into_iter().for_each(|(node, error)| report.add(&node, namespace, Err(error))),
+        Err(error) => report.add("nodes without an agent", namespace, Err(error.to_string())),
+    }
     let report = report.sorted();
     let output = arguments.output.render(&report)?;
     if report.is_clean() {
@@ -71,4 +79,25 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) 
         print_error(format_args!("nodes not audited: {}", nodes.join(", ")), ExitCode::FAILURE);
     }
     Ok(CommandOutput { code: ExitCode::FAILURE, ..output })
+}
+
+/// Returns the nodes without an agent that have pods with a sidecar, with the reason why these pods are not examined.
+fn without_agent(api: &UserApi, namespace: Option<&str>, agents: &[&AgentPod]) -> Result<Vec<(String, String)>, Error> {
+    let mut found = Vec::new();
+    for NodeLabels { name, .. } in api.nodes(None)? {
+        if agents.iter().any(|agent| agent.node == name) {
+            continue;
+        }
+        let pods: Vec<String> = api.pods_with_sidecar(&name, namespace)?.iter().map(ToString::to_string).collect();
+        if !pods.is_empty() {
+            let shown = pods[..pods.len().min(MAX_NAMES)].join(", ");
+            let more = if pods.len() > MAX_NAMES { ", …" } else { "" };
+            let error = format!(
+                "no agent; pods with a sidecar, not examined: {} ({shown}{more}); see kubectl detour check --node {name}",
+                pods.len()
+            );
+            found.push((name, error));
+        }
+    }
+    Ok(found)
 }

@@ -48,8 +48,8 @@ Examples:
   kubectl detour doctor -n shop web-0                   find the cause of a problem with a pod
 
 Required rights: list pods; for commands about a pod, get pods and namespaces; to run them in an
-agent's pod, create and get pods/exec in its namespace; for check, also list nodes and
-daemonsets.apps.
+agent's pod, create and get pods/exec in its namespace; for audit and check, list nodes; for check,
+list daemonsets.apps.
 
 Exit codes: 0 success, 1 failure or problem found, 2 invalid arguments or input.";
 

@@ -10,6 +10,7 @@ use crate::cluster::kubeconfig::server_address;
 use crate::cluster::limited_client;
 use crate::cluster::resources::ObjectRef;
 use crate::cni::{Code, Error};
+use crate::pod::well_known::PROXY_CONTAINER;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::Value;
@@ -132,6 +133,15 @@ impl UserApi {
         Ok(nodes)
     }
 
+    /// Returns the pods with a container `istio-proxy` on a node that have not ended, in one or all namespaces.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn pods_with_sidecar(&self, node: &str, namespace: Option<&str>) -> Result<Vec<ObjectRef>, Error> {
+        let pods = self.list(|page| ApiRequest::pods_of_node(node, namespace, page))?;
+        Ok(pods.iter().filter_map(pod_with_sidecar).collect())
+    }
+
     /// Returns the data of a ConfigMap.
     ///
     /// # Errors
@@ -161,6 +171,18 @@ impl UserApi {
         let session = self.api.session()?;
         session.run(self.api.call(session, request).get_once(self.api.timeout))
     }
+}
+
+/// Returns the name of a pod that has a sidecar and has not ended.
+fn pod_with_sidecar(pod: &Value) -> Option<ObjectRef> {
+    let is_sidecar = |container: &Value| container["name"] == PROXY_CONTAINER;
+    let has_sidecar = ["containers", "initContainers"]
+        .iter()
+        .any(|kind| pod["spec"][*kind].as_array().is_some_and(|containers| containers.iter().any(is_sidecar)));
+    let has_ended = ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase);
+    let text = |key: &str| pod["metadata"][key].as_str().map(str::to_owned);
+    (has_sidecar && !has_ended).then_some(())?;
+    Some(ObjectRef { namespace: text("namespace")?, name: text("name")? })
 }
 
 /// Returns the name of the kubeconfig in messages, and its files that exist.

@@ -94,7 +94,11 @@ impl PodOfNode {
 impl TextReport for NodesAudit {
     fn write(&self, screen: &mut Screen) {
         if self.pods.is_empty() {
-            screen.line(&[Cell::of("No pod bypasses the mesh.")]);
+            let verdict = match self.errors.is_empty() {
+                true => "No pod bypasses the mesh.",
+                false => "No pod on the audited nodes bypasses the mesh.",
+            };
+            screen.line(&[Cell::of(verdict)]);
         } else {
             let head = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
             let head = head.map(|title| Cell::of(title).tone(Tone::Faint)).to_vec();

@@ -38,12 +38,19 @@ impl NodeFiles {
     pub fn installed(&self) -> Result<Vec<Installed>, String> {
         let record = self.record(&self.release).map_err(|error| error.to_string())?;
         let own = record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration).map(|(path, _)| path);
-        let all = record.lists.keys().map(|path| (path, true)).chain(own.map(|path| (path, false)));
-        all.filter_map(|(path, is_list)| self.installed_at(path, is_list).transpose()).collect()
+        let lists = record.lists.iter().map(|(path, listed)| (path, Some(listed.kind.as_str())));
+        let all = lists.chain(own.map(|path| (path, None)));
+        all.filter_map(|(path, kind)| self.installed_at(path, kind).transpose()).collect()
     }
 
-    fn installed_at(&self, path: &HostPath, is_list: bool) -> Result<Option<Installed>, String> {
-        let Some(text) = self.text(path)? else { return Ok(None) };
+    /// Returns the configuration in a file. In a plugin list, this is the entry of type `kind`: another release, or
+    /// Istio's CNI plugin, can have an entry there too.
+    fn installed_at(&self, path: &HostPath, kind: Option<&str>) -> Result<Option<Installed>, String> {
+        let Some(mut text) = self.text(path)? else { return Ok(None) };
+        let is_list = kind.is_some();
+        if let Some(kind) = kind {
+            text = only_entries(path, &text, kind)?.unwrap_or(text);
+        }
         let mut conf = configuration(path.as_path(), text.as_bytes()).map_err(|error| error.to_string())?;
         let for_every_pod = is_list || conf.primary.is_some();
         conf.primary = None;
@@ -70,12 +77,7 @@ impl NodeFiles {
                     found.missing.push(path.clone());
                     continue;
                 };
-                let entries = conflist::of_type(&list, &listed.kind).map_err(|error| format!("{path}: {error}"))?;
-                if !entries.is_empty() {
-                    let list: Value = serde_json::from_str(&list).map_err(|error| format!("{path}: {error}"))?;
-                    let list = json!({"cniVersion": list["cniVersion"], "name": list["name"], "plugins": entries});
-                    found.texts.push((path.clone(), list.to_string()));
-                }
+                found.texts.extend(only_entries(path, &list, &listed.kind)?.map(|text| (path.clone(), text)));
             }
             for (path, _) in record.files.iter().filter(|(_, owned)| owned.role == Role::Configuration) {
                 match self.text(path)? {
@@ -104,6 +106,16 @@ impl NodeFiles {
     }
 }
 
+/// Returns a plugin list with only its entries of type `kind`; `None` if it has none.
+fn only_entries(path: &HostPath, list: &str, kind: &str) -> Result<Option<String>, String> {
+    let entries = conflist::of_type(list, kind).map_err(|error| format!("{path}: {error}"))?;
+    if entries.is_empty() {
+        return Ok(None);
+    }
+    let list: Value = serde_json::from_str(list).map_err(|error| format!("{path}: {error}"))?;
+    let list = json!({"cniVersion": list["cniVersion"], "name": list["name"], "plugins": entries});
+    Ok(Some(list.to_string()))
+}
 #[cfg(test)]
 mod tests {
     use super::*;
