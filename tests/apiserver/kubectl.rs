@@ -213,7 +213,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         assert_eq!((rules.code, &rules.json()["as_asked"]), (Some(0), &json!(true)), "{rules:?}");
         // The namespace of the context, and an exit code of the agent's process.
         sandbox.flush();
-        let drift = machine.detour(&["rules", "web-0"]);
+        let drift = machine.detour(&["rules", "pod/web-0"]);
         assert_eq!(drift.code, Some(1), "{drift:?}");
         assert!(drift.stdout.contains("missing") && !drift.stdout.contains('\u{1b}'), "{drift:?}");
 
@@ -221,7 +221,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let found = &audit.json()["pods"][0];
         assert_eq!((&found["node"], &found["pod"], audit.code), (&json!(NAME), &json!("web-0"), Some(1)), "{audit:?}");
         assert_eq!((&found["redirected"], &found["error"]), (&json!(false), &Value::Null), "{audit:?}");
-        assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh.\n");
+        assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh; pods checked: 0\n");
         // A node without an agent: its pods with a sidecar are not examined.
         scene.add_node("node-2", 1, &json!({}));
         let containers = json!([{"name": "istio-proxy", "image": "proxy"}]);
@@ -235,7 +235,7 @@ fn commands_about_a_pod_run_in_the_agent_on_its_node() {
         let error = &audit.json()["errors"][0];
         assert_eq!((&error["node"], audit.code), (&json!("node-2"), Some(1)), "{audit:?}");
         assert!(error["error"].to_string().contains("no agent; pods with a sidecar, not examined: 1 (shop/web-9)"));
-        assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh.\n");
+        assert_eq!(machine.detour(&["audit", "-n", "default"]).stdout, "No pod bypasses the mesh; pods checked: 0\n");
 
         // The label that version 0.1.0 lacks.
         scene

@@ -145,6 +145,9 @@ fn without_journalctl_or_entries_the_line_shows_what_to_run() {
             let next = checked(scene, &[]).2;
             assert!(next.contains(command), "{next}");
         }
+        scene.write("etc/os-release", "NAME=\"Talos\"\nID=talos\n");
+        let next = checked(scene, &[]).2;
+        assert!(next.starts_with("run talosctl -n NODE logs cri | grep web-0"), "{next}");
     });
 }
 

@@ -3,6 +3,7 @@
 use super::selector::Selector;
 use crate::agent::facts::{EndedContainer, ObservedPod};
 use crate::agent::install::Installed;
+use crate::cni::Block;
 use crate::networks;
 use crate::plugin::{ContainerStatus, desired_policy};
 use crate::pod::well_known::{INJECTION_STATUS, VALIDATION_CONTAINER};
@@ -84,10 +85,12 @@ pub fn suspect<'a>(
         !observed.ending && !pod.host_network && pod.proxy().is_some() && criteria.selector.selects(&pod.labels);
     let mut including =
         installed.iter().filter(|installed| is_checked && skip_reason(&installed.conf, &name).is_none());
+    let redirects_any = including.clone().any(|installed| redirections(installed).next().is_some());
     let redirecting = including.clone().find(|installed| is_called(installed, pod) && redirects(installed, pod));
     let installed = redirecting.or_else(|| including.next())?;
     let suspicion = Suspicion {
-        validation_failed: criteria.has_failed(observed),
+        // Without a redirection of its own, the agent leaves the pod to the program that redirects it.
+        validation_failed: criteria.has_failed(observed) && redirects_any,
         settled: !observed.addresses.is_empty(),
         redirectable: redirecting.is_some(),
     };
@@ -158,9 +161,13 @@ fn is_called(installed: &Installed, pod: &Pod) -> bool {
     installed.for_every_pod || selects()
 }
 
+/// Returns the blocks of the configuration that redirect traffic.
+fn redirections(installed: &Installed) -> impl Iterator<Item = &Block> {
+    installed.conf.chain.iter().filter(|block| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect))
+}
+
 fn redirects(installed: &Installed, pod: &Pod) -> bool {
-    let redirect = |block: &&_| SubPlugin::of(block) == Some(SubPlugin::IstioRedirect);
-    let blocks: Vec<_> = installed.conf.chain.iter().filter(redirect).cloned().collect();
+    let blocks: Vec<_> = redirections(installed).cloned().collect();
     let facts = Facts { pod: pod.clone(), namespace: None };
     desired_policy::output(&blocks, &installed.conf, Some(&facts))
         .is_ok_and(|output| output.decision == Decision::Redirect)
@@ -261,6 +268,20 @@ mod tests {
         let answers =
             [None, Some("default/other"), Some("a, default/n"), Some("n@net1"), Some("[broken")].map(redirectable);
         assert_eq!(answers, [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn a_failed_validation_is_left_to_the_program_that_redirects_the_pod() {
+        let exclusions = LISTED.replace("\"detour\"", "\"excludedns\"");
+        let failed = changed(|observed| {
+            observed.ended_init_containers = vec![ended("istio-validation", false, Some(126), "")];
+        });
+        let is_suspected = |text: &str| {
+            let installed = [installed(text, true)];
+            let (_, suspicion) = suspect(&Criteria::default(), &installed, &failed).expect("it has a sidecar");
+            suspicion.validation_failed
+        };
+        assert_eq!([LISTED, &exclusions].map(is_suspected), [true, false]);
     }
 
     #[test]

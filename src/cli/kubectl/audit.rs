@@ -53,7 +53,9 @@ pub(super) fn run(connection: &ConnectionArguments, arguments: &AuditArguments) 
     }
     let agents: Vec<&AgentPod> =
         all.chunk_by(|a, b| a.node == b.node).filter_map(|of_node| AgentPod::choose(of_node)).collect();
-    let outputs = run_in_all(&api, &agents, &["/detour", "audit", "--root", "/host", "-o", "json"], TIMEOUT)?;
+    let mut words = vec!["/detour", "audit", "--root", "/host", "-o", "json"];
+    words.extend(namespace.iter().flat_map(|namespace| ["-n", namespace]));
+    let outputs = run_in_all(&api, &agents, &words, TIMEOUT)?;
     let mut report = NodesAudit::default();
     for (agent, output) in agents.iter().zip(&outputs) {
         let output = match output {

@@ -116,6 +116,8 @@ impl InAgent {
         let Some(pod) = pod else {
             return Err(CommandError::Usage("expected a pod: [-n NAMESPACE] POD".to_owned()));
         };
+        // As in kubectl logs and kubectl exec.
+        let pod = ["pod/", "pods/", "po/"].iter().find_map(|prefix| pod.strip_prefix(prefix)).unwrap_or(pod);
         let api = connection.open()?;
         let namespace = namespace.unwrap_or_else(|| api.namespace()).to_owned();
         let wanted = PodRef { namespace: namespace.clone(), name: pod.to_owned(), uid: None };

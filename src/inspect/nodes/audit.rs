@@ -9,6 +9,8 @@ use std::cmp::Reverse;
 /// The report about the pods of all nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NodesAudit {
+    /// The number of pods that were checked.
+    pub checked: usize,
     /// The pods that bypass the mesh, in whole or in part, by bytes.
     pub pods: Vec<PodOfNode>,
     /// The nodes that could not be audited, with the reason.
@@ -39,7 +41,8 @@ impl NodesAudit {
     /// set.
     pub fn add(&mut self, node: &str, namespace: Option<&str>, output: Result<(&[u8], &[u8]), String>) {
         match output.and_then(|(stdout, stderr)| parse::<AuditReport>(stdout, stderr)) {
-            Ok(AuditReport { pods, .. }) => {
+            Ok(AuditReport { pods, checked, .. }) => {
+                self.checked = self.checked.saturating_add(checked);
                 let is_wanted = |pod: &AuditedPod| namespace.is_none_or(|namespace| pod.namespace == namespace);
                 let listed = pods.into_iter().filter(|pod| is_wanted(pod) && pod.is_listed());
                 self.pods.extend(listed.take(MAX_ITEMS).map(|pod| PodOfNode { node: node.to_owned(), pod }));
@@ -95,10 +98,10 @@ impl TextReport for NodesAudit {
     fn write(&self, screen: &mut Screen) {
         if self.pods.is_empty() {
             let verdict = match self.errors.is_empty() {
-                true => "No pod bypasses the mesh.",
-                false => "No pod on the audited nodes bypasses the mesh.",
+                true => "No pod bypasses the mesh",
+                false => "No pod on the audited nodes bypasses the mesh",
             };
-            screen.line(&[Cell::of(verdict)]);
+            screen.line(&[Cell::of(format!("{verdict}; pods checked: {}", self.checked))]);
         } else {
             let head = ["pod", "node", "counted", "bytes", "bypasses the sidecar", "source"];
             let head = head.map(|title| Cell::of(title).tone(Tone::Faint)).to_vec();

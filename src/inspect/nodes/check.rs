@@ -32,16 +32,16 @@ pub struct NodeCheck {
     pub failed: Vec<FailedCheck>,
 }
 
-/// The result of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// The result of a node. Of a node with several agents, the greatest result counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeResult {
+    /// No agent should run on the node.
+    Skipped,
     /// No check failed, and the agent is ready.
     Healthy,
     /// A check failed, the agent is not ready, or it is missing.
     Unhealthy,
-    /// No agent should run on the node.
-    Skipped,
 }
 
 /// A failed check of the doctor.
@@ -159,7 +159,9 @@ impl NodeCheck {
 
 impl TextReport for NodesCheck {
     fn write(&self, screen: &mut Screen) {
-        let count = |result| self.nodes.iter().filter(|node| node.result == result).count();
+        let results = self.nodes.chunk_by(|a, b| a.node == b.node);
+        let results: Vec<NodeResult> = results.filter_map(|agents| agents.iter().map(|one| one.result).max()).collect();
+        let count = |result| results.iter().filter(|one| **one == result).count();
         let (healthy, unhealthy) = (count(NodeResult::Healthy), count(NodeResult::Unhealthy));
         let text = format!("{healthy} healthy, {unhealthy} unhealthy, {} skipped", count(NodeResult::Skipped));
         let tone = if self.healthy { Tone::Good } else { Tone::Bad };
@@ -209,12 +211,15 @@ mod tests {
         assert_eq!(agent(true, Err("why")).reason.as_deref(), Some("why"));
         let garbage = agent(true, Ok("\u{1b}[2J"));
         assert!(garbage.reason.expect("why").starts_with("expected a report, got \"detour: x\\u{1b}[2J\" ("));
+        let two = NodesCheck::of(vec![agent(true, Ok(healthy)), agent(true, Err("why"))]);
+        let text = render(&two, Format::Table { color: false }).expect("text");
+        assert!(text.as_str().starts_with("Nodes: 0 healthy, 1 unhealthy, 0 skipped\n"), "{text}");
         let missing = NodeCheck::without_agent("n2", false, "no agent".to_owned());
         let skipped = NodeCheck::without_agent("n3", true, "windows".to_owned());
         let report = NodesCheck::of(vec![skipped, missing, agent(true, Ok(healthy)), failed]);
         assert_eq!((report.healthy, report.unhealthy()), (false, vec!["n1", "n2"]));
         let text = render(&report, Format::Table { color: false }).expect("text");
-        assert!(text.as_str().starts_with("Nodes: 1 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
+        assert!(text.as_str().starts_with("Nodes: 0 healthy, 2 unhealthy, 1 skipped\n"), "{text}");
         assert!(text.as_str().contains("       d\\u{1b}[2J\n       → e\n"), "{text}");
     }
 }

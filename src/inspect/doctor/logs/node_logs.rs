@@ -5,6 +5,7 @@ use super::tail;
 use crate::host_path::HostPath;
 use crate::inspect::doctor::kernel;
 use crate::inspect::doctor::report::CheckTarget;
+use crate::trusted_file::read_nofollow;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -144,9 +145,18 @@ fn units() -> Vec<&'static str> {
     units
 }
 
+/// The maximum size of /etc/os-release.
+const MAX_OS_RELEASE: u64 = 64 << 10;
+
+/// Whether the node runs Talos Linux, which has neither a shell nor a journal (os-release(5), `ID`).
+fn is_talos(target: &CheckTarget) -> bool {
+    let text = target.reach_named(Path::new("/etc/os-release")).and_then(|path| read_nofollow(&path, MAX_OS_RELEASE));
+    text.is_ok_and(|text| text.split(|byte| *byte == b'\n').any(|line| line == b"ID=talos"))
+}
+
 /// Returns the commands that show the lines with `pattern` on the node.
 pub(super) fn by_hand(target: &CheckTarget, pattern: &str) -> String {
-    if target.platform == "talos" {
+    if is_talos(target) {
         return format!("run talosctl -n NODE logs cri | grep {pattern}, and the same for logs kubelet");
     }
     let is_marked = |one: &&Distribution| {
