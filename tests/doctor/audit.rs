@@ -1,6 +1,7 @@
 //! `detour audit`: real packets, real rules, and what the report says about them.
 
 use crate::api::PROXY;
+use crate::faults::{add_entry, chained, istio_cni};
 use crate::golden::compare;
 use crate::pod::Netns;
 use crate::programs::DETOUR;
@@ -168,6 +169,24 @@ fn configurations_of_all_releases_are_sources() {
         let report = audit(scene, &[]);
         let source = "network excludedns, default chain[0] of type excludedns";
         assert!(only_pod(&report).bypasses.iter().any(|one| one.source == source), "{report:#?}");
+    });
+}
+
+/// As beside Istio's CNI plugin in the cluster network's plugin list.
+#[test]
+fn an_entry_of_another_tool_in_the_plugin_list_does_not_hide_detours_configuration() {
+    let mut plan = Plan::new();
+    chained(&mut plan);
+    plan.cluster.annotate(EXCLUDED_PORTS, "3306");
+    scene(plan, |scene| {
+        add_entry(scene, &istio_cni());
+        scene.netns.connect(APP, "192.0.2.1:3306");
+        let report = audit(scene, &[]);
+        assert_counted(only_pod(&report), "outbound tcp to port 3306", 1, &format!("pod, {EXCLUDED_PORTS}"));
+        scene.netns.run("iptables -t nat -F");
+        let report = audit(scene, &[]);
+        let reason = &only_pod(&report).reason;
+        assert_eq!(reason, "not redirected: the rules for network c are missing");
     });
 }
 
