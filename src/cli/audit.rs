@@ -28,7 +28,8 @@ runs, the plugin's own kubeconfig. The agent's service account has these rights;
 kubeconfig does not.
 
 Exit codes: 0 all pods are redirected by the desired rules, apart from exclusions, 1 a pod bypasses
-the mesh entirely, has other rules than desired or was not examined, 2 invalid arguments or input.";
+the mesh entirely, has other rules than desired, has a rule of another program that lets traffic
+bypass the mesh, or was not examined, 2 invalid arguments or input.";
 
 /// List the pods of this node whose traffic bypasses the mesh, and why
 ///

@@ -11,7 +11,7 @@ use detour_cni::host_path::{HostPath, HostRoot};
 use detour_cni::inspect::doctor::{CheckTarget, Installation, examine};
 use detour_cni::pod::PodRef;
 use detour_cni::trusted_file::{overwrite, read_nofollow, read_text};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -186,6 +186,7 @@ impl TargetArguments {
             installation: Installation {
                 records: node.records().unwrap_or_default(),
                 programs,
+                listed_types: listed_types(&records),
                 changed: found.as_ref().map(|found| differences(found)).map_err(ToString::to_string),
             },
             kubeconfig: self.kubeconfig.clone().or_else(kubeconfig_from_environment),
@@ -226,6 +227,14 @@ fn programs(records: &[&InstallRecord]) -> Vec<HostPath> {
     let files = records.iter().flat_map(|record| &record.files);
     let programs: BTreeSet<_> = files.filter(|(_, owned)| owned.role == Role::Program).map(|(path, _)| path).collect();
     programs.into_iter().cloned().collect()
+}
+
+fn listed_types(records: &[&InstallRecord]) -> BTreeMap<HostPath, BTreeSet<String>> {
+    let mut types: BTreeMap<HostPath, BTreeSet<String>> = BTreeMap::new();
+    for (path, list) in records.iter().flat_map(|record| &record.lists) {
+        types.entry(path.clone()).or_default().insert(list.kind.clone());
+    }
+    types
 }
 
 /// Returns the directories of the plugin's configurations, that of the cluster network first.

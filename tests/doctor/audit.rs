@@ -1,6 +1,7 @@
 //! `detour audit`: real packets, real rules, and what the report says about them.
 
 use crate::api::PROXY;
+use crate::faults::{add_entry, chained, istio_cni};
 use crate::golden::compare;
 use crate::pod::Netns;
 use crate::programs::DETOUR;
@@ -171,6 +172,24 @@ fn configurations_of_all_releases_are_sources() {
     });
 }
 
+/// As beside Istio's CNI plugin in the cluster network's plugin list.
+#[test]
+fn an_entry_of_another_tool_in_the_plugin_list_does_not_hide_detours_configuration() {
+    let mut plan = Plan::new();
+    chained(&mut plan);
+    plan.cluster.annotate(EXCLUDED_PORTS, "3306");
+    scene(plan, |scene| {
+        add_entry(scene, &istio_cni());
+        scene.netns.connect(APP, "192.0.2.1:3306");
+        let report = audit(scene, &[]);
+        assert_counted(only_pod(&report), "outbound tcp to port 3306", 1, &format!("pod, {EXCLUDED_PORTS}"));
+        scene.netns.run("iptables -t nat -F");
+        let report = audit(scene, &[]);
+        let reason = &only_pod(&report).reason;
+        assert_eq!(reason, "not redirected: the rules for network c are missing");
+    });
+}
+
 #[test]
 fn every_packet_of_inbound_connections_is_counted_under_tproxy() {
     let mut plan = Plan::new();
@@ -201,7 +220,7 @@ fn drift_and_rules_of_other_programs_are_listed() {
         scene.netns.connect(APP, "192.0.2.1:9999");
         let report = audit(scene, &[]);
         let pod = only_pod(&report);
-        assert!(report.is_clean() && pod.drift.is_empty(), "{pod:#?}");
+        assert!(!report.is_clean() && pod.drift.is_empty(), "{pod:#?}");
         let rule = "a rule of another program: OUTPUT -p tcp -m tcp --dport 9999 -j RETURN";
         assert_counted(pod, "outbound tcp to port 9999", 1, rule);
 
@@ -218,6 +237,31 @@ fn drift_and_rules_of_other_programs_are_listed() {
         assert!(!pod.redirected && pod.drift.len() == 11, "{pod:#?}");
         assert_eq!(pod.reason, "not redirected: the rules for network istio-cni are missing");
         assert!(pod.drift[10].ends_with(" more differences; see detour rules"), "{pod:#?}");
+    });
+}
+
+/// Before any packet too: the first one bypasses the sidecar.
+#[test]
+fn a_rule_of_another_program_that_lets_traffic_bypass_is_not_clean() {
+    let mut plan = Plan::new();
+    plan.cluster.annotate(EXCLUDED_PORTS, "3306");
+    scene(plan, |scene| {
+        scene.netns.connect(APP, "192.0.2.1:3306");
+        let report = audit(scene, &[]);
+        assert!(report.is_clean() && !only_pod(&report).bypasses[0].by_other_program, "an exclusion: {report:#?}");
+        scene.netns.run(&format!("iptables -t nat -I OUTPUT -m owner --uid-owner {PROXY} -j ACCEPT"));
+        assert!(audit(scene, &["--all"]).is_clean(), "the sidecar's own traffic");
+
+        scene.netns.run("iptables -t nat -I OUTPUT -p tcp -j ACCEPT");
+        let report = audit(scene, &[]);
+        let pod = only_pod(&report);
+        assert!(!report.is_clean() && pod.redirected && pod.drift.is_empty(), "{report:#?}");
+        let first = &pod.bypasses[0];
+        assert!(first.by_other_program && first.packets == Some(0), "first, despite its packets: {pod:#?}");
+        assert_eq!(first.source, "a rule of another program: OUTPUT -p tcp -j ACCEPT");
+        assert!(pod.bypasses[1..].iter().all(|one| !one.by_other_program), "{pod:#?}");
+        let text = String::from_utf8(scene.command("audit", &[]).stdout).expect("text");
+        compare("audit-other-program.txt", &text);
     });
 }
 

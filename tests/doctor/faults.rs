@@ -168,11 +168,25 @@ fn edit(scene: &Scene, change: impl FnOnce(&mut Value)) {
 }
 
 /// As a member of a list, which is there already.
-fn chained(plan: &mut Plan) {
+pub(crate) fn chained(plan: &mut Plan) {
     plan.lists
         .push(("10-cluster.conflist", json!({"cniVersion": "1.0.0", "name": "c", "plugins": [{"type": "bridge"}]})));
     plan.install.push("--chained=true".into());
     plan.cluster.annotate(NETWORKS, "");
+}
+
+pub(crate) const LIST: &str = "etc/cni/multus/net.d/10-cluster.conflist";
+
+/// Returns an entry of Istio's CNI plugin, whose type is one of detour's too.
+pub(crate) fn istio_cni() -> Value {
+    json!({"type": "istio-cni", "log_level": "info", "kubernetes": {"exclude_namespaces": ["kube-system"]}})
+}
+
+/// Adds an entry of another tool to the cluster network's list.
+pub(crate) fn add_entry(scene: &Scene, entry: &Value) {
+    let mut list = scene.json(LIST);
+    list["plugins"].as_array_mut().expect("a list").insert(1, entry.clone());
+    scene.write(LIST, &list.to_string());
 }
 
 /// The namespace, and what is kept of it.
@@ -254,6 +268,39 @@ fn blocks_that_contradict_each_other_are_named() {
     let valid = lines.iter().find(|line| line["id"] == "configuration-valid").expect("checked");
     let found = valid["found"].as_str().expect("text");
     assert!(valid["outcome"] == "fail" && found.contains("chain[0] and chain[1] contradict each other"), "{valid:#}");
+}
+
+/// The installation records name the entries of detour; the others are those of other tools.
+#[test]
+fn each_recorded_entry_of_a_plugin_list_is_a_configuration() {
+    let mut plan = Plan::new();
+    chained(&mut plan);
+    scene(plan, |scene| {
+        let valid = || lines(&scene.report(&POD))["configuration-valid"].clone();
+        let [alone, both] =
+            ["", "; network c, type excludedns in 10-cluster.conflist: uid-exclude, dns-exclude"].map(|more| {
+                format!("network c, type detour in 10-cluster.conflist: istio-redirect, uid-exclude, dns-exclude{more}")
+            });
+        assert_eq!(valid(), ("pass".to_owned(), alone.clone()));
+        add_entry(scene, &istio_cni());
+        assert_eq!(valid(), ("pass".to_owned(), alone));
+        let report = scene.report(&POD);
+        assert_eq!(report["healthy"], true, "{report:#}");
+
+        let entry = json!({"type": "excludedns"});
+        add_entry(scene, &entry);
+        let mut record = scene.json("var/lib/cni/detour/install.json");
+        record["files"] = json!({});
+        record["lists"][format!("/{LIST}")]["kind"] = "excludedns".into();
+        scene.write("var/lib/cni/detour/install.second.json", &record.to_string());
+        assert_eq!(valid(), ("pass".to_owned(), both));
+
+        let archive = scene.path("node.tar");
+        scene.doctor(&["--bundle", &archive.display().to_string()]);
+        let names = std::process::Command::new("tar").arg("-tf").arg(archive).output().expect("tar starts");
+        let names = String::from_utf8(names.stdout).expect("text");
+        assert_eq!(names.matches(LIST).count(), 1, "the list once: {names}");
+    });
 }
 
 #[test]

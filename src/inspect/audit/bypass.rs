@@ -54,6 +54,8 @@ pub(super) struct FoundBypass {
     pub counter: Option<Counter>,
     pub counts: CountedUnit,
     pub note: Option<&'static str>,
+    /// Whether a rule of another program before the redirection lets it bypass the sidecar.
+    pub by_other_program: bool,
 }
 
 /// The IDs that identify the sidecar's own traffic.
@@ -82,6 +84,15 @@ impl ProxyIds {
         }
         ids
     }
+
+    /// Returns the conditions without the sidecar's own IDs, as [`rest_of`].
+    fn without(&self, conditions: &[Condition]) -> Option<(Vec<Condition>, bool)> {
+        rest_of(conditions, |condition| match condition.key {
+            Key::Uid => Some(&self.uids),
+            Key::Gid => Some(&self.gids),
+            _ => None,
+        })
+    }
 }
 
 /// How much of one direction's TCP is redirected.
@@ -108,11 +119,11 @@ pub(super) fn scan(tables: &[TableView], proxy: &ProxyIds, redirect: Option<&Red
     let mut scan = Scan::default();
     for table in tables.iter().filter(|table| table.table != Table::Raw) {
         if table.table == Table::Nat {
-            scan.hook(table, Hook::Output, OUTPUT);
+            scan.hook(table, Hook::Output, OUTPUT, proxy);
             scan.exclusions(table, proxy);
             scan.outbound(table, proxy);
         }
-        scan.hook(table, Hook::Prerouting, INBOUND);
+        scan.hook(table, Hook::Prerouting, INBOUND, proxy);
         scan.inbound(table, &sidecar_ports);
     }
     scan
@@ -138,6 +149,7 @@ impl Scan {
             counter: None,
             counts: CountedUnit::Connections,
             note: Some("no rule counts it"),
+            by_other_program: false,
         };
         for &family in families {
             let version = match family {
@@ -168,7 +180,7 @@ impl Scan {
     }
 
     /// Scans a built-in chain up to the jump to `redirection`: rules before it decide first.
-    fn hook(&mut self, table: &TableView, hook: Hook, redirection: &str) {
+    fn hook(&mut self, table: &TableView, hook: Hook, redirection: &str, proxy: &ProxyIds) {
         let rules = table.chain(hook.chain());
         let direction = if hook == Hook::Output { Direction::Outbound } else { Direction::Inbound };
         let Some(jump) = rules.iter().position(|rule| rule.jump_target() == Some(redirection)) else { return };
@@ -195,7 +207,9 @@ impl Scan {
                 ) => continue,
                 _ => (Cause::OtherProgram(rule_in(hook.chain(), rule)), rule.conditions.clone()),
             };
+            let by_other_program = matches!(cause, Cause::OtherProgram(_)) && proxy.without(&conditions).is_some();
             self.add(table, cause, direction, rule, conditions, None);
+            self.found.last_mut().into_iter().for_each(|found| found.by_other_program = by_other_program);
         }
     }
 
@@ -203,11 +217,7 @@ impl Scan {
     fn exclusions(&mut self, table: &TableView, proxy: &ProxyIds) {
         for rule in table.chain(EXCLUSIONS) {
             let exempts = matches!(&rule.action, Some(NativeAction::Accept | NativeAction::Jump(_)));
-            let others = rest_of(&rule.conditions, |condition| match condition.key {
-                Key::Uid => Some(&proxy.uids),
-                Key::Gid => Some(&proxy.gids),
-                _ => None,
-            });
+            let others = proxy.without(&rule.conditions);
             if let Some((conditions, is_shared)) = others.filter(|_| exempts) {
                 let note = is_shared.then_some(WITH_PROXY);
                 self.add(table, Cause::Exclusion, Direction::Outbound, rule, conditions, note);
@@ -318,7 +328,15 @@ impl Scan {
     ) {
         let counts = if table.table == Table::Nat { CountedUnit::Connections } else { CountedUnit::Packets };
         let traffic = traffic(direction, &conditions);
-        self.found.push(FoundBypass { cause, traffic, conditions, counter: Some(rule.counter), counts, note });
+        self.found.push(FoundBypass {
+            cause,
+            traffic,
+            conditions,
+            counter: Some(rule.counter),
+            counts,
+            note,
+            by_other_program: false,
+        });
     }
 }
 

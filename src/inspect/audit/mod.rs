@@ -209,11 +209,12 @@ impl PodFindings<'_> {
         }
     }
 
-    /// Returns the bypasses with their sources, those with the most packets first, and the number of others.
+    /// Returns the bypasses with their sources and the number of others. Those by rules of other programs come first,
+    /// then those with the most packets.
     fn bypasses(&self, found: Vec<FoundBypass>, by_detour: bool) -> (Vec<Bypass>, usize) {
         let mut merged: BTreeMap<_, FoundBypass> = BTreeMap::new();
         for one in found {
-            let key = (one.traffic.clone(), one.cause.clone(), one.note, one.counts);
+            let key = (one.traffic.clone(), one.cause.clone(), one.note, one.counts, one.by_other_program);
             match merged.get_mut(&key) {
                 Some(same) => same.counter = sum(same.counter, one.counter),
                 None => drop(merged.insert(key, one)),
@@ -221,8 +222,9 @@ impl PodFindings<'_> {
         }
         let mut all: Vec<FoundBypass> = merged.into_values().collect();
         let packets = |one: &FoundBypass| one.counter.map_or(u64::MAX, |counter| counter.packets);
-        all.retain(|one| self.all || packets(one) > 0);
-        all.sort_by_key(|one| std::cmp::Reverse(packets(one)));
+        all.retain(|one| self.all || one.by_other_program || packets(one) > 0);
+        // Those that make the pod not clean must not be left out.
+        all.sort_by_key(|one| std::cmp::Reverse((one.by_other_program, packets(one))));
         let left_out = all.len().saturating_sub(MAX_BYPASSES);
         all.truncate(MAX_BYPASSES);
         let unknown = Requests::default();
@@ -234,6 +236,7 @@ impl PodFindings<'_> {
             bytes: one.counter.map(|counter| counter.bytes),
             counts: one.counts,
             note: one.note.map(str::to_owned),
+            by_other_program: one.by_other_program,
         };
         (all.into_iter().map(bypass).collect(), left_out)
     }

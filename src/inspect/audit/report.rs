@@ -57,6 +57,9 @@ pub struct Bypass {
     /// What else the numbers contain, or why there are none.
     #[serde(default)]
     pub note: Option<String>,
+    /// Whether a rule of another program before the redirection lets the traffic bypass the sidecar.
+    #[serde(default)]
+    pub by_other_program: bool,
 }
 
 /// What the counter of a rule counts.
@@ -71,7 +74,7 @@ pub enum CountedUnit {
 }
 
 impl AuditReport {
-    /// Returns whether all pods could be examined, are redirected and have the desired rules.
+    /// Returns whether all pods are clean.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.pods.iter().all(AuditedPod::is_clean)
@@ -79,10 +82,21 @@ impl AuditReport {
 }
 
 impl AuditedPod {
-    /// Returns whether the pod could be examined, is redirected and has the desired rules.
+    /// Returns whether the pod could be examined, is redirected and has the desired rules, and no rule of another
+    /// program lets its traffic bypass the sidecar.
     #[must_use]
     pub fn is_clean(&self) -> bool {
+        self.is_as_desired() && !self.has_bypass_by_other_program()
+    }
+
+    fn is_as_desired(&self) -> bool {
         self.redirected && self.drift.is_empty() && self.error.is_none()
+    }
+
+    /// Returns whether a rule of another program lets traffic bypass the sidecar.
+    #[must_use]
+    pub fn has_bypass_by_other_program(&self) -> bool {
+        self.bypasses.iter().any(|bypass| bypass.by_other_program)
     }
 
     /// Returns whether the report must list the pod: traffic bypasses the mesh, rules differ, or there was an error.
@@ -129,7 +143,7 @@ impl Bypass {
         vec![
             Cell::of(counted).tone(Tone::Strong),
             Cell::of(self.bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string())),
-            Cell::of(traffic).tone(Tone::Notable),
+            Cell::of(traffic).tone(if self.by_other_program { Tone::Bad } else { Tone::Notable }),
             Cell::of(&self.source).tone(Tone::Faint),
         ]
     }
@@ -138,11 +152,16 @@ impl Bypass {
 impl TextReport for AuditReport {
     fn write(&self, screen: &mut Screen) {
         let listed = self.pods.iter().filter(|pod| pod.is_listed()).count();
-        let wrong = self.pods.iter().filter(|pod| !pod.is_clean()).count();
-        let (verdict, tone) = match (listed, wrong) {
-            (0, _) => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
-            (_, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
-            _ => (format!("{wrong} bypass the mesh, have other rules than desired, or were not examined"), Tone::Bad),
+        let wrong = self.pods.iter().filter(|pod| !pod.is_as_desired()).count();
+        let by_others = self.pods.iter().filter(|pod| pod.has_bypass_by_other_program()).count();
+        let of_wrong = format!("{wrong} bypass the mesh, have other rules than desired, or were not examined");
+        let of_others = format!("{by_others} with a rule of another program that lets traffic bypass the mesh");
+        let (verdict, tone) = match (listed, wrong, by_others) {
+            (0, ..) => ("no traffic bypasses the mesh".to_owned(), Tone::Good),
+            (_, 0, 0) => (format!("{listed} with exclusions, none bypasses the mesh entirely"), Tone::Notable),
+            (_, _, 0) => (of_wrong, Tone::Bad),
+            (_, 0, _) => (of_others, Tone::Bad),
+            _ => (format!("{of_wrong}; {of_others}"), Tone::Bad),
         };
         let checked = match self.checked {
             1 => "1 pod checked".to_owned(),

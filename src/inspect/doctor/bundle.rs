@@ -56,10 +56,12 @@ impl Examination {
             Some(value) => redactor.file(value),
             None => format!("(omitted: {} bytes that are neither JSON nor YAML)\n", text.len()),
         };
-        let configurations = self.configurations.iter();
+        // A file can have several configurations.
+        let mut configurations: Vec<&Configured> = self.configurations.iter().collect();
+        configurations.dedup_by(|a, b| a.path == b.path);
         let configuration =
             |configured: &Configured| (named("node", configured.path.as_path()), structured(&configured.text));
-        files.extend(configurations.map(configuration));
+        files.extend(configurations.into_iter().map(configuration));
         if let Some((path, _)) = &self.kubeconfig {
             files.push(("kubeconfig".to_owned(), text(path).map_or_else(|why| why, |text| structured(&text))));
         }

@@ -6,6 +6,7 @@ use crate::host_path::HostPath;
 use crate::plugin::{node, validate};
 use crate::trusted_file::read_nofollow;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -27,6 +28,7 @@ const INSTALL: &str =
 #[derive(Debug, Clone)]
 pub(super) struct Configured {
     pub(super) path: HostPath,
+    /// The whole file. A plugin list can have several configurations.
     pub(super) text: String,
     pub(super) conf: NetConf,
 }
@@ -52,6 +54,20 @@ impl RuntimeFile {
         self.types().iter().any(|kind| OWN_TYPES.contains(kind))
     }
 
+    /// Returns the text of each configuration of this plugin in the file. In a plugin list with entries of `types`,
+    /// which the installation records name, only these entries are configurations of this plugin: Istio's CNI plugin
+    /// can have an entry there too.
+    fn configurations(&self, types: Option<&BTreeSet<String>>) -> Vec<String> {
+        let only_entries = |kind: &String| {
+            let mut list = self.json.as_ref().ok()?.clone();
+            let plugins = list.get_mut("plugins")?.as_array_mut()?;
+            plugins.retain(|plugin| plugin["type"] == kind.as_str());
+            (!plugins.is_empty()).then(|| list.to_string())
+        };
+        let recorded: Vec<String> = types.into_iter().flatten().filter_map(only_entries).collect();
+        if recorded.is_empty() { vec![self.text.clone()] } else { recorded }
+    }
+
     /// Whether the file only has plugins that Multus and runtimes skip when they look for the cluster network.
     fn is_other(&self) -> bool {
         self.types().iter().all(|kind| ["loopback", "multus", "multus-shim"].contains(kind))
@@ -73,11 +89,14 @@ pub(super) fn examine(target: &CheckTarget, results: &mut Results) -> Vec<Config
     let elsewhere: Vec<_> = target.other_conf_dirs.iter().flat_map(|dir| files_in(target, dir)).collect();
     let ours: Vec<&RuntimeFile> = files.iter().chain(&elsewhere).filter(|file| file.is_ours()).collect();
     let (mut valid, mut wrong) = (Vec::new(), Vec::new());
-    for RuntimeFile { path, text, .. } in &ours {
-        let effective = effective(target, path.as_path(), text);
-        match effective.and_then(|conf| accepted(&conf).map(|()| conf)) {
-            Ok(conf) => valid.push(Configured { path: path.clone(), text: text.clone(), conf }),
-            Err(error) => wrong.push(error.to_string()),
+    for file in &ours {
+        let path = &file.path;
+        for text in file.configurations(target.installation.listed_types.get(path)) {
+            let effective = effective(target, path.as_path(), &text);
+            match effective.and_then(|conf| accepted(&conf).map(|()| conf)) {
+                Ok(conf) => valid.push(Configured { path: path.clone(), text: file.text.clone(), conf }),
+                Err(error) => wrong.push(error.to_string()),
+            }
         }
     }
     results.add(&PRESENT, present(target, &files, &ours));

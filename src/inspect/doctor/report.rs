@@ -6,6 +6,7 @@ use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
 use crate::pod::PodRef;
 use crate::printable::without_userinfo;
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
@@ -295,6 +296,8 @@ pub struct Installation {
     pub records: Vec<HostPath>,
     /// The installed programs.
     pub programs: Vec<HostPath>,
+    /// The types of the releases' entries in plugin lists, by the path of the list.
+    pub listed_types: BTreeMap<HostPath, BTreeSet<String>>,
     /// The differences between the node and the installation, one line each; `None` without an installation. The
     /// error is the reason why they are unknown.
     pub changed: Result<Option<Vec<String>>, String>,

@@ -51,17 +51,25 @@ impl NodesAudit {
         }
     }
 
-    /// Sorts the pods by bytes, those that are not redirected first.
+    /// Sorts the pods: those that are not redirected, those with a bypass by another program, the others; each by
+    /// bytes.
     #[must_use]
     pub fn sorted(mut self) -> Self {
         self.pods.sort_by_cached_key(|PodOfNode { node, pod }| {
             let bytes = pod.bypasses.iter().filter_map(|bypass| bypass.bytes).fold(0, u64::saturating_add);
-            (pod.redirected, Reverse(bytes), pod.namespace.clone(), pod.pod.clone(), node.clone())
+            (
+                pod.redirected,
+                !pod.has_bypass_by_other_program(),
+                Reverse(bytes),
+                pod.namespace.clone(),
+                pod.pod.clone(),
+                node.clone(),
+            )
         });
         self
     }
 
-    /// Returns whether all nodes were audited, and all pods are redirected and have the desired rules.
+    /// Returns whether all nodes were audited, and all pods are clean.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.errors.is_empty() && self.pods.iter().all(|one| one.pod.is_clean())
@@ -87,8 +95,10 @@ impl PodOfNode {
         };
         let drift =
             pod.drift.iter().map(move |difference| row(none, Tone::Bad, "differs from the desired rules", difference));
-        let bypasses =
-            pod.bypasses.iter().map(move |one| row([one.packets, one.bytes], Tone::Plain, &one.traffic, &one.source));
+        let bypasses = pod.bypasses.iter().map(move |one| {
+            let tone = if one.by_other_program { Tone::Bad } else { Tone::Plain };
+            row([one.packets, one.bytes], tone, &one.traffic, &one.source)
+        });
         let more = (pod.left_out > 0).then(|| row(none, Tone::Plain, &format!("{} more", pod.left_out), ""));
         problem.into_iter().chain(drift).chain(bypasses).chain(more)
     }

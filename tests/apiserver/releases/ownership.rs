@@ -120,7 +120,8 @@ fn an_upgrade_does_not_delete_a_definition_that_another_owner_took() {
     assert_eq!(owner(&taken), ("shop", "istio-cni"));
     let before = inventory(&admin);
     // Without the definition, helm would delete it.
-    for values in ["definitions=auto", "definitions=never", "provider=default", "attachments[0].name=excludedns"] {
+    let in_list = "provider=default,chained=true,cniConfDir=/etc/cni/net.d";
+    for values in ["definitions=auto", "definitions=never", in_list, "attachments[0].name=excludedns"] {
         let refused = helm.try_upgrade("detour", &[&OPENSHIFT[..], &["--set", values]].concat()).expect_err(values);
         assert!(
             refused.contains(
