@@ -6,7 +6,7 @@ use crate::server::{Answer, Request, Server};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -198,6 +198,42 @@ fn what_belongs_to_another_release_is_refused_and_not_changed() {
 }
 
 #[test]
+fn a_file_or_network_of_another_release_is_refused_under_another_path_too() {
+    let scene = scene("releases-aliases");
+    install_other(&scene);
+    scene.ok("install", &FIRST);
+    symlink("net.d", scene.path("etc/cni/multus/alias")).expect("linked");
+    symlink("net.d", scene.path("etc/cni/alias.d")).expect("linked");
+    let installed = scene.files();
+    let attachments = attachments(&scene);
+    let third = ["--release=third", "--name=excludedns", "--chained=false"];
+    for (arguments, what) in [
+        (
+            [&third[..], &["--conf-dir=/etc/cni/multus/alias", &attachments]].concat(),
+            "file /etc/cni/multus/alias/excludedns.conf, which is the same file as \
+             /etc/cni/multus/net.d/excludedns.conf, belongs to release \"excludedns\"",
+        ),
+        (
+            [&third[..], &["--conf-dir=/etc/cni/multus/third", &attachments]].concat(),
+            "network \"excludedns\" belongs to release \"excludedns\"",
+        ),
+        (
+            vec!["--release=third", "--chained=true", "--conf-dir=/etc/cni/alias.d"],
+            "the entry of the plugin \"detour\" in /etc/cni/alias.d/10-calico.conflist belongs to release \"detour\"",
+        ),
+    ] {
+        let stderr = scene.fails("install", &arguments);
+        assert!(stderr.contains(what) && stderr.contains("detour uninstall --release"), "{stderr}");
+        assert_eq!(scene.files(), installed);
+    }
+    // Another name in the same directory is accepted.
+    attach(&scene, &json!([{"name": "third"}]));
+    scene.ok("install", &[&third[..], &["--conf-dir=/etc/cni/multus/alias", &attachments]].concat());
+    scene.ok("uninstall", &["--release=third"]);
+    assert!(scene.path(OTHER_CONF).exists());
+}
+
+#[test]
 fn a_converted_configuration_is_restored_by_the_last_release_of_its_list() {
     let single = "{\n  \"cniVersion\": \"0.3.1\", \"name\": \"weave\", \"type\": \"weave-net\"\n}\n";
     let scene = Scene::with("releases-single", "10-weave.conf", single);
@@ -285,6 +321,19 @@ fn an_invalid_release_or_list_of_attachments_is_refused() {
         (r#"[{"name": "../x"}]"#, "[0].name: expected the name of a NetworkAttachmentDefinition, got \"../x\""),
         (r#"[{"name": "a"}, {"name": "a"}]"#, "[1].name: \"a\" occurs twice"),
         (r#"[{"name": "a", "type": "b"}]"#, "[0]: type: expected detour, got \"b\"; add --name b"),
+        (r#"[{"name": "a", "chian": []}]"#, "[0]: chian: unknown key; did you mean \"chain\"?"),
+        (r#"[{"name": "a", "namespace": "x"}]"#, "[0]: namespace: unknown key; remove it"),
+        (r#"[{"name": "a", "namespaces": ["x"]}]"#, "[0]: namespaces: unknown key; remove it"),
+        (
+            r#"[{"name": "a", "kubernetes": {"kubeconfg": "/x"}}]"#,
+            "[0]: kubernetes.kubeconfg: unknown key; did you mean \"kubeconfig\"?",
+        ),
+        (r#"[{"name": "a", "name": "b"}]"#, "key \"name\" occurs twice"),
+        (&format!(r#"[{{"name": "{}"}}]"#, "a".repeat(64)), "[0].name: expected at most 63 characters, got 64"),
+        (
+            r#"[{"name": "a", "kubernetes": {"kubeconfig": "/missing"}}]"#,
+            "attachments.json: attachment \"a\": kubernetes.kubeconfig /missing: ",
+        ),
         (r#"[{"name": "a", "chain": [{"type": "x"}]}]"#, "attachment \"a\": "),
         (r#"[{"name": "a", "clusterNetwork": "b"}]"#, "attachment \"a\": "),
     ] {
@@ -292,7 +341,32 @@ fn an_invalid_release_or_list_of_attachments_is_refused() {
         let stderr = scene.ends(2, "install", &["--chained=false", &attachments(&scene)]);
         assert!(stderr.contains(why) && stderr.contains("--attachments"), "{text}: {stderr}");
     }
+    let long = |flag: &str, length: usize| format!("--{flag}={}", "a".repeat(length));
+    for (argument, why) in [
+        (long("network", 175), "expected at most 174 bytes, got 175"),
+        (long("conf-name", 240), "expected at most 239 bytes, got 240"),
+        (long("name", 240), "expected at most 239 bytes, got 240"),
+    ] {
+        let stderr = scene.ends(2, "install", &["--chained=false", &argument]);
+        assert!(stderr.contains(why), "{stderr}");
+    }
     fs::write(&list, before[Path::new("config/attachments.json")].0.clone()).expect("written");
+    assert_eq!(scene.files(), before);
+}
+
+#[test]
+fn the_longest_accepted_names_can_be_installed_and_a_recorded_name_that_is_too_long_is_skipped() {
+    const RECORD: &str = "var/lib/cni/detour/install.json";
+    let scene = scene("releases-long");
+    let before = scene.files();
+    let long = |flag: &str, length: usize, end: &str| format!("--{flag}={}{end}", "a".repeat(length - end.len()));
+    let names = [long("network", 174, ""), long("conf-name", 239, ".conf"), long("name", 239, "")];
+    scene.ok("install", &[&["--chained=false"], &names.each_ref().map(String::as_str)[..]].concat());
+    let mut record = scene.json(RECORD);
+    record["files"][format!("/etc/cni/net.d/{}.conf", "a".repeat(253))] =
+        json!({"role": "configuration", "ours": [], "before": "nothing"});
+    scene.write(RECORD, &record.to_string());
+    scene.ok("uninstall", &[]);
     assert_eq!(scene.files(), before);
 }
 

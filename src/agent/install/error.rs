@@ -51,6 +51,18 @@ impl InstallError {
         Self::Owned { what: format!("file {path}"), hint, owner: owner.to_string() }
     }
 
+    /// `recorded` is the path of the same file in the record of `owner`.
+    pub(super) fn owned_alias(path: &HostPath, recorded: &HostPath, owner: &Release) -> Self {
+        let hint = "give the attachment another name, or select another directory with --conf-dir";
+        let what = format!("file {path}, which is the same file as {recorded},");
+        Self::Owned { what, hint, owner: owner.to_string() }
+    }
+
+    pub(super) fn owned_network(network: &str, owner: &Release) -> Self {
+        let hint = "give the attachment another name (attachments in the chart, or --network)";
+        Self::Owned { what: format!("network {network:?}"), hint, owner: owner.to_string() }
+    }
+
     pub(super) fn owned_entry(kind: &str, path: &HostPath, owner: &Release) -> Self {
         let hint = "add the entries of chain to the configuration of that release";
         Self::Owned { what: format!("the entry of the plugin {kind:?} in {path}"), hint, owner: owner.to_string() }

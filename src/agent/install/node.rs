@@ -29,6 +29,15 @@ const MAX_TEXT_SIZE: u64 = 1 << 20;
 /// The maximum size of an installation record, which holds the texts of a few configurations.
 const MAX_RECORD_SIZE: u64 = 4 << 20;
 
+/// Identifies a directory, whatever path leads to it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum DirectoryId {
+    /// The device and the inode.
+    Existing(u64, u64),
+    /// The resolved path.
+    Missing(PathBuf),
+}
+
 /// The file system of a node.
 #[derive(Debug, Clone)]
 pub struct NodeFiles {
@@ -150,6 +159,9 @@ impl NodeFiles {
                 }
             }
         }
+        if let Some(desired) = desired {
+            found.aliases = self.aliases(desired, &found);
+        }
         let asides: Vec<_> = paths.iter().filter_map(|path| found.recorded(path)).filter_map(Owned::aside).collect();
         paths.extend(asides.into_iter().cloned().collect::<Vec<_>>());
         directories.extend(paths.iter().map(HostPath::parent));
@@ -170,6 +182,33 @@ impl NodeFiles {
             found.adopt_node_parts(path);
         }
         Ok(found)
+    }
+
+    /// Returns the value of [`FoundState::aliases`].
+    fn aliases(&self, desired: &DesiredState, found: &FoundState) -> BTreeMap<HostPath, HostPath> {
+        let mut directories = BTreeMap::new();
+        let mut location = |path: &HostPath| {
+            let directory = directories.entry(path.parent()).or_insert_with_key(|path| self.directory(path));
+            Some((directory.clone()?, path.name().to_owned()))
+        };
+        let others = found.others.values().flat_map(|record| record.files.keys().chain(record.lists.keys()));
+        let recorded: BTreeMap<_, _> = others.filter_map(|path| Some((location(path)?, path))).collect();
+        let own = desired.configurations.iter().filter_map(ConfigurationTarget::file).cloned();
+        let list_directory = desired.configurations.iter().find(|target| target.file().is_none());
+        let listed = list_directory.map(ConfigurationTarget::directory).into_iter();
+        let listed = listed.flat_map(|dir| found.configurations.iter().map(move |file| dir.join(&file.name)));
+        let alias = |path: HostPath| Some((*recorded.get(&location(&path)?)?).clone()).map(|other| (path, other));
+        own.chain(listed).filter_map(alias).filter(|(path, other)| path != other).collect()
+    }
+
+    /// Returns what identifies a directory; `None` if it can't be read.
+    fn directory(&self, path: &HostPath) -> Option<DirectoryId> {
+        let reached = self.root.reach(path).ok()?;
+        match fs::metadata(&reached) {
+            Ok(metadata) => Some(DirectoryId::Existing(metadata.dev(), metadata.ino())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Some(DirectoryId::Missing(reached)),
+            Err(_) => None,
+        }
     }
 
     /// Replaces the digests of version 0.1.0 in the record by those of this version, where the contents did not change
@@ -257,7 +296,11 @@ impl NodeFiles {
 
     /// Returns a regular file, symbolic links followed; `None` if it does not exist.
     fn file(&self, path: &HostPath) -> io::Result<Option<FoundFile>> {
-        let reached = self.root.reach(path)?;
+        let reached = match self.root.reach(path) {
+            // The record of version 0.1.0 can list a name that is too long for a file.
+            Err(error) if error.kind() == ErrorKind::InvalidFilename => return Ok(None),
+            reached => reached?,
+        };
         let mut file = match open(&reached) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

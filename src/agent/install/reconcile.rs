@@ -18,8 +18,9 @@ use serde_json::Value;
 /// The plan reverts what the installation record lists and is no longer desired, as [`plan::undo`] does.
 ///
 /// # Errors
-/// A configuration file, or an entry of the same type in a plugin list, belongs to another release.
+/// A configuration file, a network, or an entry of the same type in a plugin list belongs to another release.
 pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPlan, InstallError> {
+    check_owners(desired, found)?;
     let mut plan = InstallPlan::of(found);
     plan.notes.clone_from(&found.notes);
     plan.record.installer.clone_from(&desired.installer);
@@ -39,9 +40,6 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
     for configuration in &desired.configurations {
         match configuration {
             ConfigurationTarget::Own { path, text } => {
-                if let Some(owner) = found.owner(path) {
-                    return Err(InstallError::owned_file(path, owner));
-                }
                 let kind = |text: &str| serde_json::from_str::<Value>(text).ok().map(|value| value["type"].clone());
                 let before = previous_content(path, text, found, kind);
                 add_text(path, Role::Configuration, text, before, found, &mut plan);
@@ -56,6 +54,29 @@ pub fn reconcile(desired: &DesiredState, found: &FoundState) -> Result<InstallPl
         revert_undesired(desired, &lists, found, &mut plan);
     }
     Ok(plan)
+}
+
+/// Checks that the configuration files and networks belong to no other release.
+///
+/// # Errors
+/// One of them does.
+fn check_owners(desired: &DesiredState, found: &FoundState) -> Result<(), InstallError> {
+    for path in desired.configurations.iter().filter_map(ConfigurationTarget::file) {
+        let recorded = found.recorded_path(path);
+        if let Some(owner) = found.owner(path) {
+            return Err(InstallError::owned_file(path, owner));
+        }
+        if let Some(owner) = found.owner(recorded) {
+            return Err(InstallError::owned_alias(path, recorded, owner));
+        }
+    }
+    let parts = desired.node.iter().flat_map(|(_, parts)| parts);
+    for network in parts.filter_map(|part| part.network.as_deref()) {
+        if let Some(owner) = found.network_owner(network) {
+            return Err(InstallError::owned_network(network, owner));
+        }
+    }
+    Ok(())
 }
 
 /// Copies the program, unless a newer one of another release is in place. If none is, the node gets this one until the
@@ -185,7 +206,8 @@ fn add_entry(
         return Ok(None);
     };
     let (path, single) = (dir.join(&target.list_name), dir.join(&target.file.name));
-    let listed_by = found.others.iter().filter_map(|(release, record)| Some((release, record.lists.get(&path)?)));
+    let recorded = found.recorded_path(&path);
+    let listed_by = found.others.iter().filter_map(|(release, record)| Some((release, record.lists.get(recorded)?)));
     if let Some((owner, _)) = listed_by.clone().find(|(_, listed)| listed.kind == kind) {
         return Err(InstallError::owned_entry(kind, &path, owner));
     }

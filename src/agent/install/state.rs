@@ -84,6 +84,9 @@ pub struct FoundState {
     pub others: BTreeMap<Release, InstallRecord>,
     /// Those of them that differ from their files, because version 0.1.0 wrote these.
     pub changed: BTreeMap<Release, InstallRecord>,
+    /// For desired configuration files, the paths of the same files in the records of other releases. The paths differ,
+    /// because a directory is a symbolic link or a bind mount.
+    pub aliases: BTreeMap<HostPath, HostPath>,
     /// The existing files among those that are desired or in the record.
     pub files: BTreeMap<HostPath, FoundFile>,
     /// The configuration files in the directory of the cluster network's list.

@@ -19,6 +19,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::path::{Path, PathBuf};
 
+/// Limit for the name of a file. On Linux, a name has up to 255 bytes (NAME_MAX). The longest name that is made of
+/// this one is that of a temporary file: `.detour-NAMElist.tmp`, where `NAME.conflist` replaces `NAME.conf`.
+const MAX_FILE_NAME: usize = 239;
+/// Limit for the name of a network. libcni saves a result as `NETWORK-CONTAINERID-INTERFACE`, with 64 and up to 15
+/// characters for the last two, and a name has up to 255 bytes (NAME_MAX).
+const MAX_NETWORK_NAME: usize = 174;
 /// Limit for each credential file. The largest is ca.crt.
 const MAX_CREDENTIAL: u64 = 1 << 20;
 
@@ -52,7 +58,7 @@ pub(in crate::cli) struct InstallOptions {
     #[arg(long = "name", value_name = "NAME", value_parser = parse_file_name)]
     names: Vec<String>,
     /// Name of the network in a separate configuration file; attachments refer to it
-    #[arg(long, value_name = "NAME", default_value = "istio-cni")]
+    #[arg(long, value_name = "NAME", default_value = "istio-cni", value_parser = parse_network)]
     network: String,
     /// JSON object with keys of the plugin's configuration, which override flags. Without "chain", the plugin
     /// redirects traffic, and UID 1337 and its DNS bypass the sidecar
@@ -93,7 +99,19 @@ pub(in crate::cli) struct InstallOptions {
 
 fn parse_file_name(text: &str) -> Result<String, String> {
     let is_plain = !text.is_empty() && !text.starts_with('.') && !text.contains('/');
-    is_plain.then(|| text.to_owned()).ok_or_else(|| "expected a file name without a directory".into())
+    if !is_plain {
+        return Err("expected a file name without a directory".into());
+    }
+    check_length(text, MAX_FILE_NAME)
+}
+
+fn parse_network(text: &str) -> Result<String, String> {
+    check_length(text, MAX_NETWORK_NAME)
+}
+
+fn check_length(text: &str, max: usize) -> Result<String, String> {
+    let got = text.len();
+    if got <= max { Ok(text.to_owned()) } else { Err(format!("expected at most {max} bytes, got {got}")) }
 }
 
 fn parse_log_level(text: &str) -> Result<String, String> {
@@ -149,7 +167,7 @@ impl InstallOptions {
         let attachment_dir = if is_chained { &self.attachment_conf_dir } else { &conf_dir };
         let (mut configurations, mut parts, mut warnings) = (Vec::new(), NodeParts::new(), Vec::new());
         if is_chained || given.attachments.is_empty() {
-            warnings = self.check(node, &settings, &names)?;
+            warnings = self.check(node, &settings, &names, "--config: ")?;
             let network = (!is_chained && !settings.is_primary()?).then(|| self.network.clone());
             configurations.push(if is_chained {
                 ConfigurationTarget::Listed {
@@ -166,12 +184,13 @@ impl InstallOptions {
         for attachment in &given.attachments {
             let desired = || {
                 let settings = attachment.settings(&settings)?;
-                let warnings = self.check(node, &settings, &names)?;
+                let place = if attachment.has_kubeconfig() { "" } else { "--config: " };
+                let warnings = self.check(node, &settings, &names, place)?;
                 let text = settings.standalone(&attachment.name)?;
                 Ok::<_, anyhow::Error>((warnings, text, settings.node_part(Some(attachment.name.clone()))?))
             };
             let (own_warnings, text, part) =
-                desired().with_context(|| format!("--attachments: attachment {:?}", attachment.name))?;
+                desired().with_context(|| format!("{}: attachment {:?}", self.attachments_place(), attachment.name))?;
             warnings.extend(own_warnings.iter().map(|warning| format!("attachment {:?}: {warning}", attachment.name)));
             configurations.push(ConfigurationTarget::Own { path: attachment_dir.join(&attachment.file_name()), text });
             parts.push(part);
@@ -242,9 +261,16 @@ impl InstallOptions {
         Ok(texts)
     }
 
-    /// Checks a configuration of the plugin and the credentials that it names. Returns warnings.
-    fn check(&self, node: &NodeFiles, settings: &EntrySettings, names: &[&str]) -> Result<Vec<String>> {
-        self.check_credentials(node, settings.effective_kubeconfig()?.as_ref())?;
+    /// Returns the flag of the attachments and its value, for messages.
+    fn attachments_place(&self) -> String {
+        let file = self.attachments.as_ref().map(|path| format!(" {}", path.display()));
+        format!("--attachments{}", file.unwrap_or_default())
+    }
+
+    /// Checks a configuration of the plugin and the credentials that it names. Returns warnings. `place` is where the
+    /// configuration's own kubeconfig is set.
+    fn check(&self, node: &NodeFiles, settings: &EntrySettings, names: &[&str], place: &str) -> Result<Vec<String>> {
+        self.check_credentials(node, settings.effective_kubeconfig()?.as_ref(), place)?;
         let directories = settings.program_directories()?;
         let is_installed =
             |kind: &str| if names.contains(&kind) { Some(true) } else { node.has_program(kind, &directories) };
@@ -253,8 +279,8 @@ impl InstallOptions {
 
     /// Checks that the plugin can use the credentials on the node, because every ADD needs them.
     ///
-    /// `kubeconfig` is the one that the whole configuration names.
-    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>) -> Result<()> {
+    /// `kubeconfig` is the one that the whole configuration names, and `place` is where it is set.
+    fn check_credentials(&self, node: &NodeFiles, kubeconfig: Option<&HostPath>, place: &str) -> Result<()> {
         if self.allow_missing_credentials {
             return Ok(());
         }
@@ -272,8 +298,8 @@ impl InstallOptions {
         let own = self.own_kubeconfig();
         let is_written = |path: &HostPath| self.kubeconfig.is_none() && *path == own;
         let named = kubeconfig.filter(|path| self.kubeconfig.as_ref() != Some(path) && !is_written(path));
-        let named = named.map(|path| ("--config: kubernetes.kubeconfig", path));
-        for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig", path)).chain(named) {
+        let named = named.map(|path| (format!("{place}kubernetes.kubeconfig"), path));
+        for (place, path) in self.kubeconfig.iter().map(|path| ("--kubeconfig".to_owned(), path)).chain(named) {
             self.check_kubeconfig(node, path).with_context(|| unusable(format!("{place} {path}")))?;
         }
         Ok(())

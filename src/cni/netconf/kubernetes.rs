@@ -5,7 +5,7 @@ use super::unknown;
 use crate::cni::block::{Block, BlockReader};
 use crate::cni::error::Error;
 use crate::cni::list::ItemList;
-use serde_json::Map;
+use serde_json::{Map, Value};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,6 +58,15 @@ impl Kubernetes {
         let read = Self::read_keys(&own, top)?;
         warnings.extend(unknown::in_kubernetes(&own.unknown(), &own.known()));
         Ok(read)
+    }
+
+    /// Returns the unknown and the known keys of a block; `None` if the block is invalid.
+    pub(super) fn keys_of(block: &Value) -> Option<(Vec<String>, Vec<&'static str>)> {
+        let block = Block::new("kubernetes", block).ok()?;
+        let top = Block { path: String::new(), keys: Map::new() };
+        let own = block.reader();
+        Self::read_keys(&own, &top.reader()).ok()?;
+        Some((own.unknown().into_iter().map(str::to_owned).collect(), own.known()))
     }
 
     fn read_keys(own: &BlockReader<'_>, top: &BlockReader<'_>) -> Result<Self, Error> {

@@ -26,3 +26,4 @@ pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};
 pub(super) use sub_plugins::{default_chain, kind};
+pub use unknown::unknown_key;

@@ -1,5 +1,6 @@
 //! Warnings for unknown keys, which a plugin must ignore (SPEC.md).
 
+use super::kubernetes::Kubernetes;
 use crate::cni::list::excerpt;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
@@ -29,10 +30,35 @@ const MAX_SUGGESTIONS: usize = 8;
 
 /// Returns a warning for each key at the top level that is unknown to this plugin and to the others above.
 pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
-    let known = || [OWN, ISTIO, MULTUS].into_iter().flat_map(str::split_whitespace);
-    let all: HashSet<&str> = known().chain(CNI.split_whitespace()).collect();
-    let is_known = |key: &str| key.starts_with(CNI_PREFIX) || all.contains(key);
-    warnings("", keys.keys().map(String::as_str).filter(|key| !is_known(key)), known)
+    warnings("", unknown_at_the_top(keys), known_at_the_top)
+}
+
+/// Returns an error message for the first key of an attachment that is unknown at the top level or in `kubernetes`. It
+/// suggests this plugin's own keys: those of Multus that resemble `namespace` have no effect in an attachment.
+#[must_use]
+pub fn unknown_key(keys: &Map<String, Value>) -> Option<String> {
+    let top = || {
+        let key = unknown_at_the_top(keys).next()?;
+        Some((excerpt(key).to_string(), did_you_mean(key, OWN.split_whitespace())))
+    };
+    let in_kubernetes = || {
+        let (unknown, known) = Kubernetes::keys_of(keys.get("kubernetes")?)?;
+        let key = unknown.iter().find(|key| !MAISTRA.contains(&key.as_str()))?;
+        Some((format!("kubernetes.{}", excerpt(key)), did_you_mean(key, known)))
+    };
+    let (key, suggestion) = top().or_else(in_kubernetes)?;
+    let next = if suggestion.is_empty() { "; remove it" } else { suggestion.as_str() };
+    Some(format!("{key}: unknown key{next}"))
+}
+
+fn known_at_the_top() -> impl Iterator<Item = &'static str> {
+    [OWN, ISTIO, MULTUS].into_iter().flat_map(str::split_whitespace)
+}
+
+fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
+    let all: HashSet<&str> = known_at_the_top().chain(CNI.split_whitespace()).collect();
+    let is_known = move |key: &str| key.starts_with(CNI_PREFIX) || all.contains(key);
+    keys.keys().map(String::as_str).filter(move |key| !is_known(key))
 }
 
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the

@@ -29,6 +29,17 @@ impl FoundState {
         self.others.iter().find(|(_, record)| owns(record)).map(|(release, _)| release)
     }
 
+    /// Returns the path under which the record of another release can list the configuration file.
+    pub(in crate::agent::install) fn recorded_path<'a>(&'a self, path: &'a HostPath) -> &'a HostPath {
+        self.aliases.get(path).unwrap_or(path)
+    }
+
+    /// Returns the other release that has a configuration for the network, according to its record.
+    pub(in crate::agent::install) fn network_owner(&self, network: &str) -> Option<&Release> {
+        let has = |record: &InstallRecord| record.node.iter().any(|part| part.network.as_deref() == Some(network));
+        self.others.iter().find(|(_, record)| has(record)).map(|(release, _)| release)
+    }
+
     /// Returns the record of the file: that of this release, or else that of another one.
     pub(in crate::agent::install) fn recorded(&self, path: &HostPath) -> Option<&Owned> {
         self.record.files.get(path).or_else(|| self.sharers(path).next().map(|(.., owned)| owned))
