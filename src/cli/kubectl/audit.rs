@@ -18,9 +18,9 @@ Examples:
 
 The command runs `detour audit` in one agent of each node, 16 at a time. A node without an agent is
 reported if it has pods with a sidecar. Pods that are not redirected come first, then those with a
-rule of another program that lets traffic bypass the mesh, then those with the most bytes. The numbers are those of the rules' counters:
-most rules count only the first packet of each connection (docs/reports.md). The agents need the
-capabilities that the chart value repair.enabled grants.
+rule of another program that lets traffic bypass the mesh, then those with the most bytes. The
+numbers are those of the rules' counters: most rules count only the first packet of each connection
+(docs/reports.md). The agents need the capabilities that the chart value repair.enabled grants.
 
 Exit codes: 0 all pods are redirected and have the desired rules, 1 a pod is not redirected, has
 other rules, has a rule of another program that lets traffic bypass the mesh or was not examined,
