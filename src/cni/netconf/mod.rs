@@ -5,9 +5,10 @@
 //! | `net_conf` | the parsed configuration |
 //! | `kubernetes`, `primary`, `sub_plugins` | its parts: sources of facts, keys of a primary plugin, the sub-plugin chain |
 //! | `keys` | keys that several configurations have |
-//! | `unknown` | warnings for unknown keys |
+//! | `unknown`, `attachment_keys` | unknown keys: warnings, and errors for attachments |
 //! | `file` | configuration files |
 
+mod attachment_keys;
 mod file;
 mod keys;
 mod kubernetes;
@@ -16,6 +17,7 @@ mod primary;
 mod sub_plugins;
 mod unknown;
 
+pub use attachment_keys::unknown_key;
 pub use file::configuration;
 pub use keys::LogLevel;
 pub(super) use keys::{absolute, delegate_timeout};
@@ -26,4 +28,3 @@ pub(super) use primary::is_primary;
 pub use primary::{DefaultNetwork, NetworkName, NetworkStatus, Primary};
 pub use sub_plugins::{OWN_TYPES, PROGRAM, SUB_PLUGINS};
 pub(super) use sub_plugins::{default_chain, kind};
-pub use unknown::unknown_key;

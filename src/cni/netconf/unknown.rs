@@ -1,6 +1,5 @@
 //! Warnings for unknown keys, which a plugin must ignore (SPEC.md).
 
-use super::kubernetes::Kubernetes;
 use crate::cni::list::excerpt;
 use crate::suggest::did_you_mean;
 use serde_json::{Map, Value};
@@ -33,22 +32,16 @@ pub(super) fn at_the_top(keys: &Map<String, Value>) -> Vec<String> {
     warnings("", unknown_at_the_top(keys), known_at_the_top)
 }
 
-/// Returns an error message for the first key of an attachment that is unknown at the top level or in `kubernetes`. It
-/// suggests this plugin's own keys: those of Multus that resemble `namespace` have no effect in an attachment.
-#[must_use]
-pub fn unknown_key(keys: &Map<String, Value>) -> Option<String> {
-    let top = || {
-        let key = unknown_at_the_top(keys).next()?;
-        Some((excerpt(key).to_string(), did_you_mean(key, OWN.split_whitespace())))
-    };
-    let in_kubernetes = || {
-        let (unknown, known) = Kubernetes::keys_of(keys.get("kubernetes")?)?;
-        let key = unknown.iter().find(|key| !MAISTRA.contains(&key.as_str()))?;
-        Some((format!("kubernetes.{}", excerpt(key)), did_you_mean(key, known)))
-    };
-    let (key, suggestion) = top().or_else(in_kubernetes)?;
-    let next = if suggestion.is_empty() { "; remove it" } else { suggestion.as_str() };
-    Some(format!("{key}: unknown key{next}"))
+/// Returns the first unknown key at the top level, and the suggestion of a key of this plugin: those of Multus that
+/// resemble `namespace` have no effect in an attachment.
+pub(super) fn first_at_the_top(keys: &Map<String, Value>) -> Option<(String, String)> {
+    let key = unknown_at_the_top(keys).next()?;
+    Some((excerpt(key).to_string(), did_you_mean(key, OWN.split_whitespace())))
+}
+
+/// Whether maistra's plugin has this key in `kubernetes`.
+pub(super) fn is_of_maistra(key: &str) -> bool {
+    MAISTRA.contains(&key)
 }
 
 fn known_at_the_top() -> impl Iterator<Item = &'static str> {
@@ -64,7 +57,7 @@ fn unknown_at_the_top(keys: &Map<String, Value>) -> impl Iterator<Item = &str> {
 /// Returns a warning for each of the `unknown` keys in `kubernetes` that is not one of maistra's. `known` are the
 /// keys that are read there.
 pub(super) fn in_kubernetes(unknown: &[&str], known: &[&'static str]) -> Vec<String> {
-    let unknown = unknown.iter().copied().filter(|key| !MAISTRA.contains(key));
+    let unknown = unknown.iter().copied().filter(|key| !is_of_maistra(key));
     warnings("kubernetes.", unknown, || known.iter().copied())
 }
 

@@ -110,7 +110,7 @@ impl NodeCheck {
         }
     }
 
-    /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why there is none.
+    /// Returns the result of an agent from the output of `detour doctor -o json`, or from the reason why it is missing.
     #[must_use]
     pub fn of_agent(
         node: &str,
