@@ -126,7 +126,7 @@ impl Scene<'_> {
 
     /// Returns the agent's account.
     pub(crate) fn account(&self) -> ServiceAccount {
-        let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+        let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
         self.write("/account/ca.crt", &authority.cert.pem());
         self.write("/account/token", "token");
         ServiceAccount { server: self.api.http(), directory: self.node.root.join("account") }

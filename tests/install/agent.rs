@@ -391,7 +391,7 @@ fn each_refused_configuration_creates_one_event_of_the_agents_pod() {
         Answer::json(201, &json!({}))
     });
     let scene = Scene::with("agent-event", "10-calico.conflist", CALICO);
-    let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+    let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
     scene.write("sa/ca.crt", &authority.cert.pem());
     let config = scene.path("config/config.json");
     scene.write("config/config.json", "{}");

@@ -532,7 +532,7 @@ fn the_taint_stays_until_every_running_release_is_ready() {
         }
     };
     let scene = scene("releases-taint");
-    let authority = rcgen::generate_simple_self_signed(["nobody".to_owned()]).expect("a certificate");
+    let authority = rcgen::generate_simple_self_signed(["client.invalid".to_owned()]).expect("a certificate");
     scene.write("sa/ca.crt", &authority.cert.pem());
     let server = format!("--api-server={}", api.http());
     let common =
