@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the top down; modules of one row don't know each other.
-const ROWS: [&[&str]; 10] = [
+const ROWS: [&[&str]; 11] = [
     &["cli"],
     &["agent", "inspect"],
     &["plugin"],
@@ -13,6 +13,7 @@ const ROWS: [&[&str]; 10] = [
     &["networks"],
     &["cluster"],
     &["netns", "firewall", "state", "logging"],
+    &["cgroup"],
     &["host_path", "trusted_file", "netlink"],
     &["streams"],
     &["policy", "pod", "cni", "printable", "suggest"],

@@ -13,6 +13,7 @@
 //! * `native`: the format `nftables`, in tables of its own
 //! * `nfnetlink`: the netlink protocol of nf_tables and connection tracking
 
+mod containers;
 mod drift;
 mod exclusions;
 mod expression;
@@ -27,6 +28,7 @@ mod removal;
 pub mod rule;
 mod rule_format;
 
+pub use containers::{ContainerElement, ContainerLabel, change_container_elements, container_elements};
 pub use drift::{Difference, Drift, foreign_rules};
 pub use expression::Counter;
 pub use from_policy::{MAX_RULES, max_rules};

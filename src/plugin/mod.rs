@@ -35,6 +35,7 @@ mod add;
 mod bypassing;
 mod check;
 mod container_status;
+pub mod containers;
 mod del;
 pub mod desired_policy;
 mod executables;

@@ -6,15 +6,18 @@
 //! | file | contents |
 //! |---|---|
 //! | `redirect` | settings of the redirection |
+//! | `container` | containers whose traffic bypasses the sidecar |
 //! | `exclusion`, `owners` | exclusions; many exclusions grouped by traffic |
 //! | `traffic_policy`, `union` | the policy of an attachment; the union of several |
 
+mod container;
 mod exclusion;
 mod owners;
 mod redirect;
 mod traffic_policy;
 mod union;
 
+pub use container::{BypassEnd, ContainerExclusion, ContainerScope};
 pub use exclusion::{Exclusion, IdRange, Protocol, TrafficOwner};
 pub use redirect::{DnsCapture, Groups, InterceptionMode, Ipv6, PortRange, Ports, Ranges, Redirect};
 pub use traffic_policy::{Interception, Policy};

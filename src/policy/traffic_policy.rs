@@ -1,5 +1,6 @@
 //! The traffic policy of a pod: a redirection and exclusions.
 
+use super::container::ContainerExclusion;
 use super::exclusion::Exclusion;
 use super::owners::ByTraffic;
 use super::redirect::Redirect;
@@ -14,6 +15,9 @@ pub struct Policy {
     /// The outbound traffic that bypasses the sidecar.
     #[serde(default)]
     pub exclusions: BTreeSet<Exclusion>,
+    /// The containers whose traffic bypasses the sidecar while they run.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub containers: BTreeSet<ContainerExclusion>,
     /// Whether another tool's redirection captures this pod's DNS, according to that tool's rules or the pod's
     /// facts; `None` if neither is known yet.
     #[serde(default)]
@@ -39,7 +43,7 @@ impl Policy {
     pub fn is_empty(&self) -> bool {
         match self.interception {
             Interception::Off => true,
-            Interception::Unset => self.exclusions.is_empty(),
+            Interception::Unset => self.exclusions.is_empty() && self.containers.is_empty(),
             Interception::On(_) => false,
         }
     }

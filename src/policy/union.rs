@@ -27,11 +27,12 @@ impl Policy {
     pub fn union(&self, other: &Self) -> Result<Self, Conflict> {
         let interception = self.interception.union(&other.interception)?;
         let exclusions = ByTraffic::group(self.exclusions.iter().chain(&other.exclusions)).exclusions();
+        let containers = self.containers.union(&other.containers).cloned().collect();
         let dns_captured_elsewhere = match (self.dns_captured_elsewhere, other.dns_captured_elsewhere) {
             (Some(a), Some(b)) => Some(a || b),
             (a, b) => a.or(b),
         };
-        Ok(Self { interception, exclusions, dns_captured_elsewhere })
+        Ok(Self { interception, exclusions, containers, dns_captured_elsewhere })
     }
 }
 

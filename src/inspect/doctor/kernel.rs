@@ -126,7 +126,7 @@ fn commit(dialect: RuleFormat) -> Result<(), String> {
     let policy = Policy {
         interception: Interception::On(Box::new(redirect)),
         exclusions: [exclusion].into(),
-        dns_captured_elsewhere: None,
+        ..Policy::default()
     };
     let desired = Ruleset::of(&policy, &Family::ALL);
     let mut socket = NfSocket::open().map_err(|error| error.to_string())?;
