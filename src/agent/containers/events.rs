@@ -41,7 +41,11 @@ impl EventQueue {
     pub(super) fn start(account: Option<ServiceAccount>) -> io::Result<Self> {
         let Some(account) = account else { return Ok(Self(None)) };
         let (sender, events) = sync_channel(MAX_WAITING);
-        let create = move || create_events(&events, |pod, event| account.tell(pod, event).map_err(|error| (error.code, error.to_string())));
+        let create = move || {
+            create_events(&events, |pod, event| {
+                account.tell(pod, event).map_err(|error| (error.code, error.to_string()))
+            })
+        };
         thread::Builder::new().name("pod-events".into()).spawn(create)?;
         Ok(Self(Some(sender)))
     }

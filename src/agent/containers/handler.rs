@@ -43,7 +43,12 @@ impl Reconciler {
                 let left = START_TIMEOUT.saturating_sub(began.elapsed());
                 self.reconcile(&pod.id, excluded, left)
             }
-            Err(error) => Err(error),
+            Err(error) if self.registry.is_excluding(&pod.id) => Err(error),
+            Err(error) => {
+                let pod = format!("{}/{}", pod.namespace, pod.name);
+                tracing::warn!(pod, container = name, "can't read which containers are excluded: {error}");
+                return None;
+            }
         };
         match result {
             Ok(()) if self.registry.is_exempt(&pod.id, &container.id) => Some("exempt"),

@@ -9,10 +9,10 @@ use crate::host_path::HostRoot;
 use crate::netns::find;
 use crate::plugin::containers::{ContainerChanges, ExcludedContainers, ObservedContainers, RunningContainer};
 use crate::pod::PodRef;
+use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -72,7 +72,9 @@ impl Reconciler {
         done.recv_timeout(timeout).unwrap_or_else(|error| match error {
             RecvTimeoutError::Timeout => {
                 let milliseconds = timeout.as_millis();
-                Err(failed(&format!("the kernel did not change the rules of the pod within {milliseconds} ms; the agent retries")))
+                Err(failed(&format!(
+                    "the kernel did not change the rules of the pod within {milliseconds} ms; the agent retries"
+                )))
             }
             RecvTimeoutError::Disconnected => Err(failed("the change panicked; the agent retries")),
         })
@@ -84,16 +86,21 @@ impl Reconciler {
         let Some(turn) = self.registry.turn(sandbox_id) else { return Ok(()) };
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(observed) = self.registry.observe(sandbox_id) else { return Ok(()) };
-        let (running, problem) = self.running(sandbox_id, &observed)?;
+        let (found, problem) = self.running(sandbox_id, &observed)?;
+        let running: Vec<RunningContainer> = found.iter().map(|(container, _)| container.clone()).collect();
         // Again, because some may have exited.
         let Some(Observed { exited, complete, proxy_ready, .. }) = self.registry.observe(sandbox_id) else {
             return Ok(());
         };
-        let observed =
-            ObservedContainers { running: &running, exited: &exited, complete: complete && problem.is_none(), proxy_ready };
+        let observed = ObservedContainers {
+            running: &running,
+            exited: &exited,
+            complete: complete && problem.is_none(),
+            proxy_ready,
+        };
         let changes = excluded.reconcile(observed)?;
         let applied = Applied {
-            running: running.iter().map(|container| (container.id.clone(), container.cgroup)).collect(),
+            running: found.into_iter().map(|(it, has_process)| (it.id, it.cgroup, has_process)).collect(),
             exited,
             exempted: changes.exempted.iter().map(|(name, _)| name.clone()).collect(),
             proxy_ready: changes.proxy_ready,
@@ -103,31 +110,35 @@ impl Reconciler {
         problem.map_or(Ok(()), Err)
     }
 
-    /// Returns the named containers with a process, and the first one whose control group can't be read. Those without a
-    /// process have exited.
+    /// Returns the named containers that run, each with whether it has a process already, and the first failure to find
+    /// a control group. Records those that have exited.
     fn running(
         &self,
         sandbox_id: &str,
         observed: &Observed,
-    ) -> Result<(Vec<RunningContainer>, Option<Error>), Error> {
+    ) -> Result<(Vec<(RunningContainer, bool)>, Option<Error>), Error> {
         let (mut running, mut exited, mut problem) = (Vec::new(), Vec::new(), None);
         if observed.named.is_empty() {
             return Ok((running, problem));
         }
         let hierarchy = CgroupHierarchy::find(&self.root)?;
-        for NamedContainer { name, id, cgroup_path } in &observed.named {
-            let unknown = || Error::new(Code::KernelRefused, format!("container {name}: the runtime reports no cgroup"));
-            let cgroup = match cgroup_path {
-                Some(path) if !hierarchy.is_populated(path) => {
-                    exited.push(id.clone());
+        for container in &observed.named {
+            let has_process = hierarchy.is_populated(&container.cgroups_path);
+            let cgroup = match hierarchy.container_id(&container.cgroups_path, container.pid) {
+                _ if container.may_have_exited && has_process == Some(false) => None,
+                // Another process may have got the number of the container's first one.
+                Ok(cgroup) if container.cgroup.is_some_and(|known| known != cgroup) => None,
+                Err(_) if container.may_have_exited || container.cgroup.is_some() => None,
+                Ok(cgroup) => Some(cgroup),
+                Err(error) => {
+                    problem = problem.or(Some(error));
                     continue;
                 }
-                Some(path) => hierarchy.id(path),
-                None => Err(unknown()),
             };
+            let NamedContainer { name, id, .. } = container.clone();
             match cgroup {
-                Ok(cgroup) => running.push(RunningContainer { name: name.clone(), id: id.clone(), cgroup }),
-                Err(error) => problem = problem.or(Some(error)),
+                Some(cgroup) => running.push((RunningContainer { name, id, cgroup }, has_process == Some(true))),
+                None => exited.push(id),
             }
         }
         self.registry.mark_exited(sandbox_id, &exited);

@@ -2,7 +2,6 @@
 //! each excluded one. No lock is held while the kernel or the runtime is asked.
 
 use crate::agent::nri::{NriContainer, NriPod, NriStatus};
-use crate::cgroup;
 use crate::cluster::agent::{ContainersStatus, ExemptContainer};
 use crate::pod::PodRef;
 use crate::policy::{BypassEnd, Policy};
@@ -76,9 +75,14 @@ struct Excluding {
 
 struct Container {
     name: String,
-    /// Below the root of the hierarchy; `None` if the runtime reported something else.
-    cgroup_path: Option<String>,
+    cgroups_path: String,
+    pid: u32,
+    /// The ID of its control group, once known.
     cgroup: Option<u64>,
+    /// Whether it has been seen with a process.
+    had_process: bool,
+    /// Whether the runtime has reported its end.
+    is_ending: bool,
     is_exempt: bool,
     /// Whether the agent was asked before its first instruction.
     is_from_start: bool,
@@ -89,7 +93,12 @@ struct Container {
 pub(super) struct NamedContainer {
     pub(super) name: String,
     pub(super) id: String,
-    pub(super) cgroup_path: Option<String>,
+    pub(super) cgroups_path: String,
+    pub(super) pid: u32,
+    /// Whether it has exited if its control group has no process. Before its start, the group may be empty.
+    pub(super) may_have_exited: bool,
+    /// The ID of its control group, once known.
+    pub(super) cgroup: Option<u64>,
 }
 
 /// What is known about a sandbox before its sets are changed.
@@ -103,8 +112,8 @@ pub(super) struct Observed {
 /// A change of the sets that succeeded.
 #[derive(Default)]
 pub(super) struct Applied {
-    /// The IDs and control groups of the containers that run.
-    pub(super) running: Vec<(String, u64)>,
+    /// The containers that run, each with the ID of its control group, and whether that has a process.
+    pub(super) running: Vec<(String, u64, bool)>,
     /// The IDs of the containers that have exited, whose elements are removed.
     pub(super) exited: Vec<String>,
     /// The names of the containers that have new elements.
@@ -165,6 +174,10 @@ impl Registry {
                 Connection::Disconnected { why: why.clone(), since }
             }
         };
+        // From now on, the containers are all that run, or may not be.
+        let now = Instant::now();
+        state.sandboxes.values_mut().for_each(|sandbox| sandbox.wake(now));
+        self.0.changed.notify_all();
     }
 
     /// Replaces all containers by those that the runtime lists.
@@ -207,6 +220,9 @@ impl Registry {
         let Some(sandbox) = state.sandboxes.get_mut(&pod.id) else { return };
         let is_named = sandbox.excluding.as_ref().is_some_and(|excluding| excluding.names(&container.name));
         if is_named {
+            if let Some(container) = sandbox.containers.get_mut(&container.id) {
+                container.is_ending = true;
+            }
             sandbox.wake(Instant::now());
         } else {
             sandbox.containers.remove(&container.id);
@@ -266,8 +282,10 @@ impl Registry {
         let excluding = sandbox.excluding.as_ref()?;
         let named = sandbox.containers.iter().filter(|(_, container)| excluding.names(&container.name));
         let named = named.map(|(id, container)| {
-            let (name, cgroup_path) = (container.name.clone(), container.cgroup_path.clone());
-            NamedContainer { name, id: id.clone(), cgroup_path }
+            let (name, cgroups_path) = (container.name.clone(), container.cgroups_path.clone());
+            let may_have_exited = container.had_process || container.is_ending;
+            let (pid, cgroup) = (container.pid, container.cgroup);
+            NamedContainer { name, id: id.clone(), cgroups_path, pid, may_have_exited, cgroup }
         });
         Some(Observed {
             named: named.collect(),
@@ -293,11 +311,12 @@ impl Registry {
         let is_complete = matches!(state.connection, Connection::Registered(_));
         let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return Vec::new() };
         let Some(excluding) = &mut sandbox.excluding else { return Vec::new() };
-        applied.exited.iter().for_each(|id| drop(sandbox.exited.remove(id)));
+        sandbox.exited.retain(|id| !applied.exited.contains(id));
+        let became_ready = applied.proxy_ready && !excluding.proxy_ready;
         excluding.proxy_ready |= applied.proxy_ready;
         excluding.failure.clear();
         let mut late = Vec::new();
-        for (id, cgroup) in &applied.running {
+        for (id, cgroup, has_process) in &applied.running {
             let Some(container) = sandbox.containers.get_mut(id) else { continue };
             let is_exempt = excluding.policy.container_scope(&container.name, excluding.proxy_ready).is_some();
             let is_new = is_exempt && !container.is_exempt && applied.exempted.contains(&container.name);
@@ -308,9 +327,12 @@ impl Registry {
                 excluding.reported.remove(&container.name);
             }
             container.cgroup = Some(*cgroup);
+            container.had_process |= has_process;
             container.is_exempt = is_exempt;
         }
-        excluding.due = Instant::now() + excluding.pause(&sandbox.containers, is_complete);
+        // Once more: the hook may have asked just before the proxy listened.
+        let pause = if became_ready { CHECK_INTERVAL } else { excluding.pause(&sandbox.containers, is_complete) };
+        excluding.due = Instant::now() + pause;
         late
     }
 
@@ -354,7 +376,8 @@ impl Registry {
                 continue;
             };
             let names: BTreeSet<&String> = excluding.policy.containers.iter().map(|excluded| &excluded.name).collect();
-            let new: Vec<String> = names.into_iter().filter(|name| !excluding.reported.contains(*name)).cloned().collect();
+            let new: Vec<String> =
+                names.into_iter().filter(|name| !excluding.reported.contains(*name)).cloned().collect();
             excluding.reported.extend(new.iter().cloned());
             if !new.is_empty() {
                 captured.push((id.clone(), new));
@@ -447,11 +470,12 @@ impl Excluding {
     /// Returns the time until the next check.
     fn pause(&self, containers: &BTreeMap<String, Container>, is_complete: bool) -> Duration {
         let runs = |name: &str| !is_complete || containers.values().any(|container| container.name == name);
-        let mut excluded = self.policy.containers.iter();
-        let waits_for_proxy = !self.proxy_ready && excluded.clone().any(|it| it.until == BypassEnd::ProxyReady);
-        if waits_for_proxy && excluded.clone().any(|it| it.until == BypassEnd::ProxyReady && runs(&it.name)) {
+        let of = |until| self.policy.containers.iter().filter(move |excluded| excluded.until == until);
+        let mut until_ready = of(BypassEnd::ProxyReady).filter(|_| !self.proxy_ready).peekable();
+        let waits_for_proxy = until_ready.peek().is_some();
+        if until_ready.any(|excluded| runs(&excluded.name)) {
             PROXY_INTERVAL
-        } else if waits_for_proxy || excluded.any(|it| runs(&it.name)) {
+        } else if waits_for_proxy || of(BypassEnd::ContainerExit).any(|excluded| runs(&excluded.name)) {
             CHECK_INTERVAL
         } else {
             REST_INTERVAL
@@ -463,8 +487,11 @@ impl Container {
     fn of(container: &NriContainer, is_from_start: bool) -> Self {
         Self {
             name: container.name.clone(),
-            cgroup_path: cgroup::path_of(&container.cgroups_path),
+            cgroups_path: container.cgroups_path.clone(),
+            pid: container.pid,
             cgroup: None,
+            had_process: false,
+            is_ending: false,
             is_exempt: false,
             is_from_start,
         }
