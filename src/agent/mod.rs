@@ -7,20 +7,24 @@
 //! | `reconcile_loop` | installs again whenever something changes ([`run`]) |
 //! | `watch`, `stability` | waiting for changes of directories and for signals; whether an installation lasts |
 //! | `plugin_token`, `daemon_set` | the plugin's credentials; whether the agent's DaemonSet was deleted |
+//! | [`nri`] | the containers that the runtime starts and stops |
 //! | `own_pod` | Events of the agent's own pod, for a refused configuration |
 //! | `services` | starts the threads that need the node's name |
 //! | `facts` | the watched pods, namespaces and definitions, and the answers to the plugin |
 //! | `socket` | the Unix socket for the plugin's requests |
+//! | `containers` | excluded containers of running pods |
 //! | [`repair`] | repairs pods that bypass the mesh |
 //! | [`taint`] | keeps pods off a node that is not ready |
 //! | `health` | `/healthz`, `/readyz`, `/metrics`, the watchdog, and the limit of connections |
 //! | `metrics` | the Prometheus metrics |
 
+mod containers;
 mod daemon_set;
 mod facts;
 mod health;
 pub mod install;
 mod metrics;
+pub mod nri;
 mod own_pod;
 mod plugin_token;
 mod reconcile_loop;
@@ -31,6 +35,7 @@ mod stability;
 pub mod taint;
 mod watch;
 
+pub use containers::ContainerSettings;
 pub use daemon_set::DaemonSet;
 pub use facts::{EndedContainer, ObservedPod};
 pub use metrics::Metrics;
