@@ -64,6 +64,46 @@ fn each_excluded_container_is_reported_with_its_traffic_its_end_and_its_source()
 }
 
 #[test]
+fn the_sample_for_vault_excludes_one_of_several_containers_with_the_same_uid() {
+    let sample = |name: &str| format!("{}/conf/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (conf, pod) = (sample("openshift-vault.conf"), sample("openshift-vault-pod.yaml"));
+    let explain = |more: &[&str]| {
+        let run = detour(&[&["explain", "-f", &pod, "--config", &conf], more].concat(), "", &[]);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+        run
+    };
+    let report = explain(&["-o", "json"]).json();
+    let source = "pod, detour.io/exclude-containers";
+    let expected = json!([{"name": "vault-agent-init", "scope": "all", "until": "proxy-ready", "sources": [source]}]);
+    assert_eq!((&report["redirected"], &report["excluded_containers"]), (&json!(true), &expected));
+    assert_eq!((codes(&report), &report["exempt"]), (vec![], &json!([])));
+    let documented = include_str!("../../conf/README.md");
+    let line = explain(&[]).stdout.lines().find(|line| line.contains(source)).map(str::to_owned);
+    assert!(documented.contains(&line.expect("a line")), "conf/README.md shows the line");
+    assert_eq!(detour(&["validate", &conf], "", &[]).code, 0);
+}
+
+#[test]
+fn a_block_that_excludes_nothing_does_not_change_the_rules() {
+    let rules = |blocks: Value, format: &str| {
+        let run = explain(&one_uid(), &blocks, &["--rules", format]);
+        assert_eq!(run.code, 0, "{run:?}");
+        (run.stdout, run.stderr)
+    };
+    for format in ["iptables", "nft"] {
+        let without = rules(json!([]), format);
+        assert_eq!(rules(json!([{"type": "container-exclude", "containers": "job-*"}]), format), without, "{format}");
+    }
+    let by_name = json!([{"type": "container-exclude", "containers": "web"}]);
+    assert!(rules(by_name.clone(), "nft").0.contains("table inet detour-containers {"));
+    let (iptables, hint) = rules(by_name, "iptables");
+    assert_eq!(iptables, rules(json!([]), "iptables").0);
+    let wanted = "detour: pod shop/web-0: iptables can't show the rules for excluded containers: they are native; use \
+                  --rules nft\n";
+    assert_eq!(hint, wanted);
+}
+
+#[test]
 fn a_pod_without_excluded_containers_needs_nothing_on_the_node() {
     let report = report(&one_uid(), &json!([{"type": "container-exclude", "containers": "other"}]));
     assert_eq!(report["excluded_containers"], json!([]));
@@ -194,7 +234,7 @@ fn the_picture_shows_the_bypass_of_each_excluded_container() {
     let temporary = json!([{"type": "container-exclude", "containers": "web", "until": "proxy-ready"}]);
     let temporary = svg(&one_uid(), temporary);
     assert_eq!((drawn(&temporary, "web"), drawn(&temporary, "everything")), (2, 0), "captured later");
-    assert_eq!(drawn(&temporary, "everything until the proxy accepts connections"), 1);
+    assert_eq!(drawn(&temporary, "everything until the proxy is ready"), 1);
     let dns = svg(&one_uid(), json!([{"type": "container-exclude", "containers": "web", "scope": "dns"}]));
     assert_eq!((drawn(&dns, "web"), drawn(&dns, "resolvers")), (2, 1));
     let mut by_istio_init = one_uid();
