@@ -158,7 +158,8 @@ impl Peer {
     /// Reads the call that registers the plugin.
     pub(crate) fn expect_registration(&mut self) {
         let plugin = [bytes(1, "detour"), bytes(2, "10")].concat();
-        let contents = [bytes(1, "nri.pkg.api.v1alpha1.Runtime"), bytes(2, "RegisterPlugin"), bytes(3, plugin)].concat();
+        let contents =
+            [bytes(1, "nri.pkg.api.v1alpha1.Runtime"), bytes(2, "RegisterPlugin"), bytes(3, plugin)].concat();
         assert_eq!(self.read(), (2, 1, 1, contents));
     }
 

@@ -1,7 +1,8 @@
 //! What the runtime reports reaches the handler, and each call gets its answer.
 
 use super::peer::{
-    EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, entry, error, event, frame, integer, pod, state_change,
+    EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, entry, error, event, frame, integer, pod,
+    state_change,
 };
 use super::plugin::{Call, Plugin, Report, socket_path};
 use detour_cni::agent::nri::{NriContainer, NriPod, NriStatus};
@@ -100,12 +101,9 @@ fn the_runtime_waits_for_the_handler_at_the_start_of_a_container_only() {
     });
     let mut peer = runtime.register(&[]);
     plugin.registered();
-    for (method, waits) in [
-        ("StartContainer", true),
-        ("PostStartContainer", false),
-        ("StopContainer", false),
-        ("RemoveContainer", false),
-    ] {
+    for (method, waits) in
+        [("StartContainer", true), ("PostStartContainer", false), ("StopContainer", false), ("RemoveContainer", false)]
+    {
         let stream = peer.send(PLUGIN, method, &event("a"));
         plugin.next_call();
         if waits {
@@ -172,7 +170,8 @@ fn only_running_and_paused_containers_run() {
     let (_directory, path) = socket_path();
     let runtime = Runtime::listen(&path);
     let plugin = Plugin::start(&path);
-    let states: Vec<u8> = (0..6).flat_map(|state| bytes(2, [container("c", "p"), integer(4, state)].concat())).collect();
+    let states: Vec<u8> =
+        (0..6).flat_map(|state| bytes(2, [container("c", "p"), integer(4, state)].concat())).collect();
     runtime.register(&states);
     let running: Vec<bool> = plugin.registered().1.into_iter().map(|container| container.running).collect();
     assert_eq!(running, [false, false, true, true, false, false]);
@@ -239,7 +238,8 @@ fn calls_in_any_pieces_are_answered() {
     let mut peer = runtime.register(&[]);
     plugin.registered();
     // Two calls in one piece, each byte as a piece, and each byte of a message in a frame of its own.
-    let two = [call(101, PLUGIN, "StartContainer", &event("a")), call(103, PLUGIN, "StopContainer", &event("a"))].concat();
+    let two =
+        [call(101, PLUGIN, "StartContainer", &event("a")), call(103, PLUGIN, "StopContainer", &event("a"))].concat();
     peer.write(&two);
     assert_eq!((peer.answer(101), peer.answer(103)), (vec![], vec![]));
     for byte in call(105, PLUGIN, "StartContainer", &event("b")) {

@@ -68,9 +68,23 @@ fn serve(
     ended: BorrowedFd<'_>,
 ) -> Result<(), Failure> {
     let mut stream = open(path)?;
-    let (mut session, mut buffer, mut on_registration) = (Session::default(), vec![0; BUFFER], Some(on_registration));
+    let mut session = Session::default();
+    match exchange(&mut stream, &mut session, handler, on_registration, ended) {
+        Err(Failure::Closed) => Err(session.closed().into()),
+        result => result,
+    }
+}
+
+fn exchange(
+    stream: &mut UnixStream,
+    session: &mut Session,
+    handler: &mut impl NriHandler,
+    on_registration: impl FnOnce(NriStatus),
+    ended: BorrowedFd<'_>,
+) -> Result<(), Failure> {
+    let (mut buffer, mut on_registration) = (vec![0; BUFFER], Some(on_registration));
     let deadline = Instant::now() + REGISTRATION_TIMEOUT;
-    send(&stream, &Session::registration(), ended)?;
+    send(stream, &Session::registration(), ended)?;
     loop {
         let deadline = on_registration.is_some().then_some(deadline);
         if !wait(stream.as_fd(), PollFlags::POLLIN, deadline, ended)? {
@@ -78,13 +92,13 @@ fn serve(
             return Err(format!("the runtime did not register the plugin within {seconds} s; see its log").into());
         }
         let received = match stream.read(&mut buffer) {
-            Ok(0) => return Err(session.closed().into()),
+            Ok(0) => return Err(Failure::Closed),
             Ok(length) => &buffer[..length],
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => continue,
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(session.closed().into()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(Failure::Closed),
             Err(error) => return Err(format!("can't receive from the runtime: {error}").into()),
         };
-        session.receive(received, handler, &mut |answer| send(&stream, answer, ended))?;
+        session.receive(received, handler, &mut |answer| send(stream, answer, ended))?;
         if let Some(status) = session.registered()
             && let Some(on_registration) = on_registration.take()
         {
@@ -133,9 +147,7 @@ fn send(mut stream: &UnixStream, mut bytes: &[u8], ended: BorrowedFd<'_>) -> Res
                     return Err("the runtime does not read the plugin's answers".to_owned().into());
                 }
             }
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
-                return Err("the runtime closed the connection while the plugin answered".to_owned().into());
-            }
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Err(Failure::Closed),
             Err(error) => return Err(format!("can't send to the runtime: {error}").into()),
         }
     }

@@ -23,6 +23,8 @@ const MAX_SYNCHRONIZATION: usize = 16 << 20;
 pub(super) enum Failure {
     /// The caller of [`super::run`] ended it.
     Ended,
+    /// The runtime closed it; [`Session::closed`] returns why.
+    Closed,
     /// Any other reason.
     Cause(String),
 }
@@ -123,8 +125,8 @@ impl Session {
         if let Report::Event(Event { kind: Some(EventKind::Start), pod, container }) = &report {
             handler.start(pod, container);
         }
-        send(&ttrpc::response(stream, result))?;
         self.last_answer = received.elapsed();
+        send(&ttrpc::response(stream, result))?;
         match report {
             Report::Event(Event { kind: Some(EventKind::Started), pod, container }) => {
                 handler.started(&pod, &container);
