@@ -231,9 +231,11 @@ impl Registry {
         self.0.changed.notify_all();
     }
 
-    /// Returns whether the sandbox is known to exclude containers.
-    pub(super) fn is_excluding(&self, sandbox_id: &str) -> bool {
-        self.state().sandboxes.get(sandbox_id).is_some_and(|sandbox| sandbox.excluding.is_some())
+    /// Returns whether the sandbox is known to exclude the container of this name; `None` if it is not known to exclude
+    /// any.
+    pub(super) fn excludes(&self, sandbox_id: &str, name: &str) -> Option<bool> {
+        let state = self.state();
+        Some(state.sandboxes.get(sandbox_id)?.excluding.as_ref()?.names(name))
     }
 
     /// Records the sandbox's excluded containers; `None` if it excludes none, or no longer exists.
@@ -336,15 +338,17 @@ impl Registry {
         late
     }
 
-    /// Records a failure to change the sets. Returns whether it differs from the last one.
+    /// Records a failure to change the sets. Returns whether to log it: an excluded container runs, and the failure
+    /// differs from the last one.
     pub(super) fn failed(&self, sandbox_id: &str, why: &str) -> bool {
         let mut state = self.state();
-        let excluding = state.sandboxes.get_mut(sandbox_id).and_then(|sandbox| sandbox.excluding.as_mut());
-        let Some(excluding) = excluding else { return true };
-        excluding.due = Instant::now() + RETRY_DELAY;
+        let Some(sandbox) = state.sandboxes.get_mut(sandbox_id) else { return false };
+        let Some(excluding) = &mut sandbox.excluding else { return false };
+        let is_affected = sandbox.containers.values().any(|container| excluding.names(&container.name));
+        excluding.due = Instant::now() + if is_affected { RETRY_DELAY } else { REST_INTERVAL };
         let is_new = excluding.failure != why;
         why.clone_into(&mut excluding.failure);
-        is_new
+        is_new && is_affected
     }
 
     /// Records that a container's capture is reported. Returns whether it was not before.
