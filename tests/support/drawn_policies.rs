@@ -106,6 +106,7 @@ pub(crate) fn any() -> impl Strategy<Value = Policy> {
             interception,
             exclusions,
             dns_captured_elsewhere,
+            ..Policy::default()
         },
     )
 }
