@@ -33,6 +33,8 @@ struct Shared {
 struct State {
     sandboxes: BTreeMap<String, Sandbox>,
     connection: Connection,
+    /// Whether an OCI hook exempts containers too.
+    has_hook: bool,
     ended: bool,
 }
 
@@ -123,11 +125,11 @@ pub(super) struct Applied {
 
 impl Registry {
     /// Creates an empty registry. `uses_nri` is whether the runtime is expected to report its containers.
-    pub(super) fn new(uses_nri: bool) -> Self {
+    pub(super) fn new(uses_nri: bool, has_hook: bool) -> Self {
         let why = "the agent has just started".to_owned();
         let disconnected = Connection::Disconnected { why, since: Instant::now() };
         let connection = if uses_nri { disconnected } else { Connection::Off };
-        let state = State { sandboxes: BTreeMap::new(), connection, ended: false };
+        let state = State { sandboxes: BTreeMap::new(), connection, has_hook, ended: false };
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }))
     }
 
@@ -369,9 +371,9 @@ impl Registry {
     /// and why.
     pub(super) fn captured_by_disconnection(&self) -> Option<(String, Vec<(String, Vec<String>)>)> {
         let mut state = self.state();
-        let State { sandboxes, connection, .. } = &mut *state;
+        let State { sandboxes, connection, has_hook, .. } = &mut *state;
         let Connection::Disconnected { why, since } = connection else { return None };
-        if since.elapsed() < GRACE {
+        if *has_hook || since.elapsed() < GRACE {
             return None;
         }
         let mut captured = Vec::new();
@@ -506,3 +508,6 @@ fn pod_ref(pod: &NriPod) -> PodRef {
     let uid = (!pod.uid.is_empty()).then(|| pod.uid.clone());
     PodRef { namespace: pod.namespace.clone(), name: pod.name.clone(), uid }
 }
+
+#[cfg(test)]
+mod tests;
