@@ -213,7 +213,8 @@ impl Metrics {
         let mut text = String::new();
         // Writing to a String can't fail.
         let _ = encode(&mut text, &self.registry);
-        text
+        // A family without labels is one series, which is usually written without braces.
+        text.replace("{} ", " ")
     }
 }
 
