@@ -2,7 +2,7 @@
 
 use crate::cgroup::Cgroup;
 use crate::node;
-use crate::scene::{DESTINATION, Pod};
+use crate::scene::{DESTINATION, Pod, SLOW, wait_until};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
@@ -42,6 +42,9 @@ impl<'a> Container<'a> {
             .expect("bash and nsenter are needed");
         let commands = process.stdin.take().expect("a pipe");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
+        let is_inside =
+            || std::fs::read_to_string(group.directory().join("cgroup.procs")).is_ok_and(|all| !all.is_empty());
+        wait_until("a process in the control group", SLOW, is_inside);
         // The beginning is unique, as in random IDs: comments of elements have only that.
         let id = node::id("c").chars().rev().collect();
         Self { pod, name, id, group, process, commands, answers }

@@ -48,11 +48,7 @@ fn a_bypass_until_the_exit_outlasts_the_start_of_the_proxy() {
         assert_eq!(web.connect(), "direct");
         // The runtime does not report this exit.
         web.exit();
-        let t = std::time::Instant::now();
-        while !pod.elements().is_empty() && t.elapsed() < Duration::from_secs(10) {}
-        eprintln!("{:?} {:#?} {}", t.elapsed(), agent.logged(), std::fs::read_to_string(format!("/mnt/sys/fs/cgroup{}/cgroup.events", web.cgroups_path())).unwrap());
         pod.wait_for_elements(&[], Duration::from_secs(3));
-        assert!(t.elapsed() < Duration::from_secs(3));
     });
 }
 

@@ -94,6 +94,7 @@ struct Container {
     cgroup: Option<u64>,
     /// Whether it has been seen with a process.
     had_process: bool,
+    added: Instant,
     /// Whether the runtime has reported its end.
     is_ending: bool,
     is_exempt: bool,
@@ -312,7 +313,8 @@ impl Registry {
         let named = sandbox.containers.iter().filter(|(_, container)| excluding.names(&container.name));
         let named = named.map(|(id, container)| {
             let (name, cgroups_path) = (container.name.clone(), container.cgroups_path.clone());
-            let may_have_exited = container.had_process || container.is_ending;
+            let has_started = container.had_process || container.added.elapsed() > CHECK_INTERVAL;
+            let may_have_exited = has_started || container.is_ending;
             let (pid, cgroup) = (container.pid, container.cgroup);
             NamedContainer { name, id: id.clone(), cgroups_path, pid, may_have_exited, cgroup }
         });
@@ -525,6 +527,7 @@ impl Container {
             pid: container.pid,
             cgroup: None,
             had_process: false,
+            added: Instant::now(),
             is_ending: false,
             is_exempt: false,
             is_from_start,
