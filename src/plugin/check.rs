@@ -6,7 +6,7 @@ use super::open_netns;
 use super::record::{ContainerRecords, attachment};
 use crate::cluster::agent::{ExemptContainer, excluded_containers};
 use crate::cni::{Code, DEFAULT_INTERFACE, Error, NetConf, Request};
-use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules};
+use crate::firewall::{ContainerElement, LiveRuleset, container_elements, foreign_rules, set_name};
 use crate::netns::{self, NetNs};
 use crate::policy::Policy;
 use crate::state::{ROOT, Store};
@@ -75,7 +75,7 @@ fn element_drift(policy: &Policy, netns: &NetNs, request: &Request, conf: &NetCo
 
 fn compare_elements(policy: &Policy, live: &[ContainerElement], expected: Option<&[ExemptContainer]>) -> Vec<String> {
     let text = |element: &ContainerElement| {
-        format!("control group {} in the set {:?}", element.cgroup, element.scope.to_string())
+        format!("control group {} in the set {:?}", element.cgroup, set_name(element.scope))
     };
     let wanted: Option<Vec<ContainerElement>> = expected
         .map(|all| all.iter().map(|one| ContainerElement::new(one.scope, one.cgroup, &one.name, &one.id)).collect());
@@ -191,8 +191,8 @@ mod tests {
         let unnamed = ContainerElement { container: None, ..element(3, "") };
         let live = [element(1, "vault"), element(2, "app"), unnamed];
         let alone = [
-            "unexpected: control group 2 in the set \"all\": container \"app\" is not excluded",
-            "unexpected: control group 3 in the set \"all\": its comment names no container",
+            "unexpected: control group 2 in the set \"excluded-all\": container \"app\" is not excluded",
+            "unexpected: control group 3 in the set \"excluded-all\": its comment names no container",
         ];
         assert_eq!(compare_elements(&policy, &live, None), alone);
         let exempt =
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(
             compare_elements(&policy, &live[..1], Some(&other)),
             [
-                "unexpected: control group 1 in the set \"all\": container \"vault\" has ended or its bypass has ended",
-                "missing: control group 1 in the set \"dns\" of container \"vault\": its traffic is captured",
+                "unexpected: control group 1 in the set \"excluded-all\": container \"vault\" has ended or its bypass has ended",
+                "missing: control group 1 in the set \"excluded-dns\" of container \"vault\": its traffic is captured",
             ]
         );
         assert!(compare_elements(&policy, &live[..1], None).is_empty());
