@@ -41,7 +41,7 @@ mod validate;
 mod warnings;
 
 pub use crate::cni::configuration;
-pub use exemptions::Exemption;
+pub use exemptions::{ExcludedContainer, Exemption};
 pub use explain::{Explained, Explanation, Explanations, NetworkReport, Proxy, explain};
 pub use installed::InstalledText;
 pub use node_hint::node_hint;
