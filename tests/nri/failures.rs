@@ -1,6 +1,8 @@
 //! Failures of the connection: each has a cause that the plugin reports, and it connects again.
 
-use super::peer::{EMPTY, PLUGIN, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod};
+use super::peer::{
+    EMPTY, PLUGIN, Peer, Runtime, bytes, call, configuration, container, error, event, frame, integer, pod,
+};
 use super::plugin::{Call, DEADLINE, Plugin, socket_path};
 use std::fs::Permissions;
 use std::io::Read;
@@ -239,23 +241,70 @@ fn the_plugin_ends_at_once_in_each_state() {
     peer.closed();
 }
 
-#[test]
-fn a_runtime_that_does_not_read_answers_delays_the_end_by_at_most_the_limit() {
-    let (_directory, path) = socket_path();
-    let runtime = Runtime::listen(&path);
-    let plugin = Plugin::start(&path);
-    let mut peer = runtime.register(&[]);
-    plugin.registered();
+/// Sends calls until the kernel's buffers of both directions are full: no call can be sent for a moment.
+fn send_without_reading(peer: &mut Peer) {
     let unknown = call(1, PLUGIN, &"x".repeat(500), &[]);
     peer.stream.set_nonblocking(true).expect("set");
-    // The kernel's buffers of both directions are full when no call can be sent for a moment.
     let mut last = Instant::now();
     while last.elapsed() < Duration::from_millis(50) {
         if std::io::Write::write_all(&mut peer.stream, &unknown).is_ok() {
             last = Instant::now();
         }
     }
+}
+
+#[test]
+fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    send_without_reading(&mut peer);
     assert!(plugin.end() < Duration::from_millis(100));
+}
+
+#[test]
+fn a_runtime_that_does_not_read_answers_is_given_up() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let mut peer = runtime.register(&[]);
+    plugin.registered();
+    send_without_reading(&mut peer);
+    assert!(plugin.next_failure().ends_with("the runtime does not read the plugin's answers"));
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_full_connection_queue_is_reported_and_ends() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let waiting = runtime.fill_queue(&path);
+    let plugin = Plugin::start(&path);
+    assert!(plugin.next_failure().ends_with("the runtime's connection queue is full"));
+    for _ in waiting {
+        drop(runtime.accept());
+    }
+    runtime.register(&[]);
+    plugin.registered();
+}
+
+#[test]
+fn a_runtime_that_closes_each_connection_is_contacted_less_and_less_often() {
+    let (_directory, path) = socket_path();
+    let runtime = Runtime::listen(&path);
+    let plugin = Plugin::start(&path);
+    let begin = Instant::now();
+    for _ in 0..3 {
+        // Also after a registration.
+        runtime.register(&[]);
+    }
+    drop(runtime.accept());
+    // 0.1 s, 0.2 s and 0.4 s.
+    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
+    drop(plugin);
 }
 
 #[test]
