@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Records sessions of the NRI plugin with containerd and CRI-O in tests/golden/nri: the runtime lists a running
 # container, and starts, stops and removes another one. Tests compare the plugin's answers with the record. Run this
-# script only after a change of the plugin's answers or of a runtime's version. It needs what hack/e2e.sh needs.
+# script only after a change of the plugin's answers or of a runtime's version. It needs root and Go.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=machine.sh
 source hack/machine.sh
 
 need_root
+need_commands gcc=build-essential runc=runc conmon=conmon skopeo=skopeo /usr/lib/cni/bridge=containernetworking-plugins
+need_rust
+need_crictl
+need_runtimes
 work=$(mktemp -d)
 # The node ends when its standard input does.
 trap 'exec 3>&-; wait; rm -rf "$work"' EXIT

@@ -14,6 +14,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+/// Less than each timeout of the plugin, and more than a loaded machine needs.
+const END: Duration = Duration::from_millis(500);
+const NOT_FOUND: &str =
+    "socket not found; check that the container runtime runs and that its configuration enables NRI";
 /// A user who is not root.
 const NOBODY: u32 = 65534;
 /// The variable with the path for [`listens_as_another_user`].
@@ -24,8 +28,7 @@ fn a_missing_socket_is_reported_once_and_used_as_soon_as_it_appears() {
     let (_directory, path) = socket_path();
     let plugin = Plugin::start(&path);
     let cause = plugin.next_failure();
-    let expected = "socket not found; enable NRI in the configuration of the container runtime";
-    assert_eq!(cause, format!("{}: {expected}", path.display()));
+    assert_eq!(cause, format!("{}: {NOT_FOUND}", path.display()));
     let runtime = Runtime::listen(&path);
     runtime.register(&[]);
     plugin.registered();
@@ -36,9 +39,7 @@ fn a_missing_directory_is_a_missing_socket() {
     let (directory, _) = socket_path();
     let path = directory.join("nri/nri.sock");
     let plugin = Plugin::start(&path);
-    assert!(
-        plugin.next_failure().ends_with("socket not found; enable NRI in the configuration of the container runtime")
-    );
+    assert!(plugin.next_failure().ends_with(NOT_FOUND));
     fs::create_dir(directory.join("nri")).expect("made");
     let runtime = Runtime::listen(&path);
     runtime.register(&[]);
@@ -223,21 +224,20 @@ fn a_handler_that_panics_closes_the_connection_and_never_answers_with_an_error()
 
 #[test]
 fn the_plugin_ends_at_once_in_each_state() {
-    let limit = Duration::from_millis(100);
     let (_directory, path) = socket_path();
     let waiting = Plugin::start(&path);
     waiting.next_failure();
-    assert!(waiting.end() < limit, "while it waits for the socket");
+    assert!(waiting.end() < END, "while it waits for the socket");
     let runtime = Runtime::listen(&path);
     let registering = Plugin::start(&path);
     let mut peer = runtime.accept();
     peer.expect_registration();
-    assert!(registering.end() < limit, "while it registers");
+    assert!(registering.end() < END, "while it registers");
     peer.closed();
     let registered = Plugin::start(&path);
     let mut peer = runtime.register(&[]);
     registered.registered();
-    assert!(registered.end() < limit, "while it is registered");
+    assert!(registered.end() < END, "while it is registered");
     peer.closed();
 }
 
@@ -261,7 +261,7 @@ fn a_runtime_that_does_not_read_answers_does_not_delay_the_end() {
     let mut peer = runtime.register(&[]);
     plugin.registered();
     send_without_reading(&mut peer);
-    assert!(plugin.end() < Duration::from_millis(100));
+    assert!(plugin.end() < END);
 }
 
 #[test]

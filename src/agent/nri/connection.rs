@@ -135,7 +135,7 @@ fn open(path: &Path) -> Result<UnixStream, Failure> {
 }
 
 fn not_found() -> String {
-    "socket not found; enable NRI in the configuration of the container runtime".into()
+    "socket not found; check that the container runtime runs and that its configuration enables NRI".into()
 }
 
 fn send(mut stream: &UnixStream, mut bytes: &[u8], ended: BorrowedFd<'_>) -> Result<(), Failure> {
