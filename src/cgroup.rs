@@ -3,7 +3,7 @@
 
 use crate::cni::{Code, Error};
 use crate::host_path::HostRoot;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The node's unified hierarchy of control groups.
 #[derive(Debug, Clone)]
@@ -19,6 +19,12 @@ impl CgroupHierarchy {
     /// The node has no unified hierarchy.
     pub fn find(_root: &HostRoot) -> Result<Self, Error> {
         Err(Error::new(Code::Internal, "not implemented"))
+    }
+
+    /// Returns where the hierarchy is mounted.
+    #[must_use]
+    pub fn mount(&self) -> &Path {
+        &self.mount
     }
 
     /// Returns the ID of the control group at `path` below the hierarchy's root: the number that the kernel compares

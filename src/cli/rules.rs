@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &RulesArguments) -> Result<CommandOutput, CommandEr
     let selector = selector
         .ok_or_else(|| CommandError::Usage("expected a network namespace, or a pod: -n NAMESPACE POD".to_owned()))?;
     let NetnsRules { rules, netns, evidence } = arguments.netns.read(&selector, "rules")?;
-    let report = RulesReport { found_by: evidence, ..rules.report(&netns) };
+    let report = RulesReport { found_by: evidence, ..rules.report(&netns).with_cgroup_paths(&arguments.netns.root) };
     let output = arguments.output.render(&RulesView { report: &report, all: arguments.all })?;
     let code = if report.as_asked == Some(false) { ExitCode::FAILURE } else { output.code };
     Ok(CommandOutput { code, ..output })

@@ -4,7 +4,7 @@ use super::output::{CommandError, CommandOutput, OutputArguments};
 use super::subject::{NetnsArguments, NetnsSelector, SubjectArguments};
 use clap::{ArgGroup, Args};
 use detour_cni::cni::Error;
-use detour_cni::inspect::{Destination, Rulebook, Sender, SenderArgument, Trace, explain, trace};
+use detour_cni::inspect::{Destination, ExcludedSenders, Rulebook, Sender, SenderArgument, Trace, explain};
 use detour_cni::pod::Pod;
 use detour_cni::sub_plugins::own_addresses;
 use std::net::IpAddr;
@@ -82,24 +82,27 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
     };
     let invalid = |error: Error| CommandError::Input(Error { msg: format!("--{}", error.msg), ..error });
     let resolve = |pod: Option<&Pod>| sender.resolve(pod).map_err(invalid);
-    let mut configuration = None;
-    let (from, book, own) = match selector {
+    let container = sender.container();
+    let interface = &arguments.interface;
+    let report = match selector {
         Some(selector) => {
             let pod = if let NetnsSelector::Pod(subject) = &selector { Some(&subject.facts.pod) } else { None };
             let from = resolve(pod)?;
-            let command = format!("trace --from '{from}' --to '{}'", arguments.to);
+            let name = container.map(|name| format!("container={name},")).unwrap_or_default();
+            let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
             let rules = arguments.namespace.read(&selector, &command)?.rules;
-            (from, rules.rulebook(), rules.addresses)
+            let (book, senders) = (rules.rulebook(), ExcludedSenders::live(&rules));
+            senders.trace(&book, (from, container), to, &rules.addresses, interface)
         }
         None => {
             let subject = arguments.subject.read(&arguments.namespace.root)?;
             let from = resolve(Some(&subject.facts.pod))?;
             let policy = explain(&subject)?.policy;
-            configuration = Some(subject.origin.clone());
             let own = if arguments.pod_ip.is_empty() { own_addresses(&subject.facts.pod) } else { arguments.pod_ip };
-            (from, Rulebook::of_policy(&policy), own)
+            let (book, senders) = (Rulebook::of_policy(&policy), ExcludedSenders::planned(&policy));
+            let configuration = Some(subject.origin.clone());
+            Trace { configuration, ..senders.trace(&book, (from, container), to, &own, interface) }
         }
     };
-    let report = Trace { configuration, ..trace(&book, from, to, &own, &arguments.interface) };
     arguments.output.render(&report)
 }

@@ -1,10 +1,12 @@
 //! `rules`: compares the live rules of a network namespace with the desired ones.
 
+use super::elements::ContainerSets;
 use super::rulebook::Rulebook;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule::table_name;
-use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
+use crate::firewall::{ContainerElement, Counter, Difference, Drift, LiveRuleset, Ruleset};
+use crate::firewall::{container_elements, foreign_rules, legacy_tables};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
 use crate::plugin::netns_state::NetnsState;
@@ -33,6 +35,8 @@ pub struct LiveRules {
     pub legacy: Vec<String>,
     /// Missing addresses, routes and policy rules of its attachments, one line each.
     pub unfixed: Vec<String>,
+    /// The elements of the sets of excluded containers; an error if they can't be read.
+    pub elements: Result<Vec<ContainerElement>, String>,
 }
 
 impl LiveRules {
@@ -71,7 +75,9 @@ impl LiveRules {
         netns.enter(LOCK_TIMEOUT, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = desired.as_ref().map_or_else(|| Ok(Vec::new()), |desired| desired.fixtures.drift())?;
-            Ok(Self { live: LiveRuleset::now()?, desired, addresses: own_addresses()?, legacy, unfixed })
+            let (live, addresses) = (LiveRuleset::now()?, own_addresses()?);
+            let elements = container_elements().map_err(|error| error.to_string());
+            Ok(Self { live, desired, addresses, legacy, unfixed, elements })
         })
     }
 
@@ -108,6 +114,7 @@ impl LiveRules {
             absent: self.unfixed.clone(),
             rules,
             left_out,
+            containers: ContainerSets::of(&self.elements, state.map(|state| &state.policy)),
         }
     }
 }
@@ -133,6 +140,8 @@ pub struct RulesReport {
     pub rules: Vec<RuleLine>,
     /// Netfilter chains with more foreign, extra and moved rules than are listed.
     pub left_out: Vec<OmittedRules>,
+    /// The elements of the sets of excluded containers; `None` if no container is excluded.
+    pub containers: Option<ContainerSets>,
 }
 
 /// The rules of a netfilter chain that are not listed.
@@ -362,6 +371,7 @@ impl TextReport for RulesView<'_> {
                 screen
                     .line(&[Cell::of(format!("{rest} other rules are as desired; to list them, use --all"))
                         .tone(Tone::Faint)]);
+                report.containers.iter().for_each(|sets| sets.write(screen));
                 return;
             }
         }
@@ -369,10 +379,18 @@ impl TextReport for RulesView<'_> {
             write_table(screen, &group[0].table, group);
         }
         report.write_omitted(screen);
+        report.containers.iter().for_each(|sets| sets.write(screen));
     }
 }
 
 impl RulesReport {
+    /// Adds the paths of the control groups of excluded containers. The node's file system is mounted at `root`.
+    #[must_use]
+    pub fn with_cgroup_paths(mut self, root: &Path) -> Self {
+        self.containers.iter_mut().for_each(|sets| sets.add_paths(root));
+        self
+    }
+
     fn write_summary(&self, screen: &mut Screen) {
         let (verdict, tone) = match self.as_asked {
             Some(true) => ("rules are as desired", Tone::Good),

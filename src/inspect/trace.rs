@@ -1,6 +1,7 @@
 //! `trace`: evaluates the first packet of a connection in all tables, in the order of the kernel (nf_tables_core.c,
 //! `nft_do_chain`).
 
+use super::container_sender::ContainerSender;
 use super::packet::{Destination, Origin, Packet, Sender, matches_iptables, matches_native};
 use super::rulebook::{RuleBody, RuleText, Rulebook, TableListing};
 use super::subject::ConfigurationOrigin;
@@ -20,6 +21,8 @@ const MAX_RULES: usize = 100_000;
 pub struct Trace {
     /// The sender.
     pub from: Origin,
+    /// The container of the sender, if the user named one.
+    pub container: Option<ContainerSender>,
     /// The destination.
     pub to: SocketAddr,
     /// `tcp` or `udp`.
@@ -75,6 +78,7 @@ pub fn trace(book: &Rulebook, from: Sender, to: Destination, pod_addresses: &[Ip
     let stopped = (walk.rules > MAX_RULES).then(|| format!("stopped after {MAX_RULES} rules"));
     Trace {
         from: origin,
+        container: None,
         to: to.address,
         protocol: protocol.to_string(),
         interface: link,
@@ -104,6 +108,10 @@ impl TextReport for Trace {
             Origin::Process { uid, gid } => format!("uid {uid}, gid {gid}"),
             Origin::Outside => "outside".to_owned(),
         };
+        let sender = match &self.container {
+            Some(container) => format!("container {} ({sender})", container.name),
+            None => sender,
+        };
         let tone = if self.arrives_at == "dropped" { Tone::Bad } else { Tone::Good };
         screen.line(&[
             Cell::of(format!("{}/{} from {sender} via {} →", self.to, self.protocol, self.interface)),
@@ -111,6 +119,10 @@ impl TextReport for Trace {
         ]);
         if let Some(origin) = self.configuration.as_ref().and_then(ConfigurationOrigin::text) {
             screen.line(&[Cell::of("Configuration:"), Cell::of(origin).tone(Tone::Faint)]);
+        }
+        if let Some(container) = &self.container {
+            let tone = if container.bypasses.is_some() { Tone::Notable } else { Tone::Faint };
+            screen.line(&[Cell::of(format!("Container {}:", container.name)), Cell::of(container.text()).tone(tone)]);
         }
         let mut rows: Vec<Vec<Cell>> = Vec::new();
         let decides = |hop: &Hop| {
@@ -332,15 +344,20 @@ impl Packet {
 
 #[cfg(test)]
 mod tests {
+    use super::super::packet::SenderArgument;
     use super::*;
     use crate::policy::{
         DnsCapture, Exclusion, IdRange, Interception, InterceptionMode, Policy, PortRange, Redirect, TrafficOwner,
     };
 
+    fn sender(text: &str) -> Sender {
+        text.parse::<SenderArgument>().and_then(|sender| sender.resolve(None)).expect(text)
+    }
+
     fn arrives(policy: &Policy, from: &str, to: &str) -> String {
         let book = Rulebook::of_policy(policy);
         let own: [IpAddr; 2] = ["10.0.0.2".parse().expect("v4"), "fd00::2".parse().expect("v6")];
-        let trace = trace(&book, from.parse().expect(from), to.parse().expect(to), &own, "eth0");
+        let trace = trace(&book, sender(from), to.parse().expect(to), &own, "eth0");
         trace.arrives_at
     }
 
@@ -399,7 +416,7 @@ mod tests {
         let book = Rulebook::of_policy(&policy);
         let traced = |from: &str| {
             let to = "10.96.0.10:53/udp".parse().expect("a destination");
-            trace(&book, from.parse().expect(from), to, &[], "eth0")
+            trace(&book, sender(from), to, &[], "eth0")
         };
         let (exempt, captured) = (traced("uid=7"), traced("uid=8"));
         assert_eq!((exempt.arrives_at.as_str(), exempt.zone), ("direct", 1));

@@ -167,7 +167,7 @@ fn trace_predicts_where_packets_arrive() {
         for &family in world.families() {
             for (process, protocol, to) in packets(family) {
                 let from = match process {
-                    Some(Process { uid, gid }) => Sender::Process { uid, gid: Some(gid) },
+                    Some(Process { uid, gid }) => Sender::Process { uid, gid: Some(gid), set: None },
                     None => Sender::Inbound(Some(GATEWAY.ip(family))),
                 };
                 let over = match protocol {

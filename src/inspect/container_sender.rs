@@ -1,0 +1,161 @@
+//! Excluded containers for `trace` and `audit`: which traffic of a container bypasses the sidecar now, until when, and
+//! where a packet of it arrives then.
+
+use super::packet::{Destination, Sender};
+use super::rulebook::Rulebook;
+use super::rules::LiveRules;
+use super::trace::{Trace, trace};
+use crate::firewall::ContainerElement;
+use crate::policy::{BypassEnd, ContainerScope, Policy};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Limit for the containers that a caveat names; the rest is counted.
+const MAX_NAMED: usize = 10;
+
+/// The excluded containers of a pod: those of its policy, and those that have an element.
+#[derive(Debug, Clone, Copy)]
+pub struct ExcludedSenders<'a> {
+    policy: Option<&'a Policy>,
+    /// The live elements; `None` if all excluded containers are assumed to run while the proxy does not listen yet.
+    elements: Option<&'a [ContainerElement]>,
+}
+
+/// The container that sends a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ContainerSender {
+    /// Its name.
+    pub name: String,
+    /// Whether the pod's policy excludes it.
+    pub excluded: bool,
+    /// The traffic that bypasses the sidecar now; `None` if none does.
+    pub bypasses: Option<ContainerScope>,
+    /// When this bypass ends; `None` without a bypass, or if the policy does not request it.
+    pub until: Option<BypassEnd>,
+    /// Where the packet arrives after that; `None` unless the bypass ends while the container runs.
+    pub afterwards: Option<String>,
+    /// The traffic that bypasses the sidecar after that.
+    #[serde(skip)]
+    later: Option<ContainerScope>,
+}
+
+impl<'a> ExcludedSenders<'a> {
+    /// Returns the containers that a policy excludes, while their bypass lasts.
+    #[must_use]
+    pub const fn planned(policy: &'a Policy) -> Self {
+        Self { policy: Some(policy), elements: None }
+    }
+
+    /// Returns the containers with live elements. Without readable elements, no container has one.
+    #[must_use]
+    pub fn live(rules: &'a LiveRules) -> Self {
+        let elements = rules.elements.as_deref().unwrap_or_default();
+        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), elements: Some(elements) }
+    }
+
+    fn named(&self, name: &str) -> ContainerSender {
+        let planned = |ready| self.policy.and_then(|policy| policy.container_scope(name, ready));
+        let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
+        let bypasses = match self.elements {
+            Some(elements) => elements.iter().filter(is_named).map(|element| element.scope).max(),
+            None => planned(false),
+        };
+        let (excluded, later) = (planned(false).is_some(), planned(true));
+        let ends = if later < bypasses { BypassEnd::ProxyReady } else { BypassEnd::ContainerExit };
+        let until = bypasses.filter(|_| excluded).map(|_| ends);
+        ContainerSender { name: name.to_owned(), excluded, bypasses, until, afterwards: None, later }
+    }
+
+    /// Returns the containers whose traffic bypasses the sidecar now.
+    fn bypassing(&self) -> BTreeMap<&'a str, ContainerScope> {
+        let planned = self.policy.into_iter().flat_map(|policy| &policy.containers).map(|one| (&*one.name, one.scope));
+        let live = |element: &'a ContainerElement| Some((&*element.container.as_ref()?.name, element.scope));
+        let mut widest = BTreeMap::new();
+        let mut add = |(name, scope): (&'a str, ContainerScope)| {
+            let known = widest.entry(name).or_insert(scope);
+            *known = scope.max(*known);
+        };
+        match self.elements {
+            Some(elements) => elements.iter().filter_map(live).for_each(&mut add),
+            None => planned.for_each(&mut add),
+        }
+        widest
+    }
+
+    /// Traces the first packet of a connection as [`trace()`]; `container` is the name of the sending container, if known.
+    #[must_use]
+    pub fn trace(
+        &self,
+        book: &Rulebook,
+        (from, container): (Sender, Option<&str>),
+        to: Destination,
+        pod_addresses: &[IpAddr],
+        interface: &str,
+    ) -> Trace {
+        let of = |set| trace(book, from.in_set(set), to, pod_addresses, interface);
+        let Some(name) = container else {
+            let mut traced = of(None);
+            traced.caveats.extend(self.caveat(from, &traced, of));
+            return traced;
+        };
+        let mut sender = self.named(name);
+        if sender.until == Some(BypassEnd::ProxyReady) {
+            sender.afterwards = Some(of(sender.later).arrives_at);
+        }
+        Trace { container: Some(sender.clone()), ..of(sender.bypasses) }
+    }
+
+    /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
+    fn caveat(&self, from: Sender, traced: &Trace, of: impl Fn(Option<ContainerScope>) -> Trace) -> Option<String> {
+        if matches!(from, Sender::Inbound(_)) {
+            return None;
+        }
+        let differs = |scope: &ContainerScope| of(Some(*scope)).arrives_at != traced.arrives_at;
+        let wide: Vec<ContainerScope> = [ContainerScope::Dns, ContainerScope::All].into_iter().filter(differs).collect();
+        let names: Vec<&str> =
+            self.bypassing().into_iter().filter(|(_, scope)| wide.contains(scope)).map(|(name, _)| name).collect();
+        let first = names.first()?;
+        let more = names.len().saturating_sub(MAX_NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let listed = names[..names.len().min(MAX_NAMED)].join(", ");
+        Some(format!(
+            "the same packet of an excluded container bypasses the sidecar: {listed}{more}; use --from container={first}"
+        ))
+    }
+}
+
+impl ContainerSender {
+    /// Returns in one line whether, and until when, the container's traffic bypasses the sidecar.
+    pub(super) fn text(&self) -> String {
+        let Some(scope) = self.bypasses else {
+            return match self.excluded {
+                false => "not excluded".to_owned(),
+                true => "excluded, but it has no element: it does not run, its bypass has ended, or it started captured"
+                    .to_owned(),
+            };
+        };
+        let what = scope_text(scope);
+        match (self.until, &self.afterwards) {
+            (None, _) => format!("{what} bypasses the sidecar, although the pod's policy does not exclude the container"),
+            (Some(until), None) => format!("{what} bypasses the sidecar {}", end_text(until)),
+            (Some(until), Some(then)) => format!("{what} bypasses the sidecar {}; then: {then}", end_text(until)),
+        }
+    }
+}
+
+/// Returns a scope in words.
+pub(super) const fn scope_text(scope: ContainerScope) -> &'static str {
+    match scope {
+        ContainerScope::All => "all outbound traffic",
+        ContainerScope::Dns => "DNS",
+    }
+}
+
+/// Returns the end of a bypass in words.
+pub(super) const fn end_text(until: BypassEnd) -> &'static str {
+    match until {
+        BypassEnd::ProxyReady => "until the proxy accepts connections",
+        BypassEnd::ContainerExit => "until the container exits",
+    }
+}

@@ -1,0 +1,206 @@
+//! The elements of the sets of excluded containers, as `rules` shows them.
+
+use super::terminal::{Cell, Screen, Tone};
+use crate::cgroup::CgroupHierarchy;
+use crate::firewall::ContainerElement;
+use crate::host_path::HostRoot;
+use crate::policy::{ContainerScope, Policy};
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::os::unix::fs::DirEntryExt;
+use std::path::Path;
+
+/// Limit for the elements that are listed; the rest is counted.
+const MAX_LISTED: usize = 200;
+/// Limit for the control groups that are searched for the paths of elements; a node has some thousand.
+const MAX_GROUPS: usize = 50_000;
+
+/// The elements of the sets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ContainerSets {
+    /// The elements.
+    pub elements: Vec<ElementLine>,
+    /// The number of further elements that are not listed.
+    pub left_out: usize,
+    /// Why the elements can't be read.
+    pub error: Option<String>,
+}
+
+/// An element: a control group whose traffic bypasses the sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ElementLine {
+    /// The set, which has the name of the scope.
+    pub set: ContainerScope,
+    /// The name of the container according to the element's comment; `None` without such a comment.
+    pub container: Option<String>,
+    /// The first characters of the container's ID, as `container`.
+    pub id: Option<String>,
+    /// The ID of the control group.
+    pub cgroup: u64,
+    /// The path of the control group on this node; `None` if it was not found, for example because the container exited.
+    pub path: Option<String>,
+    /// Whether the element is foreign: its comment names no container, or one that is not excluded in this way.
+    pub foreign: bool,
+}
+
+impl ContainerSets {
+    /// Returns the sets of a network namespace with the policy of its attachments; `None` if there is no element, and
+    /// the policy excludes no container.
+    pub(super) fn of(elements: &Result<Vec<ContainerElement>, String>, policy: Option<&Policy>) -> Option<Self> {
+        let is_used = policy.is_some_and(|policy| !policy.containers.is_empty());
+        let sets = match elements {
+            Ok(elements) => {
+                let listed = elements.iter().take(MAX_LISTED).map(|element| ElementLine::of(element, policy));
+                let left_out = elements.len().saturating_sub(MAX_LISTED);
+                Self { elements: listed.collect(), left_out, error: None }
+            }
+            Err(error) => Self { error: Some(error.clone()), ..Self::default() },
+        };
+        (is_used || sets != Self::default()).then_some(sets)
+    }
+
+    /// Adds the paths of the control groups. The node's file system is mounted at `root`.
+    pub(super) fn add_paths(&mut self, root: &Path) {
+        let mut paths: BTreeMap<u64, Option<String>> =
+            self.elements.iter().map(|element| (element.cgroup, None)).collect();
+        if let Ok(hierarchy) = CgroupHierarchy::find(&HostRoot::new(root)) {
+            find_paths(hierarchy.mount(), &mut paths);
+        }
+        for element in &mut self.elements {
+            element.path = paths.get(&element.cgroup).cloned().flatten();
+        }
+    }
+
+    pub(super) fn write(&self, screen: &mut Screen) {
+        screen.heading("Excluded containers (elements of the sets in inet detour-containers)");
+        if let Some(error) = &self.error {
+            screen.line(&[Cell::of(format!("  {error}")).tone(Tone::Bad)]);
+        } else if self.elements.is_empty() {
+            screen.line(&[Cell::of("  no element: no container bypasses the sidecar now").tone(Tone::Faint)]);
+        } else {
+            let head = ["", "set", "container", "id", "cgroup", "path"];
+            let head = head.map(|text| Cell::of(text).tone(Tone::Faint)).to_vec();
+            let rows = self.elements.iter().map(ElementLine::row);
+            screen.table(&[head].into_iter().chain(rows).collect::<Vec<_>>());
+        }
+        if self.left_out > 0 {
+            screen.line(&[Cell::of(format!("  {} more elements not listed", self.left_out)).tone(Tone::Notable)]);
+        }
+    }
+}
+
+impl ElementLine {
+    pub(super) fn of(element: &ContainerElement, policy: Option<&Policy>) -> Self {
+        let ContainerElement { scope, cgroup, container } = element;
+        let is_excluded = |name: &str| {
+            policy.is_none_or(|policy| policy.containers.iter().any(|one| (&*one.name, one.scope) == (name, *scope)))
+        };
+        Self {
+            set: *scope,
+            container: container.as_ref().map(|label| label.name.clone()),
+            id: container.as_ref().map(|label| label.id.clone()),
+            cgroup: *cgroup,
+            path: None,
+            foreign: container.as_ref().is_none_or(|label| !is_excluded(&label.name)),
+        }
+    }
+
+    /// Returns the element in words.
+    pub(super) fn described(&self) -> String {
+        let Self { set, cgroup, .. } = self;
+        match (&self.container, &self.id) {
+            (Some(name), Some(id)) => format!("{name} {id} in set {set}, control group {cgroup}"),
+            _ => format!("an element without a container in set {set}, control group {cgroup}"),
+        }
+    }
+
+    fn row(&self) -> Vec<Cell> {
+        let (label, tone) = if self.foreign { ("foreign", Tone::Notable) } else { (" ", Tone::Plain) };
+        let or_none = |text: &Option<String>| Cell::of(text.as_deref().unwrap_or("-")).tone(tone);
+        vec![
+            Cell::of(label).tone(tone),
+            Cell::of(self.set.to_string()).tone(tone),
+            or_none(&self.container),
+            or_none(&self.id),
+            Cell::of(self.cgroup.to_string()).tone(tone),
+            or_none(&self.path),
+        ]
+    }
+}
+
+/// Fills in the paths of the control groups with these IDs, which are their inode numbers, below `mount`.
+fn find_paths(mount: &Path, paths: &mut BTreeMap<u64, Option<String>>) {
+    let mut missing = paths.len();
+    let mut directories = VecDeque::from([mount.to_owned()]);
+    let mut groups = 0;
+    while let Some(directory) = directories.pop_front().filter(|_| missing > 0) {
+        // A control group can be removed at any time.
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            groups += 1;
+            if groups > MAX_GROUPS {
+                return;
+            }
+            let path = entry.path();
+            if let Some(found @ None) = paths.get_mut(&entry.ino()) {
+                let below = path.strip_prefix(mount).unwrap_or(&path);
+                *found = Some(format!("/{}", below.to_string_lossy()));
+                missing -= 1;
+            }
+            directories.push_back(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::ContainerLabel;
+    use crate::policy::{BypassEnd, ContainerExclusion};
+
+    fn element(scope: ContainerScope, name: Option<&str>) -> ContainerElement {
+        let container = name.map(|name| ContainerLabel { name: name.to_owned(), id: "0123456789abcdef".to_owned() });
+        ContainerElement { scope, cgroup: 7, container }
+    }
+
+    #[test]
+    fn an_element_that_the_policy_does_not_request_is_foreign() {
+        let until = BypassEnd::ContainerExit;
+        let exclusion = ContainerExclusion { name: "vault".to_owned(), scope: ContainerScope::Dns, until };
+        let policy = Policy { containers: [exclusion].into(), ..Policy::default() };
+        let of = |scope, name, policy| ElementLine::of(&element(scope, name), policy).foreign;
+        assert!(!of(ContainerScope::Dns, Some("vault"), Some(&policy)));
+        assert!(of(ContainerScope::All, Some("vault"), Some(&policy)), "a wider scope");
+        assert!(of(ContainerScope::Dns, Some("other"), Some(&policy)));
+        assert!(of(ContainerScope::Dns, None, Some(&policy)));
+        assert!(!of(ContainerScope::Dns, Some("other"), None), "the policy is unknown");
+        assert!(of(ContainerScope::Dns, None, None));
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_escaped_and_absent_without_the_feature() {
+        assert_eq!(ContainerSets::of(&Ok(Vec::new()), Some(&Policy::default())), None);
+        assert!(ContainerSets::of(&Err("refused".to_owned()), None).is_some());
+        let many = vec![element(ContainerScope::All, Some("\u{1b}[2J")); MAX_LISTED + 3];
+        let sets = ContainerSets::of(&Ok(many), None).expect("elements");
+        assert_eq!((sets.elements.len(), sets.left_out), (MAX_LISTED, 3));
+        let mut screen = Screen::new(false);
+        sets.write(&mut screen);
+        let text = screen.into_text();
+        assert!(text.as_str().contains("\\u{1b}[2J") && text.as_str().contains("3 more elements"), "{text}");
+    }
+
+    #[test]
+    fn paths_are_found_by_inode_number() {
+        let root = std::env::temp_dir().join(format!("detour-elements-{}", std::process::id()));
+        fs::create_dir_all(root.join("kubepods/pod/container")).expect("made");
+        let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join("kubepods/pod")).expect("made"));
+        let mut paths = BTreeMap::from([(id, None), (u64::MAX, None)]);
+        find_paths(&root, &mut paths);
+        fs::remove_dir_all(&root).expect("removed");
+        assert_eq!(paths, BTreeMap::from([(id, Some("/kubepods/pod".to_owned())), (u64::MAX, None)]));
+    }
+}
