@@ -11,6 +11,8 @@ use std::fs;
 use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 
+/// The table of the sets, with its family.
+pub(super) const TABLE: &str = "inet detour-containers";
 /// Limit for the elements that are listed; the rest is counted.
 const MAX_LISTED: usize = 200;
 /// Limit for the control groups that are searched for the paths of elements; a node has some thousand.
@@ -73,7 +75,7 @@ impl ContainerSets {
     }
 
     pub(super) fn write(&self, screen: &mut Screen) {
-        screen.heading("Excluded containers (elements of the sets in inet detour-containers)");
+        screen.heading(&format!("Excluded containers (elements of the sets in {TABLE})"));
         if let Some(error) = &self.error {
             screen.line(&[Cell::of(format!("  {error}")).tone(Tone::Bad)]);
         } else if self.elements.is_empty() {
