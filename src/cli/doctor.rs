@@ -20,7 +20,8 @@ use std::{env, fs, io};
 const EXAMPLES: &str = "\
 Examples:
   detour doctor
-        check this node: the installation, API access and permissions, and the kernel
+        check this node: the installation, API access and permissions, the kernel and, if the
+        configuration excludes containers, the runtime
   detour doctor -n shop web-0
         also check the pod: from its annotations to its rules in the kernel
   detour doctor -n shop web-0 --probe

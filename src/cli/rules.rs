@@ -29,7 +29,8 @@ arguments or input.";
 /// Compare a pod's live rules with the desired ones, and show packet counters
 ///
 /// The table marks each rule that differs: missing (desired, but not in the kernel), extra (in the kernel, but
-/// not desired), moved (in the wrong position), or foreign (added by another program).
+/// not desired), moved (in the wrong position), or foreign (added by another program). If the pod excludes containers,
+/// a second table lists those that bypass the sidecar now.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,

@@ -17,11 +17,17 @@ Examples:
   detour trace -f pod.yaml --from uid=1000,gid=1000 --to '[2001:db8::1]:443/tcp' -o json
   detour trace -f pod.yaml --from inbound --to 10.88.0.2:8080/tcp
   detour trace --live -n shop web-0 --from uid=1000 --to 10.96.0.10:53/udp
+  detour trace --live -n shop web-0 --from container=vault-agent-init --to 10.88.0.2:8200/tcp
+        also show whether, and until when, the container bypasses the sidecar
   detour trace --container 5f0c1f2ab34d --from uid=1000 --to 10.88.0.2:8080/tcp
   detour trace --netns /run/netns/cni-0c1f --from uid=1000 --to 10.88.0.2:8080/tcp
 
 The packet arrives at one of: sidecar:PORT, direct (it keeps its destination), dropped, or
 redirected:PORT (a rule outside of Istio's chains redirects it).
+
+For an excluded container (container-exclude), the rules of a configuration are evaluated as long as
+its bypass lasts; the output shows when that ends, and where the packet arrives then. Live rules are
+evaluated with the container's present element.
 
 Live rules require root on the pod's node. For a pod on another node, the command prints what to run
 there.
@@ -49,7 +55,7 @@ pub(super) struct TraceArguments {
     netns: Option<PathBuf>,
     #[command(flatten)]
     namespace: NetnsArguments,
-    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME (with the IDs from its manifest), or inbound[:ADDRESS]
+    /// Sender: uid=UID[,gid=GID] (default GID: 0), container=NAME[,uid=UID[,gid=GID]] (default IDs: those of its manifest), or inbound[:ADDRESS]
     #[arg(long, value_name = "SENDER")]
     from: String,
     /// Destination: ADDRESS:PORT/tcp or ADDRESS:PORT/udp
@@ -91,7 +97,7 @@ pub(super) fn run(arguments: TraceArguments) -> Result<CommandOutput, CommandErr
             let name = container.map(|name| format!("container={name},")).unwrap_or_default();
             let command = format!("trace --from '{name}{from}' --to '{}'", arguments.to);
             let rules = arguments.namespace.read(&selector, &command)?.rules;
-            let (book, senders) = (rules.rulebook(), ExcludedSenders::live(&rules));
+            let (book, senders) = (rules.rulebook(), ExcludedSenders::live(&rules, &arguments.namespace.root));
             senders.trace(&book, (from, container), to, &rules.addresses, interface)
         }
         None => {

@@ -1,7 +1,8 @@
 //! Excluded containers for `trace` and `audit`: which traffic of a container bypasses the sidecar now, until when, and
 //! where a packet of it arrives then.
 
-use super::packet::{Destination, Sender};
+use super::elements::cgroup_paths;
+use super::packet::{Destination, InSet, Sender};
 use super::rulebook::Rulebook;
 use super::rules::LiveRules;
 use super::trace::{Trace, trace};
@@ -10,6 +11,7 @@ use crate::policy::{BypassEnd, ContainerScope, Policy};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 
 /// Limit for the containers that a caveat names; the rest is counted.
 const MAX_NAMED: usize = 10;
@@ -20,6 +22,8 @@ pub struct ExcludedSenders<'a> {
     policy: Option<&'a Policy>,
     /// The live elements; `None` if all excluded containers are assumed to run while the proxy does not listen yet.
     elements: Option<&'a [ContainerElement]>,
+    /// Where the node's file system is mounted, for the levels of control groups.
+    root: Option<&'a Path>,
 }
 
 /// The container that sends a packet.
@@ -38,33 +42,35 @@ pub struct ContainerSender {
     /// The traffic that bypasses the sidecar after that.
     #[serde(skip)]
     later: Option<ContainerScope>,
+    /// The level of the container's control group, if known.
+    #[serde(skip)]
+    level: Option<u8>,
 }
 
 impl<'a> ExcludedSenders<'a> {
     /// Returns the containers that a policy excludes, while their bypass lasts.
     #[must_use]
     pub const fn planned(policy: &'a Policy) -> Self {
-        Self { policy: Some(policy), elements: None }
+        Self { policy: Some(policy), elements: None, root: None }
     }
 
-    /// Returns the containers with live elements. Without readable elements, no container has one.
+    /// Returns the containers with live elements. The node's file system is mounted at `root`.
     #[must_use]
-    pub fn live(rules: &'a LiveRules) -> Self {
-        let elements = rules.elements.as_deref().unwrap_or_default();
-        Self { policy: rules.desired.as_ref().map(|desired| &desired.policy), elements: Some(elements) }
+    pub fn live(rules: &'a LiveRules, root: &'a Path) -> Self {
+        let policy = rules.desired.as_ref().map(|desired| &desired.policy);
+        Self { policy, elements: Some(&rules.live.containers), root: Some(root) }
     }
 
     fn named(&self, name: &str) -> ContainerSender {
         let planned = |ready| self.policy.and_then(|policy| policy.container_scope(name, ready));
         let is_named = |element: &&ContainerElement| element.container.as_ref().is_some_and(|of| of.name == name);
-        let bypasses = match self.elements {
-            Some(elements) => elements.iter().filter(is_named).map(|element| element.scope).max(),
-            None => planned(false),
-        };
+        let element = self.elements.and_then(|all| all.iter().filter(is_named).max_by_key(|element| element.scope));
+        let bypasses = if self.elements.is_some() { element.map(|one| one.scope) } else { planned(false) };
+        let level = element.zip(self.root).and_then(|(element, root)| level(element.cgroup, root));
         let (excluded, later) = (planned(false).is_some(), planned(true));
         let ends = if later < bypasses { BypassEnd::ProxyReady } else { BypassEnd::ContainerExit };
         let until = bypasses.filter(|_| excluded).map(|_| ends);
-        ContainerSender { name: name.to_owned(), excluded, bypasses, until, afterwards: None, later }
+        ContainerSender { name: name.to_owned(), excluded, bypasses, until, afterwards: None, later, level }
     }
 
     /// Returns the containers whose traffic bypasses the sidecar now.
@@ -93,25 +99,29 @@ impl<'a> ExcludedSenders<'a> {
         pod_addresses: &[IpAddr],
         interface: &str,
     ) -> Trace {
-        let of = |set| trace(book, from.in_set(set), to, pod_addresses, interface);
+        let of = |scope: Option<ContainerScope>, level| {
+            let set = scope.map(|scope| InSet { scope, level });
+            trace(book, from.in_set(set), to, pod_addresses, interface)
+        };
         let Some(name) = container else {
-            let mut traced = of(None);
-            traced.caveats.extend(self.caveat(from, &traced, of));
+            let mut traced = of(None, None);
+            traced.caveats.extend(self.caveat(from, &traced, |scope| of(Some(scope), None)));
             return traced;
         };
         let mut sender = self.named(name);
         if sender.until == Some(BypassEnd::ProxyReady) {
-            sender.afterwards = Some(of(sender.later).arrives_at);
+            sender.afterwards = Some(of(sender.later, sender.level).arrives_at);
         }
-        Trace { container: Some(sender.clone()), ..of(sender.bypasses) }
+        let traced = of(sender.bypasses, sender.level);
+        Trace { container: Some(sender), ..traced }
     }
 
     /// Returns a caveat if the packet arrives elsewhere when an excluded container sends it.
-    fn caveat(&self, from: Sender, traced: &Trace, of: impl Fn(Option<ContainerScope>) -> Trace) -> Option<String> {
+    fn caveat(&self, from: Sender, traced: &Trace, of: impl Fn(ContainerScope) -> Trace) -> Option<String> {
         if matches!(from, Sender::Inbound(_)) {
             return None;
         }
-        let differs = |scope: &ContainerScope| of(Some(*scope)).arrives_at != traced.arrives_at;
+        let differs = |scope: &ContainerScope| of(*scope).arrives_at != traced.arrives_at;
         let wide: Vec<ContainerScope> = [ContainerScope::Dns, ContainerScope::All].into_iter().filter(differs).collect();
         let names: Vec<&str> =
             self.bypassing().into_iter().filter(|(_, scope)| wide.contains(scope)).map(|(name, _)| name).collect();
@@ -123,6 +133,12 @@ impl<'a> ExcludedSenders<'a> {
             "the same packet of an excluded container bypasses the sidecar: {listed}{more}; use --from container={first}"
         ))
     }
+}
+
+/// Returns the level of a control group, if its path is found.
+fn level(cgroup: u64, root: &Path) -> Option<u8> {
+    let path = cgroup_paths([cgroup], root).remove(&cgroup)?;
+    u8::try_from(path.split('/').filter(|part| !part.is_empty()).count()).ok()
 }
 
 impl ContainerSender {

@@ -6,7 +6,7 @@ use crate::firewall::ContainerElement;
 use crate::host_path::HostRoot;
 use crate::policy::{ContainerScope, Policy};
 use serde::Serialize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
@@ -25,8 +25,6 @@ pub struct ContainerSets {
     pub elements: Vec<ElementLine>,
     /// The number of further elements that are not listed.
     pub left_out: usize,
-    /// Why the elements can't be read.
-    pub error: Option<String>,
 }
 
 /// An element: a control group whose traffic bypasses the sidecar.
@@ -49,36 +47,22 @@ pub struct ElementLine {
 impl ContainerSets {
     /// Returns the sets of a network namespace with the policy of its attachments; `None` if there is no element, and
     /// the policy excludes no container.
-    pub(super) fn of(elements: &Result<Vec<ContainerElement>, String>, policy: Option<&Policy>) -> Option<Self> {
+    pub(super) fn of(elements: &[ContainerElement], policy: Option<&Policy>) -> Option<Self> {
         let is_used = policy.is_some_and(|policy| !policy.containers.is_empty());
-        let sets = match elements {
-            Ok(elements) => {
-                let listed = elements.iter().take(MAX_LISTED).map(|element| ElementLine::of(element, policy));
-                let left_out = elements.len().saturating_sub(MAX_LISTED);
-                Self { elements: listed.collect(), left_out, error: None }
-            }
-            Err(error) => Self { error: Some(error.clone()), ..Self::default() },
-        };
-        (is_used || sets != Self::default()).then_some(sets)
+        let listed = elements.iter().take(MAX_LISTED).map(|element| ElementLine::of(element, policy));
+        let left_out = elements.len().saturating_sub(MAX_LISTED);
+        (is_used || !elements.is_empty()).then(|| Self { elements: listed.collect(), left_out })
     }
 
     /// Adds the paths of the control groups. The node's file system is mounted at `root`.
     pub(super) fn add_paths(&mut self, root: &Path) {
-        let mut paths: BTreeMap<u64, Option<String>> =
-            self.elements.iter().map(|element| (element.cgroup, None)).collect();
-        if let Ok(hierarchy) = CgroupHierarchy::find(&HostRoot::new(root)) {
-            find_paths(hierarchy.mount(), &mut paths);
-        }
-        for element in &mut self.elements {
-            element.path = paths.get(&element.cgroup).cloned().flatten();
-        }
+        let paths = cgroup_paths(self.elements.iter().map(|element| element.cgroup), root);
+        self.elements.iter_mut().for_each(|element| element.path = paths.get(&element.cgroup).cloned());
     }
 
     pub(super) fn write(&self, screen: &mut Screen) {
         screen.heading(&format!("Excluded containers (elements of the sets in {TABLE})"));
-        if let Some(error) = &self.error {
-            screen.line(&[Cell::of(format!("  {error}")).tone(Tone::Bad)]);
-        } else if self.elements.is_empty() {
+        if self.elements.is_empty() {
             screen.line(&[Cell::of("  no element: no container bypasses the sidecar now").tone(Tone::Faint)]);
         } else {
             let head = ["", "set", "container", "id", "cgroup", "path"];
@@ -131,12 +115,19 @@ impl ElementLine {
     }
 }
 
-/// Fills in the paths of the control groups with these IDs, which are their inode numbers, below `mount`.
-fn find_paths(mount: &Path, paths: &mut BTreeMap<u64, Option<String>>) {
-    let mut missing = paths.len();
+/// Returns the paths of the control groups with these IDs that are found. The node's file system is mounted at `root`.
+pub(super) fn cgroup_paths(ids: impl IntoIterator<Item = u64>, root: &Path) -> BTreeMap<u64, String> {
+    let ids: BTreeSet<u64> = ids.into_iter().collect();
+    let hierarchy = CgroupHierarchy::find(&HostRoot::new(root)).ok();
+    hierarchy.map(|hierarchy| find_paths(hierarchy.mount(), ids)).unwrap_or_default()
+}
+
+/// Searches directories below `mount` by their inode numbers, which are the IDs of control groups.
+fn find_paths(mount: &Path, mut ids: BTreeSet<u64>) -> BTreeMap<u64, String> {
+    let mut found = BTreeMap::new();
     let mut directories = VecDeque::from([mount.to_owned()]);
     let mut groups = 0;
-    while let Some(directory) = directories.pop_front().filter(|_| missing > 0) {
+    while let Some(directory) = directories.pop_front().filter(|_| !ids.is_empty()) {
         // A control group can be removed at any time.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -144,17 +135,17 @@ fn find_paths(mount: &Path, paths: &mut BTreeMap<u64, Option<String>>) {
             }
             groups += 1;
             if groups > MAX_GROUPS {
-                return;
+                return found;
             }
             let path = entry.path();
-            if let Some(found @ None) = paths.get_mut(&entry.ino()) {
+            if ids.remove(&entry.ino()) {
                 let below = path.strip_prefix(mount).unwrap_or(&path);
-                *found = Some(format!("/{}", below.to_string_lossy()));
-                missing -= 1;
+                found.insert(entry.ino(), format!("/{}", below.to_string_lossy()));
             }
             directories.push_back(path);
         }
     }
+    found
 }
 
 #[cfg(test)]
@@ -184,10 +175,9 @@ mod tests {
 
     #[test]
     fn the_list_is_bounded_and_escaped_and_absent_without_the_feature() {
-        assert_eq!(ContainerSets::of(&Ok(Vec::new()), Some(&Policy::default())), None);
-        assert!(ContainerSets::of(&Err("refused".to_owned()), None).is_some());
+        assert_eq!(ContainerSets::of(&[], Some(&Policy::default())), None);
         let many = vec![element(ContainerScope::All, Some("\u{1b}[2J")); MAX_LISTED + 3];
-        let sets = ContainerSets::of(&Ok(many), None).expect("elements");
+        let sets = ContainerSets::of(&many, None).expect("elements");
         assert_eq!((sets.elements.len(), sets.left_out), (MAX_LISTED, 3));
         let mut screen = Screen::new(false);
         sets.write(&mut screen);
@@ -200,9 +190,8 @@ mod tests {
         let root = std::env::temp_dir().join(format!("detour-elements-{}", std::process::id()));
         fs::create_dir_all(root.join("kubepods/pod/container")).expect("made");
         let id = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root.join("kubepods/pod")).expect("made"));
-        let mut paths = BTreeMap::from([(id, None), (u64::MAX, None)]);
-        find_paths(&root, &mut paths);
+        let paths = find_paths(&root, [id, u64::MAX].into());
         fs::remove_dir_all(&root).expect("removed");
-        assert_eq!(paths, BTreeMap::from([(id, Some("/kubepods/pod".to_owned())), (u64::MAX, None)]));
+        assert_eq!(paths, BTreeMap::from([(id, "/kubepods/pod".to_owned())]));
     }
 }

@@ -22,16 +22,25 @@ pub enum Sender {
         uid: u32,
         /// Its effective GID, if the user gave one.
         gid: Option<u32>,
-        /// The set of excluded containers that has its control group.
-        set: Option<ContainerScope>,
+        /// Its place in the sets of excluded containers; `None` if it is in no excluded container.
+        set: Option<InSet>,
     },
     /// A client outside of the pod, at this address if the user gave one.
     Inbound(Option<IpAddr>),
 }
 
+/// The place of a process in the sets of excluded containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InSet {
+    /// The set that has the control group of its container.
+    pub scope: ContainerScope,
+    /// The level of this control group, if known.
+    pub level: Option<u8>,
+}
+
 impl Sender {
-    /// Returns the sender with its control group in another set of excluded containers.
-    pub(super) fn in_set(self, set: Option<ContainerScope>) -> Self {
+    /// Returns the sender as a process in another set, or in none.
+    pub(super) fn in_set(self, set: Option<InSet>) -> Self {
         match self {
             Self::Process { uid, gid, .. } => Self::Process { uid, gid, set },
             inbound @ Self::Inbound(_) => inbound,
@@ -204,8 +213,8 @@ pub(super) struct Packet {
     pub mark: u32,
     /// The connection tracking zone; the first rule that sets one takes effect.
     pub zone: Option<u16>,
-    /// The set of excluded containers that has the sender's control group.
-    pub set: Option<ContainerScope>,
+    /// The sender's place in the sets of excluded containers.
+    pub set: Option<InSet>,
 }
 
 /// The source port of all packets: one that no rule matches.

@@ -5,8 +5,7 @@ use super::rulebook::Rulebook;
 use super::terminal::{Cell, Screen, TextReport, Tone};
 use crate::cni::{Code, Error};
 use crate::firewall::native::rule::table_name;
-use crate::firewall::{ContainerElement, Counter, Difference, Drift, LiveRuleset, Ruleset};
-use crate::firewall::{container_elements, foreign_rules, legacy_tables};
+use crate::firewall::{Counter, Difference, Drift, LiveRuleset, Ruleset, foreign_rules, legacy_tables};
 use crate::netns::find::FoundNetns;
 use crate::netns::{NetNs, own_addresses};
 use crate::plugin::netns_state::NetnsState;
@@ -35,8 +34,6 @@ pub struct LiveRules {
     pub legacy: Vec<String>,
     /// Missing addresses, routes and policy rules of its attachments, one line each.
     pub unfixed: Vec<String>,
-    /// The elements of the sets of excluded containers; an error if they can't be read.
-    pub elements: Result<Vec<ContainerElement>, String>,
 }
 
 impl LiveRules {
@@ -75,9 +72,7 @@ impl LiveRules {
         netns.enter(LOCK_TIMEOUT, || {
             let legacy = legacy_tables().iter().map(|(family, table)| format!("{} {table}", family.name())).collect();
             let unfixed = desired.as_ref().map_or_else(|| Ok(Vec::new()), |desired| desired.fixtures.drift())?;
-            let (live, addresses) = (LiveRuleset::now()?, own_addresses()?);
-            let elements = container_elements().map_err(|error| error.to_string());
-            Ok(Self { live, desired, addresses, legacy, unfixed, elements })
+            Ok(Self { live: LiveRuleset::now()?, desired, addresses: own_addresses()?, legacy, unfixed })
         })
     }
 
@@ -114,7 +109,7 @@ impl LiveRules {
             absent: self.unfixed.clone(),
             rules,
             left_out,
-            containers: ContainerSets::of(&self.elements, state.map(|state| &state.policy)),
+            containers: ContainerSets::of(&self.live.containers, state.map(|state| &state.policy)),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The report of `audit`: the pods of a node whose traffic bypasses the mesh, as values and as text.
 
 use crate::inspect::terminal::{Cell, Screen, TextReport, Tone};
+use crate::policy::BypassEnd;
 use serde::{Deserialize, Serialize};
 
 /// The report about the pods of a node.
@@ -57,9 +58,16 @@ pub struct Bypass {
     /// What else the numbers contain, or why there are none.
     #[serde(default)]
     pub note: Option<String>,
-    /// Whether a rule of another program before the redirection lets the traffic bypass the sidecar.
+    /// Whether a rule of another program before the redirection, or its element in a set of excluded containers, lets the
+    /// traffic bypass the sidecar.
     #[serde(default)]
     pub by_other_program: bool,
+    /// The excluded container.
+    #[serde(default)]
+    pub container: Option<String>,
+    /// When the bypass of the container ends.
+    #[serde(default)]
+    pub until: Option<BypassEnd>,
 }
 
 /// What the counter of a rule counts.
